@@ -1,0 +1,29 @@
+# syntax=docker/dockerfile:1
+# The pipeline (`lockstep capture`, `lockstep apply`) with Python packages, jars and Java; the servers come from other images.
+
+FROM python:3.11-slim-trixie AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 XDG_CACHE_HOME=/opt/lockstep/cache
+RUN python -m venv /opt/lockstep
+WORKDIR /build
+COPY requirements-build.lock requirements.lock ./
+# PySpark is built from source; packing its 490 MB of jars without compression saves most of that time.
+RUN printf '[bdist_wheel]\ncompression = stored\n' > wheel.cfg \
+    && /opt/lockstep/bin/pip install --require-hashes -r requirements-build.lock \
+    && DIST_EXTRA_CONFIG=/build/wheel.cfg /opt/lockstep/bin/pip install --require-hashes --no-build-isolation -r requirements.lock
+COPY . .
+RUN /opt/lockstep/bin/pip install --no-deps --no-build-isolation . \
+    && cd / && /opt/lockstep/bin/python -m stack.jars fetch spark
+
+FROM python:3.11-slim-trixie
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends openjdk-21-jre-headless \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --home-dir /var/lib/lockstep lockstep \
+    && install -d -o lockstep -g lockstep /var/lib/lockstep /var/lib/lockstep/.lockstep
+COPY --from=build /opt/lockstep /opt/lockstep
+ENV PATH=/opt/lockstep/bin:$PATH XDG_CACHE_HOME=/opt/lockstep/cache PYTHONUNBUFFERED=1
+USER lockstep
+# Configuration and checkpoints: relative paths in lockstep.toml count from here.
+WORKDIR /var/lib/lockstep
+ENTRYPOINT ["lockstep"]
+CMD ["--help"]

@@ -1,0 +1,66 @@
+# `make demo` and `make test` need make, Python 3.11 or newer and the package registries; they set up the rest.
+# ARGS goes to the command: make demo ARGS='--seconds 60 --json', make test ARGS='tests/unit -k tag'.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+# What setup installs, by content: after a change of branch that leaves these files alike, nothing is installed again.
+LOCKS := requirements-build.lock requirements.lock stack/jars.lock stack/jdk.lock pyproject.toml
+READY := $(VENV)/.ready-$(shell cat $(LOCKS) | cksum | tr ' ' -)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test conformance bench lint setup clean
+
+help:
+	@echo "make demo    start everything on this machine, with a sample shop and live traffic"
+	@echo "make test    check format, lint and types, then run all tests"
+	@echo "make bench   measure, and write bench/results"
+	@echo "make conformance  run the conformance suite on PostgreSQL 14 to 18, and write its table into README.md"
+	@echo "make lint    check format, lint and types"
+	@echo "make setup   install what the others need, and nothing else"
+	@echo "make clean   stop the local servers and delete the environment and their data"
+
+demo: setup
+	@$(BIN)/lockstep demo $(ARGS)
+
+test: lint
+	@$(BIN)/python -m pytest $(ARGS)
+
+# ARGS='--major 17 --case PG-010' for a part of it; the table is written only after the whole.
+conformance: setup
+	@$(BIN)/python -m tests.conformance --readme $(ARGS)
+
+bench: setup
+	@$(BIN)/python -m bench $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+setup: $(READY)
+
+# PySpark comes as source: packing its 490 MB of jars without compression, and compiling modules when they are first used,
+# halves the processor time.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+
+# All of it goes to standard error: the output of `make demo ARGS=--json` is one JSON document.
+$(READY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "error: Lockstep needs Python 3.11 or newer, and $(PYTHON) isn't; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setting up $(VENV): once, some two minutes" >&2
+	@rm -f $(VENV)/.ready-*
+	@$(PYTHON) -m venv $(VENV) >&2
+	@printf '[bdist_wheel]\ncompression = stored\n' > $(VENV)/wheel.cfg
+	@$(INSTALL) --require-hashes -r requirements-build.lock >&2
+	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/wheel.cfg $(INSTALL) --require-hashes --no-build-isolation -r requirements.lock >&2
+	@$(INSTALL) --no-deps --no-build-isolation -e . >&2
+	@$(BIN)/python -m stack.jars fetch >&2
+	@touch $@
+
+clean:
+	@for stack in .lockstep/stack .lockstep/demo/stack; do \
+		if [ -x $(BIN)/python ] && [ -d $$stack ]; then $(BIN)/python -m stack remove --directory $$stack; fi; done
+	rm -rf $(VENV) .lockstep build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

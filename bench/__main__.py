@@ -1,0 +1,155 @@
+"""`python -m bench`: measure, print a table, write JSON. The exit code says whether the run worked, not how fast it was."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from bench import drain, latency, machine, report, visible
+from bench.figures import Figure, median_run
+from bench.rig import Rig, Say
+from bench.sizes import FULL, QUICK, Sizes
+from cdc.model.errors import LockstepError
+from stack.errors import StackError
+
+RESULTS = Path(__file__).parent / "results"
+
+_TABLE_WIDTH = 140
+
+Phase = Callable[[Rig, Sizes, Say], tuple[list[Figure], dict[str, Any]]]
+
+PHASES: Mapping[str, Phase] = {"drain": drain.measure, "latency": latency.measure, "sinks": visible.measure}
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; unknown phases end the program with a message."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small sizes: two minutes, to see that it works")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help=f"write the document here too, beside {RESULTS.name}/"
+    )
+    parser.add_argument("--only", default=",".join(PHASES), help=f"phases, by comma: {', '.join(PHASES)}")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of every phase; the table has the median one")
+    parser.add_argument(
+        "--stack",
+        type=Path,
+        metavar="DIR",
+        help="use this stack and leave it up; its sinks keep the rows of the benchmark",
+    )
+    parser.add_argument("--rows", type=int, help="rows of the backlog")
+    parser.add_argument("--rate", type=int, help="transactions per second into Kafka")
+    parser.add_argument("--seconds", type=float, help="length of the latency measurement")
+    parser.add_argument("--probes", type=int, help="probes of each sink")
+    found = parser.parse_args(words)
+    found.only = [name for name in found.only.split(",") if name]
+    unknown = [name for name in found.only if name not in PHASES]
+    if unknown or not found.only:
+        parser.error(f"no such phase: {', '.join(unknown)}" if unknown else "--only names no phase")
+    if found.repeat < 1:
+        parser.error("--repeat must be 1 at least")
+    return found
+
+
+def chosen_sizes(found: argparse.Namespace) -> Sizes:
+    """The sizes of the command line. Rows are whole transactions."""
+    sizes = QUICK if found.quick else FULL
+    if found.rows is not None:
+        whole = max(1, found.rows // sizes.drain_transaction_rows) * sizes.drain_transaction_rows
+        sizes = replace(sizes, drain_rows=whole)
+    if found.rate is not None:
+        sizes = replace(sizes, latency_rate=found.rate)
+    if found.seconds is not None:
+        sizes = replace(sizes, latency_s=found.seconds)
+    if found.probes is not None:
+        sizes = replace(sizes, sink_probes=found.probes)
+    return sizes
+
+
+def run(found: argparse.Namespace, say: Say) -> dict[str, Any]:
+    """Measure; returns the document with the figures as they are under ``figures``."""
+    sizes, began, started = chosen_sizes(found), time.monotonic(), datetime.now(UTC)
+    facts = machine.facts()
+    warning = machine.busy_warning(os.getloadavg()[0], os.cpu_count() or 1)
+    if warning:
+        say(warning)
+    rig = Rig(found.stack, say=say)
+    runs: list[list[Figure]] = []
+    details: list[dict[str, Any]] = []
+    try:
+        rig.up("postgres", "kafka")
+        for number in range(1, found.repeat + 1):
+            figures: list[Figure] = []
+            one: dict[str, Any] = {}
+            for name in found.only:
+                say(f"--- {name}" + (f", run {number} of {found.repeat}" if found.repeat > 1 else ""))
+                measured, facts_of_phase = PHASES[name](rig, sizes, say)
+                figures += measured
+                one[name] = facts_of_phase | {"figures": [report.figure_json(figure) for figure in measured]}
+            runs.append(figures)
+            details.append(one)
+    finally:
+        # The end takes seconds and must not be interrupted: it is what leaves no process behind.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        say("stopping")
+        rig.close()
+    figures = median_run(runs)
+    terminal = Console()
+    # A file or a pipe has no width; the table must not be cut for it.
+    out = terminal if terminal.is_terminal else Console(width=_TABLE_WIDTH)
+    out.print(report.table(figures))
+    return report.document(
+        figures,
+        machine=facts,
+        sizes=asdict(sizes),
+        started=started.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - began,
+        runs=details,
+    )
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns the exit code: 0 measured, 1 failed, 130 interrupted."""
+    found = arguments(words)
+    console = Console(stderr=True)
+    began = time.monotonic()
+
+    def say(sentence: str) -> None:
+        console.print(f"{time.monotonic() - began:6.1f} s  {sentence}", markup=False, highlight=False, soft_wrap=True)
+
+    # Also where a shell started us in the background, which leaves SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
+    try:
+        document = run(found, say)
+    except (LockstepError, StackError) as error:
+        say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    text = json.dumps(document, indent=2) + "\n"
+    RESULTS.mkdir(exist_ok=True)
+    kept = RESULTS / f"{document['started'].replace(':', '')}.json"
+    for path in (kept, found.json):
+        if path is not None:
+            path.write_text(text, encoding="utf-8")
+            say(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

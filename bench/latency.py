@@ -1,0 +1,197 @@
+"""From commit to a read-committed consumer, at a steady rate of small transactions.
+
+Beside it what is there without Lockstep: the same commits as a null reader of the WAL sees them, and Kafka transactions of one
+record from their begin to the same consumer.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+import psycopg
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from bench.figures import Figure, Limit, Target, percentile
+from bench.null_reader import CommitWatcher
+from bench.rig import Pipeline, Rig, Say, wait_until
+from bench.sizes import Sizes
+from bench.usage import CpuMeter
+from cdc.model.errors import LockstepError
+
+PHASE = "into Kafka"
+
+PERCENTS = (50.0, 90.0, 99.0, 99.9)
+
+_SETTLE_S = 20.0
+"""How long the last events are waited for; then what is missing is an error."""
+
+_BARE_TRANSACTIONS = 300
+
+
+class Watcher(threading.Thread):
+    """A read-committed consumer of one topic; ``seen`` maps the row's id in the key to when it arrived."""
+
+    def __init__(self, client: Mapping[str, str | int], topic: str) -> None:
+        super().__init__(name="consumer", daemon=True)
+        self.seen: dict[int, float] = {}
+        self._finished = threading.Event()
+        self._consumer = Consumer(
+            {
+                **client,
+                "group.id": "bench",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "fetch.wait.max.ms": 100,
+            }
+        )
+        partitions = self._consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        ends = [
+            (partition, self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=10)[1])
+            for partition in partitions
+        ]
+        self._consumer.assign([TopicPartition(topic, partition, end) for partition, end in ends])
+
+    def run(self) -> None:
+        while not self._finished.is_set():
+            message = self._consumer.poll(0.1)
+            if message is None or message.error() is not None:
+                continue
+            now = time.time()
+            self.seen.setdefault(orjson.loads(message.key() or b"{}")["id"], now)
+
+    def finish(self) -> None:
+        self._finished.set()
+        self.join(10)
+        self._consumer.close()
+
+
+def commit_steadily(
+    pipeline: Pipeline, connection: psycopg.Connection[Any], *, first: int, rate: int, seconds: float
+) -> dict[int, tuple[float, float]]:
+    """Insert rows one by one at ``rate`` per second; id -> (before the statement, when its commit returned).
+
+    A slow commit is caught up on, so the rate holds on average.
+    """
+    times: dict[int, tuple[float, float]] = {}
+    began = time.time()
+    for k in range(round(rate * seconds)):
+        row = first + k
+        before = time.time()
+        pipeline.insert(connection, row)
+        times[row] = (before, time.time())
+        ahead_s = began + (k + 1) / rate - time.time()
+        if ahead_s > 0:
+            time.sleep(ahead_s)
+    return times
+
+
+def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """``p50`` and so on, in milliseconds."""
+    return {f"p{percent:g}": round(1000 * percentile(seconds, percent), 3) for percent in PERCENTS}
+
+
+def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
+    """Returns figures and details."""
+    with rig.pipeline("latency") as pipeline:
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+        null_slot = f"{pipeline.config.slot}_null"
+        with pipeline.sql() as connection:
+            pipeline.copy_slot(connection, null_slot)
+            null = CommitWatcher(pipeline.endpoints.source_dsn, slot=null_slot, publication=pipeline.config.publication)
+            watcher = Watcher(pipeline.client, pipeline.topic)
+            null.start()
+            watcher.start()
+            try:
+                say(f"warm-up: {sizes.latency_warm_s:.0f} s at {sizes.latency_rate} transactions/s")
+                warm = commit_steadily(
+                    pipeline, connection, first=0, rate=sizes.latency_rate, seconds=sizes.latency_warm_s
+                )
+                say(f"measuring: {sizes.latency_s:.0f} s")
+                cpu = CpuMeter(rig.server_pids | {"capture": capture.process.pid})
+                began = time.time()
+                sent = commit_steadily(
+                    pipeline, connection, first=len(warm), rate=sizes.latency_rate, seconds=sizes.latency_s
+                )
+                took_s = time.time() - began
+                used = cpu.used()
+                _wait_for_all(sent, watcher.seen, null.seen)
+            finally:
+                null.finish()
+                watcher.finish()
+            capture.check()
+        pipeline.stop(capture)
+        bare = _bare_transactions(pipeline, rate=sizes.latency_rate)
+
+    returned = {row: after for row, (_, after) in sent.items()}
+    lockstep = percentiles_ms([watcher.seen[row] - after for row, after in returned.items()])
+    floor = percentiles_ms([null.seen[row] - after for row, after in returned.items()])
+    kafka = percentiles_ms(bare)
+    say(f"capture: p50 {lockstep['p50']:.1f} ms, p99 {lockstep['p99']:.1f} ms")
+    targets = {"p50": Target(bound="at most", amount=20)}
+    figures = [
+        Figure(
+            phase=PHASE,
+            name=f"commit to consumer, {name}",
+            value=value,
+            unit="ms",
+            limit=Limit(value=floor[name] + kafka[name], what="commit to null reader, plus a bare Kafka transaction"),
+            target=targets.get(name),
+        )
+        for name, value in lockstep.items()
+    ]
+    details = {
+        "rate": sizes.latency_rate,
+        "achieved_rate": round(len(sent) / took_s, 1),
+        "events": len(sent),
+        "commit_to_consumer_ms": lockstep,
+        "commit_to_null_reader_ms": floor,
+        "bare_kafka_transaction_ms": kafka,
+        "statement_and_commit_ms": percentiles_ms([after - before for before, after in sent.values()]),
+        "cpu_s": used,
+        "capture_peak_memory_mb": round(capture.memory.megabytes, 1),
+    }
+    return figures, details
+
+
+def _wait_for_all(sent: Mapping[int, object], *seen: Mapping[int, float]) -> None:
+    def all_seen() -> bool:
+        return all(row in watched for watched in seen for row in sent)
+
+    wait_until(
+        all_seen, what="every committed row was seen by the consumer and by the null reader", timeout_s=_SETTLE_S
+    )
+
+
+def _bare_transactions(pipeline: Pipeline, *, rate: int) -> list[float]:
+    """Begin to seen, of Kafka transactions of one record each, one after the other at up to ``rate`` per second."""
+    topic = f"{pipeline.name}.bare"
+    admin = AdminClient(dict(pipeline.client))
+    partitions = pipeline.config.kafka.topics.partitions
+    admin.create_topics([NewTopic(topic, partitions, 1)], operation_timeout=10)[topic].result(10)
+    producer = Producer({**pipeline.client, "transactional.id": topic, "linger.ms": 0, "retry.backoff.ms": 5})
+    producer.init_transactions(30)
+    watcher = Watcher(pipeline.client, topic)
+    watcher.start()
+    began: dict[int, float] = {}
+    try:
+        for row in range(_BARE_TRANSACTIONS):
+            began[row] = time.time()
+            producer.begin_transaction()
+            producer.produce(topic, b"x" * 400, orjson.dumps({"id": row}))
+            producer.commit_transaction(30)
+            ahead_s = began[row] + 1 / rate - time.time()
+            if ahead_s > 0:
+                time.sleep(ahead_s)
+        _wait_for_all(began, watcher.seen)
+    finally:
+        watcher.finish()
+        admin.delete_topics([topic])[topic].result(10)
+    # The first ones open connections.
+    measured = [watcher.seen[row] - at for row, at in began.items()][_BARE_TRANSACTIONS // 10 :]
+    if not measured:
+        raise LockstepError("no bare Kafka transaction was seen")
+    return measured

@@ -1,0 +1,40 @@
+"""What was measured on: figures mean little without it."""
+
+import os
+import platform
+from importlib.metadata import version
+from typing import Any
+
+import psutil
+
+from stack import versions
+
+_PACKAGES = ("lockstep", "confluent-kafka", "psycopg", "pyspark", "redis", "opensearch-py", "orjson")
+
+BUSY_LOAD_PER_CORE = 0.25
+"""Above this the machine does something else, and the figures are of that as much as of Lockstep."""
+
+
+def facts() -> dict[str, Any]:
+    """The machine and the versions, for the JSON document."""
+    return {
+        "cores": os.cpu_count(),
+        "memory_mb": round(psutil.virtual_memory().total / 1_000_000),
+        "processor": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "load_average_at_start": [round(load, 2) for load in os.getloadavg()],
+        "versions": {
+            "python": platform.python_version(),
+            "postgresql": versions.POSTGRES_SERVER,
+            "kafka": versions.KAFKA,
+            "valkey": versions.VALKEY,
+            **{name: version(name) for name in _PACKAGES},
+        },
+    }
+
+
+def busy_warning(load: float, cores: int) -> str | None:
+    """A sentence when the machine isn't idle."""
+    if load <= BUSY_LOAD_PER_CORE * cores:
+        return None
+    return f"warning: the load average is {load:.1f} on {cores} cores: these figures will be worse than the machine is"

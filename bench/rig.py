@@ -1,0 +1,279 @@
+"""What a measurement stands on: servers, one pipeline at a time with a table of its own, and its processes."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any
+
+import psycopg
+from confluent_kafka.admin import AdminClient
+
+from bench.usage import PeakMemory
+from cdc.kafka.cluster import Cluster
+from cdc.kafka.control_topics import read_state
+from cdc.kafka.topics import PROGRESS, REJECTED, SCHEMA, STATE, control_topic
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from cdc.postgres.slot import drop_slot, find_slot
+from cdc.protocol.control import SnapshotPhase
+from lockstep.config import Config, load
+from stack import process as processes
+from stack.process import Launch, ProcessId, Tail
+from stack.stack import Endpoints, Stack
+
+Say = Callable[[str], None]
+
+SEARCH, CACHE, WAREHOUSE = "search", "cache", "warehouse"
+
+_READY_S = 180.0
+_GRACE_S = 60.0
+_LOG_LINES = 25
+
+# Eight columns of the usual kinds; a pgoutput message of about 180 bytes.
+_COLUMNS = (
+    "id bigint primary key, customer_id int, kind int, note text, address text, created_at timestamptz, amount numeric,"
+    " flag bool"
+)
+_ROW = (
+    "i, i %% 9973, i %% 7, 'lorem ipsum dolor sit amet number ' || i, '12 long street name in city ' || i, now(),"
+    " (i %% 10000) / 100.0, i %% 2 = 0"
+)
+
+
+def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = _READY_S, every_s: float = 0.05) -> None:
+    """Poll until the condition holds. Raises LockstepError at the time-out."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise LockstepError(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(every_s)
+
+
+@dataclass(slots=True)
+class Child:
+    """A running ``lockstep`` command."""
+
+    name: str
+    process: ProcessId
+    tail: Tail
+    memory: PeakMemory
+    started: float
+    """Unix time just before it was started."""
+
+    def check(self) -> None:
+        """Raises LockstepError with the end of its log when it has ended by itself."""
+        if not processes.is_alive(self.process):
+            raise LockstepError(f"{self.name} ended by itself; the end of its log:\n{self.tail.last(_LOG_LINES)}")
+        self.memory.look()
+
+
+class Rig:
+    """Servers and whatever was started on them. ``close`` leaves nothing running that we started."""
+
+    def __init__(self, directory: Path | None, *, say: Say) -> None:
+        """With a directory, the servers of that stack are used and left running; else new ones in a temporary one."""
+        self._own = directory is None
+        self._work = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
+        self._work.chmod(0o755)  # PostgreSQL runs as another user when we are root
+        self._stack = Stack(directory or self._work / "stack")
+        self._say = say
+        self._children: list[Child] = []
+        self._pipelines = 0
+
+    def up(self, *names: str) -> None:
+        """Start these servers, or all; the fewer run, the less is measured beside Lockstep."""
+        self._stack.up(names or None, report=lambda name, what: self._say(f"{name}: {what}"))
+
+    def close(self) -> None:
+        """End everything that was started, in reverse order, and delete the temporary files."""
+        try:
+            for child in reversed(list(self._children)):
+                self.stop(child)
+        finally:
+            if self._own:
+                self._stack.down()
+            shutil.rmtree(self._work, ignore_errors=True)
+
+    @property
+    def server_pids(self) -> dict[str, int]:
+        return {status.name: status.pid for status in self._stack.status() if status.pid is not None}
+
+    def start(self, name: str, *arguments: str) -> Child:
+        """Start a ``lockstep`` command in a session of its own."""
+        self._pipelines += 1
+        launch = Launch(
+            command=[sys.executable, "-m", "lockstep", *arguments],
+            environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+            directory=self._work,
+            log=self._work / f"{self._pipelines}-{name}.log",
+        )
+        started = time.time()
+        process, tail = processes.spawn(launch)
+        if process is None:
+            raise LockstepError(f"{name} ended at once; its log:\n{tail.last(_LOG_LINES)}")
+        child = Child(name, process, tail, PeakMemory(process.pid), started)
+        self._children.append(child)
+        return child
+
+    def stop(self, child: Child) -> None:
+        """Ask a command to finish; kill it and its family when it doesn't."""
+        child.memory.look()
+        processes.end(child.process, stop_signal=SIGTERM, grace_seconds=_GRACE_S)
+        if child in self._children:
+            self._children.remove(child)
+
+    @contextlib.contextmanager
+    def pipeline(self, name: str, *, sinks: bool = False) -> Iterator["Pipeline"]:
+        """A new pipeline; its processes end with the block, and slot, publication, table and topics are removed."""
+        # Unlike any earlier one on servers that are used again.
+        unique = f"bench_{name}_{time.time_ns() // 1_000_000:x}"
+        pipeline = Pipeline(self, self._stack.endpoints(), self._work, unique, sinks=sinks)
+        try:
+            yield pipeline
+        except Exception:
+            for child in self._children:
+                self._say(f"the end of the log of {child.name}:\n{child.tail.last(_LOG_LINES)}")
+            raise
+        finally:
+            for child in reversed(list(self._children)):
+                self.stop(child)
+            pipeline.remove()
+
+
+class Pipeline:
+    """One pipeline with one table, ``public.<name>``."""
+
+    def __init__(self, rig: Rig, endpoints: Endpoints, directory: Path, name: str, *, sinks: bool) -> None:
+        self.endpoints = endpoints
+        self.name = name
+        self.table = TableName("public", name)
+        self._rig = rig
+        self._path = directory / f"{name}.toml"
+        self._path.write_text(_toml(name, endpoints, sinks=sinks), encoding="utf-8")
+        self.config: Config = load(self._path)
+        self.client = self.config.kafka.client()
+        self.topic = self.config.topics()[self.table]
+        with self.sql() as connection:
+            connection.execute(f"create table {name} ({_COLUMNS})".encode())
+            connection.execute(
+                f"create procedure {name}_load(first bigint, rows bigint, per_transaction bigint) language plpgsql as $$"
+                f" begin for k in 0 .. rows / per_transaction - 1 loop insert into {name} select {_ROW.replace('%%', '%')}"
+                " from generate_series(first + k * per_transaction, first + (k + 1) * per_transaction - 1) i;"
+                " commit; end loop; end $$".encode()
+            )
+
+    def sql(self) -> psycopg.Connection[Any]:
+        """An autocommit connection to the source."""
+        return psycopg.connect(self.endpoints.source_dsn, autocommit=True)
+
+    def load(self, connection: psycopg.Connection[Any], *, first: int, rows: int, per_transaction: int) -> None:
+        """Insert rows with ids from ``first`` on, in transactions of that many rows."""
+        connection.execute(f"call {self.name}_load(%s, %s, %s)".encode(), (first, rows, per_transaction))
+
+    def insert(self, connection: psycopg.Connection[Any], row: int) -> None:
+        """Insert one row in a transaction of its own."""
+        connection.execute(f"insert into {self.name} select {_ROW} from (select %s::bigint) one(i)".encode(), (row,))
+
+    def start_capture(self) -> Child:
+        return self._rig.start("capture", "capture", "--config", str(self._path))
+
+    def start_apply(self) -> Child:
+        return self._rig.start("apply", "apply", "--config", str(self._path))
+
+    def stop(self, child: Child) -> None:
+        self._rig.stop(child)
+
+    def wait_streaming(self, capture: Child) -> None:
+        """Wait until capture has taken the snapshot and reads the slot."""
+
+        def streaming() -> bool:
+            capture.check()
+            with self.sql() as connection:
+                slot = find_slot(connection, self.config.slot)
+            if slot is None or slot.active_pid is None:
+                return False
+            state = read_state(self.client, self.name, self.config.slot)
+            return state is not None and state.phase is SnapshotPhase.DONE
+
+        wait_until(streaming, what="capture streams", every_s=0.2)
+
+    def copy_slot(self, connection: psycopg.Connection[Any], name: str) -> None:
+        """A second slot at literally the same position; dropped by ``drop_slot``, or with the pipeline."""
+        connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (self.config.slot, name))
+
+    def drop_slot(self, connection: psycopg.Connection[Any], name: str) -> None:
+        """Drop a slot whose reader has just left: the server takes a moment to notice that."""
+
+        def free() -> bool:
+            slot = find_slot(connection, name)
+            return slot is None or slot.active_pid is None
+
+        wait_until(free, what=f"slot {name} is free", timeout_s=30)
+        drop_slot(connection, name)
+
+    def end_offsets(self) -> dict[int, int]:
+        """Where each partition of the table's topic ends."""
+        cluster = Cluster(self.client)
+        count = cluster.partition_counts()[self.topic]
+        ends = cluster.end_offsets([(self.topic, partition) for partition in range(count)])
+        return {partition: offset for (_, partition), offset in ends.items()}
+
+    def remove(self) -> None:
+        """Take away what would keep WAL or fill the disk. A server that is down already has nothing to be removed."""
+        with contextlib.suppress(psycopg.OperationalError), self.sql() as connection:
+            for (name,) in connection.execute(
+                "select slot_name from pg_replication_slots where starts_with(slot_name, %s)", (self.config.slot,)
+            ).fetchall():
+                self.drop_slot(connection, name)
+            connection.execute(f"drop publication if exists {self.config.publication}".encode())
+            connection.execute(f"drop table if exists {self.name}".encode())
+            connection.execute(f"drop procedure if exists {self.name}_load".encode())
+        topics = [self.topic, *(control_topic(self.name, kind) for kind in (STATE, SCHEMA, PROGRESS, REJECTED))]
+        for deleted in AdminClient(dict(self.client)).delete_topics(topics, request_timeout=10).values():
+            with contextlib.suppress(Exception):  # never created, or the broker is gone: the directory goes as well
+                deleted.result(10)
+
+
+def sink_name(pipeline: str, kind: str) -> str:
+    """A sink's name. The warehouse keeps its books by it, so pipelines on the same servers must not share one."""
+    return f"{pipeline}_{kind}"
+
+
+def _toml(name: str, endpoints: Endpoints, *, sinks: bool) -> str:
+    """Defaults throughout, but for what one broker and one node can't do."""
+    text = f"""
+[pipeline]
+name = "{name}"
+[source]
+dsn = "{endpoints.source_dsn}"
+tables = ["public.{name}"]
+[kafka]
+bootstrap_servers = "{endpoints.kafka_bootstrap}"
+topics = {{ replication_factor = 1, min_insync_replicas = 1 }}
+[spark]
+checkpoint_directory = "checkpoints-{name}"
+"""
+    if sinks:
+        text += f"""
+[sinks.{sink_name(name, SEARCH)}]
+type = "opensearch"
+urls = ["{endpoints.opensearch_url}"]
+prefix = "{name}"
+replicas = 0
+[sinks.{sink_name(name, CACHE)}]
+type = "redis"
+url = "{endpoints.redis_url}"
+prefix = "{name}"
+[sinks.{sink_name(name, WAREHOUSE)}]
+type = "warehouse"
+url = "{endpoints.warehouse_url}"
+schema = "{name}"
+"""
+    return text

@@ -1,0 +1,68 @@
+"""What processes use: processor seconds and peak memory."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+_HIGH_WATER_MARK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+
+_KIB = 1024
+_MB = 1_000_000
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process and its family, children that have ended included; 0 where it is gone."""
+    try:
+        process = psutil.Process(pid)
+        own = process.cpu_times()
+        total = own.user + own.system + own.children_user + own.children_system
+        for child in process.children(recursive=True):
+            times = child.cpu_times()
+            total += times.user + times.system
+        return float(total)
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def high_water_mark(status: str) -> int | None:
+    """The peak of resident memory in bytes, from the text of ``/proc/<pid>/status``."""
+    found = _HIGH_WATER_MARK.search(status)
+    return None if found is None else int(found[1]) * _KIB
+
+
+class PeakMemory:
+    """Resident memory of one process at its highest. The kernel knows it; elsewhere it is sampled by ``look``."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._bytes = 0
+
+    def look(self) -> None:
+        """Call it now and then, and once just before the process stops."""
+        try:
+            peak = high_water_mark(Path(f"/proc/{self._pid}/status").read_text(encoding="ascii", errors="replace"))
+        except OSError:
+            peak = None
+        if peak is None:
+            try:
+                peak = psutil.Process(self._pid).memory_info().rss
+            except psutil.NoSuchProcess:
+                return
+        self._bytes = max(self._bytes, peak)
+
+    @property
+    def megabytes(self) -> float:
+        return self._bytes / _MB
+
+
+class CpuMeter:
+    """Processor seconds of named processes since the meter was made."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = dict(pids)
+        self._before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+
+    def used(self) -> dict[str, float]:
+        return {name: round(cpu_seconds(pid) - self._before[name], 2) for name, pid in self._pids.items()}

@@ -1,0 +1,569 @@
+"""Messages -> events: which relation, which tag, which key. The same WAL gives the same events.
+
+Tag rules: ``seq`` counts row events of a transaction from 1, so a key change takes two and a TRUNCATE one per table. Changes that
+the recorded state says were published are counted but not returned.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, cast
+
+from cdc.capture.key_moves import KeyMoves
+from cdc.capture.side_channels import Headers, MessageChannel, OutboxChannel, OutboxRoute
+from cdc.model.errors import LockstepError, UnsupportedChange
+from cdc.model.lsn import Lsn
+from cdc.model.table import ReplicaIdentity, Table, TableName
+from cdc.protocol.control import SchemaRecord
+from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
+from cdc.protocol.pgoutput import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    Delete,
+    Fields,
+    FullImage,
+    Insert,
+    KeyImage,
+    LogicalMessage,
+    Message,
+    Origin,
+    Relation,
+    Truncate,
+    Type,
+    Update,
+)
+from cdc.protocol.walsender import unix_ms
+from cdc.toast.memory import ToastMemory
+from cdc.toast.rule import ToastRule
+
+Event = tuple[str, bytes, bytes | None, bytes | Headers | None]
+"""(topic, key, value, a tombstone's tag or headers). A plain tuple: one is made for every row."""
+
+_NULL = b"null"
+_NOTHING: Mapping[int, bytes] = {}
+
+
+class PublishedTable:
+    """A table with where its events go and how they are encoded.
+
+    ``keys_can_swap``: a unique constraint of it is checked late, so two rows may share a key for a moment. ``toast``: which of
+    its values an update may leave out, where the replica identity doesn't send the old row.
+    """
+
+    __slots__ = ("delivers_key", "encoder", "keys_can_swap", "source", "table", "toast", "topic", "unrecorded")
+
+    def __init__(
+        self, topic: str, encoder: TableEncoder, *, keys_can_swap: bool = False, toast: ToastRule | None = None
+    ) -> None:
+        self.topic = topic
+        self.encoder = encoder
+        self.table: Table = encoder.table
+        self.keys_can_swap = keys_can_swap
+        self.toast = toast
+        self.source = b""
+        """The ``source`` block of the current transaction; empty until its first row."""
+        self.delivers_key = True
+        """Whether the replica identity has all columns of the key, as of the last Relation message."""
+        self.unrecorded: SchemaRecord | None = None
+        """The shape's record, when it is new and no row of it has come yet."""
+
+
+class Shapes(Protocol):
+    """Turns a Relation message that differs from what was recorded into the table it now is."""
+
+    def adopt(self, relation: Relation, known: PublishedTable) -> PublishedTable:
+        """The table from here on, with ``unrecorded`` set. Raises UnsupportedChange when no key is left."""
+        ...
+
+
+class PublishedLog(Protocol):
+    """What the topics hold. Everything that was sent before must be committed when it is asked."""
+
+    def live_keys(self, topic: str) -> Iterator[bytes]:
+        """The keys whose newest event isn't a delete."""
+        ...
+
+    def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
+        """The row, as JSON, that a key had before the transaction of this tag prefix; None when it had none."""
+        ...
+
+
+class Assembler:
+    """Follows one stream. ``skip_to`` is the (commit LSN, seq) of the last published change.
+
+    ``shapes``, ``log`` and ``memory`` are asked for what the stream doesn't tell; without them a change that needs one stops the
+    run.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[TableName, PublishedTable],
+        *,
+        epoch: int,
+        skip_to: tuple[int, int],
+        end_lsn: Lsn,
+        commit_time_ms: int,
+        include_before: bool = True,
+        shapes: Shapes | None = None,
+        log: PublishedLog | None = None,
+        memory: ToastMemory | None = None,
+        messages: MessageChannel | None = None,
+        outbox: OutboxChannel | None = None,
+    ) -> None:
+        self._tables = dict(tables)
+        self._of_oid = {published.table.oid: name for name, published in tables.items() if published.table.oid}
+        self._epoch = epoch
+        self._skip_to = skip_to
+        self._include_before = include_before
+        self._shapes = shapes
+        self._log = log
+        self._memory = memory
+        self._messages = messages
+        self._outbox = outbox
+        self._relations: dict[int, PublishedTable | OutboxRoute | None] = {}
+        """None: a table that the publication sends and nobody captures."""
+        self._described: dict[int, Relation] = {}
+        self._prefix = b""
+        self._commit_lsn = 0
+        self._transaction_time_ms = 0
+        self._xid = 0
+        self._touched: list[PublishedTable] = []
+        self._moves = KeyMoves()
+        self._seq = 0
+        self.in_transaction = False
+        self.position = skip_to
+        """(commit LSN, seq) of the last change that was counted."""
+        self.end_lsn = end_lsn
+        """The end of the last complete transaction."""
+        self.commit_time_ms = commit_time_ms
+        """When the last complete transaction committed."""
+        self.new_shapes: list[SchemaRecord] = []
+        """Shapes that came into use and aren't committed yet; whoever commits clears the list."""
+        self.settle: Callable[[], None] = lambda: None
+        """Commits what was returned so far; called before ``log`` is asked."""
+        self.refill: Callable[[PublishedTable], None] = lambda _: None
+        """Reads a table's large values from its topic into ``memory`` again; everything was settled before."""
+
+    @property
+    def tables(self) -> Mapping[TableName, PublishedTable]:
+        """The captured tables in their newest shape."""
+        return self._tables
+
+    def feed(self, message: Message, lsn: int) -> Sequence[Event]:
+        """The events of one message; ``lsn`` is where it starts in the WAL.
+
+        Raises UnsupportedChange for what can't be published exactly and LockstepError for a stream that makes no sense.
+        """
+        kind = type(message)
+        if kind is Insert or kind is Update or kind is Delete:
+            try:
+                published = self._relations[message.relation_id]  # type: ignore[union-attr]  # mypy can't narrow by type()
+            except KeyError:
+                raise LockstepError("the stream has a row of a relation that it didn't describe") from None
+            if published is None:
+                return ()
+            if not self.in_transaction:
+                raise LockstepError("the stream has a row outside of a transaction")
+            try:
+                if type(published) is OutboxRoute:
+                    return self._routed(published, message)
+                assert isinstance(published, PublishedTable)
+                if kind is Insert:
+                    return self._insert(published, message, lsn)  # type: ignore[arg-type]
+                if kind is Update:
+                    return self._update(published, message, lsn)  # type: ignore[arg-type]
+                return self._delete(published, message, lsn)  # type: ignore[arg-type]
+            except (ValueError, TypeError, IndexError, AttributeError) as error:
+                # Not UTF-8, another number of values, or a key that wasn't sent. None of these may show the value, so
+                # the cause isn't chained.
+                raise UnsupportedChange(
+                    f"a row of {_name_of(published)} can't be encoded ({type(error).__name__})",
+                    hint="if the database's encoding is SQL_ASCII: its text must be valid UTF-8; else please report it."
+                    " Nothing was skipped",
+                ) from None
+        return self._other(message, lsn)
+
+    def _other(self, message: Message, lsn: int) -> Sequence[Event]:
+        match message:
+            case Begin():
+                self._begin(message)
+            case Commit():
+                self._commit(message)
+            case Relation():
+                self._relation(message)
+            case Truncate():
+                return tuple(self.truncate(message, lsn))
+            case LogicalMessage():
+                return self._message(message)
+            case Type() | Origin():
+                pass  # types are read from the catalogue
+            case Insert() | Update() | Delete():
+                raise AssertionError("rows are handled before")
+        return ()
+
+    def _begin(self, begin: Begin) -> None:
+        if self.in_transaction:
+            raise LockstepError("the stream begins a transaction inside another")
+        self.in_transaction = True
+        self._commit_lsn = begin.commit_lsn
+        self._transaction_time_ms = unix_ms(begin.commit_time_us)
+        self._xid = begin.xid
+        self._seq = 0
+        self._prefix = tag_prefix(self._epoch, begin.commit_lsn)
+        for published in self._touched:
+            published.source = b""
+        self._touched.clear()
+        self._moves.clear()
+
+    def _commit(self, commit: Commit) -> None:
+        if not self.in_transaction or commit.commit_lsn != self._commit_lsn:
+            raise LockstepError("the stream commits a transaction that it didn't begin")
+        self.in_transaction = False
+        if commit.end_lsn > self.end_lsn:
+            self.end_lsn = commit.end_lsn
+            self.commit_time_ms = self._transaction_time_ms
+
+    def replace(self, published: PublishedTable) -> None:
+        """A table was copied at this point of the stream: from here on it has this shape, or is captured for the first time."""
+        name, oid = published.table.name, published.table.oid
+        self._tables[name] = published
+        self._of_oid[oid] = name
+        if oid in self._described:  # PostgreSQL describes it again only when it changes
+            self._relation(self._described[oid])
+
+    def _message(self, message: LogicalMessage) -> Sequence[Event]:
+        """A message with one of our prefixes. One outside of transactions counts as one of its own."""
+        channel = self._messages
+        if channel is None or message.prefix not in channel.prefixes:
+            return ()  # heartbeats matter by their commit alone
+        if self.in_transaction:
+            if not self._counted():
+                return ()
+            prefix, seq, xid = self._prefix, self._seq, self._xid
+            time_ms: int = self._transaction_time_ms
+        elif (message.lsn, 1) <= self._skip_to:
+            return ()
+        else:
+            # Its own time isn't sent. Everything that committed before it has come, so its end may be confirmed.
+            prefix, seq, xid, time_ms = tag_prefix(self._epoch, message.lsn), 1, None, self.commit_time_ms
+            self.position = (message.lsn, 1)
+            self.end_lsn = max(self.end_lsn, message.lsn)
+        return (channel.event(message, prefix=prefix, seq=seq, commit_time_ms=time_ms, xid=xid),)
+
+    def _routed(self, route: OutboxRoute, message: Message) -> Sequence[Event]:
+        """An inserted row of the outbox. Rows that are deleted or changed later were delivered by then."""
+        if not self._counted() or type(message) is not Insert:
+            return ()
+        return (route.event(message.new, tag=tag_text(self._prefix, self._seq)),)
+
+    def _relation(self, relation: Relation) -> None:
+        self._described[relation.relation_id] = relation
+        # A table keeps its topic when it is renamed; one that was made anew under its name takes it over.
+        by_name = TableName(relation.schema, relation.name)
+        if self._outbox is not None and by_name == self._outbox.table:
+            self._relations[relation.relation_id] = self._outbox.route(relation)
+            return
+        name = by_name if by_name in self._tables else self._of_oid.get(relation.relation_id)
+        if name is None:
+            self._relations[relation.relation_id] = None
+            return
+        published = self._tables[name]
+        before = self._relations.get(relation.relation_id)
+        if self._shapes is not None:
+            published = self._shapes.adopt(relation, published)
+        else:
+            difference = shape_difference(published.table, relation)
+            if difference:
+                raise UnsupportedChange(f"the shape of {name} changed: {difference}")
+        identity = {column.name for column in relation.columns if column.in_identity}
+        published.delivers_key = (
+            relation.replica_identity is ReplicaIdentity.FULL or set(published.table.key) <= identity
+        )
+        self._relations[relation.relation_id] = published
+        if published.keys_can_swap and self.in_transaction and isinstance(before, PublishedTable):
+            was = {column.identity: place for place, column in enumerate(before.table.columns)}
+            self._moves.reshape(published.topic, [was.get(column.identity) for column in published.table.columns])
+
+    def _record_shape(self, published: PublishedTable, record: SchemaRecord) -> None:
+        """The first row of a new shape is being published: from now on it is the one to compare with."""
+        published.unrecorded = None
+        self.new_shapes.append(SchemaRecord(record.table, self._commit_lsn, record.change))
+        self._tables[published.table.name] = published
+        self._of_oid[published.table.oid] = published.table.name
+
+    def record(self, published: PublishedTable) -> None:
+        """A table has another shape by now, and the stream, which has no row of it, is past that change."""
+        if published.unrecorded is not None and not self.in_transaction:
+            record = published.unrecorded
+            self._commit_lsn = self.end_lsn
+            self._record_shape(published, record)
+
+    def truncate(self, message: Truncate, lsn: int) -> Iterator[Event]:
+        """A delete and a tombstone for every live key of the truncated tables, all of one table with the same tag.
+
+        ``position`` moves on only behind a table's last delete: whoever goes on in the middle finds what is still live.
+        """
+        for relation_id in message.relation_ids:
+            try:
+                published = self._relations[relation_id]
+            except KeyError:
+                raise LockstepError("the stream truncates a relation that it didn't describe") from None
+            if published is None or isinstance(published, OutboxRoute):
+                continue
+            self._seq += 1
+            seq = self._seq
+            if (self._commit_lsn, seq) <= self._skip_to:
+                continue
+            if not published.table.key:
+                yield published.topic, published.encoder.key(()), self._truncated(published, seq, lsn), None
+            elif self._log is None:
+                raise UnsupportedChange(f"TRUNCATE of {published.table.name}")
+            else:
+                self.settle()
+                for key in self._log.live_keys(published.topic):
+                    value = event_value(
+                        b"d", self._prefix, seq, _NULL, _NULL, self._source(published), lsn, self._transaction_time_ms
+                    )
+                    if published.toast is not None and self._memory is not None:
+                        self._memory.forget(published.topic, key)
+                    yield published.topic, key, value, None
+                    yield published.topic, key, None, tag_text(self._prefix, seq)
+            self.position = (self._commit_lsn, seq)
+
+    def _truncated(self, published: PublishedTable, seq: int, lsn: int) -> bytes:
+        """An append-only table has no keys to delete: its log says that it was emptied."""
+        source = self._source(published)
+        return event_value(b"t", self._prefix, seq, _NULL, _NULL, source, lsn, self._transaction_time_ms)
+
+    def _counted(self) -> bool:
+        """Count a row event; False when it was published before the restart."""
+        self._seq += 1
+        position = (self._commit_lsn, self._seq)
+        if position <= self._skip_to:
+            return False
+        self.position = position
+        return True
+
+    def _source(self, published: PublishedTable) -> bytes:
+        if not published.source:
+            if published.unrecorded is not None:
+                self._record_shape(published, published.unrecorded)
+            published.source = published.encoder.source(commit_time_ms=self._transaction_time_ms, xid=self._xid)
+            self._touched.append(published)
+        return published.source
+
+    def _is_repeated(self) -> bool:
+        """Whether the next change was published before the restart, and what it left in the memory is there."""
+        return (self._commit_lsn, self._seq + 1) <= self._skip_to
+
+    def _insert(self, published: PublishedTable, insert: Insert, lsn: int) -> Sequence[Event]:
+        new = insert.new
+        if UNCHANGED in new:
+            raise LockstepError(f"an inserted row of {published.table.name} came without all of its values")
+        encoder = published.encoder
+        if published.keys_can_swap:
+            self._moves.arrive(published.topic, encoder.key(new), new)
+        if not self._counted():
+            return ()
+        key = encoder.key(new)
+        if published.toast is not None:
+            self._remember(published, published.toast, key, new)
+        return ((published.topic, key, self._value(b"c", published, encoder.row(new), _NULL, lsn), None),)
+
+    def _update(self, published: PublishedTable, update: Update, lsn: int) -> Sequence[Event]:
+        if not published.delivers_key:
+            raise _no_key(published.table)
+        encoder = published.encoder
+        old = update.old
+        new = update.new
+        is_partial = UNCHANGED in new
+        if is_partial:
+            new = _filled(update)
+        key = encoder.key(new)
+        old_key = key if old is None else encoder.key(old.fields)
+        if self._is_repeated():
+            row = _NULL
+        elif is_partial:
+            row = self._completed(published, update, new, key, old_key)
+        else:
+            row = encoder.row(new)
+            if published.toast is not None:
+                self._remember(published, published.toast, key, new)
+                if old_key != key and self._memory is not None:
+                    self._memory.forget(published.topic, old_key)
+        before = self._before(published, old)
+        if old_key == key:
+            if published.keys_can_swap and isinstance(old, FullImage):
+                self._moves.change(published.topic, key, old.fields, new)
+            if not self._counted():
+                return ()
+            return ((published.topic, key, self._value(b"u", published, row, before, lsn), None),)
+        left = self._leave(published, old_key, old, before, lsn)
+        if published.keys_can_swap:
+            self._moves.arrive(published.topic, key, new)
+        if not self._counted():
+            return left
+        if row is _NULL:  # the first half was published and the second wasn't
+            row = self._completed(published, update, new, key, key)
+        return (*left, (published.topic, key, self._value(b"c", published, row, _NULL, lsn), None))
+
+    def _delete(self, published: PublishedTable, delete: Delete, lsn: int) -> Sequence[Event]:
+        if not published.delivers_key:
+            raise _no_key(published.table)
+        key = published.encoder.key(delete.old.fields)
+        if published.toast is not None and self._memory is not None and not self._is_repeated():
+            self._memory.forget(published.topic, key)
+        return self._leave(published, key, delete.old, self._before(published, delete.old), lsn)
+
+    def _leave(
+        self, published: PublishedTable, key: bytes, old: KeyImage | FullImage | None, before: bytes, lsn: int
+    ) -> Sequence[Event]:
+        """A row leaves a key, which then is free, unless another row of a table whose keys can swap is there."""
+        rest = None
+        if published.keys_can_swap and isinstance(old, FullImage):
+            rest = self._moves.leave(published.topic, key, old.fields)
+        row = None
+        if rest is KeyMoves.UNKNOWN and (self._commit_lsn, self._seq + 1) > self._skip_to:
+            row = self._row_that_stays(published, key)  # before the change counts: it commits what was sent so far
+        elif isinstance(rest, tuple):
+            row = published.encoder.row(rest)
+        if not self._counted():
+            return ()
+        if row is not None:  # its own event may not be the newest of the key
+            return ((published.topic, key, self._value(b"u", published, row, _NULL, lsn), None),)
+        return self._deleted(published, key, before, lsn)
+
+    def _row_that_stays(self, published: PublishedTable, key: bytes) -> bytes | None:
+        """The row that had this key before the transaction, and has it still."""
+        if self._log is None:
+            raise UnsupportedChange(f"rows of {published.table.name} changed places within one statement")
+        self.settle()
+        return self._log.row_before(published.topic, key, self._prefix)
+
+    def _deleted(self, published: PublishedTable, key: bytes, before: bytes, lsn: int) -> tuple[Event, ...]:
+        """The delete, and the tombstone that lets compaction forget the key. Both have the same tag."""
+        value = event_value(
+            b"d", self._prefix, self._seq, before, _NULL, self._source(published), lsn, self._transaction_time_ms
+        )
+        if not published.table.key:
+            return ((published.topic, key, value, None),)  # its topic isn't compacted
+        return (
+            (published.topic, key, value, None),
+            (published.topic, key, None, tag_text(self._prefix, self._seq)),
+        )
+
+    def _value(self, op: bytes, published: PublishedTable, after: bytes, before: bytes, lsn: int) -> bytes:
+        return event_value(
+            op, self._prefix, self._seq, before, after, self._source(published), lsn, self._transaction_time_ms
+        )
+
+    def _before(self, published: PublishedTable, old: object) -> bytes:
+        """What the replica identity delivers of the old row: nothing, its key, or all of it."""
+        if old is None or not self._include_before:
+            return _NULL
+        if isinstance(old, FullImage):
+            return published.encoder.row(old.fields)
+        return published.encoder.key(old.fields)  # type: ignore[attr-defined]  # a KeyImage
+
+    def _completed(self, published: PublishedTable, update: Update, new: Fields, key: bytes, old_key: bytes) -> bytes:
+        """The JSON of a row that came without its unchanged large values: from the memory, and from the topic if it forgot."""
+        places = [place for place, value in enumerate(new) if value is UNCHANGED]
+        kept = self._kept(published, old_key, places)
+        if len(kept) < len(places) and self._memory is not None and published.toast is not None:
+            self.settle()
+            self.refill(published)
+            kept = self._kept(published, old_key, places)
+        table = published.table
+        unknown = [table.columns[place].name for place in places if place not in kept]
+        if unknown:
+            raise UnsupportedChange(
+                f"an update of {table.name} left the large values of {', '.join(unknown)} untouched, so PostgreSQL didn't"
+                " send them, and the table's topic doesn't hold them either; a partial row would destroy the full one",
+                hint=f"run: alter table {table.name.sql} replica identity full; that holds for updates from then on. For this"
+                " one nothing can be done: start a pipeline of another name (pipeline.name in lockstep.toml), which takes a"
+                " new snapshot. Nothing was skipped",
+            )
+        if published.toast is not None:
+            unchanged = [place for place, value in enumerate(update.new) if value is UNCHANGED]
+            self._remember(published, published.toast, key, new, kept, unchanged)
+            if old_key != key and self._memory is not None:
+                self._memory.forget(published.topic, old_key)
+        return published.encoder.row_with(new, kept) if kept else published.encoder.row(new)
+
+    def _kept(self, published: PublishedTable, key: bytes, places: Sequence[int]) -> dict[int, bytes]:
+        if not places or self._memory is None or published.toast is None:
+            return {}
+        known = self._memory.get(published.topic, key) or {}
+        columns = published.table.columns
+        return {place: known[columns[place].identity] for place in places if columns[place].identity in known}
+
+    def _remember(
+        self,
+        published: PublishedTable,
+        rule: ToastRule,
+        key: bytes,
+        fields: Fields,
+        kept: Mapping[int, bytes] = _NOTHING,
+        unchanged: Sequence[int] = (),
+    ) -> None:
+        """Keep the JSON of what a later update may not send again; ``unchanged`` are the places that this one didn't."""
+        if self._memory is None:
+            return
+        complete = [kept.get(place, value) for place, value in enumerate(fields)] if kept else fields
+        values = cast(Sequence[bytes | None], complete)
+        columns, encode = published.table.columns, published.encoder.column
+        found = {
+            columns[place].identity: kept[place] if place in kept else encode(place, value)
+            for place in rule.out_of_line(values, unchanged)
+            if (value := values[place]) is not None
+        }
+        if found:
+            self._memory.put(published.topic, key, found)
+        else:  # what was kept of an earlier row must not be taken for this one's
+            self._memory.forget(published.topic, key)
+
+
+def _filled(update: Update) -> Fields:
+    """The new row with those unchanged values that the old image has: all in a whole row, those of the key in a key."""
+    old = update.old
+    if old is None:
+        return update.new
+    whole = isinstance(old, FullImage)
+    return tuple(
+        image if value is UNCHANGED and (whole or image is not None) else value
+        for value, image in zip(update.new, old.fields, strict=True)
+    )
+
+
+def _name_of(published: PublishedTable | OutboxRoute) -> TableName:
+    return published.channel.table if isinstance(published, OutboxRoute) else published.table.name
+
+
+def _no_key(table: Table) -> UnsupportedChange:
+    return UnsupportedChange(
+        f"the replica identity of {table.name} doesn't deliver its key ({', '.join(table.key)}), so a changed row can't be"
+        " told from a new one",
+        hint=f"run: alter table {table.name.sql} replica identity full; that holds for changes from then on, and this one was"
+        " made before. Start a pipeline of another name (pipeline.name in lockstep.toml), which takes a new snapshot",
+    )
+
+
+def shape_difference(table: Table, relation: Relation) -> str:
+    """How a described relation differs from the table's recorded shape, in words; empty when it doesn't."""
+    known = {column.name: column for column in table.columns}
+    described = {column.name for column in relation.columns}
+    added = [column.name for column in relation.columns if column.name not in known]
+    dropped = [name for name in known if name not in described]
+    changed = [
+        column.name
+        for column in relation.columns
+        if column.name in known
+        and (column.type_oid, column.type_modifier) != (known[column.name].type_oid, known[column.name].type_modifier)
+    ]
+    parts = [
+        f"{word} {', '.join(names)}"
+        for word, names in (("new column", added), ("without column", dropped), ("other type of", changed))
+        if names
+    ]
+    if not parts and [column.name for column in relation.columns] != [column.name for column in table.columns]:
+        return "its columns have another order"
+    return "; ".join(parts)

@@ -1,0 +1,96 @@
+"""Which row has a key, while a transaction moves rows between keys. Pure.
+
+A unique constraint that is checked at the end of a statement or transaction lets two rows share a key for a moment: ``set id = id + 1``
+over rows 1 and 2 reaches 2 before row 2 has left it. In the order of the WAL that is delete 1, create 2, delete 2, create 3, and
+taken at its word row 2 would be lost. So a key that one row leaves while another is there stays live. The rows are told apart by
+their old images, which such tables always send (their key can't be a replica identity).
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final, Literal
+
+from cdc.protocol.pgoutput import UNCHANGED, Fields
+
+_Slot = tuple[str, bytes]
+
+
+class _Rest(Enum):
+    UNKNOWN = "unknown"
+
+
+class KeyMoves:
+    """The keys that the current transaction has touched; ``clear`` it with each new one.
+
+    A row *arrived* when this transaction brought it to the key; the *resident* had the key before, if there was one.
+    """
+
+    UNKNOWN: Final[Literal[_Rest.UNKNOWN]] = _Rest.UNKNOWN
+
+    def __init__(self) -> None:
+        self._arrived: dict[_Slot, list[Fields]] = {}
+        self._resident_left: set[_Slot] = set()
+        self._resident_now: dict[_Slot, Fields] = {}
+
+    def clear(self) -> None:
+        """A new transaction: whoever has a key now is its resident."""
+        if self._arrived or self._resident_left or self._resident_now:
+            self._arrived.clear()
+            self._resident_left.clear()
+            self._resident_now.clear()
+
+    def reshape(self, topic: str, places: Sequence[int | None]) -> None:
+        """The table's columns changed within the transaction: ``places`` says where each column was, None for an added one."""
+
+        def moved(row: Fields) -> Fields:
+            return tuple(UNCHANGED if place is None else row[place] for place in places)
+
+        for (of_topic, _), rows in self._arrived.items():
+            if of_topic == topic:
+                rows[:] = map(moved, rows)
+        for slot, row in self._resident_now.items():
+            if slot[0] == topic:
+                self._resident_now[slot] = moved(row)
+
+    def arrive(self, topic: str, key: bytes, row: Fields) -> None:
+        """A row was inserted with this key, or came to it."""
+        self._arrived.setdefault((topic, key), []).append(row)
+
+    def change(self, topic: str, key: bytes, old: Fields, new: Fields) -> None:
+        """A row changed and kept its key."""
+        slot = (topic, key)
+        arrived = self._arrived.get(slot, [])
+        place = _place(arrived, old)
+        if place is not None:
+            arrived[place] = new
+        else:
+            self._resident_now[slot] = new
+
+    def leave(self, topic: str, key: bytes, old: Fields) -> Fields | Literal[_Rest.UNKNOWN] | None:
+        """A row leaves the key. Returns the row that has it now, None when nobody has, and UNKNOWN when that is up to whether
+        there was a resident: one that this transaction hasn't touched.
+        """
+        slot = (topic, key)
+        arrived = self._arrived.get(slot, [])
+        place = _place(arrived, old)
+        if place is not None:
+            del arrived[place]
+            if arrived:
+                return arrived[-1]
+            if slot in self._resident_left:
+                return None
+            return self._resident_now.get(slot, self.UNKNOWN)
+        self._resident_left.add(slot)
+        self._resident_now.pop(slot, None)
+        return arrived[-1] if arrived else None
+
+
+def _place(rows: Sequence[Fields], row: Fields) -> int | None:
+    """Where a row is among others; the value of a column that was added since may be any."""
+    for place, other in enumerate(rows):
+        if other == row or (
+            UNCHANGED in other
+            and all(value is UNCHANGED or value == new for value, new in zip(other, row, strict=True))
+        ):
+            return place
+    return None

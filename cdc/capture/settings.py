@@ -1,0 +1,30 @@
+"""Settings of the capture loop."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from cdc.settings import Settings
+
+
+class CaptureSettings(Settings):
+    """How much one Kafka transaction takes. The defaults favour latency at low load and size under a backlog."""
+
+    batch_rows: Annotated[int, Field(ge=1)] = Field(
+        default=20_000, description="events after which a batch is committed"
+    )
+    batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=16 * 1024 * 1024, description="bytes of values, same")
+    batch_age_ms: Annotated[int, Field(ge=1)] = Field(
+        default=500, description="age after which a batch is committed although more is coming; bounds readers' wait"
+    )
+    queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
+        default=32 * 1024 * 1024, description="bytes that wait for the broker; beyond it, reading stops"
+    )
+    values_directory: str = Field(
+        default=".lockstep/values",
+        description="where large values are kept that updates leave out (tables without replica identity full); it may be lost,"
+        " since the topics hold all of it",
+    )
+    include_before: bool = Field(
+        default=True, description="publish what the replica identity delivers of the old row, as Debezium does"
+    )

@@ -1,0 +1,169 @@
+"""What a Relation message says against the shape that was recorded last: the new shape, and what the stream doesn't show. Pure.
+
+The stream tells names, types and the replica identity as of the change. Column numbers, the primary key and defaults come from the
+catalogue, which may be ahead of the stream: then a difference is found too early, never too late, and a copy that is taken because
+of it is as new as the catalogue.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cdc.model.errors import UnsupportedChange
+from cdc.model.table import Column, ReplicaIdentity, Table
+from cdc.protocol.control import ShapeChange
+from cdc.protocol.pgoutput import Relation, RelationColumn
+
+_NUMERIC_HEADER = 4
+_SCALE_BITS = 0x7FF
+
+
+@dataclass(frozen=True, slots=True)
+class AddedValue:
+    """What the rows from before have in a column that was added: JSON as in an event, None where each has a value of its own."""
+
+    json: bytes | None
+
+
+ResolveColumn = Callable[[RelationColumn], Column]
+AddedTo = Callable[[Column], AddedValue]
+
+
+def changed_shape(
+    known: Table,
+    relation: Relation,
+    *,
+    current: Table | None,
+    configured_key: tuple[str, ...] | None,
+    resolve: ResolveColumn,
+    added_value: AddedTo,
+    parse: Callable[[bytes], object],
+) -> tuple[Table, ShapeChange]:
+    """The shape from here on and how it came about.
+
+    ``known`` is the recorded shape, ``current`` what the catalogue has for the relation by now (None when it is gone). ``resolve``
+    finds out about a column's type, ``added_value`` what older rows have in an added column, ``parse`` reads JSON. Raises
+    UnsupportedChange when no key is left.
+    """
+    numbers = {(c.name, c.type_oid): c.number for c in current.columns} if current is not None else {}
+    columns = tuple(_column(known, column, numbers, resolve) for column in relation.columns)
+    origins = _origins(known, columns)
+    renamed = {new: old.name for new, old in origins.items() if old.name != new}
+    key = _key(known, relation, columns, current, configured_key, {old: new for new, old in renamed.items()})
+    table = Table(known.name, columns, key, relation.replica_identity, relation.relation_id)
+    rewritten: list[str] = []
+    if known.oid not in (0, relation.relation_id):
+        rewritten.append("it was dropped and made again")
+    if key != known.key:  # also when it is only called otherwise: names are part of every event's key
+        rewritten.append("its key is another one")
+    defaults: dict[str, object] = {}
+    known_names = {column.name for column in known.columns}
+    for column in columns:
+        before = origins.get(column.name)
+        if before is None and column.name in known_names:
+            # Only the catalogue tells, and it may be ahead: rows with the old column's values can still come under this shape.
+            rewritten.append(f"column {column.name!r} was dropped and added again")
+        elif before is None:
+            value = added_value(column)
+            if value.json is None:
+                rewritten.append(f"column {column.name!r} was added with a value of its own for each row")
+            elif value.json != b"null":
+                defaults[column.name] = parse(value.json)
+        elif not _keeps_values(before, column):
+            rewritten.append(f"the type of column {column.name!r} was {before.type_name}, is {column.type_name}")
+    return table, ShapeChange(renamed, defaults, "; ".join(rewritten))  # type: ignore[arg-type]  # orjson gives JsonValue
+
+
+def _column(
+    known: Table, column: RelationColumn, numbers: Mapping[tuple[str, int], int], resolve: ResolveColumn
+) -> Column:
+    number = numbers.get((column.name, column.type_oid), 0)
+    for old in known.columns:
+        if (old.name, old.type_oid, old.type_modifier) == (column.name, column.type_oid, column.type_modifier):
+            return Column(
+                old.name,
+                old.type_name,
+                old.value_type,
+                old.is_array,
+                old.type_oid,
+                old.type_modifier,
+                number or old.number,
+            )
+    found = resolve(column)
+    return Column(
+        found.name, found.type_name, found.value_type, found.is_array, found.type_oid, found.type_modifier, number
+    )
+
+
+def _origins(known: Table, columns: tuple[Column, ...]) -> dict[str, Column]:
+    """Column -> the one that it was before; columns that were added are absent. Numbers decide, names where they are unknown."""
+    by_number = {column.number: column for column in known.columns if column.number}
+    by_name = {column.name: column for column in known.columns}
+    origins = {}
+    for column in columns:
+        same_name = by_name.get(column.name)
+        if column.number and column.number in by_number:
+            origins[column.name] = by_number[column.number]
+        elif same_name is not None and not (column.number and same_name.number):
+            origins[column.name] = same_name
+    return origins
+
+
+def _key(
+    known: Table,
+    relation: Relation,
+    columns: tuple[Column, ...],
+    current: Table | None,
+    configured: tuple[str, ...] | None,
+    new_names: Mapping[str, str],
+) -> tuple[str, ...]:
+    names = {column.name for column in columns}
+    if configured is not None:
+        missing = [name for name in configured if name not in names]
+        if missing:
+            raise UnsupportedChange(
+                f"{known.name} lost {', '.join(missing)} of its configured key",
+                hint="add the column again, or change the table's key in lockstep.toml",
+            )
+        return configured
+    before = tuple(new_names.get(name, name) for name in known.key)
+    now = current.key if current is not None else ()
+    identity = [column.name for column in relation.columns if column.in_identity]
+    if relation.replica_identity is ReplicaIdentity.DEFAULT and identity:
+        # The primary key as of this point of the stream, without the order of its columns.
+        for candidate in (before, now, tuple(identity)):
+            if candidate and set(candidate) == set(identity):
+                return candidate
+    elif current is None or now:
+        # The stream doesn't tell, or there was none then, and so only inserts; by now there is one.
+        for candidate in (now, before):
+            if candidate and set(candidate) <= names:
+                return candidate
+    if not known.key:
+        return ()
+    raise UnsupportedChange(
+        f"{known.name} has no primary key any more, so its rows can't be told apart",
+        hint=f"add one (alter table {known.name.sql} add primary key (...);), or name the columns of a unique index in"
+        f" lockstep.toml: [source.options.'{known.name}'] key = [...]; then start again: nothing was skipped",
+    )
+
+
+def _keeps_values(before: Column, after: Column) -> bool:
+    """Whether every value of the old type has the same text in the new one, so that PostgreSQL had nothing to rewrite."""
+    if (before.type_oid, before.type_modifier) == (after.type_oid, after.type_modifier):
+        return True
+    if before.is_array != after.is_array:
+        return False
+    if {before.value_type, after.value_type} <= {"text", "varchar"}:
+        return after.type_modifier == -1 or 0 <= before.type_modifier <= after.type_modifier
+    if before.value_type == after.value_type == "numeric" and before.type_oid == after.type_oid:
+        return _numeric_holds(before.type_modifier, after.type_modifier)
+    return False
+
+
+def _numeric_holds(before: int, after: int) -> bool:
+    if after == -1:
+        return True  # digits after the point stay as they were
+    if before == -1:
+        return False
+    old, new = before - _NUMERIC_HEADER, after - _NUMERIC_HEADER
+    return old & _SCALE_BITS == new & _SCALE_BITS and new >> 16 >= old >> 16

@@ -1,0 +1,157 @@
+"""Reads the control topics: everything a compacted one holds, or what is new on the progress topic."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from cdc.kafka.cluster import Cluster, reason
+from cdc.kafka.topics import PROGRESS, SCHEMA, STATE, control_topic
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import Table, TableName
+from cdc.protocol.control import CaptureState, ProgressRecord, SchemaRecord
+
+ClientSettings = Mapping[str, str | int]
+
+_TAIL_OFFSETS = 100
+"""How far before its end the progress topic is read first."""
+
+_READ_TIMEOUT_S = 30.0
+"""A control topic is small; when its end isn't reached by then, the broker isn't serving."""
+
+
+def _consumer(client: ClientSettings) -> Consumer:
+    return Consumer(
+        {
+            **client,
+            "group.id": "lockstep-control",  # never committed: positions are explicit
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+        }
+    )
+
+
+def _records_to_end(consumer: Consumer, topic: str, start: int, deadline: float) -> Iterator[Message]:
+    """Every committed record from ``start`` to the end as of now. Raises Unavailable at the deadline."""
+    consumer.assign([TopicPartition(topic, 0, start)])
+    while True:
+        message = consumer.poll(0.2)
+        if message is None:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the end of topic {topic} wasn't reached in {_READ_TIMEOUT_S:.0f} s")
+            continue
+        error = message.error()
+        if error is None:
+            yield message
+        elif error.code() == KafkaError._PARTITION_EOF:
+            return
+        else:
+            raise KafkaException(error)
+
+
+def _content(message: Message) -> tuple[bytes, bytes | None]:
+    key, value = message.key(), message.value()
+    assert isinstance(key, bytes)
+    assert value is None or isinstance(value, bytes)
+    return key, value
+
+
+def read_compacted(client: ClientSettings, topic: str) -> dict[bytes, bytes]:
+    """The newest value of every key of a one-partition topic, read-committed, in order of their offsets.
+
+    Raises Unavailable when the broker doesn't answer and LockstepError when the topic doesn't exist.
+    """
+    consumer = _consumer(client)
+    try:
+        metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
+        if metadata.error is not None:
+            raise LockstepError(f"topic {topic} can't be read: {metadata.error.str()}")
+        newest: dict[bytes, bytes] = {}
+        for message in _records_to_end(consumer, topic, 0, time.monotonic() + _READ_TIMEOUT_S):
+            key, value = _content(message)
+            newest.pop(key, None)  # so that the order is that of the newest records
+            if value is not None:
+                newest[key] = value
+        return newest
+    except KafkaException as error:
+        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
+    finally:
+        consumer.close()
+
+
+def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState | None:
+    """Capture's state of this slot, or None when it never ran."""
+    value = read_compacted(client, control_topic(prefix, STATE)).get(slot.encode())
+    return None if value is None else CaptureState.from_bytes(value)
+
+
+def read_shapes(client: ClientSettings, prefix: str) -> dict[str, Table]:
+    """Every shape that any table ever had, by schema id."""
+    records = map(SchemaRecord.from_bytes, read_compacted(client, control_topic(prefix, SCHEMA)).values())
+    return {record.table.schema_id: record.table for record in records}
+
+
+def read_tables(client: ClientSettings, prefix: str) -> dict[TableName, Table]:
+    """Every table's newest shape."""
+    records = [
+        SchemaRecord.from_bytes(value) for value in read_compacted(client, control_topic(prefix, SCHEMA)).values()
+    ]
+    return {record.table.name: record.table for record in records}
+
+
+class ProgressReader:
+    """Follows ``__progress``; keep one open and ask it again and again.
+
+    It doesn't need the topic's history. Whatever was published before the newest record lies below the topics' end
+    offsets as they are after that record was read, and an upper bound is always safe. So the first answer is one record
+    with the newest LSN and those end offsets as bounds of all ``topics``; later ones hold what is new.
+    """
+
+    def __init__(self, client: ClientSettings, prefix: str, topics: Sequence[str]) -> None:
+        self._topic = control_topic(prefix, PROGRESS)
+        self._topics = tuple(topics)
+        self._consumer = _consumer(client)
+        self._cluster = Cluster(client)
+        self._next: int | None = None
+
+    def new_records(self) -> list[ProgressRecord]:
+        """The committed records since the last call, oldest first. Raises Unavailable."""
+        try:
+            if self._next is None:
+                return self._newest()
+            return self._read(self._next)
+        except KafkaException as error:
+            raise Unavailable(f"topic {self._topic} can't be read: {reason(error)}") from error
+
+    def _newest(self) -> list[ProgressRecord]:
+        low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=_READ_TIMEOUT_S)
+        tail = _TAIL_OFFSETS
+        while True:
+            start = max(low, high - tail)
+            records = self._read(start)
+            if records:
+                newest = records[-1]
+                return [ProgressRecord(newest.lsn, newest.commit_time_ms, self._end_offsets())]
+            if start == low:
+                return []
+            tail *= 10  # nothing but transaction markers so far
+
+    def _read(self, start: int) -> list[ProgressRecord]:
+        records = []
+        self._next = start
+        for message in _records_to_end(self._consumer, self._topic, start, time.monotonic() + _READ_TIMEOUT_S):
+            records.append(ProgressRecord.from_bytes(_content(message)[1] or b""))
+            self._next = (message.offset() or 0) + 1
+        return records
+
+    def _end_offsets(self) -> dict[str, tuple[int, ...]]:
+        counts = self._cluster.partition_counts()
+        partitions = [(topic, p) for topic in self._topics for p in range(counts.get(topic, 0))]
+        ends = self._cluster.end_offsets(partitions)
+        return {topic: tuple(ends[topic, p] for p in range(counts[topic])) for topic in self._topics if topic in counts}
+
+    def close(self) -> None:
+        self._consumer.close()

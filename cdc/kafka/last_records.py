@@ -1,0 +1,82 @@
+"""The newest records of topics, to see who wrote them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from cdc.kafka.cluster import Cluster, reason
+from cdc.model.errors import Unavailable
+
+_TAIL_OFFSETS = 50
+"""How far before its end a partition is read: transaction markers have offsets too, and compaction leaves gaps."""
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LastRecord:
+    """The newest committed record of a partition."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Mapping[str, bytes | None]
+
+
+def last_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list[LastRecord]:
+    """Of every partition of the topics that exist, where it has any near its end. Raises Unavailable."""
+    cluster = Cluster(client)
+    counts = cluster.partition_counts()
+    partitions = [(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
+    ends = {at: end for at, end in cluster.end_offsets(partitions).items() if end > 0} if partitions else {}
+    if not ends:
+        return []
+    consumer = Consumer(
+        {
+            **client,
+            "group.id": "lockstep-doctor",  # never committed: positions are explicit
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,
+        }
+    )
+    newest: dict[tuple[str, int], LastRecord] = {}
+    unread = set(ends)
+    deadline = time.monotonic() + _TIMEOUT_S
+    try:
+        consumer.assign([TopicPartition(*at, max(0, end - _TAIL_OFFSETS)) for at, end in ends.items()])
+        while unread:
+            message = consumer.poll(0.2)
+            if message is None:
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"the end of {len(unread)} partitions wasn't reached in {_TIMEOUT_S:.0f} s")
+                continue
+            at = (message.topic() or "", message.partition() or 0)
+            error = message.error()
+            if error is None:
+                newest[at] = LastRecord(
+                    *at,
+                    message.offset() or 0,
+                    _bytes(message.key()),
+                    _bytes(message.value()),
+                    {name: _bytes(value) for name, value in dict(message.headers() or []).items()},
+                )
+            elif error.code() == KafkaError._PARTITION_EOF:
+                unread.discard(at)
+            else:
+                raise KafkaException(error)  # noqa: TRY301  translated below like all others
+    except KafkaException as error:
+        raise Unavailable(f"topics can't be read: {reason(error)}") from error
+    finally:
+        consumer.close()
+    return [newest[at] for at in sorted(newest)]
+
+
+def _bytes(text: str | bytes | None) -> bytes | None:
+    return text.encode() if isinstance(text, str) else text

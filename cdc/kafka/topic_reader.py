@@ -1,0 +1,120 @@
+"""Reads what is committed on a table's topic, from its beginning to its end as of now."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from cdc.kafka.cluster import Cluster, reason
+from cdc.model.errors import Unavailable
+from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of
+
+_PATIENCE_S = 60.0
+"""How long a read may get nothing at all; a topic of any size is read as long as something comes."""
+
+_MESSAGES_AT_ONCE = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record of a topic. ``value`` is None for a tombstone."""
+
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+class TopicReader:
+    """Answers questions about what was published. Everything that was committed before a question is seen by it.
+
+    ``while_waiting`` is called now and then, since a topic may be large.
+    """
+
+    def __init__(self, client: Mapping[str, str | int], while_waiting: Callable[[], None] = lambda: None) -> None:
+        self._client = client
+        self._cluster = Cluster(client)
+        self._while_waiting = while_waiting
+
+    def records(self, topic: str, start: Mapping[int, int] | None = None) -> Iterator[Record]:
+        """Every committed record, partition after partition, each from its ``start`` (else its beginning) on.
+
+        Raises Unavailable when the brokers stop answering.
+        """
+        count = self._cluster.partition_counts().get(topic, 0)
+        # The ends with open transactions included: the markers of one that has just been committed may not be written yet, and
+        # until they are, a read-committed consumer is told that the topic ends before it.
+        ends = self._cluster.end_offsets([(topic, p) for p in range(count)], while_waiting=self._while_waiting)
+        consumer = Consumer(
+            {
+                **self._client,
+                "group.id": "lockstep-control",  # never committed: positions are explicit
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,
+            }
+        )
+        try:
+            for partition in range(count):
+                begin = (start or {}).get(partition, 0)
+                if begin < ends[topic, partition]:
+                    yield from self._partition(
+                        consumer, TopicPartition(topic, partition, begin), ends[topic, partition]
+                    )
+        except KafkaException as error:
+            raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
+        finally:
+            consumer.close()
+
+    def _partition(self, consumer: Consumer, at: TopicPartition, end: int) -> Iterator[Record]:
+        consumer.assign([at])
+        heard = time.monotonic()
+        while True:
+            messages = consumer.consume(_MESSAGES_AT_ONCE, 0.2)
+            self._while_waiting()
+            if messages:
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _PATIENCE_S:
+                raise Unavailable(f"the end of topic {at.topic} wasn't reached: nothing came for {_PATIENCE_S:.0f} s")
+            for message in messages:
+                offset = message.offset() or 0
+                error = message.error()
+                if error is None:
+                    if offset < end:
+                        key, value = message.key(), message.value()
+                        assert isinstance(key, bytes)
+                        assert value is None or isinstance(value, bytes)
+                        yield Record(at.partition, offset, key, value)
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                if offset >= end or (error is None and offset == end - 1):
+                    return
+
+    def live_keys(self, topic: str) -> Iterator[bytes]:
+        """The keys whose newest event isn't a delete. One partition's keys are held in memory at a time."""
+        partition, live = 0, set[bytes]()
+        for record in self.records(topic):
+            if record.partition != partition:
+                yield from live
+                partition, live = record.partition, set()
+            if record.value is None or record.value[OP_OFFSET] == DELETE_OP:
+                live.discard(record.key)
+            else:
+                live.add(record.key)
+        yield from live
+
+    def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
+        """The row, as JSON, that a key had before the transaction of this tag prefix; None when it had none.
+
+        It reads the whole topic: for changes that can't be told apart otherwise, which are rare.
+        """
+        row = None
+        for record in self.records(topic):
+            if record.key == key and record.value is not None:
+                if record.value[TAG_START : TAG_START + len(prefix)] >= prefix:
+                    continue
+                row = None if record.value[OP_OFFSET] == DELETE_OP else after_of(record.value)
+        return row

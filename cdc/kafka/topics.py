@@ -1,0 +1,46 @@
+"""Names of topics: table -> topic, without two tables ever sharing one. Pure."""
+
+import re
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.table import TableName
+
+_LEGAL = re.compile(rb"[A-Za-z0-9_]")
+_NAME_LENGTH_MAX = 249  # Kafka's limit
+
+STATE = "__state"
+SCHEMA = "__schema"
+PROGRESS = "__progress"
+REJECTED = "__rejected"
+"""The dead-letter topic of all sinks of a pipeline."""
+
+MESSAGES = "__messages"
+"""Logical messages of the configured prefixes."""
+
+_OUTBOX = "__outbox"
+
+
+def _escaped(part: str) -> str:
+    """Bytes that a topic name can't hold, and the dot that separates parts, become ``-`` and two hex digits."""
+    return "".join(chr(byte) if _LEGAL.fullmatch(bytes([byte])) else f"-{byte:02x}" for byte in part.encode())
+
+
+def table_topic(prefix: str, table: TableName) -> str:
+    """``<prefix>.<schema>.<table>``. Raises ConfigurationError when that is longer than Kafka allows."""
+    topic = f"{prefix}.{_escaped(table.schema)}.{_escaped(table.name)}"
+    if len(topic) > _NAME_LENGTH_MAX:
+        raise ConfigurationError(
+            f"the topic name for {table} has {len(topic)} characters, Kafka allows {_NAME_LENGTH_MAX}",
+            hint="choose a shorter pipeline name or rename the table",
+        )
+    return topic
+
+
+def control_topic(prefix: str, name: str) -> str:
+    """``<prefix>.__state`` and its like; tables' topics have two dots, so they never meet."""
+    return f"{prefix}.{name}"
+
+
+def outbox_topic(prefix: str, aggregate_type: str) -> str:
+    """``<prefix>.__outbox.<aggregate type>``. Raises ConfigurationError when that is longer than Kafka allows."""
+    return table_topic(prefix, TableName(_OUTBOX, aggregate_type))

@@ -1,0 +1,70 @@
+"""Every error that Lockstep raises on purpose.
+
+::
+
+    LockstepError                 the operator's turn: a message that says what failed and why, and a hint what to do
+     +- ConfigurationError        lockstep.toml or the command line is wrong (exit code 2)
+     +- MalformedMessage          bytes that aren't what the protocol says; the stream stops, nothing is guessed
+     +- PositionMismatch          slot, publication or topics don't fit the recorded state; something was skipped
+     +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
+     +- Fenced                    another process has taken over; this one must not write any more
+     +- Unavailable               a server can't serve now; the same call may succeed later
+
+A bug of ours is an AssertionError. An error is raised or logged, never both. No message holds a row's values.
+"""
+
+from collections.abc import Sequence
+
+
+class LockstepError(Exception):
+    """Something the operator has to know. ``hint`` says what to do about it."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+
+class ConfigurationError(LockstepError):
+    """The configuration is wrong. ``problems`` lists all of them, each with its key path."""
+
+    def __init__(self, message: str, *, problems: Sequence[str] = (), hint: str | None = None) -> None:
+        super().__init__("\n".join([message, *(f"  {problem}" for problem in problems)]), hint=hint)
+        self.problems = tuple(problems)
+
+
+class MalformedMessage(LockstepError):
+    """A protocol message that can't be decoded. Shows the position and the first bytes' hex, never a value."""
+
+    def __init__(self, reason: str, *, position: int, message: bytes, lsn: int | None = None) -> None:
+        head = message[:1].hex()
+        where = "" if lsn is None else f", at LSN {lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+        super().__init__(
+            f"malformed replication message: {reason}, at byte {position} of {len(message)}, type byte {head or 'none'}{where}",
+            hint="nothing was skipped; keep the slot and report this together with the server's version",
+        )
+        self.reason = reason
+        self.position = position
+
+
+class PositionMismatch(LockstepError):
+    """The recorded position and the servers disagree. Resuming would skip changes, so nothing was resumed."""
+
+
+class UnsupportedChange(LockstepError):
+    """A change that can't be published exactly. The run stops before it; the hint holds the way out."""
+
+
+class Fenced(LockstepError):
+    """Another process took over this role. Whatever was not committed yet is left to it."""
+
+
+class Unavailable(LockstepError):
+    """A server can't take the call now. The same call may be made again after ``retry_after_s`` seconds."""
+
+    def __init__(self, message: str, *, hint: str | None = None, retry_after_s: float = 0.5) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s

@@ -1,0 +1,164 @@
+"""Tables, columns and their value types, as snapshot, stream and sinks all see them."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, Self
+
+_PLAIN_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_$]*")
+
+
+def quote_identifier(name: str) -> str:
+    """An SQL identifier, quoted always: ``order`` -> ``"order"``. For text shown to people who will run it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TableName:
+    """A table's schema and name, exactly as in the catalogue (no quotes, case kept)."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        """As people write it; parts that need quotes have them: ``public.orders``, ``"My Schema".t``."""
+        return ".".join(
+            part if _PLAIN_IDENTIFIER.fullmatch(part) else quote_identifier(part) for part in (self.schema, self.name)
+        )
+
+    @property
+    def sql(self) -> str:
+        """Quoted for SQL: ``"public"."orders"``."""
+        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``schema.table`` with optional double quotes around each part. Raises ValueError for anything else."""
+        part = r'(?:"(?:[^"]|"")+"|[^".]+)'
+        match = re.fullmatch(f"({part})\\.({part})", text)
+        if match is None:
+            raise ValueError(
+                f'not a table name: {text!r} (schema.table expected, odd names in double quotes: "A b"."t")'
+            )
+        schema, name = (p[1:-1].replace('""', '"') if p.startswith('"') else p for p in match.groups())
+        return cls(schema, name)
+
+
+class ReplicaIdentity(StrEnum):
+    """What the WAL holds of the old row; the letters are those of ``pg_class.relreplident``."""
+
+    DEFAULT = "d"
+    NOTHING = "n"
+    FULL = "f"
+    INDEX = "i"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One published column.
+
+    ``type_name`` is the declared type as ``format_type`` prints it (``numeric(10,2)``, ``order_status``).
+    ``value_type`` is the built-in type its values have once domains and enums are resolved (``numeric``, ``text``);
+    types we know nothing of count as ``text``. For an array both describe the array's elements and ``is_array`` is set.
+    ``type_oid`` and ``type_modifier`` are the source's own numbers, to notice a change. ``number`` is the column's
+    ``attnum``, which stays when the column is renamed; 0 where it isn't known.
+    """
+
+    name: str
+    type_name: str
+    value_type: str
+    is_array: bool
+    type_oid: int
+    type_modifier: int
+    number: int = 0
+
+    @property
+    def identity(self) -> str:
+        """What stays the same when the column is renamed, and differs when it is dropped and added again, where that is known."""
+        return str(self.number) if self.number else self.name
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "type": self.type_name,
+            "value_type": self.value_type,
+            "array": self.is_array,
+            "oid": self.type_oid,
+            "typmod": self.type_modifier,
+            "number": self.number,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(
+            value["name"],
+            value["type"],
+            value["value_type"],
+            value["array"],
+            value["oid"],
+            value["typmod"],
+            value.get("number", 0),
+        )
+
+
+@dataclass(frozen=True)
+class Table:
+    """The shape of a published table: its columns in order, and the columns of its key in key order.
+
+    A table without a key is append-only: its topic isn't compacted. ``oid`` is the relation's own number in the source, which
+    stays when the table is renamed and differs when it was dropped and made again; 0 where it isn't known.
+    """
+
+    name: TableName
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    replica_identity: ReplicaIdentity
+    oid: int = 0
+
+    @cached_property
+    def schema_id(self) -> str:
+        """8 hex digits that depend on columns and key alone, so that every decoding of the same WAL gives the same id.
+
+        Columns' numbers are part of it: one that was dropped and added again holds other values under its old name. The replica
+        identity isn't: DEFAULT and FULL may take turns without a change of the rows' shape.
+        """
+        shape = {
+            name: value for name, value in self.to_json().items() if name not in ("replica_identity", "relation_oid")
+        }
+        canonical = json.dumps(shape, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+
+    def column(self, name: str) -> Column:
+        """The column of this name. Raises KeyError."""
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(name)
+
+    @cached_property
+    def key_columns(self) -> tuple[Column, ...]:
+        """The key's columns in key order."""
+        return tuple(self.column(name) for name in self.key)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": self.name.schema,
+            "table": self.name.name,
+            "columns": [column.to_json() for column in self.columns],
+            "key": list(self.key),
+            "replica_identity": self.replica_identity.value,
+            "relation_oid": self.oid,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        return cls(
+            TableName(value["schema"], value["table"]),
+            tuple(Column.from_json(column) for column in value["columns"]),
+            tuple(value["key"]),
+            ReplicaIdentity(value["replica_identity"]),
+            value.get("relation_oid", 0),
+        )

@@ -1,0 +1,1 @@
+"""The only code of capture that knows psycopg: replication stream, slot, catalogue, preflight."""

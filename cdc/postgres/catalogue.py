@@ -1,0 +1,276 @@
+"""Tables' shapes from the catalogue: columns as published, key, replica identity, and what each type comes down to."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc.model.table import Column, ReplicaIdentity, Table, TableName
+from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
+
+_FIRST_USER_OID = 16384
+"""Types below are built in and the same in every server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a table is and how it is published, to notice what changes it without an event.
+
+    ``relation`` holds its oid, the publication's entries and settings. ``file`` is where its rows are stored and ``columns`` a
+    digest of when its columns were last altered: where both differ, an ALTER TABLE rewrote the rows, while VACUUM FULL and
+    TRUNCATE change the file alone. ``leaves`` maps a partitioned table's partitions to their files.
+    """
+
+    relation: str
+    file: str
+    columns: str
+    leaves: Mapping[str, str]
+
+    @staticmethod
+    def oid_of(text: str) -> int:
+        """The relation's oid, out of what ``to_text`` gave."""
+        return int(json.loads(text)[0].split(" ", 1)[0])
+
+    def to_text(self) -> str:
+        """For comparison with another one, later."""
+        return json.dumps([self.relation, self.file, self.columns, dict(self.leaves)])
+
+    def since(self, text: str) -> "MembershipChange":
+        """What happened since the one that ``text`` holds."""
+        relation, file, columns, leaves = json.loads(text)
+        if relation != self.relation or (file != self.file and columns != self.columns):
+            return MembershipChange(whole=True)
+        if any(self.leaves.get(leaf) != stored for leaf, stored in leaves.items()):
+            return MembershipChange(whole=True)
+        added = tuple(int(leaf) for leaf in self.leaves if leaf not in leaves)
+        return MembershipChange(whole=False, altered=columns != self.columns, leaves=added)
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChange:
+    """``whole``: any row may have changed without an event. ``altered``: columns were, and no row changed by that. ``leaves``:
+    oids of partitions that came, perhaps with rows."""
+
+    whole: bool
+    altered: bool = False
+    leaves: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PgType:
+    """A row of ``pg_type``; ``kind`` is its ``typtype``, ``delimiter`` what separates it in arrays."""
+
+    oid: int
+    name: str
+    kind: str
+    base_oid: int
+    element_oid: int
+    array_oid: int
+    delimiter: str
+
+
+def load_types(connection: psycopg.Connection[Any]) -> dict[int, PgType]:
+    """All types by oid. A few hundred rows, read once."""
+    rows = connection.execute(
+        "select oid::bigint, typname, typtype::text, typbasetype::bigint, typelem::bigint, typarray::bigint,"
+        " typdelim::text from pg_type"
+    ).fetchall()
+    return {row[0]: PgType(*row) for row in rows}
+
+
+def value_type(types: Mapping[int, PgType], oid: int) -> tuple[str, bool]:
+    """What values of a type are: a built-in type's name, and whether they are arrays of it.
+
+    Domains come down to their base, also inside arrays. Enums, composites, ranges and extensions' types are ``text``.
+    """
+    found = types.get(oid)
+    while found is not None and found.kind == "d":
+        found = types.get(found.base_oid)
+    if found is None:
+        return "text", False
+    element = types.get(found.element_oid)
+    if element is not None and element.array_oid == found.oid:
+        name, nested = value_type(types, element.oid)
+        # A domain over an array inside an array has no form of its own, and an extension's type may be separated by
+        # something else (PostGIS has colons): their text is exact.
+        return ("text", False) if nested or (element.delimiter != "," and name != "box") else (name, True)
+    if found.kind == "b" and found.oid < _FIRST_USER_OID:
+        return found.name, False
+    return "text", False
+
+
+def table_of_oid(connection: psycopg.Connection[Any], oid: int) -> Table | None:
+    """The shape that a relation has by now, whatever of it is published; None when it is gone."""
+    row = connection.execute(
+        "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
+        (oid,),
+    ).fetchone()
+    if row is None:
+        return None
+    name = TableName(row[0], row[1])
+    return load_tables(connection, [name], None).get(name)
+
+
+def load_tables(
+    connection: psycopg.Connection[Any],
+    names: Sequence[TableName],
+    publication: str | None,
+    keys: Mapping[TableName, Sequence[str]] | None = None,
+) -> dict[TableName, Table]:
+    """The shapes of the tables that exist, with the columns that the publication sends (all, where it is None).
+
+    ``keys`` are configured ones; else a table's key is its primary key. A table with neither has an empty ``key``.
+    """
+    types = load_types(connection)
+    # 15 names stored generated columns among those that it publishes, and sends none of them.
+    sends_generated = connection.info.server_version >= GENERATED_COLUMNS
+    published = _published_columns(connection, publication) if publication else {}
+    tables = {}
+    for name in names:
+        row = connection.execute(
+            "select c.oid::bigint, c.relreplident::text from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+            " where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')",
+            (name.schema, name.name),
+        ).fetchone()
+        if row is None:
+            continue
+        oid, identity = row
+        columns = []
+        for number, column, type_oid, modifier, type_name in connection.execute(
+            "select attnum, attname, atttypid::bigint, atttypmod, format_type(atttypid, atttypmod) from pg_attribute"
+            " where attrelid = %s and attnum > 0 and not attisdropped and (attgenerated = '' or attname = any(%s))"
+            " order by attnum",
+            (oid, list(published.get(name, ())) if sends_generated else []),
+        ).fetchall():
+            if published.get(name) is not None and column not in published[name]:
+                continue
+            base, is_array = value_type(types, type_oid)
+            columns.append(Column(column, type_name, base, is_array, type_oid, modifier, number))
+        key = tuple((keys or {}).get(name) or primary_key(connection, oid))
+        tables[name] = Table(name, tuple(columns), key, ReplicaIdentity(identity), oid)
+    return tables
+
+
+def primary_key(connection: psycopg.Connection[Any], oid: int) -> tuple[str, ...]:
+    """The columns of a relation's primary key, in its order; empty when it has none."""
+    rows = connection.execute(
+        "select a.attname from pg_index i"
+        " cross join lateral unnest(i.indkey::int2[]) with ordinality as k(attnum, place)"
+        " join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum"
+        " where i.indrelid = %s and i.indisprimary and k.place <= i.indnkeyatts order by k.place",
+        (oid,),
+    ).fetchall()
+    return tuple(row[0] for row in rows)
+
+
+def keys_can_swap(connection: psycopg.Connection[Any], oid: int) -> bool:
+    """Whether a unique constraint is checked only later, so that for a moment two rows may have one key."""
+    row = connection.execute(
+        "select exists (select from pg_constraint where conrelid = %s and contype in ('p', 'u') and condeferrable)",
+        (oid,),
+    ).fetchone()
+    return bool(row and row[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """What rows from before a column was added have in it: ``text`` in PostgreSQL's own form.
+
+    ``is_known`` is False when every row got a value of its own (a volatile default, an identity, a generated column): the table
+    was rewritten, and the stream shows nothing of that.
+    """
+
+    text: str | None
+    is_known: bool
+
+
+def added_column_default(connection: psycopg.Connection[Any], oid: int, column: str) -> Default:
+    """The default that a column was added with, as far as the catalogue still knows it."""
+    row = connection.execute(
+        # attmissingval is an array of one element, whatever the column's type.
+        "select atthasmissing, (attmissingval::text::text[])[1], atthasdef or attidentity <> ''"
+        " from pg_attribute where attrelid = %s and attname = %s and not attisdropped",
+        (oid, column),
+    ).fetchone()
+    if row is None:  # gone again by now
+        return Default(None, is_known=False)
+    has_missing, text, has_default = row
+    if has_missing:
+        return Default(text, is_known=True)
+    return Default(None, is_known=not has_default)
+
+
+def memberships(
+    connection: psycopg.Connection[Any], publication: str, names: Sequence[TableName]
+) -> dict[TableName, Membership]:
+    """What each table is and how the publication sends it; tables that it doesn't publish are absent.
+
+    Everything that a dropped and remade table, publication or entry changes is in it, and so are the partitions: with
+    ``publish_via_partition_root``, one that is attached, detached or truncated changes the table without an event.
+    """
+    version = connection.info.server_version
+    lists = "r.prattrs::text, pg_get_expr(r.prqual, r.prrelid)" if version >= PUBLICATION_LISTS else "''"
+    schemas = (
+        "(select string_agg(s.oid::text, ' ' order by s.oid) from pg_publication_namespace s where s.pnpubid = p.oid)"
+        if version >= PUBLICATION_LISTS
+        else "''"
+    )
+    generated = "p.pubgencols::text" if version >= GENERATED_COLUMNS else "''"
+    rows = connection.execute(
+        "select t.schema, t.name, concat_ws(' ', c.oid, p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete,"
+        f" p.pubtruncate, p.pubviaroot, {generated}, {schemas},"
+        f" (select string_agg(concat_ws(' ', r.oid, {lists}), ', ' order by r.oid) from pg_publication_rel r"
+        "   where r.prpubid = p.oid and r.prrelid in (select c.oid union all select * from pg_partition_ancestors(c.oid)))),"
+        " c.relfilenode::text, (select md5(string_agg(concat_ws(' ', a.attnum, a.xmin), ', ' order by a.attnum))"
+        "   from pg_attribute a where a.attrelid = c.oid and a.attnum > 0),"
+        " case when c.relkind = 'p' then (select coalesce(jsonb_object_agg(l.relid::oid, f.relfilenode), '{}'::jsonb)"
+        "   from pg_partition_tree(c.oid) l join pg_class f on f.oid = l.relid where l.isleaf and f.relkind <> 'p')"
+        " else '{}'::jsonb end"
+        " from unnest(%s::text[], %s::text[]) as t(schema, name)"
+        " join pg_namespace n on n.nspname = t.schema join pg_class c on c.relnamespace = n.oid and c.relname = t.name"
+        " join pg_publication p on p.pubname = %s"
+        " join pg_publication_tables m on m.pubname = p.pubname and m.schemaname = t.schema and m.tablename = t.name",
+        ([name.schema for name in names], [name.name for name in names], publication),
+    ).fetchall()
+    return {TableName(row[0], row[1]): Membership(*row[2:]) for row in rows}
+
+
+def name_of_oid(connection: psycopg.Connection[Any], oid: int) -> TableName | None:
+    """What a relation is called now; None when it is gone."""
+    row = connection.execute(
+        "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
+        (oid,),
+    ).fetchone()
+    return TableName(row[0], row[1]) if row else None
+
+
+def unpublished_kinds(connection: psycopg.Connection[Any], publication: str) -> list[str]:
+    """The kinds of changes that an existing publication leaves out."""
+    row = connection.execute(
+        "select pubinsert, pubupdate, pubdelete, pubtruncate from pg_publication where pubname = %s", (publication,)
+    ).fetchone()
+    kinds = ("insert", "update", "delete", "truncate")
+    return [] if row is None else [kind for kind, sent in zip(kinds, row, strict=True) if not sent]
+
+
+def row_filters(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, str]:
+    """Table -> the SQL condition of the rows that the publication sends, where it has one."""
+    if connection.info.server_version < PUBLICATION_LISTS:
+        return {}
+    rows = connection.execute(
+        "select schemaname, tablename, rowfilter from pg_publication_tables where pubname = %s and rowfilter is not null",
+        (publication,),
+    ).fetchall()
+    return {TableName(row[0], row[1]): row[2] for row in rows}
+
+
+def _published_columns(connection: psycopg.Connection[Any], publication: str) -> dict[TableName, frozenset[str]]:
+    """Table -> published columns, where the server can tell (15 and later: column lists, generated columns)."""
+    if connection.info.server_version < PUBLICATION_LISTS:
+        return {}
+    rows = connection.execute(
+        "select schemaname, tablename, attnames::text[] from pg_publication_tables where pubname = %s", (publication,)
+    ).fetchall()
+    return {TableName(row[0], row[1]): frozenset(row[2]) for row in rows if row[2] is not None}

@@ -1,0 +1,74 @@
+"""Connections to the source database, with the session settings that make a value's text the same everywhere."""
+
+from typing import Any, cast
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.postgres.settings import SourceSettings
+from cdc.protocol.pgvalues import SESSION_SETTINGS
+
+_CONNECT_TIMEOUT_S = 10
+
+# Classes of SQLSTATE in which the same call can succeed later: connection, too many connections, shutting down.
+_TRANSIENT_CLASSES = ("08", "53", "57")
+
+_LOCK_NOT_AVAILABLE = "55P03"
+
+LOCK_TIMEOUT = "set lock_timeout = '2s'"
+"""For connections whose questions would wait for a table's lock while nobody reads the stream."""
+
+_REFUSED_FOR_GOOD = (
+    "password authentication failed",
+    "no password",
+    "pg_hba.conf",
+    "does not exist",
+    "is not permitted to log in",
+    "permission denied",
+    "unsupported startup parameter",
+)
+
+
+def conninfo(source: SourceSettings, *, application: str) -> str:
+    """libpq's connection string, password included: never print it. Our session settings win over the DSN's."""
+    try:
+        given: dict[str, Any] = dict(conninfo_to_dict(source.dsn))
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError("source.dsn is not a libpq connection string", problems=[str(error).strip()]) from None
+    pinned = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items() if name != "client_encoding")
+    password = source.password()
+    options = f"{given.get('options', '')} {pinned}".strip()
+    given |= {
+        "options": options,
+        "client_encoding": SESSION_SETTINGS["client_encoding"],
+        "application_name": application,
+    }
+    given.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
+    if password is not None:
+        given["password"] = password.get_secret_value()
+    return make_conninfo("", **given)
+
+
+def connect(source: SourceSettings, *, application: str, replication: bool = False) -> psycopg.Connection[Any]:
+    """An autocommit connection. Raises Unavailable when the server can't be reached, LockstepError when it refuses us."""
+    try:
+        parameters = {"replication": "database"} if replication else {}
+        return psycopg.connect(conninfo(source, application=application), autocommit=True, **cast("Any", parameters))
+    except psycopg.OperationalError as error:
+        raise connection_error(error) from error
+
+
+def connection_error(error: psycopg.Error) -> LockstepError:
+    """psycopg's error as one of ours: can it succeed later, or is it the operator's turn?"""
+    text = str(error).strip()
+    state = error.sqlstate or ""
+    if state == _LOCK_NOT_AVAILABLE:
+        return Unavailable("a table is locked, by an ALTER TABLE that isn't committed for instance", retry_after_s=1.0)
+    # libpq has no SQLSTATE for a server that refuses the connection in its own words.
+    refused_for_good = any(words in text for words in _REFUSED_FOR_GOOD)
+    if state.startswith(_TRANSIENT_CLASSES) or (not state and not refused_for_good):
+        return Unavailable(f"PostgreSQL is not available: {text}", retry_after_s=1.0)
+    return LockstepError(
+        f"PostgreSQL refused: {text}", hint="`lockstep doctor` shows what is missing and the SQL for it"
+    )

@@ -1,0 +1,84 @@
+"""What would make capture fail or lose something, found before it starts. Reads only.
+
+``relation`` reads what the catalogue says about the captured tables; ``server``, ``role``, ``slots``, ``tables`` and ``publication``
+judge their part; ``endpoint`` compares the server with the one that a replication connection reaches.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from cdc.model.table import TableName
+from cdc.postgres.preflight.finding import Finding
+from cdc.postgres.preflight.publication import load_publication, missing_publication, publication_findings
+from cdc.postgres.preflight.relation import load_relations
+from cdc.postgres.preflight.role import role_findings
+from cdc.postgres.preflight.server import server_findings
+from cdc.postgres.preflight.slots import slot_findings
+from cdc.postgres.preflight.tables import table_findings
+
+_NO_KEYS: Final[Mapping[TableName, tuple[str, ...]]] = {}
+
+
+def check_source(
+    connection: psycopg.Connection[Any],
+    *,
+    tables: Sequence[TableName],
+    publication: str,
+    slot: str,
+    create_publication: str,
+    keys: Mapping[TableName, tuple[str, ...]] = _NO_KEYS,
+    append_only: Collection[TableName] = (),
+) -> list[Finding]:
+    """Every finding about the source database.
+
+    ``create_publication`` is the SQL that would create the publication, ``keys`` the configured ones, ``append_only`` the tables
+    that may be without any.
+    """
+    relations = load_relations(connection, tables)
+    found = load_publication(connection, publication, relations)
+    capturable = [
+        relations[name]
+        for name in tables
+        if name in relations
+        and relations[name].is_table
+        and not any(leaf.kind == "f" for leaf in relations[name].leaves)
+    ]
+    row = connection.execute(
+        "select current_user, current_database(), has_database_privilege(current_database(), 'create')"
+    ).fetchone()
+    assert row is not None
+    user, database, may_create = row
+    return [
+        *server_findings(connection),
+        *role_findings(connection, capturable, {of.name: found.published(of) for of in capturable}),
+        *slot_findings(connection, slot),
+        *table_findings(
+            tables,
+            relations,
+            keys=keys,
+            append_only=append_only,
+            similar=_similar(connection, [name for name in tables if name not in relations]),
+        ),
+        *missing_publication(
+            found, capturable, database=database, user=user, may_create=may_create, create_sql=create_publication
+        ),
+        *publication_findings(found, capturable, keys=keys, version=connection.info.server_version),
+    ]
+
+
+def _similar(connection: psycopg.Connection[Any], missing: Sequence[TableName]) -> dict[TableName, list[TableName]]:
+    """Tables that a misspelt name may mean: other capitals, or another schema."""
+    return {
+        name: [
+            TableName(row[0], row[1])
+            for row in connection.execute(
+                "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+                " where c.relkind in ('r', 'p') and lower(c.relname) = lower(%s) and n.nspname !~ '^pg_'"
+                " order by 1, 2 limit 5",
+                (name.name,),
+            ).fetchall()
+        ]
+        for name in missing
+    }

@@ -1,0 +1,55 @@
+"""What a check found: how bad it is, what it is, why it matters and what to run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Severity(StrEnum):
+    """``ERROR``: capture would fail or lose something. ``WARNING``: it can fail later. ``OK``: checked, nothing to do."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked: what, why it matters, and what to run or set.
+
+    ``fix`` is SQL that runs as it stands, or, where only people can decide, a sentence.
+    """
+
+    severity: Severity
+    subject: str
+    what: str
+    why: str = ""
+    fix: str = ""
+
+
+def ok(subject: str, what: str, why: str = "") -> Finding:
+    return Finding(Severity.OK, subject, what, why)
+
+
+def warning(subject: str, what: str, why: str, fix: str = "") -> Finding:
+    return Finding(Severity.WARNING, subject, what, why, fix)
+
+
+def error(subject: str, what: str, why: str, fix: str) -> Finding:
+    return Finding(Severity.ERROR, subject, what, why, fix)
+
+
+def one_per_statement(statements: Sequence[str]) -> str:
+    """SQL to show: every statement on its own line, so that ``psql`` and people take it as it is."""
+    return "\n".join(statements)
+
+
+def as_owner(statements: Sequence[str], *, owner: str, is_ours: bool) -> str:
+    """The same with the role that has to run it, where ours may not."""
+    remark = "" if is_ours else f"  -- as {owner}"
+    return one_per_statement([f"{statement}{remark}" for statement in statements])
+
+
+def quoted_list(names: Sequence[str]) -> str:
+    """Column names for SQL: ``"a", "b"``."""
+    return ", ".join('"' + name.replace('"', '""') + '"' for name in names)

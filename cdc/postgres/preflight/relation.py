@@ -1,0 +1,258 @@
+"""What the catalogue says about the captured tables and their partitions, read at once so that judging it is pure."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from cdc.model.table import ReplicaIdentity, TableName
+from cdc.postgres.catalogue import PgType, load_types, value_type
+
+PARTITIONED = "p"
+ORDINARY = "r"
+
+_STRINGS = frozenset({"text", "varchar", "bpchar", "name", "char"})
+_SHORT_ENOUGH = 512
+"""A declared length up to which a column is not called large."""
+
+_TREE = """
+with recursive captured as (
+    select c.oid
+    from pg_class c join pg_namespace n on n.oid = c.relnamespace
+    join unnest(%s::text[], %s::text[]) as t(schema, name) on n.nspname = t.schema and c.relname = t.name
+), tree(root, oid) as (
+    select oid, oid from captured
+    union all
+    select t.root, i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
+    join pg_class c on c.oid = i.inhrelid where c.relispartition
+)
+select t.root::bigint, c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition,
+    c.relreplident::text, c.reltoastrelid <> 0, pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'usage'),
+    has_schema_privilege(n.oid, 'usage'), has_table_privilege(c.oid, 'select'),
+    c.relkind in ('r', 'p') and row_security_active(c.oid),
+    exists (select from pg_inherits i join pg_class k on k.oid = i.inhrelid
+            where i.inhparent = c.oid and not k.relispartition),
+    array(select array[pn.nspname::text, pc.relname::text] from pg_partition_ancestors(c.oid) as a(oid)
+          join pg_class pc on pc.oid = a.oid join pg_namespace pn on pn.oid = pc.relnamespace where pc.oid <> c.oid)
+from tree t join pg_class c on c.oid = t.oid join pg_namespace n on n.oid = c.relnamespace
+order by n.nspname, c.relname
+"""
+
+# Of a domain, length and type are those of its base. A NOT NULL that was never validated (18) lets old rows be null.
+_ATTRIBUTES = """
+select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.atttypid::bigint,
+    a.attnotnull and not exists (select from pg_constraint k where k.conrelid = a.attrelid and k.contype = 'n'
+        and k.conkey = array[a.attnum] and not k.convalidated),
+    a.attgenerated::text, a.attlen = -1 and a.attstorage <> 'p',
+    format_type(coalesce(nullif(t.typbasetype, 0), t.oid), null) in ('numeric', 'inet', 'cidr'),
+    case when format_type(coalesce(nullif(t.typbasetype, 0), t.oid), null) in ('character varying', 'character', 'bit varying', 'bit')
+        then greatest(a.atttypmod, t.typtypmod) else -1 end,
+    has_column_privilege(a.attrelid, a.attnum, 'select')
+from pg_attribute a join pg_type t on t.oid = a.atttypid
+where a.attrelid = any(%s::oid[]) and a.attnum > 0 and not a.attisdropped
+order by a.attrelid, a.attnum
+"""
+
+_INDEXES = """
+select i.indrelid::bigint, c.relname, i.indisunique, i.indisprimary, i.indisvalid and i.indisready and i.indislive,
+    i.indpred is null and i.indexprs is null, i.indimmediate, i.indisreplident,
+    array(select coalesce(a.attname::text, '') from unnest(i.indkey::int2[]) with ordinality as k(attnum, place)
+          left join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+          where k.place <= i.indnkeyatts order by k.place)
+from pg_index i join pg_class c on c.oid = i.indexrelid
+where i.indrelid = any(%s::oid[]) order by c.relname
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """A column as the table has it, published or not. ``generated`` is ``s`` (stored), ``v`` (virtual) or empty.
+
+    ``can_be_large``: its values can be stored out of line, and not only in theory as a number can. ``is_long``: its type allows
+    values of any length, or of hundreds of characters. ``is_opaque``: they travel as text that only PostgreSQL takes apart.
+    """
+
+    name: str
+    type_name: str
+    is_not_null: bool
+    generated: str
+    can_be_large: bool
+    is_long: bool
+    is_opaque: bool
+    is_readable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """``columns`` are those that make it unique; ``is_plain``: neither partial nor over expressions."""
+
+    name: str
+    is_unique: bool
+    is_primary: bool
+    is_valid: bool
+    is_plain: bool
+    is_immediate: bool
+    is_identity: bool
+    columns: tuple[str, ...]
+
+    @property
+    def tells_rows_apart(self) -> bool:
+        """It can be a key as far as the index itself goes; its columns must be NOT NULL as well."""
+        return self.is_unique and self.is_valid and self.is_plain
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table, or whatever else has the name. ``leaves`` are the partitions that hold rows, at any depth."""
+
+    oid: int
+    name: TableName
+    kind: str
+    persistence: str
+    is_partition: bool
+    identity: ReplicaIdentity
+    has_toast: bool
+    owner: str
+    is_ours: bool
+    may_use_schema: bool
+    may_select: bool
+    hides_rows: bool
+    has_heirs: bool
+    ancestors: tuple[TableName, ...]
+    attributes: tuple[Attribute, ...]
+    indexes: tuple[Index, ...]
+    leaves: tuple["Relation", ...] = field(default=())
+
+    @property
+    def subject(self) -> str:
+        return f"table {self.name}"
+
+    @property
+    def is_table(self) -> bool:
+        """Rows of it can be in the WAL."""
+        return self.kind in (ORDINARY, PARTITIONED) and self.persistence == "p"
+
+    @property
+    def primary(self) -> Index | None:
+        return next((index for index in self.indexes if index.is_primary and index.is_valid), None)
+
+    @property
+    def column_names(self) -> frozenset[str]:
+        return frozenset(attribute.name for attribute in self.attributes)
+
+    @property
+    def generated(self) -> tuple[Attribute, ...]:
+        return tuple(attribute for attribute in self.attributes if attribute.generated)
+
+    def identity_columns(self) -> frozenset[str]:
+        """What PostgreSQL sends of the old row; empty means that it refuses UPDATE and DELETE of a published table."""
+        if self.identity is ReplicaIdentity.FULL:
+            return self.column_names
+        if self.identity is ReplicaIdentity.DEFAULT:
+            primary = self.primary
+            return frozenset(primary.columns) if primary is not None and primary.is_immediate else frozenset()
+        if self.identity is ReplicaIdentity.INDEX:
+            return frozenset(column for index in self.indexes if index.is_identity for column in index.columns)
+        return frozenset()
+
+    def not_null(self, columns: Sequence[str]) -> bool:
+        strict = {attribute.name for attribute in self.attributes if attribute.is_not_null}
+        return strict.issuperset(columns)
+
+    def large_columns(self) -> list[str]:
+        """Columns whose values PostgreSQL can store out of line, and then doesn't send again when they didn't change.
+
+        The server knows best whether rows can get so long: only then has the table a TOAST table.
+        """
+        stored = self.leaves or (self,)
+        if not any(relation.has_toast for relation in stored) and (self.kind != PARTITIONED or self.leaves):
+            return []
+        candidates = [a for a in self.attributes if not a.generated]
+        suspects = [a for a in candidates if a.is_long] or candidates
+        return [a.name for a in suspects if a.can_be_large]
+
+
+def load_relations(connection: psycopg.Connection[Any], names: Sequence[TableName]) -> dict[TableName, Relation]:
+    """Everything that has one of these names, with its partitions. Takes no lock and needs no privilege."""
+    rows = connection.execute(_TREE, ([name.schema for name in names], [name.name for name in names])).fetchall()
+    oids = sorted({row[1] for row in rows})
+    types = load_types(connection)
+    attributes: dict[int, list[Attribute]] = defaultdict(list)
+    for row in connection.execute(_ATTRIBUTES, (oids,)).fetchall():
+        of, name, type_name, type_oid, is_not_null, generated, varies, is_short, length, is_readable = row
+        attributes[of].append(
+            Attribute(
+                name,
+                type_name,
+                is_not_null,
+                generated,
+                varies and not is_short,
+                varies and (length == -1 or length > _SHORT_ENOUGH),
+                _is_opaque(types, type_oid),
+                is_readable,
+            )
+        )
+    indexes: dict[int, list[Index]] = defaultdict(list)
+    for row in connection.execute(_INDEXES, (oids,)).fetchall():
+        of, name, is_unique, is_primary, is_valid, is_plain, is_immediate, is_identity, columns = row
+        indexes[of].append(
+            Index(name, is_unique, is_primary, is_valid, is_plain, is_immediate, is_identity, tuple(columns))
+        )
+    leaves: dict[int, list[Relation]] = defaultdict(list)
+    roots: list[tuple[int, tuple[Any, ...]]] = []
+    for row in rows:
+        if row[0] == row[1]:
+            roots.append((row[1], row))
+        elif row[4] != PARTITIONED:
+            leaves[row[0]].append(_relation(row, attributes, indexes, ()))
+    relations = [_relation(row, attributes, indexes, tuple(leaves[oid])) for oid, row in roots]
+    return {relation.name: relation for relation in relations}
+
+
+def _relation(
+    row: tuple[Any, ...],
+    attributes: dict[int, list[Attribute]],
+    indexes: dict[int, list[Index]],
+    leaves: tuple[Relation, ...],
+) -> Relation:
+    oid, schema, name, kind, persistence, is_partition, identity, has_toast, owner, is_ours, *rights, ancestors = row[
+        1:
+    ]
+    may_use_schema, may_select, hides_rows, has_heirs = rights
+    return Relation(
+        oid=oid,
+        name=TableName(schema, name),
+        kind=kind,
+        persistence=persistence,
+        is_partition=is_partition,
+        identity=ReplicaIdentity(identity),
+        has_toast=has_toast,
+        owner=owner,
+        is_ours=is_ours,
+        may_use_schema=may_use_schema,
+        may_select=may_select,
+        hides_rows=hides_rows,
+        has_heirs=has_heirs,
+        ancestors=tuple(TableName(*ancestor) for ancestor in ancestors),
+        attributes=tuple(attributes[oid]),
+        indexes=tuple(indexes[oid]),
+        leaves=leaves,
+    )
+
+
+def _is_opaque(types: dict[int, PgType], oid: int) -> bool:
+    """Whether values travel as PostgreSQL's own text that only PostgreSQL can take apart: not strings, and not enums."""
+    if value_type(types, oid)[0] != "text":
+        return False
+    found = types.get(oid)
+    while found is not None:
+        if found.kind == "d":
+            found = types.get(found.base_oid)
+            continue
+        element = types.get(found.element_oid)
+        if element is None or element.array_oid != found.oid:
+            break
+        found = element
+    return found is None or not (found.kind == "e" or found.name in _STRINGS)

@@ -1,0 +1,112 @@
+"""Findings about our role: what it may not do yet, with the grants."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from cdc.model.table import TableName, quote_identifier
+from cdc.postgres.preflight.finding import Finding, error, ok, one_per_statement, quoted_list, warning
+from cdc.postgres.preflight.relation import Relation
+
+_MANAGED_REPLICATION = "rds_replication"
+"""Where nobody gets the attribute REPLICATION, membership in this role stands for it."""
+
+
+def role_findings(
+    connection: psycopg.Connection[Any],
+    relations: Sequence[Relation],
+    published: Mapping[TableName, frozenset[str]],
+) -> list[Finding]:
+    """``published`` are the columns that the publication sends of each table: no others are read."""
+    row = connection.execute(
+        "select current_user, rolreplication or rolsuper, exists (select from pg_roles m where m.rolname = %s),"
+        " exists (select from pg_roles m where m.rolname = %s and pg_has_role(m.oid, 'member'))"
+        " from pg_roles where rolname = current_user",
+        (_MANAGED_REPLICATION, _MANAGED_REPLICATION),
+    ).fetchone()
+    assert row is not None
+    user, has_attribute, is_managed, is_member = row
+    quoted = quote_identifier(user)
+    findings = []
+    if has_attribute or is_member:
+        findings.append(ok(f"role {user}", "has REPLICATION"))
+    else:
+        findings.append(
+            error(
+                f"role {user}",
+                "lacks REPLICATION",
+                "it can't open a replication connection",
+                f"grant {_MANAGED_REPLICATION} to {quoted};" if is_managed else f"alter role {quoted} replication;",
+            )
+        )
+    for relation in relations:
+        if relation.is_table:
+            columns = published.get(relation.name, relation.column_names)
+            findings += readable(relation, columns, user=user) + partitions_readable(relation, user=user)
+            findings += row_security(relation, user=user)
+    return findings
+
+
+def readable(relation: Relation, columns: frozenset[str], *, user: str) -> list[Finding]:
+    grants = _schema_grants([relation], user)
+    if not relation.may_select:
+        unread = [a.name for a in relation.attributes if a.name in columns and not a.is_readable]
+        everything = columns >= {a.name for a in relation.attributes if not a.generated}
+        which = "" if everything else f" ({quoted_list(unread)})"
+        if unread:
+            grants.append(f"grant select{which} on {relation.name.sql} to {quote_identifier(user)};")
+    if not grants:
+        return []
+    return [
+        error(
+            relation.subject,
+            f"role {user} can't read it",
+            "the snapshot copies it with SELECT privilege",
+            one_per_statement(grants),
+        )
+    ]
+
+
+def partitions_readable(relation: Relation, *, user: str) -> list[Finding]:
+    leaves = [leaf for leaf in relation.leaves if leaf.is_table and not (leaf.may_use_schema and leaf.may_select)]
+    if not leaves:
+        return []
+    grants = _schema_grants(leaves, user)
+    names = ", ".join(leaf.name.sql for leaf in leaves if not leaf.may_select)
+    if names:
+        grants.append(f"grant select on {names} to {quote_identifier(user)};")
+    owners = sorted({(leaf.owner, leaf.name.schema) for leaf in leaves})
+    grants += [
+        f"-- and for partitions to come: alter default privileges for role {quote_identifier(owner)}"
+        f" in schema {quote_identifier(schema)} grant select on tables to {quote_identifier(user)};"
+        for owner, schema in owners
+    ]
+    return [
+        warning(
+            relation.subject,
+            f"role {user} can't read {len(leaves)} of {len(relation.leaves)} partitions by themselves",
+            "the rows of a partition that is attached while capture runs are copied from the partition itself",
+            one_per_statement(grants),
+        )
+    ]
+
+
+def row_security(relation: Relation, *, user: str) -> list[Finding]:
+    hiding = [of.name for of in (relation, *relation.leaves) if of.hides_rows]
+    if not hiding:
+        return []
+    where = "" if hiding == [relation.name] else f" ({', '.join(str(name) for name in hiding)})"
+    return [
+        error(
+            relation.subject,
+            f"row level security hides rows of it from role {user}{where}",
+            "the snapshot would lack them, while the stream sends every row",
+            f"alter role {quote_identifier(user)} bypassrls;",
+        )
+    ]
+
+
+def _schema_grants(relations: Sequence[Relation], user: str) -> list[str]:
+    schemas = sorted({relation.name.schema for relation in relations if not relation.may_use_schema})
+    return [f"grant usage on schema {quote_identifier(name)} to {quote_identifier(user)};" for name in schemas]

@@ -1,0 +1,211 @@
+"""Findings about the server: version, settings, encoding, and whether it is the server that the DSN seems to name."""
+
+from typing import Any
+
+import psycopg
+
+from cdc.model.table import quote_identifier
+from cdc.postgres.preflight.finding import Finding, error, ok, one_per_statement, warning
+from cdc.postgres.versions import GENERATED_COLUMNS, OLDEST_SUPPORTED
+from cdc.protocol.pgvalues import SESSION_SETTINGS
+
+_TIMEOUT_MIN_MS = 10_000
+"""A pause of a few seconds - a slow Kafka commit, a paused virtual machine - must not end the stream."""
+
+_DECODING_MEMORY_MIN_KB = 1024
+
+_RELOAD = "select pg_reload_conf();"
+
+
+def setting(connection: psycopg.Connection[Any], name: str) -> str:
+    """A setting in the server's own words; empty where this version doesn't have it."""
+    row = connection.execute("select current_setting(%s, true)", (name,)).fetchone()
+    return row[0] if row and row[0] is not None else ""
+
+
+def _number(connection: psycopg.Connection[Any], name: str) -> int | None:
+    """A setting in its base unit; None where this version doesn't have it."""
+    row = connection.execute("select setting::bigint from pg_settings where name = %s", (name,)).fetchone()
+    return row[0] if row else None
+
+
+def server_findings(connection: psycopg.Connection[Any]) -> list[Finding]:
+    return [
+        version_finding(connection.info.server_version),
+        _wal_level(setting(connection, "wal_level")),
+        *_standby(connection),
+        *_encoding(connection),
+        *_limits(connection),
+        *_session(connection),
+        *_proxy(connection),
+    ]
+
+
+def version_finding(version: int) -> Finding:
+    if version < OLDEST_SUPPORTED:
+        return error(
+            "server version",
+            f"PostgreSQL {version // 10000} is too old",
+            "messages in the logical stream, which move idle slots on, exist from version 14",
+            "upgrade the server to 14 or newer",
+        )
+    return ok("server version", f"PostgreSQL {version // 10000}.{version % 10000}")
+
+
+def _wal_level(level: str) -> Finding:
+    if level == "logical":
+        return ok("wal_level", "logical")
+    return error(
+        "wal_level",
+        f"wal_level is {level}",
+        "the WAL doesn't hold what logical decoding needs",
+        "alter system set wal_level = logical;  -- then restart the server",
+    )
+
+
+def _standby(connection: psycopg.Connection[Any]) -> list[Finding]:
+    row = connection.execute("select pg_is_in_recovery()").fetchone()
+    if not row or not row[0]:
+        return []
+    return [
+        error(
+            "server role",
+            "the server is a standby",
+            "slot, snapshot and heartbeat need the primary",
+            "point source.dsn at the primary; with several hosts add target_session_attrs=read-write to it",
+        )
+    ]
+
+
+def _encoding(connection: psycopg.Connection[Any]) -> list[Finding]:
+    encoding = setting(connection, "server_encoding")
+    if encoding == "SQL_ASCII":
+        return [
+            warning(
+                "encoding",
+                "the database has SQL_ASCII, which says nothing about its text",
+                "PostgreSQL passes any bytes on; a value that isn't UTF-8 stops capture rather than be published wrong",
+                "convert the database to UTF8 with dump and restore; until then keep values that aren't UTF-8 out",
+            )
+        ]
+    converted = "" if encoding == "UTF8" else ", converted to UTF-8 by PostgreSQL"
+    return [ok("encoding", f"{encoding}{converted}")]
+
+
+def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
+    """Settings with which a slot or the stream can be lost."""
+    findings = []
+    kept = _number(connection, "max_slot_wal_keep_size")
+    if kept is not None and kept >= 0:
+        findings.append(
+            warning(
+                "max_slot_wal_keep_size",
+                f"is {setting(connection, 'max_slot_wal_keep_size')}",
+                "when capture is further behind than that, PostgreSQL removes WAL that the slot needs: the slot is lost, and"
+                " everything has to be copied again",
+                "alter system set max_slot_wal_keep_size = -1;\n"
+                f"{_RELOAD}  -- or keep it, and watch that `lockstep lag` stays well below",
+            )
+        )
+    if connection.info.server_version >= GENERATED_COLUMNS and (
+        _number(connection, "idle_replication_slot_timeout") or 0
+    ):
+        findings.append(
+            warning(
+                "idle_replication_slot_timeout",
+                f"is {setting(connection, 'idle_replication_slot_timeout')}",
+                "when capture is down for longer than that, PostgreSQL invalidates its slot, and everything has to be copied"
+                " again",
+                f"alter system set idle_replication_slot_timeout = 0;\n{_RELOAD}",
+            )
+        )
+    ours = _for_our_role(connection)
+    timeout_ms = _number(connection, "wal_sender_timeout") or 0
+    if 0 < timeout_ms < _TIMEOUT_MIN_MS:
+        findings.append(
+            warning(
+                "wal_sender_timeout",
+                f"is {setting(connection, 'wal_sender_timeout')}",
+                "a short pause of capture or of the network ends the stream, and it starts again and again",
+                f"{ours} set wal_sender_timeout = '60s';",
+            )
+        )
+    memory_kb = _number(connection, "logical_decoding_work_mem") or 0
+    if memory_kb < _DECODING_MEMORY_MIN_KB:
+        findings.append(
+            warning(
+                "logical_decoding_work_mem",
+                f"is {setting(connection, 'logical_decoding_work_mem')}",
+                "nearly every transaction is written to disk before it is decoded",
+                f"{ours} set logical_decoding_work_mem = '64MB';",
+            )
+        )
+    return findings
+
+
+def _for_our_role(connection: psycopg.Connection[Any]) -> str:
+    """How a setting is made for us alone: this wins over the role's, the database's and the server's own."""
+    row = connection.execute("select current_user, current_database()").fetchone()
+    assert row is not None
+    return f"alter role {quote_identifier(row[0])} in database {quote_identifier(row[1])}"
+
+
+def _session(connection: psycopg.Connection[Any]) -> list[Finding]:
+    """Time limits that would end the snapshot, and settings that our connection asked for and didn't get."""
+    findings = []
+    limited = connection.execute(
+        "select name, current_setting(name), source from pg_settings where name in ('statement_timeout',"
+        " 'transaction_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout') and setting::bigint > 0"
+        " order by name"
+    ).fetchall()
+    if limited:
+        in_dsn = all(source == "client" for _, _, source in limited)
+        findings.append(
+            warning(
+                "time limits",
+                "our sessions have " + ", ".join(f"{name} = {value}" for name, value, _ in limited),
+                "PostgreSQL ends the copy of a large table, or a connection that waits, when it takes longer than that",
+                "take them out of source.dsn"
+                if in_dsn
+                else one_per_statement([f"{_for_our_role(connection)} set {name} = 0;" for name, _, _ in limited]),
+            )
+        )
+    others = [
+        f"{name} = {actual}"
+        for name, wanted in SESSION_SETTINGS.items()
+        if name != "client_encoding" and (actual := setting(connection, name)).lower() not in _same(wanted)
+    ]
+    if others:
+        findings.append(
+            error(
+                "session settings",
+                f"what we asked for when we connected isn't in force: {', '.join(others)}",
+                "the same value would be published with another text; poolers drop the settings of a connection",
+                "point source.dsn at PostgreSQL itself, not at a pooler (PgBouncer: ignore_startup_parameters)",
+            )
+        )
+    return findings
+
+
+def _same(wanted: str) -> tuple[str, ...]:
+    """How the server shows a setting that was set so: DateStyle gets an order as well."""
+    return tuple(text.lower() for text in (wanted, *(f"{wanted}, {order}" for order in ("MDY", "DMY", "YMD"))))
+
+
+def _proxy(connection: psycopg.Connection[Any]) -> list[Finding]:
+    """Poolers answer for many servers' processes, so they can't hand out the number of the one that will run our query."""
+    pids = {connection.info.backend_pid}
+    for _ in range(3):
+        row = connection.execute("select pg_backend_pid()").fetchone()
+        pids.add(row[0] if row else 0)
+    if len(pids) == 1:
+        return []
+    return [
+        warning(
+            "connection",
+            "a pooler or proxy stands between us and PostgreSQL",
+            "the replication stream, the exported snapshot and session settings belong to one server process; most poolers pass"
+            " none of them through",
+            "point source.dsn at PostgreSQL itself",
+        )
+    ]

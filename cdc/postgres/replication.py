@@ -1,0 +1,225 @@
+"""A replication connection: identify, create slots, stream. One thread; it never waits longer than it is told to.
+
+psycopg 3 through ``pq``, because libpq then hands out every frame as it is and confirms nothing by itself.
+"""
+
+import contextlib
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import psycopg
+from psycopg import pq
+
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.lsn import Lsn, format_lsn, parse_lsn
+from cdc.model.table import quote_identifier
+from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.settings import SourceSettings
+
+APPLICATION = "lockstep capture"
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """Which WAL this is: a restored or other server has another ``system_id``, a promoted one another ``timeline``."""
+
+    system_id: str
+    timeline: int
+    wal_end: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSlot:
+    """``consistent_point`` is where the stream starts; the snapshot shows exactly what committed before it.
+
+    ``snapshot_name`` can be imported while the connection that created the slot runs no other command.
+    """
+
+    consistent_point: Lsn
+    snapshot_name: str
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+class ReplicationConnection:
+    """Speaks the streaming replication protocol. Methods raise Unavailable when the connection is lost."""
+
+    def __init__(self, source: SourceSettings) -> None:
+        self._connection = connect(source, application=APPLICATION, replication=True)
+        self._pgconn = self._connection.pgconn
+        self._pgconn.nonblocking = 1
+
+    def identify_system(self) -> SystemIdentity:
+        system_id, timeline, wal_end, _ = self._row("IDENTIFY_SYSTEM")
+        return SystemIdentity(system_id, int(timeline), parse_lsn(wal_end))
+
+    def create_slot(
+        self, name: str, *, temporary: bool, while_waiting: Callable[[float], None] | None = None
+    ) -> CreatedSlot:
+        """Create a pgoutput slot and export its snapshot.
+
+        PostgreSQL first waits for every transaction that is writing; ``while_waiting`` is called with the seconds so far.
+        """
+        _, consistent_point, snapshot_name, _ = self._row(
+            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {'TEMPORARY ' if temporary else ''}"
+            "LOGICAL pgoutput EXPORT_SNAPSHOT",
+            while_waiting,
+        )
+        return CreatedSlot(parse_lsn(consistent_point), snapshot_name)
+
+    def start(self, slot: str, *, publication: str, at: Lsn, only_local: bool = False) -> None:
+        """Begin to stream: from ``at``, or from what was confirmed if that is later.
+
+        ``only_local`` leaves out what was replicated into this server from another (PostgreSQL 16 and later).
+        """
+        options = f"proto_version '1', publication_names {_literal(quote_identifier(publication))}, messages 'true'"
+        if only_local:
+            options += ", origin 'none'"
+        result = self._command(
+            f"START_REPLICATION SLOT {quote_identifier(slot)} LOGICAL {format_lsn(at)} ({options})", None
+        )
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise LockstepError(f"streaming from slot {slot} didn't start: {result.error_message.decode().strip()}")
+
+    def receive(self) -> bytes | None:
+        """The next frame that is here already, or None when the socket is dry. Never waits."""
+        try:
+            size, frame = self._pgconn.get_copy_data(1)
+            if size == 0:
+                self._pgconn.consume_input()
+                size, frame = self._pgconn.get_copy_data(1)
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+        if size > 0:
+            return bytes(frame)
+        if size < 0:
+            raise self._ended()
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Return when something arrived, or after ``seconds``."""
+        select.select([self._pgconn.socket], [], [], seconds)
+
+    def send(self, frame: bytes) -> None:
+        try:
+            self._pgconn.put_copy_data(frame)
+            self._pgconn.flush()
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+
+    def cancel(self) -> None:
+        """End the command that is running, from another thread."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.cancel()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ended(self) -> LockstepError:
+        result = self._pgconn.get_result()
+        text = result.error_message.decode(errors="replace").strip() if result is not None else ""
+        return Unavailable(f"PostgreSQL ended the replication stream: {text or 'no reason given'}", retry_after_s=1.0)
+
+    def _row(self, command: str, while_waiting: Callable[[float], None] | None = None) -> tuple[str, str, str, str]:
+        result = self._command(command, while_waiting)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            raise LockstepError(
+                f"{command.split(' ', 1)[0]} failed: {result.error_message.decode(errors='replace').strip()}",
+                hint="`lockstep doctor` shows what is missing and the SQL for it",
+            )
+        first, second, third, fourth = ((result.get_value(0, column) or b"").decode() for column in range(4))
+        return first, second, third, fourth
+
+    def _command(self, command: str, while_waiting: Callable[[float], None] | None) -> "pq.abc.PGresult":
+        """Send a command and wait for its first result without blocking in libpq, so that waiting can be reported."""
+        started = time.monotonic()
+        try:
+            self._pgconn.send_query(command.encode())
+            self._pgconn.flush()
+            while self._pgconn.is_busy():
+                select.select([self._pgconn.socket], [], [], _POLL_S)
+                self._pgconn.consume_input()
+                if while_waiting is not None:
+                    while_waiting(time.monotonic() - started)
+            result = self._pgconn.get_result()
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+        if result is None:
+            raise Unavailable("PostgreSQL gave no result")
+        if result.status not in (pq.ExecStatus.COPY_BOTH, pq.ExecStatus.COPY_OUT):
+            while self._pgconn.get_result() is not None:
+                pass
+        return result
+
+
+class ComingSlot:
+    """A temporary slot that is being created by a thread of its own, since PostgreSQL may take its time.
+
+    Its snapshot can be imported until ``close``.
+    """
+
+    def __init__(self, source: SourceSettings, name: str) -> None:
+        self._connection = ReplicationConnection(source)
+        self._slot: CreatedSlot | None = None
+        self._error: Exception | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._create, args=(name,), name=f"slot-{name}", daemon=True)
+        self._thread.start()
+
+    def _create(self, name: str) -> None:
+        try:
+            self._slot = self._connection.create_slot(name, temporary=True, while_waiting=self._check)
+        except Exception as error:
+            self._error = error
+
+    def _check(self, _seconds: float) -> None:
+        if self._closed.is_set():
+            raise Unavailable("nobody waits for the slot any more")
+
+    def is_ready(self) -> bool:
+        """Whether ``created`` returns at once, or raises."""
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float, while_waiting: Callable[[], None]) -> bool:
+        """Wait so long at most; whether it is ready then."""
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._thread.join(0.02)
+            while_waiting()
+        return self.is_ready()
+
+    def created(self) -> CreatedSlot:
+        """The slot. Raises what its creation raised."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        assert self._slot is not None
+        return self._slot
+
+    def close(self) -> None:
+        """Let the slot and its snapshot go."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._connection.cancel()  # else the server goes on waiting, and keeps the name
+        self._thread.join()
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,130 @@
+"""Settings of the captured database."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from cdc.model.table import TableName
+from cdc.secret import read_secret
+from cdc.settings import Settings
+
+SOURCE_PASSWORD_VARIABLE = "LOCKSTEP_SOURCE_PASSWORD"  # noqa: S105  the name of a variable, not a password
+
+
+class TableOptions(Settings):
+    """What differs for one table."""
+
+    key: tuple[str, ...] = Field(
+        default=(),
+        description="columns of a unique index, all not null, that key the events instead of the primary key",
+    )
+    append_only: bool = Field(
+        default=False, description="a table without any key: its topic keeps every event instead of the newest per key"
+    )
+
+    @field_validator("key")
+    @classmethod
+    def _distinct(cls, key: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(key)) != len(key):
+            raise ValueError("names a column twice")
+        return key
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if self.key and self.append_only:
+            raise ValueError(
+                "has a key and is append_only: rows with a key can be told apart, so leave append_only out"
+            )
+        return self
+
+
+class SourceSettings(Settings):
+    """The captured database."""
+
+    dsn: str = Field(description="libpq connection string without a password: host=... port=... user=... dbname=...")
+    password_file: Path | None = Field(
+        default=None, description=f"file that holds the password; else ${SOURCE_PASSWORD_VARIABLE} or libpq's own ways"
+    )
+    tables: tuple[str, ...] = Field(min_length=1, description="schema.table of every captured table")
+    options: dict[str, TableOptions] = Field(
+        default={}, description="per table: [source.options.'schema.table'] key = [...] or append_only = true"
+    )
+    messages: tuple[str, ...] = Field(
+        default=(), description="prefixes of logical messages (pg_logical_emit_message) that go to their own topic"
+    )
+    outbox: str | None = Field(
+        default=None,
+        description="schema.table of an outbox (id, aggregatetype, aggregateid, type, payload), whose new rows go to a topic per"
+        " aggregate type",
+    )
+    slot: str | None = Field(default=None, description="replication slot; default lockstep_<pipeline name>")
+    publication: str | None = Field(default=None, description="publication; default lockstep_<pipeline name>")
+    origin: Literal["any", "none"] = Field(
+        default="any",
+        description='"none" leaves out what was itself replicated into the source (PostgreSQL 16 and later)',
+    )
+    heartbeat_interval_s: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="how often an idle database gets a heartbeat message, so that its slot moves on"
+    )
+
+    @field_validator("dsn")
+    @classmethod
+    def _no_password(cls, dsn: str) -> str:
+        if "password=" in dsn.replace(" ", ""):
+            raise ValueError(f"must not hold a password: use password_file or ${SOURCE_PASSWORD_VARIABLE}")
+        return dsn
+
+    @field_validator("tables")
+    @classmethod
+    def _table_names(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+        names = [TableName.parse(table) for table in tables]
+        if len(set(names)) != len(names):
+            raise ValueError("names a table twice")
+        return tables
+
+    @model_validator(mode="after")
+    def _options_are_of_captured_tables(self) -> Self:
+        captured = set(self.table_names)
+        unknown = [text for text in self.options if TableName.parse(text) not in captured]
+        if unknown:
+            raise ValueError(f"options names tables that tables doesn't: {', '.join(unknown)}")
+        return self
+
+    @model_validator(mode="after")
+    def _outbox_is_no_captured_table(self) -> Self:
+        if self.outbox is not None and TableName.parse(self.outbox) in self.table_names:
+            raise ValueError(f"outbox: {self.outbox} is in tables as well; a table is captured or an outbox, not both")
+        return self
+
+    @property
+    def outbox_name(self) -> TableName | None:
+        """The outbox table."""
+        return TableName.parse(self.outbox) if self.outbox else None
+
+    @property
+    def published_names(self) -> tuple[TableName, ...]:
+        """All tables that the publication has to send: the captured ones and the outbox."""
+        return (*self.table_names, *([self.outbox_name] if self.outbox_name else []))
+
+    @property
+    def keys(self) -> dict[TableName, tuple[str, ...]]:
+        """Table -> its configured key, where it has one."""
+        return {TableName.parse(text): found.key for text, found in self.options.items() if found.key}
+
+    @property
+    def append_only(self) -> frozenset[TableName]:
+        """The tables whose events have no key of their own."""
+        return frozenset(TableName.parse(text) for text, found in self.options.items() if found.append_only)
+
+    @property
+    def keyed_names(self) -> tuple[TableName, ...]:
+        """The captured tables whose rows have a key, which is what a sink needs."""
+        return tuple(name for name in self.table_names if name not in self.append_only)
+
+    @property
+    def table_names(self) -> tuple[TableName, ...]:
+        return tuple(TableName.parse(table) for table in self.tables)
+
+    def password(self) -> SecretStr | None:
+        return read_secret(variable=SOURCE_PASSWORD_VARIABLE, file=self.password_file)

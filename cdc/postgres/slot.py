@@ -1,0 +1,87 @@
+"""The replication slot and other facts of the source, asked over an ordinary connection."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import Lsn, parse_lsn
+
+HEARTBEAT_PREFIX = "lockstep.heartbeat"
+"""Prefix of the messages that move an idle database's slot and the watermark on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A row of ``pg_replication_slots``. ``confirmed`` is None while the slot isn't consistent yet."""
+
+    name: str
+    plugin: str
+    database: str
+    active_pid: int | None
+    confirmed: Lsn | None
+    wal_status: str | None
+
+
+def find_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
+    row = connection.execute(
+        "select slot_name, plugin, database, active_pid, confirmed_flush_lsn::text, wal_status"
+        " from pg_replication_slots where slot_name = %s",
+        (name,),
+    ).fetchone()
+    if row is None:
+        return None
+    return Slot(row[0], row[1], row[2], row[3], parse_lsn(row[4]) if row[4] else None, row[5])
+
+
+def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
+    connection.execute("select pg_drop_replication_slot(%s)", (name,))
+
+
+def end_other_reader(connection: psycopg.Connection[Any], slot: Slot) -> None:
+    """End the connection that still reads the slot: its process has been fenced in Kafka already and can't publish.
+
+    Raises LockstepError when our role may not do that.
+    """
+    try:
+        connection.execute("select pg_terminate_backend(%s)", (slot.active_pid,))
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise LockstepError(
+            f"slot {slot.name} is read by another connection (pid {slot.active_pid}) that our role may not end",
+            hint=f"stop that process, or run: select pg_terminate_backend({slot.active_pid});",
+        ) from error
+
+
+def emit_heartbeat(connection: psycopg.Connection[Any]) -> Lsn:
+    """A transactional message, and so a commit that we will see in the stream. Returns an LSN after it.
+
+    Flushed even where synchronous_commit is off: the walsender sends only what is on disk.
+    """
+    with connection.transaction():
+        connection.execute("set local synchronous_commit = on")
+        connection.execute("select pg_logical_emit_message(true, %s, '')", (HEARTBEAT_PREFIX,))
+    return wal_end(connection)
+
+
+def wal_end(connection: psycopg.Connection[Any]) -> Lsn:
+    """Where the WAL ends now: at or after the end of everything that this connection has committed."""
+    row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def sender_timeout_s(connection: psycopg.Connection[Any]) -> float:
+    """After how many silent seconds the server drops us (``wal_sender_timeout``); infinite when it never does."""
+    row = connection.execute("select setting::bigint from pg_settings where name = 'wal_sender_timeout'").fetchone()
+    milliseconds = row[0] if row else 0
+    return milliseconds / 1000 if milliseconds else float("inf")
+
+
+def blocking_transactions(connection: psycopg.Connection[Any]) -> list[tuple[int, str, float]]:
+    """Writing transactions that a new slot has to wait for: pid, application, age in seconds. Oldest first."""
+    rows = connection.execute(
+        "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8"
+        " from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid() order by xact_start"
+    ).fetchall()
+    return [(row[0], row[1], row[2]) for row in rows]

@@ -1,0 +1,19 @@
+"""From which server version on something exists. The numbers are those of ``server_version_num``."""
+
+from typing import Final
+
+OLDEST_SUPPORTED: Final = 140000
+"""Messages in the logical stream, which move idle slots on, came with 14."""
+
+PUBLICATION_LISTS: Final = 150000
+"""Row filters, column lists and whole schemas in publications."""
+
+ORIGINS: Final = 160000
+"""pgoutput can leave out what was itself replicated into the server."""
+
+INVALIDATION_REASONS: Final = 170000
+"""``pg_replication_slots`` says why a slot was invalidated."""
+
+GENERATED_COLUMNS: Final = 180000
+"""Publications can send stored generated columns. From here on PostgreSQL refuses an UPDATE whose replica identity holds a
+generated column that isn't published; before, it sent the rest."""

@@ -1,0 +1,173 @@
+"""The records of the three control topics, as JSON.
+
+``__state`` (compacted, key: slot) says where a restart goes on. ``__schema`` (compacted, key: table and schema id) says
+what a table looks like. ``__progress`` (kept some days) turns Kafka offsets back into an LSN.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Self
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue
+from cdc.model.table import Table, TableName
+
+STATE_FORMAT = 2
+
+
+class SnapshotPhase(StrEnum):
+    """``CREATING``: the slot may exist, no row was published. ``COPYING``: rows are being published. ``DONE``: stream."""
+
+    CREATING = "creating"
+    COPYING = "copying"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureState:
+    """Where capture stands, committed in the same Kafka transaction as the events it describes.
+
+    ``commit_lsn`` and ``seq`` are of the last published change: changes up to it are skipped after a restart, also in the
+    middle of a transaction. ``end_lsn`` is the end of the last *complete* transaction, the only thing that is confirmed.
+    ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
+    ``copied`` holds the number of rows of each table whose copy is complete; a table that isn't in it has to be copied, also
+    in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was published: if that
+    differs now, the stream may have left out changes of it.
+    """
+
+    slot: str
+    owner: str
+    publication: str
+    database: str
+    system_id: str
+    timeline: int
+    epoch: int
+    phase: SnapshotPhase
+    handoff: int
+    commit_lsn: int
+    seq: int
+    end_lsn: int
+    commit_time_ms: int
+    copied: Mapping[TableName, int]
+    memberships: Mapping[TableName, str]
+
+    def published(self, *, commit_lsn: int, seq: int, end_lsn: int, commit_time_ms: int) -> Self:
+        """The state after another batch of the stream."""
+        return replace(self, commit_lsn=commit_lsn, seq=seq, end_lsn=end_lsn, commit_time_ms=commit_time_ms)
+
+    def to_be_copied(self, names: Collection[TableName]) -> Self:
+        """The state in which these tables have to be copied again."""
+        return replace(self, copied={name: rows for name, rows in self.copied.items() if name not in names})
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(
+            {
+                "format": STATE_FORMAT,
+                "slot": self.slot,
+                "owner": self.owner,
+                "publication": self.publication,
+                "database": self.database,
+                "system_id": self.system_id,
+                "timeline": self.timeline,
+                "epoch": self.epoch,
+                "phase": self.phase.value,
+                "handoff": self.handoff,
+                "commit_lsn": self.commit_lsn,
+                "seq": self.seq,
+                "end_lsn": self.end_lsn,
+                "commit_time_ms": self.commit_time_ms,
+                "copied": [[name.schema, name.name, rows] for name, rows in self.copied.items()],
+                "memberships": [[name.schema, name.name, what] for name, what in self.memberships.items()],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> Self:
+        """Raises LockstepError for a record of another format."""
+        fields = _loads(value, "__state")
+        if fields.pop("format", None) != STATE_FORMAT:
+            raise LockstepError(
+                "the state of capture was written by another version of Lockstep",
+                hint="run the version that wrote it, or start a pipeline of another name",
+            )
+        fields["phase"] = SnapshotPhase(fields["phase"])
+        for name in ("copied", "memberships"):
+            fields[name] = {TableName(schema, table): value for schema, table, value in fields[name]}
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRecord:
+    """Everything committed up to ``lsn`` lies below ``bounds``: topic -> one end offset per partition.
+
+    Topics that the batch didn't touch are absent; their earlier bounds still hold.
+    """
+
+    lsn: int
+    commit_time_ms: int
+    bounds: Mapping[str, tuple[int, ...]]
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps({"lsn": self.lsn, "commit_ts": self.commit_time_ms, "bounds": self.bounds})
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> Self:
+        fields = _loads(value, "__progress")
+        return cls(fields["lsn"], fields["commit_ts"], {topic: tuple(ends) for topic, ends in fields["bounds"].items()})
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeChange:
+    """How a table's shape came about from the one before: what rows that are already in the log don't show.
+
+    ``renamed``: new name of a column -> its name before. ``defaults``: added column -> the value, as it stands in an event, that
+    every older row has in it. ``rewritten``: why the stream alone doesn't show the new content of the older rows, in words; empty
+    when it does. Capture then copies the table anew and the rows follow as ``r`` events.
+    """
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, JsonValue] = field(default_factory=dict)
+    rewritten: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRecord:
+    """A table's shape, valid for events from ``from_lsn`` on until the next record of the table."""
+
+    table: Table
+    from_lsn: int
+    change: ShapeChange = ShapeChange()
+
+    def key(self) -> bytes:
+        return orjson.dumps([self.table.name.schema, self.table.name.name, self.table.schema_id])
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(
+            {
+                "schema_id": self.table.schema_id,
+                "from_lsn": self.from_lsn,
+                "renamed": dict(self.change.renamed),
+                "defaults": dict(self.change.defaults),
+                "rewritten": self.change.rewritten,
+                **self.table.to_json(),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> Self:
+        fields = _loads(value, "__schema")
+        change = ShapeChange(fields.get("renamed", {}), fields.get("defaults", {}), fields.get("rewritten", ""))
+        return cls(Table.from_json(fields), fields["from_lsn"], change)
+
+
+def _loads(value: bytes, topic: str) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(value)
+    except orjson.JSONDecodeError as error:
+        raise LockstepError(f"a record of the control topic {topic} is not JSON") from error
+    if not isinstance(fields, dict):
+        raise LockstepError(f"a record of the control topic {topic} is not a JSON object")
+    return fields

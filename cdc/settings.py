@@ -1,0 +1,9 @@
+"""What all settings share. Each part owns its own model beside the code that uses it; ``lockstep.config`` composes them."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Settings(BaseModel):
+    """What all our settings share."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,0 +1,101 @@
+"""Fills a memory of large values from the topics, which hold every row in full."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import Table
+from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, after_of, schema_id_of
+from cdc.toast.json_slices import split_object
+from cdc.toast.memory import DurableMemory
+from cdc.toast.rule import ToastRule
+
+_BATCH_BYTES: Final = 16 * 1024 * 1024
+_BATCH_RECORDS: Final = 50_000
+"""What is held in memory between two commits, at most, and one record more."""
+
+_NULL: Final = b"null"
+_NO_TABLES: Final[Mapping[str, Table]] = {}
+_DELETE: Final = bytes([DELETE_OP])
+
+
+class Record(NamedTuple):
+    """A record of a table's topic. A plain tuple of the same shape does as well."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+def catch_up(
+    records: Iterable[tuple[str, int, int, bytes, bytes | None]],
+    memory: DurableMemory,
+    rules: Mapping[str, ToastRule],
+    *,
+    tables: Mapping[str, Table] = _NO_TABLES,
+    shapes: Mapping[str, Table] = _NO_TABLES,
+) -> int:
+    """Apply committed records, each partition's in order from ``memory.offsets()`` on; how many there were.
+
+    It commits as it goes, without a position, so that a fill that was interrupted goes on where it was. When it returns, all
+    is committed but the position, which only the caller knows: ``memory.commit(position, end offsets)``.
+
+    ``tables`` are the topics' newest shapes and ``shapes`` all of them by schema id: values are kept by what a column is, whatever
+    it was called when the event was written. A topic that isn't in ``tables`` has its columns' names for that.
+
+    The past of a row isn't in a compacted topic, so every value is kept that could be out of line (``ToastRule.suspects``).
+    Topics without a rule are passed over. Raises LockstepError for a value that isn't an event.
+    """
+    offsets: dict[tuple[str, int], int] = {}
+    count = size = held = 0
+    for topic, partition, offset, key, value in records:
+        rule = rules.get(topic)
+        if rule is not None:
+            values = {}
+            if value is not None:
+                columns = _columns(rule, tables.get(topic), shapes.get(schema_id_of(value)))
+                values = large_values(rule, value, columns, at=f"{topic}/{partition}/{offset}")
+            if values:
+                memory.put(topic, key, values)
+                size += len(key) + sum(map(len, values.values()))
+            else:
+                memory.forget(topic, key)
+        offsets[topic, partition] = offset + 1
+        count += 1
+        held += 1
+        if size >= _BATCH_BYTES or held >= _BATCH_RECORDS:
+            memory.commit(None, offsets)
+            offsets = {}
+            size = held = 0
+    if offsets:
+        memory.commit(None, offsets)
+    return count
+
+
+def _columns(rule: ToastRule, table: Table | None, shape: Table | None) -> Sequence[tuple[str, str]]:
+    """(identity, name in events of this shape) of each column that the rule is about."""
+    if table is None:
+        return [(name, name) for name in rule.columns]
+    found = [table.columns[position] for position in rule.positions]
+    if shape is None or shape == table:
+        return [(column.identity, column.name) for column in found]
+    names = {column.identity: column.name for column in shape.columns}
+    return [(column.identity, names.get(column.identity, column.name)) for column in found]
+
+
+def large_values(rule: ToastRule, value: bytes, columns: Sequence[tuple[str, str]], *, at: str) -> dict[str, bytes]:
+    """The values of an event that could be out of line, as they stand there; none for a delete."""
+    if value[OP_OFFSET : OP_OFFSET + 1] == _DELETE:
+        return {}
+    try:
+        after = split_object(after_of(value))
+    except (ValueError, LockstepError) as error:
+        raise LockstepError(f"the record {at} is not an event of Lockstep's") from error
+    values = {}
+    for position, (identity, name) in zip(rule.positions, columns, strict=True):
+        json = after.get(name, _NULL)
+        if json != _NULL and rule.may_be_moved(position, json):
+            values[identity] = json
+    return values

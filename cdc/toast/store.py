@@ -1,0 +1,354 @@
+"""The large values on disk: one LMDB file per slot, a copy of what the topics hold, never ahead of them.
+
+Changes gather in memory and are written by ``commit``, in one LMDB transaction with the position and the offsets that they
+belong to. Capture calls it after Kafka has committed the same changes, so:
+
+* Killed between the two, the store is one commit behind. It is completed from the topics, from ``offsets()`` on.
+* After a power failure it may be two commits behind. Data reach the disk before the page that makes them valid, and that page
+  before the next commit's (LMDB's ``metasync=False``): half the price, and nothing that was valid is ever overwritten.
+* A commit without a change writes nothing. Position and offsets then lag behind on disk, which says too little and never
+  too much: everything below ``offsets()`` is contained, and to read on from there finds nothing new and ends with the same
+  rows, since each row's last record is applied last. ``close`` writes them, and so does a commit when a reader would have to read
+  ``LAZY_RECORDS`` records for nothing.
+
+Whoever opens it compares ``position()`` with the state that Kafka holds: equal, all is there; older or None, read on from
+``offsets()``; newer, Kafka has lost what it had committed, and ``empty`` is the only right thing.
+
+What can't be used - another pipeline's, an earlier format, damaged - is emptied, since it can be had again. A process
+that was held up while another one opened the store is Fenced when it wants to write.
+"""
+
+import contextlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn
+
+import lmdb
+
+from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.toast import entries
+from cdc.toast.entries import Bucket, Damaged
+from cdc.toast.memory import Offsets, Position, Values
+
+FILE_NAME: Final = "large-values.lmdb"
+
+LAZY_RECORDS: Final = 100_000
+"""How many records of the topics, more or less, a restart may read although nothing in them concerns the store: a second."""
+
+_FORMAT: Final = b"1"
+_MAP_BYTES: Final = 64 * 1024 * 1024
+_POSITION: Final = struct.Struct(">QI")
+_NUMBER: Final = struct.Struct(">Q")
+_TOPIC_ID: Final = struct.Struct(">I")
+
+# One-letter prefixes; rows and offsets have theirs in `entries`.
+_IS_FORMAT, _IS_IDENTITY, _IS_WRITER, _IS_POSITION = b"mformat", b"midentity", b"mwriter", b"mposition"
+_TOPIC_PREFIX, _OFFSET_PREFIX = b"t", b"o"
+
+_UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, Damaged)
+
+
+class ToastStore:
+    """A DurableMemory in a directory. One thread; what isn't committed is held in memory and bounded by the caller's batch.
+
+    Raises Unavailable when it turned out to be damaged (it has been emptied; open it again and fill it), Fenced, and
+    LockstepError when the file system refuses.
+    """
+
+    def __init__(
+        self, directory: Path, *, identity: str, say: Callable[[str], None], map_bytes: int = _MAP_BYTES
+    ) -> None:
+        """Open or create it. ``identity`` is all that its content depends on: pipeline, slot, the topics' ids. ``say`` gets a
+        sentence when another one's or a damaged store was emptied."""
+        self._path = directory / FILE_NAME
+        self._identity = identity.encode()
+        self._map_bytes = map_bytes
+        self._writer = os.urandom(16)
+        self._forget_state()
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                problem = self._open()
+            except _UNUSABLE as error:
+                problem = f"can't be read ({error})"
+            if problem:
+                say(
+                    f"the store of large values in {directory} {problem}: it is emptied and filled again from the topics"
+                )
+                self.empty()
+        except (lmdb.Error, OSError) as error:
+            self._refused("opened", error)
+
+    def _forget_state(self) -> None:
+        self._environment: lmdb.Environment | None = None
+        self._topic_ids: dict[str, int] = {}
+        self._position: Position | None = None
+        self._offsets: dict[tuple[str, int], int] = {}
+        self._advanced: set[tuple[str, int]] = set()
+        self._file_bytes = 0
+        self._lagging = False
+        self._lagging_records = 0
+        self._changes: dict[str, dict[bytes, Values | None]] = {}
+        self._cleared: set[str] = set()
+
+    def _open(self) -> str:
+        """Open the file and read all but its rows. A problem, in words, when it isn't ours to use."""
+        self._environment = lmdb.open(
+            str(self._path),
+            subdir=False,
+            map_size=self._map_bytes,
+            metasync=False,
+            mode=0o600,
+            readahead=False,
+            max_spare_txns=1,
+        )
+        environment = self._environment
+        environment.reader_check()
+        # A file that was cut off would end the process when a page behind its end is read.
+        self._file_bytes = self._path.stat().st_size
+        if self._file_bytes < self._needed_bytes():
+            return "is shorter than it should be"
+        # The map of a file that has grown is at least as large as the file.
+        self._map_bytes = environment.info()["map_size"]
+        with environment.begin(write=True) as transaction:
+            found = transaction.get(_IS_FORMAT)
+            if found is None and transaction.stat()["entries"]:
+                return "was written by something else"
+            if found not in (None, _FORMAT):
+                return "was written by another version"
+            if found is not None and transaction.get(_IS_IDENTITY) != self._identity:
+                return "belongs to another slot, pipeline or set of topics"
+            transaction.put(_IS_FORMAT, _FORMAT)
+            transaction.put(_IS_IDENTITY, self._identity)
+            transaction.put(_IS_WRITER, self._writer)
+            try:
+                self._read_state(transaction)
+            except (struct.error, UnicodeDecodeError, KeyError) as error:
+                raise Damaged("its state makes no sense") from error
+        self._fill_file()
+        return ""
+
+    def _read_state(self, transaction: "lmdb.Transaction[bytes]") -> None:
+        position = transaction.get(_IS_POSITION)
+        if position is not None:
+            commit_lsn, seq = _POSITION.unpack(position)
+            self._position = commit_lsn, seq
+        for key, value in _with_prefix(transaction, _TOPIC_PREFIX):
+            (self._topic_ids[key[1:].decode()],) = _TOPIC_ID.unpack(value)
+        names = {topic_id: name for name, topic_id in self._topic_ids.items()}
+        for key, value in _with_prefix(transaction, _OFFSET_PREFIX):
+            topic_id, partition = entries.parse_offset_key(key)
+            (self._offsets[names[topic_id], partition],) = _NUMBER.unpack(value)
+
+    def empty(self) -> None:
+        """Begin anew with nothing."""
+        self._close_environment()
+        self._remove_files()
+        self._forget_state()
+        problem = self._open()
+        assert not problem
+
+    def get(self, topic: str, key: bytes) -> Values | None:
+        changes = self._changes.get(topic)
+        if changes is not None and key in changes:
+            return changes[key]
+        return self._durable(topic, key)
+
+    def put(self, topic: str, key: bytes, values: Values) -> None:
+        self._changes.setdefault(topic, {})[key] = dict(values)
+
+    def forget(self, topic: str, key: bytes) -> None:
+        """Costs a look-up, and nothing at all for a topic of which no row was ever kept."""
+        changes = self._changes.get(topic)
+        if topic in self._topic_ids and self._durable(topic, key) is not None:
+            self._changes.setdefault(topic, {})[key] = None
+        elif changes is not None:
+            changes.pop(key, None)
+            if not changes:
+                del self._changes[topic]
+
+    def clear(self, topic: str) -> None:
+        self._changes.pop(topic, None)
+        if topic in self._topic_ids:
+            self._cleared.add(topic)
+
+    def commit(self, position: Position | None, bounds: Offsets | None = None) -> None:
+        """Without a change this costs next to nothing. It syncs otherwise, once."""
+        if position != self._position:
+            self._position = position
+            self._lagging = True
+        for partition, offset in (bounds or {}).items():
+            advance = offset - self._offsets.get(partition, 0)
+            if advance:
+                self._offsets[partition] = offset
+                self._advanced.add(partition)
+                self._lagging = True
+                self._lagging_records += advance
+        if self._changes or self._cleared or self._lagging_records >= LAZY_RECORDS:
+            self._write()
+
+    def discard(self) -> None:
+        self._changes.clear()
+        self._cleared.clear()
+
+    def position(self) -> Position | None:
+        return self._position
+
+    def offsets(self) -> Offsets:
+        return dict(self._offsets)
+
+    def close(self) -> None:
+        """Write the position if it lags behind, and let go of the file. What wasn't committed is dropped."""
+        self.discard()
+        try:
+            if self._lagging and self._environment is not None:
+                # An older position is as true as this one; another writer's is truer.
+                with contextlib.suppress(LockstepError):
+                    self._write()
+        finally:
+            self._close_environment()
+
+    def _durable(self, topic: str, key: bytes) -> Values | None:
+        """What the file holds of a row that no change hides."""
+        topic_id = self._topic_ids.get(topic)
+        if topic_id is None or topic in self._cleared:
+            return None
+        try:
+            with self._opened().begin(buffers=True) as transaction:
+                record = transaction.get(entries.row_key(topic_id, key))
+                return None if record is None else entries.unpack(record).get(key)
+        except _UNUSABLE as error:
+            self._damaged(error)
+        except lmdb.MapResizedError as error:  # nobody but a later process makes it larger
+            raise _fenced() from error
+        except lmdb.Error as error:
+            self._refused("read", error)
+
+    def _write(self) -> None:
+        while True:
+            try:
+                topic_ids = dict(self._topic_ids)
+                with self._opened().begin(write=True) as transaction:
+                    if transaction.get(_IS_WRITER) != self._writer:
+                        raise _fenced()
+                    self._write_rows(transaction, topic_ids)
+                    self._write_progress(transaction, topic_ids)
+                break
+            except lmdb.MapFullError:
+                self._map_bytes *= 2
+                self._opened().set_mapsize(self._map_bytes)
+            except _UNUSABLE as error:
+                self._damaged(error)
+            except lmdb.MapResizedError as error:
+                raise _fenced() from error
+            except lmdb.Error as error:
+                self._refused("written", error)
+        self._topic_ids = topic_ids
+        self._changes.clear()
+        self._cleared.clear()
+        self._advanced.clear()
+        self._lagging = False
+        self._lagging_records = 0
+        try:
+            self._fill_file()
+        except OSError as error:
+            self._refused("written", error)
+
+    def _write_rows(self, transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int]) -> None:
+        for topic in self._cleared:
+            prefix = entries.topic_range(topic_ids[topic])
+            cursor = transaction.cursor()
+            cursor.set_range(prefix)
+            while cursor.key().startswith(prefix):  # empty behind the last one
+                cursor.delete()
+        for topic, changes in self._changes.items():
+            topic_id = _topic_id(transaction, topic_ids, topic)
+            for key, values in changes.items():
+                place = entries.row_key(topic_id, key)
+                bucket: Bucket = {}
+                if len(key) > entries.KEY_BYTES_MAX and (record := transaction.get(place)) is not None:
+                    bucket = entries.unpack(memoryview(record))
+                if values is None:
+                    bucket.pop(key, None)
+                else:
+                    bucket[key] = values
+                if bucket:
+                    transaction.put(place, entries.pack(bucket))
+                else:
+                    transaction.delete(place)
+
+    def _write_progress(self, transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int]) -> None:
+        if self._position is None:
+            transaction.delete(_IS_POSITION)
+        else:
+            transaction.put(_IS_POSITION, _POSITION.pack(*self._position))
+        for topic, partition in self._advanced:
+            place = entries.offset_key(_topic_id(transaction, topic_ids, topic), partition)
+            transaction.put(place, _NUMBER.pack(self._offsets[topic, partition]))
+
+    def _opened(self) -> lmdb.Environment:
+        assert self._environment is not None, "the store is closed"
+        return self._environment
+
+    def _needed_bytes(self) -> int:
+        environment = self._opened()
+        return (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+
+    def _fill_file(self) -> None:
+        """Pages at the end that were taken and given back in one transaction aren't written. With them, short means cut off."""
+        needed = self._needed_bytes()
+        if needed > self._file_bytes:
+            self._file_bytes = self._path.stat().st_size
+            if needed > self._file_bytes:
+                os.truncate(self._path, needed)
+                self._file_bytes = needed
+
+    def _close_environment(self) -> None:
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    def _remove_files(self) -> None:
+        for name in (FILE_NAME, f"{FILE_NAME}-lock"):
+            (self._path.parent / name).unlink(missing_ok=True)
+
+    def _damaged(self, error: Exception) -> NoReturn:
+        self._close_environment()
+        self._remove_files()
+        raise Unavailable(
+            f"the store of large values in {self._path.parent} was damaged ({error}) and has been removed;"
+            " it is filled again from the topics"
+        ) from error
+
+    def _refused(self, doing: str, error: Exception) -> NoReturn:
+        self._close_environment()
+        raise LockstepError(
+            f"the store of large values in {self._path.parent} can't be {doing}: {error}",
+            hint="look for a full disk, missing permissions or another process that has it open. It holds nothing that the"
+            " topics don't: while capture is stopped it may be deleted, and is filled again",
+        ) from error
+
+
+def _with_prefix(transaction: "lmdb.Transaction[bytes]", prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    cursor = transaction.cursor()
+    cursor.set_range(prefix)
+    while cursor.key().startswith(prefix):  # empty behind the last one
+        yield cursor.item()
+        cursor.next()
+
+
+def _topic_id(transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int], topic: str) -> int:
+    """The number that stands for a topic in keys; a new one is written with what uses it."""
+    if topic not in topic_ids:
+        topic_ids[topic] = len(topic_ids)
+        transaction.put(_TOPIC_PREFIX + topic.encode(), _TOPIC_ID.pack(topic_ids[topic]))
+    return topic_ids[topic]
+
+
+def _fenced() -> Fenced:
+    return Fenced(
+        "another process has opened the store of large values; this one stops",
+        hint="exactly one capture process may run: if it wasn't you, look for a second `lockstep capture` or `lockstep run`",
+    )

@@ -1,0 +1,29 @@
+"""``DataFrame.mapInArrow`` without pandas, and pickled once per query instead of once per batch.
+
+PySpark's own method does the same three calls, but asks for pandas first, which it then doesn't use: pandas would double what
+every Python worker loads. These calls are private to PySpark, whose version is pinned; ``tests/live/test_jobs.py`` runs them.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+MapBatches = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+class ArrowMap:
+    """A function over the Arrow batches of a task, to be applied to one frame after the other."""
+
+    def __init__(self, function: MapBatches, schema: str) -> None:
+        """``schema`` is that of the batches the function yields, as in ``mapInArrow``."""
+        udf: Any = UserDefinedFunction(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+        self._udf = udf
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        classic: Any = frame
+        column = self._udf(*[frame[name] for name in frame.columns])
+        return DataFrame(classic._jdf.mapInArrow(column._jc, False, None), frame.sparkSession)

@@ -1,0 +1,46 @@
+"""Settings of the Spark jobs. Nothing else knows whether Spark runs on this machine or on a cluster."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from cdc.settings import Settings
+
+CHECKPOINT_DIRECTORY = ".lockstep/checkpoints"
+
+
+class SparkSettings(Settings):
+    """How the Spark jobs run. The defaults favour latency; a backlog takes few large batches all the same."""
+
+    master: str = Field(default="local[2]", description="Spark's master; local[n] runs n tasks in one process here")
+    trigger_ms: Annotated[int, Field(ge=0)] = Field(
+        default=200,
+        description="shortest time between two batches; 200 costs a quarter less CPU than 0 at the same latency",
+    )
+    max_offsets_per_trigger: Annotated[int, Field(ge=1)] = Field(
+        default=200_000, description="records a batch takes at most; a batch has 0.1 s of overhead whatever its size"
+    )
+    small_batch_rows: Annotated[int, Field(ge=0)] = Field(
+        default=2_000, description="up to this many records one task reads all partitions: tasks cost more than rows"
+    )
+    checkpoint_directory: str = Field(
+        default=CHECKPOINT_DIRECTORY,
+        description="where Spark keeps its offsets, a path or a URL of a file system that all of Spark can reach",
+    )
+    driver_memory: str = Field(default="1g", description="heap of the driver; with a local master that is all of Spark")
+    retry_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0, description="how long a task waits for a destination before its batch is begun again later"
+    )
+    stop_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        default=30.0, description="how long a stop waits for the running batch; an interrupted one is read again"
+    )
+    java_home: Path | None = Field(
+        default=None, description="the Java that runs the driver; default $JAVA_HOME or PATH"
+    )
+    log_file: Path | None = Field(
+        default=None, description="where Spark's own processes write what they have to say; else to standard error"
+    )
+    jars: tuple[Path, ...] = Field(default=(), description="Spark's Kafka source and what it needs")
+    conf: Mapping[str, str] = Field(default_factory=dict, description="further Spark settings; they win over ours")

@@ -1,0 +1,111 @@
+"""What a running job tells: values for whoever shows them, and a log for those who don't."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import format_lsn
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStarted:
+    """A sink's query runs. ``checkpoint`` is where its offsets are."""
+
+    sink: str
+    generation: int
+    checkpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReport:
+    """A batch has been applied and its progress stored. ``rejected_total`` counts over the generation's life."""
+
+    sink: str
+    generation: int
+    batch_id: int
+    rows: int
+    applied: int
+    stale: int
+    rejected: int
+    rejected_total: int
+    duration_ms: int
+    newest_commit_ms: int
+    watermark_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkRaised:
+    """Between batches, more is known to be applied."""
+
+    sink: str
+    generation: int
+    watermark_lsn: int
+    commit_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkWaiting:
+    """A server doesn't answer; nothing is lost, the same work is tried again in ``retry_in_s``."""
+
+    sink: str
+    reason: str
+    retry_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFailed:
+    """This sink has stopped for good and needs somebody; the others go on."""
+
+    sink: str
+    error: LockstepError
+
+
+@dataclass(frozen=True, slots=True)
+class SinkStopped:
+    """This sink has stopped because it was asked to, or because it is done."""
+
+    sink: str
+
+
+Report = SinkStarted | StatusReport | WatermarkRaised | SinkWaiting | SinkFailed | SinkStopped
+Reporter = Callable[[Report], None]
+"""Called from the sinks' own threads; must be quick."""
+
+
+def log_report(report: Report) -> None:
+    """The reporter for a job that nobody watches: one line per report, no values of rows."""
+    match report:
+        case SinkStarted():
+            logger.info(
+                "sink started sink=%s generation=%d checkpoint=%s", report.sink, report.generation, report.checkpoint
+            )
+        case StatusReport():
+            logger.info(
+                "batch applied sink=%s generation=%d batch=%d rows=%d applied=%d stale=%d rejected=%d duration_ms=%d "
+                "watermark=%s",
+                report.sink,
+                report.generation,
+                report.batch_id,
+                report.rows,
+                report.applied,
+                report.stale,
+                report.rejected,
+                report.duration_ms,
+                format_lsn(report.watermark_lsn),
+            )
+        case WatermarkRaised():
+            logger.debug("watermark raised sink=%s watermark=%s", report.sink, format_lsn(report.watermark_lsn))
+        case SinkWaiting():
+            logger.warning(
+                "sink waits sink=%s reason=%s retry_in_s=%.1f", report.sink, report.reason, report.retry_in_s
+            )
+        case SinkFailed():
+            logger.error("sink failed sink=%s error=%s", report.sink, report.error)
+        case SinkStopped():
+            logger.info("sink stopped sink=%s", report.sink)
+        case _:
+            assert_never(report)

@@ -1,0 +1,110 @@
+"""May this sink go on where it was? Every case in which events would be missing without anybody noticing is refused. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc.model.errors import PositionMismatch
+from jobs.checkpoint import Offsets
+from sinks.sink import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What the brokers say of a topic now."""
+
+    topic_id: str
+    partitions: int
+    delete_retention_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What the two memories of a sink say: its destination's progress, and the committed offsets of Spark's checkpoint."""
+
+    sink: str
+    generation: int
+    progress: Progress | None
+    committed: Offsets | None
+    checkpoint_location: str
+
+
+def check_resume(point: ResumePoint, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int) -> None:
+    """Raise PositionMismatch when going on would lose something; the hint is the way out.
+
+    ``topics`` are the topics to be read and ``ends`` where they end now. A missing checkpoint is fine: everything is read
+    again, and the tags make that harmless.
+    """
+    if point.progress is not None:
+        _check_topics(point, point.progress, topics)
+        _check_absence(point, point.progress, topics=topics, ends=ends, now_ms=now_ms)
+    if point.committed is not None:
+        _check_subscription(point, point.committed, topics)
+        _check_destination(point, point.committed)
+
+
+def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, TopicFacts]) -> None:
+    for topic, facts in topics.items():
+        known = progress.topic_ids.get(topic)
+        if known is not None and known != facts.topic_id:
+            raise PositionMismatch(
+                f"topic {topic} was created anew since sink {point.sink!r} read it last",
+                hint="a topic that was made anew lacks what came before: start a pipeline of another name (pipeline.name in "
+                "lockstep.toml), which takes a new snapshot",
+            )
+        known_partitions = sum(1 for name, _ in progress.next_offsets if name == topic)
+        if known_partitions and known_partitions != facts.partitions:
+            raise PositionMismatch(
+                f"topic {topic} has {facts.partitions} partitions, sink {point.sink!r} has read {known_partitions}",
+                hint="with another number of partitions keys move between them and their order is lost; "
+                "create the topic anew with a new snapshot, then rebuild the sink",
+            )
+
+
+def _check_absence(
+    point: ResumePoint, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
+) -> None:
+    away_ms = now_ms - progress.updated_at_ms
+    for (topic, partition), next_offset in progress.next_offsets.items():
+        facts = topics.get(topic)
+        # Where nothing was written since, no tombstone can be gone.
+        if facts is None or away_ms <= facts.delete_retention_ms or next_offset >= ends.get((topic, partition), 0):
+            continue
+        raise PositionMismatch(
+            f"sink {point.sink!r} was away for {away_ms / 3_600_000:.1f} hours; topic {topic} keeps tombstones for "
+            f"{facts.delete_retention_ms / 3_600_000:.1f} hours, so deletes may be missing",
+            hint=_rebuild(point, "rows that were deleted in between would stay"),
+        )
+
+
+def _check_subscription(point: ResumePoint, committed: Offsets, topics: Mapping[str, TopicFacts]) -> None:
+    read, wanted = {topic for topic, _ in committed}, set(topics)
+    if read == wanted:
+        return
+    changes = [f"{topic} is new" for topic in sorted(wanted - read)]
+    changes += [f"{topic} is no longer read" for topic in sorted(read - wanted)]
+    raise PositionMismatch(
+        f"the checkpoint of sink {point.sink!r} is for other topics: {', '.join(changes)}",
+        hint=_rewind(point),
+    )
+
+
+def _check_destination(point: ResumePoint, committed: Offsets) -> None:
+    stored = {} if point.progress is None else point.progress.next_offsets
+    for (topic, partition), offset in committed.items():
+        if stored.get((topic, partition), 0) < offset:
+            raise PositionMismatch(
+                f"sink {point.sink!r} has lost data: its own progress on {topic}, partition {partition}, is "
+                f"{stored.get((topic, partition), 0)}, but everything below {offset} was applied to it",
+                hint=_rewind(point),
+            )
+
+
+def _rewind(point: ResumePoint) -> str:
+    return (
+        f"to read the log again from its beginning, delete the checkpoint directory {point.checkpoint_location}; "
+        "rows that are there already are skipped by their tags"
+    )
+
+
+def _rebuild(point: ResumePoint, otherwise: str) -> str:
+    return f"build it anew from the log: give [sinks.{point.sink}] another name in lockstep.toml ({otherwise})"

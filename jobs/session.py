@@ -1,0 +1,152 @@
+"""The only place that builds a SparkSession. Each setting has its reason and, where it was measured, its effect.
+
+The times are of a batch of a few rows, from produced to applied; together they take it from 513 to about 100 ms.
+"""
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import LockstepError
+from jobs.config import SparkSettings
+
+STOP_TIMEOUT_MS = 10_000
+"""A query that is told to stop has this long; its batch is then read again at the next start."""
+
+_SETTINGS: Mapping[str, str] = {
+    # The default writes checkpoint files through FileContext, which starts a process per file: 72 -> 23 ms per batch. This
+    # one renames without checking that nobody else wrote the file: right for one writer per checkpoint, and a second
+    # writer is kept out by the sink's fence.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    # TCP to the Python workers costs 20 ms per batch.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # Compiling a class for each plan takes longer than running it over a few rows: 12 ms.
+    "spark.sql.codegen.wholeStage": "false",
+    # Loads the modules once, before the fork: 15 % of the latency and most of the workers' CPU. See jobs.daemon.
+    "spark.python.daemon.module": "jobs.daemon",
+    # Workers hold the sinks' connections from batch to batch.
+    "spark.python.worker.reuse": "true",
+    # Nothing here needs them, and each costs time per batch or memory.
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "10",
+    "spark.ui.retainedStages": "10",
+    "spark.ui.retainedTasks": "100",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    # There is no shuffle; should an own setting bring one in, 200 tasks would be far too many.
+    "spark.sql.shuffle.partitions": "2",
+    # Two copies of a task at once would only do the same writes twice.
+    "spark.speculation": "false",
+    # A failed task has retried its sink already; the batch is begun again from the checkpoint instead.
+    "spark.task.maxFailures": "1",
+    # Waiting for an executor that held the same partition before gains nothing here.
+    "spark.locality.wait": "0",
+    # Rows per Arrow batch, and bytes: large rows must not fill the memory of a worker.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
+    # Event values and times are never converted, but a machine's zone must not matter should somebody add it.
+    "spark.sql.session.timeZone": "UTC",
+}
+
+# C1 and the serial collector: a third less latency and half the CPU while the JVM is young, which a job of tiny plans
+# stays for long. A cluster's executors do bulk work and keep the JVM's own choice.
+_DRIVER_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+
+# Errors of a job reach the caller as exceptions and are reported there once; Spark would print each several times with
+# traces of 150 lines, and traces can hold values. What else is an error is printed as one line.
+_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = spark: %p %c{1}: %m%ex{0}%n
+# Spark announces on the console when this one's level isn't the root's.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+_SILENT = (
+    "org.apache.spark.sql.execution.streaming",
+    "org.apache.spark.api.python",
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler",
+    "org.apache.spark.sql.execution.datasources.v2",
+    "org.apache.spark.util",
+    "org.apache.kafka",
+    "py4j",
+)
+
+
+def open_session(settings: SparkSettings, *, name: str) -> SparkSession:
+    """Start Spark. Raises LockstepError when it can't start. One session per process; stop it with ``session.stop()``."""
+    # Else workers run whatever `python3` is on PATH, which lacks our packages.
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.java_home is not None:
+        os.environ["JAVA_HOME"] = str(settings.java_home)
+    # The bridge to the JVM logs failed calls with their trace before it raises them.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="lockstep-spark-") as directory:
+        log_settings = Path(directory) / "log4j2.properties"
+        log_settings.write_text(_log_settings(), encoding="utf-8")
+        builder = SparkSession.Builder().master(settings.master).appName(name)
+        for key, value in spark_conf(settings, log_settings=log_settings).items():
+            builder = builder.config(key, value)
+        try:
+            with _output_to(settings.log_file):
+                return builder.getOrCreate()
+        except Exception as error:  # PySpark has no common class for a JVM that doesn't start
+            raise LockstepError(
+                f"Spark didn't start: {type(error).__name__}",
+                hint=f"check the Java (17 or newer; JAVA_HOME) and the master {settings.master!r}",
+            ) from error
+
+
+@contextmanager
+def _output_to(file: Path | None) -> Iterator[None]:
+    """Give the processes that are started meanwhile this file as their standard error; PySpark has no parameter for it."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    own = os.dup(2)
+    try:
+        with file.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+def spark_conf(settings: SparkSettings, *, log_settings: Path) -> dict[str, str]:
+    """All of Spark's settings. They stand on the JVM's command line, so no secret may be among them."""
+    conf = dict(_SETTINGS)
+    conf["spark.driver.memory"] = settings.driver_memory
+    conf["spark.driver.extraJavaOptions"] = " ".join((*_DRIVER_JVM, f"-Dlog4j2.configurationFile={log_settings}"))
+    if settings.jars:
+        conf["spark.jars"] = ",".join(str(jar) for jar in settings.jars)
+    if settings.master.startswith("local"):
+        # Workers start in another directory; a checkout that isn't installed is found through this.
+        conf["spark.executorEnv.PYTHONPATH"] = str(Path(__file__).resolve().parent.parent)
+        # Else Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
+        conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
+    return conf | dict(settings.conf)
+
+
+def _log_settings() -> str:
+    silent = "".join(f"logger.s{n}.name = {name}\nlogger.s{n}.level = off\n" for n, name in enumerate(_SILENT))
+    return _LOGGING + silent

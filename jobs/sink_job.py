@@ -1,0 +1,464 @@
+"""One sink's job: from its topics, through one Structured Streaming query, into one generation of its data."""
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from cdc.kafka.cluster import Cluster, control_topic_plans
+from cdc.kafka.control_topics import ProgressReader, read_tables
+from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topics import SCHEMA, control_topic, table_topic
+from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.table import Table, TableName
+from jobs.arrow_map import ArrowMap
+from jobs.checkpoint import Checkpoint, Offsets, checkpoint_location
+from jobs.config import SparkSettings
+from jobs.dead_letter import DeadLetters, RejectedEvent
+from jobs.delivery import (
+    RESULT_SCHEMA,
+    Delivered,
+    OpenSink,
+    RejectedRecord,
+    Task,
+    check_rejections,
+    deliver,
+    from_arrow,
+)
+from jobs.progress import ProgressKeeper
+from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.resume import ResumePoint, TopicFacts, check_resume
+from jobs.source import read_topics
+from jobs.watermark import Watermark
+from sinks.registry import SinkSettings, open_sink
+
+_TICK_S: Final = 0.5
+"""How often an idle sink looks for progress records; a batch makes it look at once."""
+
+_POLL_S: Final = 0.1
+_BACKOFF_FIRST_S: Final = 0.5
+_BACKOFF_MAX_S: Final = 30.0
+
+# How Kafka's client names what ends by itself, in a failed query's message.
+_PASSING: Final = (
+    "TimeoutException",
+    "DisconnectException",
+    "NotLeaderOrFollowerException",
+    "CoordinatorNotAvailableException",
+    "BrokerNotAvailableException",
+    "NetworkException",
+    "Failed to construct kafka consumer",
+)
+# How Spark's Kafka source says that the log has lost records it had not read yet.
+_DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "Some data may have been lost")
+
+
+@dataclass(frozen=True)
+class SinkPlan:
+    """What one sink's job is about. Everything here is configuration; nothing is opened."""
+
+    name: str
+    settings: SinkSettings
+    generation: int | None
+    """None: the live generation, or the first."""
+    pipeline: str
+    kafka: KafkaSettings
+    tables: Sequence[TableName]
+    spark: SparkSettings
+    once: bool
+    open: OpenSink = open_sink
+
+
+class _Stopping(Exception):
+    """Ends a query from inside its batch because the job is asked to stop."""
+
+
+class _Backoff:
+    """How long to wait before the next try: doubling, bounded, and never the same for two jobs."""
+
+    def __init__(self) -> None:
+        self._tries = 0
+
+    def next_s(self, error: Unavailable) -> float:
+        longest = min(_BACKOFF_MAX_S, max(_BACKOFF_FIRST_S, error.retry_after_s) * 2.0 ** min(self._tries, 10))
+        self._tries += 1
+        return longest * (1 - random.random() / 2)  # noqa: S311  no secret depends on it
+
+
+class SinkJob:
+    """Runs one sink until it is stopped, done (``once``) or failed. ``run`` is its thread."""
+
+    def __init__(self, plan: SinkPlan, spark: SparkSession, *, stop: threading.Event, report: Reporter) -> None:
+        self._plan = plan
+        self._spark = spark
+        self._stop = stop
+        self._report = report
+        self._prepared: dict[TableName, Table] = {}
+
+    def run(self) -> None:
+        """Returns when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
+        backoff = _Backoff()
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._run_query()
+                return
+            except Unavailable as error:
+                if time.monotonic() - began > _BACKOFF_MAX_S:
+                    backoff = _Backoff()  # it had worked for a while
+                self._wait(error, backoff)
+            except LockstepError:
+                # A row of a newer shape came before its table was prepared for it: the next start prepares it.
+                if not self._schema_has_moved():
+                    raise
+
+    def _wait(self, error: Unavailable, backoff: _Backoff) -> None:
+        retry_in_s = backoff.next_s(error)
+        self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
+        self._stop.wait(retry_in_s)
+
+    def _run_query(self) -> None:
+        plan = self._plan
+        cluster = Cluster(plan.kafka.client())
+        tables = self._read_tables(cluster)
+        topics = {table_topic(plan.pipeline, name): name for name in plan.tables}
+        facts = self._topic_facts(cluster, topics)
+        cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
+        generation = self._generation()
+        sink = plan.open(plan.name, plan.settings, generation)
+        try:
+            sink.prepare(list(tables.values()))
+            self._prepared = tables
+            location = checkpoint_location(plan.spark.checkpoint_directory, sink=plan.name, generation=generation)
+            checkpoint = Checkpoint(self._spark, location)
+            ends = cluster.end_offsets([(topic, n) for topic, fact in facts.items() for n in range(fact.partitions)])
+            stored = sink.load_progress()
+            check_resume(
+                ResumePoint(plan.name, generation, stored, checkpoint.committed(), location),
+                topics=facts,
+                ends=ends,
+                now_ms=_now_ms(),
+            )
+            keeper = ProgressKeeper(
+                sink,
+                Watermark(
+                    topics,
+                    lsn=0 if stored is None else stored.watermark_lsn,
+                    commit_time_ms=0 if stored is None else stored.commit_time_ms,
+                ),
+                stored=stored,
+                topic_ids={topic: fact.topic_id for topic, fact in facts.items()},
+                now_ms=_now_ms,
+            )
+            task = Task(
+                sink=plan.name,
+                settings=plan.settings,
+                generation=generation,
+                fence=sink.claim(),
+                tables=topics,
+                retry_s=plan.spark.retry_s,
+                run=uuid.uuid4().hex,
+                open=plan.open,
+            )
+            _Run(plan, self._spark, task, checkpoint, keeper, stop=self._stop, report=self._report).run()
+        finally:
+            sink.close()
+
+    def _generation(self) -> int:
+        """The configured generation, else the one that readers see, else the first."""
+        plan = self._plan
+        if plan.generation is not None:
+            return plan.generation
+        sink = plan.open(plan.name, plan.settings, 1)
+        try:
+            return sink.live_generation() or 1
+        finally:
+            sink.close()
+
+    def _read_tables(self, cluster: Cluster) -> dict[TableName, Table]:
+        """The shapes of this sink's tables. Raises Unavailable while capture hasn't published one of them."""
+        plan = self._plan
+        known: Mapping[TableName, Table] = {}
+        if control_topic(plan.pipeline, SCHEMA) in cluster.partition_counts():
+            known = read_tables(plan.kafka.client(), plan.pipeline)
+        missing = [name for name in plan.tables if name not in known]
+        if missing:
+            raise self._not_yet(f"table {missing[0]} isn't in the log of pipeline {plan.pipeline!r}")
+        return {name: known[name] for name in plan.tables}
+
+    def _topic_facts(self, cluster: Cluster, topics: Mapping[str, TableName]) -> dict[str, TopicFacts]:
+        counts = cluster.partition_counts()
+        missing = [topic for topic in topics if topic not in counts]
+        if missing:
+            raise self._not_yet(f"topic {missing[0]} doesn't exist")
+        ids = cluster.topic_ids(list(topics))
+        return {
+            topic: TopicFacts(ids[topic], counts[topic], int(cluster.config(topic)["delete.retention.ms"]))
+            for topic in topics
+        }
+
+    def _not_yet(self, message: str) -> LockstepError:
+        hint = "start capture: it creates the topics and publishes the tables' shapes before the first row"
+        return LockstepError(message, hint=hint) if self._plan.once else Unavailable(message, hint=hint)
+
+    def _schema_has_moved(self) -> bool:
+        """Whether the log knows a newer shape of a table than the sink was prepared for."""
+        if not self._prepared:
+            return False
+        known = read_tables(self._plan.kafka.client(), self._plan.pipeline)
+        moved = any(known.get(name, table) != table for name, table in self._prepared.items())
+        self._prepared = {}  # the next failure without a new preparation is final
+        return moved
+
+
+class _Run:
+    """One life of a query: its batches, its watermark, its end."""
+
+    def __init__(
+        self,
+        plan: SinkPlan,
+        spark: SparkSession,
+        task: Task,
+        checkpoint: Checkpoint,
+        keeper: ProgressKeeper,
+        *,
+        stop: threading.Event,
+        report: Reporter,
+    ) -> None:
+        self._plan = plan
+        self._spark = spark
+        self._task = task
+        self._checkpoint = checkpoint
+        self._keeper = keeper
+        self._stop = stop
+        self._report = report
+        client = plan.kafka.client()
+        self._dead_letters = DeadLetters(client, plan.pipeline, sink=task.sink, generation=task.generation)
+        self._rejections = self._dead_letters.read(task.tables)
+        self._progress_reader = ProgressReader(client, plan.pipeline, list(task.tables))
+        self._write = self._writer()
+        self._failure: Exception | None = None
+        self._batch_runs = threading.Lock()
+        self._batch_done = threading.Event()
+        self._ended = threading.Event()
+        self._previous_ends: tuple[int, Offsets] | None = None
+
+    def run(self) -> None:
+        """Run the query to its end. Raises Unavailable or LockstepError with the first cause."""
+        try:
+            # Before the first batch: what was published while this sink was away is what it is behind.
+            self._learn()
+            query = self._start()
+            self._report(SinkStarted(self._task.sink, self._task.generation, self._checkpoint.location))
+            self._attend(query)
+        finally:
+            self._progress_reader.close()
+        self._raise_failure(query)
+
+    def _attend(self, query: StreamingQuery) -> None:
+        """Follow the watermark until the query has ended, or end it when the job is asked to stop."""
+        follower = threading.Thread(target=self._follow_watermark, name=f"watermark-{self._task.sink}", daemon=True)
+        follower.start()
+        try:
+            while query.isActive and not self._stop.is_set() and self._failure is None:
+                self._ended.wait(_POLL_S)
+            self._end(query)
+        finally:
+            self._ended.set()
+            self._batch_done.set()
+            follower.join()
+
+    def _writer(self) -> ArrowMap:
+        task = replace(self._task, rejected_before=dict(self._rejections))
+        return ArrowMap(partial(deliver, task), RESULT_SCHEMA)
+
+    def _start(self) -> StreamingQuery:
+        settings = self._plan.spark
+        frame = read_topics(
+            self._spark,
+            self._plan.kafka,
+            list(self._task.tables),
+            max_offsets_per_trigger=settings.max_offsets_per_trigger,
+        )
+        writer = (
+            frame.writeStream.foreachBatch(self._batch)
+            .option("checkpointLocation", self._checkpoint.location)
+            .queryName(f"{self._task.sink}-g{self._task.generation}-{time.monotonic_ns()}")
+        )
+        trigger: dict[str, Any] = (
+            {"availableNow": True} if self._plan.once else {"processingTime": f"{settings.trigger_ms} milliseconds"}
+        )
+        return writer.trigger(**trigger).start()
+
+    def _end(self, query: StreamingQuery) -> None:
+        """Let the running batch finish, for a bounded time, and stop the query."""
+        if query.isActive:
+            finished = self._batch_runs.acquire(timeout=self._plan.spark.stop_timeout_s)
+            try:
+                query.stop()
+            except PySparkException:  # it didn't end in time; with the process it will, and its batch is read again
+                self._failure = self._failure or LockstepError(
+                    f"the query of sink {self._task.sink!r} didn't stop in time"
+                )
+            finally:
+                if finished:
+                    self._batch_runs.release()
+
+    def _batch(self, frame: DataFrame, batch_id: int) -> None:
+        """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
+        # Whoever stops the job holds the lock and waits for Spark, which waits for us: never wait for it here.
+        if not self._batch_runs.acquire(blocking=False):
+            raise _Stopping
+        try:
+            self._run_batch(frame, batch_id)
+        except Exception as error:
+            if not isinstance(error, _Stopping) and self._failure is None:
+                self._failure = error
+            raise
+        finally:
+            self._batch_runs.release()
+            self._batch_done.set()
+
+    def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
+        began = time.monotonic()
+        ends = self._checkpoint.end_offsets(batch_id)
+        delivered = self._deliver(frame, one_task=self._is_small(batch_id, ends))
+        self._keep_rejections(delivered)
+        progress = self._keeper.batch_applied(ends, rejected=len(delivered.rejected))
+        self._previous_ends = (batch_id, ends)
+        self._report(
+            StatusReport(
+                sink=self._task.sink,
+                generation=self._task.generation,
+                batch_id=batch_id,
+                rows=delivered.rows,
+                applied=delivered.applied,
+                stale=delivered.stale,
+                rejected=len(delivered.rejected),
+                rejected_total=progress.rejected,
+                duration_ms=round((time.monotonic() - began) * 1000),
+                newest_commit_ms=delivered.commit_time_ms,
+                watermark_lsn=progress.watermark_lsn,
+            )
+        )
+
+    def _is_small(self, batch_id: int, ends: Offsets) -> bool:
+        """Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side."""
+        if self._previous_ends is None or self._previous_ends[0] != batch_id - 1:
+            return False
+        before = self._previous_ends[1]
+        return sum(end - before.get(at, 0) for at, end in ends.items()) <= self._plan.spark.small_batch_rows
+
+    def _deliver(self, frame: DataFrame, *, one_task: bool) -> Delivered:
+        """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
+        # coalesce keeps each partition's records together and in order.
+        work = self._write(frame.coalesce(1) if one_task else frame)
+        backoff = _Backoff()
+        while True:
+            delivered = from_arrow(work.toArrow())
+            errors = [failure.error() for failure in delivered.failures]
+            # What needs somebody comes before what ends by itself.
+            errors.sort(key=lambda error: isinstance(error, Unavailable))
+            if not errors:
+                return delivered
+            first = errors[0]
+            if not isinstance(first, Unavailable):
+                raise first
+            retry_in_s = backoff.next_s(first)
+            self._report(SinkWaiting(self._task.sink, first.message, retry_in_s))
+            if self._stop.wait(retry_in_s):
+                raise _Stopping
+
+    def _keep_rejections(self, delivered: Delivered) -> None:
+        """Write dead letters, remove those that are void, and let the next batch know."""
+        if not (delivered.rejected or delivered.resolved):
+            return
+        check_rejections(self._task.sink, delivered.rejected)
+        self._dead_letters.publish((_rejected_event(record) for record in delivered.rejected), rejected_at_ms=_now_ms())
+        self._dead_letters.close(delivered.resolved)
+        for record in delivered.rejected:
+            self._rejections[record.position.topic, record.key] = record.tag
+        for row in delivered.resolved:
+            self._rejections.pop(row, None)
+        self._write = self._writer()
+
+    def _follow_watermark(self) -> None:
+        """Thread: raise the watermark when progress records arrive, also while no batch runs."""
+        waiting = last = False
+        while not last:
+            self._batch_done.wait(_TICK_S)
+            self._batch_done.clear()
+            last = self._ended.is_set()  # once more after the last batch: what it applied is to be known
+            try:
+                self._learn()
+                waiting = False
+            except Unavailable as error:
+                if not waiting:
+                    self._report(SinkWaiting(self._task.sink, error.message, _TICK_S))
+                waiting = True
+            except LockstepError as error:
+                self._failure = self._failure or error
+                self._ended.set()
+
+    def _learn(self) -> None:
+        progress = self._keeper.learn(self._progress_reader.new_records())
+        if progress is not None:
+            self._report(
+                WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)
+            )
+
+    def _raise_failure(self, query: StreamingQuery) -> None:
+        failure = self._failure
+        if isinstance(failure, LockstepError):
+            raise failure
+        if self._stop.is_set():
+            return  # a batch that was interrupted is read again
+        if isinstance(failure, PySparkException | Py4JError):
+            raise spark_error(self._task.sink, str(failure)) from failure
+        if failure is not None:
+            raise failure
+        error = query.exception()
+        if error is not None:
+            raise spark_error(self._task.sink, str(error))
+
+
+def _rejected_event(record: RejectedRecord) -> RejectedEvent:
+    return RejectedEvent(
+        topic=record.position.topic,
+        partition=record.position.partition,
+        offset=record.position.offset,
+        key=record.key,
+        value=record.value,
+        tag=record.tag,
+        reason=record.reason,
+    )
+
+
+def spark_error(sink: str, text: str) -> LockstepError:
+    """A failed query's message -> the error that says what it means for the operator. Pure."""
+    if any(word in text for word in _DATA_LOSS):
+        return PositionMismatch(
+            f"the log no longer holds what sink {sink!r} has to read next",
+            hint="somebody deleted records or created a topic anew; start a pipeline of another name (pipeline.name in "
+            "lockstep.toml), which takes a new snapshot",
+        )
+    if any(word in text for word in _PASSING):
+        return Unavailable(f"Kafka doesn't answer the query of sink {sink!r}")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return LockstepError(
+        f"the query of sink {sink!r} failed: {lines[0][:300] if lines else 'without a message'}",
+        hint="nothing was skipped: the batch is read again at the next start",
+    )
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,5 @@
+"""``python -m lockstep``: the same as the ``lockstep`` command."""
+
+from lockstep.cli import main
+
+main()

@@ -1,0 +1,279 @@
+"""The ``lockstep`` command. Each subcommand loads the configuration, builds, calls; what it needs is imported when it runs."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lockstep.console import StopOnSignals, err, exit_code_of, log_to_stderr, out, say
+
+app = typer.Typer(
+    help="PostgreSQL changes, in order, on compacted Kafka topics, applied to OpenSearch, Redis and a SQL warehouse.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ConfigOption = Annotated[Path, typer.Option("--config", "-c", help="Configuration file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+StackOption = Annotated[Path, typer.Option("--directory", help="Where the local servers keep data and logs.")]
+
+DEFAULT_CONFIG = Path("lockstep.toml")
+STACK_DIRECTORY = Path(".lockstep/stack")
+
+
+@app.command()
+def demo(
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop the writer after so long, compare, print the result.")
+    ] = None,
+    as_json: JsonOption = False,
+    keep: Annotated[bool, typer.Option(help="Leave the local servers running at the end.")] = False,
+    rate: Annotated[float, typer.Option(help="Transactions per second that the sample application writes.")] = 50.0,
+    directory: Annotated[Path, typer.Option(help="Where the demo keeps its data and logs.")] = Path(".lockstep/demo"),
+) -> None:
+    """Everything on this machine: local servers, a sample shop with live traffic, snapshot, capture, three sinks, lag."""
+    from lockstep.demo.demo import run_demo
+
+    raise typer.Exit(run_demo(seconds=seconds, as_json=as_json, keep=keep, directory=directory, rate=rate))
+
+
+@app.command()
+def up(directory: StackOption = STACK_DIRECTORY) -> None:
+    """Start the local servers (PostgreSQL twice, Kafka, OpenSearch, Valkey). Harmless when they run already."""
+    from dataclasses import asdict
+
+    from stack.stack import Stack
+
+    stack = Stack(directory)
+    endpoints = stack.up(report=lambda name, what: say(f"{name}: {what}"))
+    for name, value in asdict(endpoints).items():
+        out.print(f"{name} = {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def down(directory: StackOption = STACK_DIRECTORY) -> None:
+    """Stop the local servers. Their data stays."""
+    from stack.stack import Stack
+
+    Stack(directory).down()
+
+
+@app.command()
+def status(directory: StackOption = STACK_DIRECTORY, as_json: JsonOption = False) -> None:
+    """Show the local servers."""
+    from rich.table import Table
+
+    from lockstep.lag import readable_bytes
+    from stack.stack import Stack
+
+    servers = Stack(directory).status()
+    if as_json:
+        _print_json(
+            [
+                {
+                    "name": s.name,
+                    "version": s.version,
+                    "state": s.state,
+                    "pid": s.pid,
+                    "address": s.address,
+                    "started_at": s.started_at.isoformat() if s.started_at else None,
+                    "rss_bytes": s.rss_bytes,
+                    "log": str(s.log),
+                }
+                for s in servers
+            ]
+        )
+        return
+    table = Table()
+    for heading in ("server", "version", "state", "pid", "memory", "address"):
+        table.add_column(heading)
+    for s in servers:
+        memory = readable_bytes(s.rss_bytes) if s.rss_bytes else ""
+        table.add_row(s.name, s.version, s.state, str(s.pid or ""), memory, s.address)
+    out.print(table)
+
+
+@app.command()
+def init(
+    dsn: Annotated[str, typer.Option(help="libpq connection string of the database, without a password.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+    name: Annotated[str | None, typer.Option(help="Name of the pipeline; default the database's.")] = None,
+    schema: Annotated[list[str] | None, typer.Option(help="Only tables of this schema; may be repeated.")] = None,
+) -> None:
+    """Look at a database and write a commented configuration for it. Changes nothing in the database."""
+    from lockstep.init import write_config
+
+    for line in write_config(dsn=dsn, path=config, name=name, schemas=tuple(schema or ())):
+        say(line)
+
+
+@app.command()
+def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Check source, Kafka and sinks; print every finding with the exact SQL or setting that mends it. Changes nothing."""
+    from lockstep.config import load
+    from lockstep.doctor import examine, findings_json, findings_text, is_healthy
+
+    findings = examine(load(config))
+    if as_json:
+        _print_json(findings_json(findings))
+    else:
+        out.print(findings_text(findings), soft_wrap=True)
+    raise typer.Exit(0 if is_healthy(findings) else 1)
+
+
+@app.command()
+def capture(config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Read the WAL and publish it; takes the initial snapshot first where there is none. Stops cleanly on SIGTERM."""
+    from lockstep.capture import capture as run_capture
+    from lockstep.capture_display import observer
+    from lockstep.config import load
+
+    log_to_stderr()
+    run_capture(load(config), stopping=StopOnSignals(), observer=observer(err))
+
+
+@app.command()
+def apply(
+    sink: Annotated[
+        list[str] | None, typer.Argument(help="Sinks to apply to; default all of the configuration.")
+    ] = None,
+    once: Annotated[bool, typer.Option(help="Stop at the topics' end as of now.")] = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Run the Spark jobs that apply the topics to the sinks, one query per sink in one driver."""
+    from lockstep.apply import apply_sinks
+    from lockstep.config import load
+
+    log_to_stderr()
+    raise typer.Exit(apply_sinks(load(config), sinks=tuple(sink or ()), once=once))
+
+
+@app.command()
+def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Capture and all sinks as one supervised group, for one machine."""
+    from lockstep.config import load
+    from lockstep.supervisor import run_group
+
+    log_to_stderr()
+    load(config)  # a wrong configuration is told here, once, instead of by every process of the group
+    raise typer.Exit(run_group(config, StopOnSignals()))
+
+
+@app.command()
+def lag(
+    config: ConfigOption = DEFAULT_CONFIG,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """How far each stage is behind: WAL end, received, in Kafka, applied per sink."""
+    from rich.live import Live
+
+    from cdc.model.errors import Unavailable
+    from lockstep.config import load
+    from lockstep.lag import LagCollector, lag_table
+
+    stopping = StopOnSignals()
+    with LagCollector(load(config)) as collector:
+        if not watch:
+            report = collector.collect()
+            if as_json:
+                _print_json(report.to_json())
+            else:
+                out.print(lag_table(report))
+            return
+        if as_json:
+            while not stopping():
+                print(json.dumps(collector.collect().to_json()), flush=True)  # noqa: T201  one document per line
+                stopping.wait(1.0)
+            return
+        with Live(console=out, auto_refresh=False) as live:
+            while not stopping():
+                try:
+                    live.update(lag_table(collector.collect()), refresh=True)
+                except Unavailable as error:
+                    live.update(error.message, refresh=True)
+                stopping.wait(1.0)
+
+
+@app.command()
+def wait(
+    config: ConfigOption = DEFAULT_CONFIG,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait at most.")] = 60.0,
+    sink: Annotated[list[str] | None, typer.Option(help="Only this sink; may be repeated.")] = None,
+) -> None:
+    """Wait until the sinks have applied everything that is committed now. Exit code 1 when they haven't in time."""
+    from cdc.model.lsn import format_lsn
+    from cdc.postgres.connection import connect
+    from cdc.postgres.slot import emit_heartbeat
+    from lockstep.config import load
+    from lockstep.lag import LagCollector, wait_for_lsn
+
+    loaded = load(config)
+    with connect(loaded.source, application="lockstep wait") as connection:
+        lsn = emit_heartbeat(connection)
+    with LagCollector(loaded) as collector:
+        if not wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=tuple(sink or ()), sleep=time.sleep):
+            say(
+                f"error: not everything up to {format_lsn(lsn)} was applied in {timeout:.0f} s; `lockstep lag` shows where it is"
+            )
+            raise typer.Exit(1)
+    out.print(format_lsn(lsn), highlight=False)
+
+
+@app.command()
+def rejections(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Events that a sink refused for good, with the reason; closed by themselves once a newer event of the key gets through."""
+    from lockstep.config import load
+    from lockstep.rejections import open_rejections, rejections_table
+
+    letters = open_rejections(load(config))
+    if as_json:
+        _print_json(letters)
+    elif letters:
+        out.print(rejections_table(letters))
+    else:
+        say("no rejections")
+
+
+@app.command()
+def tail(
+    table: Annotated[str, typer.Argument(help="schema.table")],
+    config: ConfigOption = DEFAULT_CONFIG,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Begin with the oldest event instead of the next.")
+    ] = False,
+    count: Annotated[int | None, typer.Option(help="Stop after so many events.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the events of a table as they come. This prints row values: that is what it is for."""
+    from lockstep.config import load
+    from lockstep.tail import follow
+
+    follow(
+        load(config),
+        table,
+        from_start=from_start,
+        count=count,
+        as_json=as_json,
+        stopping=StopOnSignals(),
+        write=sys.stdout.write,
+    )
+
+
+def _print_json(document: Any) -> None:
+    print(json.dumps(document, indent=2))  # noqa: T201  the result
+
+
+def main() -> None:
+    """Entry point of the ``lockstep`` command."""
+    sys.exit(exit_code_of(_invoke))
+
+
+def _invoke() -> int:
+    result = app(standalone_mode=False)
+    return result if isinstance(result, int) else 0

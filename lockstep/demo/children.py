@@ -1,0 +1,143 @@
+"""The demo's own processes: each in a session of its own with its log, watched, and never left behind.
+
+They are written down in a file as they start, so that the next run can end what a killed one couldn't.
+"""
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from signal import SIGTERM
+
+from cdc.model.errors import LockstepError
+from stack import process as processes
+from stack.process import Launch, ProcessId, Tail
+
+_LOG_LINES = 25
+_POLL_S = 0.05
+
+# As lockstep.console.log_to_stderr formats a record: date, time, level. A record ends where the next one begins.
+_DATE = r"\d{4}-\d\d-\d\d "
+_ERROR = re.compile(rf"^{_DATE}\S+ ERROR .*(?:\n(?!{_DATE}).+)*", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    name: str
+    process: ProcessId
+    tail: Tail
+
+
+class Children:
+    """Python modules run as processes. ``hurried`` says that their end must not be waited for any longer."""
+
+    def __init__(self, directory: Path, *, hurried: Callable[[], bool]) -> None:
+        self._file = directory / "processes.json"
+        self._logs = directory / "logs"
+        self._hurried = hurried
+        self._running: dict[str, _Child] = {}
+        self._looked_at: dict[str, int] = {}
+
+    def end_leftovers(self) -> int:
+        """Kill what an earlier run left; returns how many processes that were."""
+        try:
+            known = [ProcessId(**entry) for entry in json.loads(self._file.read_text(encoding="utf-8"))]
+        except FileNotFoundError:
+            return 0
+        except (ValueError, TypeError):  # killed while it wrote the file
+            known = []
+        left = [process for process in known if processes.is_alive(process)]
+        processes.kill(*left)
+        self._file.unlink(missing_ok=True)
+        return len(left)
+
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        """Start ``python -m module``. Raises LockstepError when it ends at once."""
+        launch = Launch(
+            command=[sys.executable, "-m", module, *arguments],
+            environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+            directory=Path.cwd(),
+            log=self.log(name),
+        )
+        launch.log.unlink(missing_ok=True)
+        process, tail = processes.spawn(launch)
+        if process is None:
+            raise _ended(name, tail)
+        self._running[name] = _Child(name, process, tail)
+        self._write()
+
+    def log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def last_line(self, name: str) -> str:
+        """What a child has printed last."""
+        return _last_line(self.log(name))
+
+    def check(self) -> None:
+        """Raises LockstepError when a child has ended, or lives on with an error in its log: its part of the work is over."""
+        for child in list(self._running.values()):
+            if not processes.is_alive(child.process):
+                del self._running[child.name]
+                raise _ended(child.name, child.tail)
+            error = self._logged_error(child)
+            if error:
+                raise LockstepError(f"{child.name} has failed:\n{error}", hint=f"the whole log: {child.tail.log}")
+
+    def stop(self, *names: str, grace_s: float) -> list[str]:
+        """Ask these children (all, when none is named) to end, kill what doesn't; returns who had to be killed."""
+        chosen = [self._running[name] for name in names or list(self._running) if name in self._running]
+        # Before the request: once a parent is gone, nobody knows its children.
+        families = {child.name: processes.family(child.process) for child in chosen}
+        for child in chosen:
+            processes.send(child.process, SIGTERM)
+        deadline = time.monotonic() + grace_s
+        left = families
+        while left and time.monotonic() < deadline and not self._hurried():
+            time.sleep(_POLL_S)
+            left = {name: family for name, family in left.items() if any(map(processes.is_alive, family))}
+        for family in left.values():
+            processes.kill(*family)
+        # Only now: whoever is interrupted while waiting calls this again.
+        for child in chosen:
+            del self._running[child.name]
+        self._write()
+        return list(left)
+
+    def _logged_error(self, child: _Child) -> str:
+        """The first record of level ERROR that the child has logged since the last look, with the lines that belong to it.
+
+        One sink's failure doesn't end the others, nor the process that runs them all.
+        """
+        offset = self._looked_at.get(child.name, child.tail.offset)
+        text = Tail(log=child.tail.log, offset=offset).text()
+        whole = text[: text.rfind("\n") + 1]
+        self._looked_at[child.name] = offset + len(whole.encode())
+        found = _ERROR.search(whole)
+        return found[0].strip() if found else ""
+
+    def _write(self) -> None:
+        content = json.dumps([asdict(child.process) for child in self._running.values()])
+        if self._running:
+            self._file.write_text(content, encoding="utf-8")
+        else:
+            self._file.unlink(missing_ok=True)
+
+
+def _ended(name: str, tail: Tail) -> LockstepError:
+    lines = tail.last(_LOG_LINES) or "(it wrote nothing)"
+    return LockstepError(f"{name} ended by itself; the end of its log:\n{lines}", hint=f"the whole log: {tail.log}")
+
+
+def _last_line(file: Path) -> str:
+    """The last whole line of a file, without reading all of it."""
+    try:
+        with file.open("rb") as content:
+            content.seek(max(0, content.seek(0, os.SEEK_END) - 4096))
+            lines = content.read().decode("utf-8", "replace").split("\n")[:-1]
+    except FileNotFoundError:
+        return ""
+    return lines[-1] if lines else ""

@@ -1,0 +1,105 @@
+"""What the demo shows while it runs. Pure: facts in, something to print out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from lockstep.compare import TableComparison
+from lockstep.demo.examples import Example
+from lockstep.demo.writer import Counts
+from lockstep.lag import lag_table
+from monitor.lag import LagReport
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known now. ``lag`` is None until the servers have answered once; ``waiting`` says what for."""
+
+    elapsed_s: float
+    remaining_s: float | None
+    lag: LagReport | None
+    waiting: str
+    counts: Counts
+    transactions_per_s: float
+
+
+def screen(facts: Facts) -> RenderableType:
+    """What changes all the time; little enough for a small terminal."""
+    parts: list[RenderableType] = [_headline(facts)]
+    if facts.lag is not None:
+        parts += [lag_table(facts.lag), *_rejected(facts.lag)]
+    parts.append(_traffic(facts))
+    if facts.waiting:
+        parts.append(Text(facts.waiting, style="yellow"))
+    parts.append(Text("Ctrl-C stops everything", style="dim"))
+    return Group(*parts)
+
+
+def links(addresses: Mapping[str, str], *, directory: Path, config: Path) -> RenderableType:
+    """Where everything is. Printed once, so that it can be scrolled back to and copied."""
+    table = Table.grid(padding=(0, 2))
+    for name, address in [*addresses.items(), ("configuration", str(config)), ("logs", f"{directory}/logs")]:
+        style = f"link {address}" if address.startswith("http") else ""
+        table.add_row(name, Text(address, style=style, overflow="fold"))
+    hint = f"the other commands take it too: lockstep lag --config {config}"
+    return Group("", table, Text(hint, style="dim", overflow="fold"), "")
+
+
+def queries(chosen: Sequence[Example], *, directory: Path) -> RenderableType:
+    """The example queries, printed once as well."""
+    parts: list[RenderableType] = [""]
+    for example in chosen:
+        # A command is copied whole, so it may not be cut off; a terminal wraps it.
+        parts += [Text(example.title, style="bold"), Text("$ " + example.command, overflow="fold"), ""]
+    parts.append(
+        Text(f"all three, without any client: python -m lockstep.demo.examples --directory {directory}", style="dim")
+    )
+    return Group(*parts, "")
+
+
+def _headline(facts: Facts) -> Text:
+    text = Text("Lockstep demo", style="bold")
+    text.append(f"   {facts.elapsed_s:.0f} s", style="dim")
+    if facts.remaining_s is not None:
+        text.append(f"   the writer stops in {max(0.0, facts.remaining_s):.0f} s", style="dim")
+    return text
+
+
+def _rejected(lag: LagReport) -> list[RenderableType]:
+    rejected = {name: count for name, count in lag.rejected.items() if count}
+    if not rejected:
+        return []
+    return [Text("rejected: " + ", ".join(f"{name} {count}" for name, count in rejected.items()), style="bold red")]
+
+
+def _traffic(facts: Facts) -> Text:
+    counts = facts.counts
+    return Text(
+        f"written: {counts.transactions:,} transactions ({facts.transactions_per_s:.0f}/s),"
+        f" {counts.inserted:,} inserts, {counts.updated:,} updates, {counts.deleted:,} deletes,"
+        f" {counts.keys_changed:,} primary keys changed, {counts.rolled_back:,} rolled back"
+    )
+
+
+def comparison_table(found: Mapping[str, Sequence[TableComparison]]) -> Table:
+    """The result for people."""
+    table = Table(title="every row of every sink against the source", title_justify="left")
+    for heading in ("sink", "table", "source rows", "sink rows", "missing", "extra", "different", ""):
+        table.add_column(heading, justify="left" if heading in ("sink", "table", "") else "right")
+    for sink, comparisons in found.items():
+        for one in comparisons:
+            table.add_row(
+                sink,
+                str(one.table),
+                f"{one.source_rows:,}",
+                f"{one.sink_rows:,}",
+                f"{one.missing.count:,}",
+                f"{one.extra.count:,}",
+                f"{one.different.count:,}" + (f" ({', '.join(one.columns)})" if one.columns else ""),
+                Text("equal", style="green") if one.is_equal else Text("NOT EQUAL", style="bold red"),
+            )
+    return table

@@ -1,0 +1,62 @@
+"""The demo's ``lockstep.toml``: a file like anybody's, which the other commands take as well. Pure."""
+
+from lockstep.demo.shop import TABLES
+from stack.stack import Endpoints
+
+PIPELINE = "shop"
+SEARCH, CACHE, WAREHOUSE = "search", "cache", "warehouse"
+
+_TEMPLATE = """\
+# Written by `lockstep demo`, anew at each run. Every command takes it: lockstep lag --config <this file>
+
+[pipeline]
+name = "{pipeline}"                # first part of every topic
+
+[source]
+dsn = "{source_dsn}"
+tables = [{tables}]
+heartbeat_interval_s = 2.0
+
+[kafka]
+bootstrap_servers = "{kafka_bootstrap}"
+
+[kafka.topics]
+replication_factor = 1        # there is one broker here
+min_insync_replicas = 1
+
+[spark]
+master = "local[2]"
+checkpoint_directory = "checkpoints"
+
+[sinks.{search}]                # indexes {pipeline}.public.<table>
+type = "opensearch"
+urls = ["{opensearch_url}"]
+prefix = "{pipeline}"
+replicas = 0                  # there is one node here
+
+[sinks.{cache}]                 # keys {pipeline}:g1:public.<table>:<key>
+type = "redis"
+url = "{redis_url}"
+prefix = "{pipeline}"
+
+[sinks.{warehouse}]             # views {pipeline}.<table>
+type = "warehouse"
+url = "{warehouse_url}"
+schema = "{pipeline}"
+"""
+
+
+def configuration(endpoints: Endpoints) -> str:
+    """The file's content."""
+    return _TEMPLATE.format(
+        pipeline=PIPELINE,
+        source_dsn=endpoints.source_dsn,
+        tables=", ".join(f'"{table}"' for table in TABLES),
+        kafka_bootstrap=endpoints.kafka_bootstrap,
+        opensearch_url=endpoints.opensearch_url,
+        redis_url=endpoints.redis_url,
+        warehouse_url=endpoints.warehouse_url,
+        search=SEARCH,
+        cache=CACHE,
+        warehouse=WAREHOUSE,
+    )

@@ -1,0 +1,174 @@
+"""``lockstep init``: look at a database and write a commented ``lockstep.toml`` for it. Changes nothing there."""
+
+import json
+import re
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.table import TableName
+from cdc.postgres.catalogue import load_tables
+from cdc.postgres.connection import connect
+from cdc.postgres.settings import SourceSettings
+from lockstep.config import load
+from migrations.source import publication_sql, role_sql
+
+_FILE = Template("""\
+# Lockstep: PostgreSQL -> Kafka -> OpenSearch, Redis, SQL warehouse.
+# Check it with `lockstep doctor`; paths count from this file. No secret belongs in here.
+
+[pipeline]
+# Prefix of all topics, of the slot and the publication. Another name is another pipeline with a snapshot of its own.
+name = $name
+
+[source]
+# libpq connection string without a password: that comes from $$LOCKSTEP_SOURCE_PASSWORD, password_file or ~/.pgpass.
+dsn = $dsn
+# password_file = "/run/secrets/source"
+tables = [
+$tables
+]
+$skipped# slot = "lockstep_$plain_name"
+# publication = "lockstep_$plain_name"
+# An idle database gets a heartbeat message so often, so that its slot doesn't hold WAL back.
+# heartbeat_interval_s = 10.0
+# Logical messages (pg_logical_emit_message) of these prefixes go to <pipeline>.__messages.
+# messages = ["audit"]
+# New rows of an outbox (id, aggregatetype, aggregateid, type, payload) go to <pipeline>.__outbox.<aggregatetype>.
+# outbox = "public.outbox"
+# Leave out what was itself replicated into this server (PostgreSQL 16 and later).
+# origin = "none"
+
+# Tables without a primary key: a unique index over columns that are not null, or every event for ever.
+# [source.options."public.orders"]
+# key = ["code"]
+# [source.options."public.log"]
+# append_only = true
+
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+# security_protocol = "sasl_ssl"           # plaintext, ssl, sasl_plaintext, sasl_ssl
+# sasl_mechanism = "SCRAM-SHA-512"         # PLAIN, SCRAM-SHA-256, SCRAM-SHA-512
+# username = "lockstep"                    # password: $$LOCKSTEP_KAFKA_PASSWORD or password_file
+# ca_file = "/etc/ssl/kafka-ca.pem"
+
+[kafka.topics]
+# Fixed for the life of a topic: another number would move keys to other partitions.
+partitions = 4
+replication_factor = 3                     # 1 for a single broker
+min_insync_replicas = 2                    # 1 for a single broker
+# How long a sink may be away before a delete it missed may have been compacted away.
+# delete_retention_ms = 604800000
+
+# [capture]
+# batch_rows = 20000                       # a Kafka transaction ends here at the latest
+# include_before = true                    # publish what the replica identity delivers of the old row
+# values_directory = ".lockstep/values"    # large values that updates leave out; may be lost, the topics have them
+
+[spark]
+master = "local[2]"
+checkpoint_directory = ".lockstep/checkpoints"
+# trigger_ms = 200
+# max_offsets_per_trigger = 200000
+
+# One section per sink. `tables = ["public.orders"]` narrows what it gets. Passwords: login.password_file, or the
+# environment variable LOCKSTEP_SINK_<NAME>_PASSWORD.
+
+# [sinks.search]
+# type = "opensearch"
+# urls = ["https://127.0.0.1:9200"]
+# login = { user = "lockstep" }
+
+# [sinks.cache]
+# type = "redis"
+# url = "redis://127.0.0.1:6379/0"
+
+# [sinks.warehouse]
+# type = "warehouse"
+# url = "postgresql+psycopg://lockstep@127.0.0.1:5432/warehouse"
+""")
+
+
+def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, ...]) -> list[str]:
+    """Write the file; returns what to tell the user. Raises ConfigurationError when the file exists already."""
+    if path.exists():
+        raise ConfigurationError(f"{path} exists already", hint="remove it, or name another with --config")
+    try:
+        parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError("--dsn is not a libpq connection string", problems=[str(error).strip()]) from None
+    if parameters.pop("password", None) is not None:
+        raise ConfigurationError(
+            "--dsn holds a password", hint="put it into $LOCKSTEP_SOURCE_PASSWORD: arguments show in process lists"
+        )
+    # "x.y" stands for any table, so that the settings are valid before the tables are known.
+    with connect(SourceSettings(dsn=dsn, tables=("x.y",)), application="lockstep init") as connection:
+        found, skipped = _tables(connection, schemas)
+        database = connection.info.dbname
+        user = connection.info.user
+        owned = _may_publish(connection, found)
+    if not found:
+        raise LockstepError(
+            "no table there can be captured" + "".join(f"\n  {table}: {why}" for table, why in skipped),
+            hint="capture needs tables with a primary key, or ones that [source.options] gives a key or append_only",
+        )
+    chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
+    path.write_text(
+        _FILE.substitute(
+            name=json.dumps(chosen),
+            plain_name=chosen,
+            dsn=json.dumps(make_conninfo("", **parameters)),
+            tables="\n".join(f"    {json.dumps(str(table))}," for table in found),
+            skipped="".join(f"# not captured: {table} ({why})\n" for table, why in skipped),
+        )
+    )
+    load(path)  # what we write must be valid
+    lines = [f"wrote {path}: {len(found)} tables" + (f", {len(skipped)} left out" if skipped else "")]
+    if not owned:
+        lines += [
+            f"role {user} doesn't own the tables; their owner, or an administrator, runs once:",
+            role_sql("lockstep", database, found) if user != "lockstep" else "",
+            publication_sql(f"lockstep_{chosen}", found),
+        ]
+    lines.append("next: fill in Kafka and the sinks, then `lockstep doctor`")
+    return [line for line in lines if line]
+
+
+def _tables(
+    connection: psycopg.Connection[Any], schemas: tuple[str, ...]
+) -> tuple[list[TableName], list[tuple[TableName, str]]]:
+    """Tables that can be captured, and those that can't with the reason."""
+    rows = connection.execute(
+        "select n.nspname, c.relname, c.relpersistence::text, c.relispartition"
+        " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where c.relkind in ('r', 'p') and c.relpersistence <> 't' and n.nspname <> 'information_schema'"
+        " and n.nspname !~ '^pg_' and (%s or n.nspname = any(%s)) order by 1, 2",
+        (not schemas, list(schemas)),
+    ).fetchall()
+    shapes = load_tables(connection, [TableName(row[0], row[1]) for row in rows], None)
+    found, skipped = [], []
+    for schema, table, persistence, is_partition in rows:
+        name = TableName(schema, table)
+        if is_partition:
+            skipped.append((name, "a partition: its rows come with the partitioned table"))
+        elif persistence == "u":
+            skipped.append((name, "unlogged: not in the WAL"))
+        elif not shapes[name].key:
+            skipped.append((name, "no primary key: see source.options"))
+        else:
+            found.append(name)
+    return found, skipped
+
+
+def _may_publish(connection: psycopg.Connection[Any], tables: list[TableName]) -> bool:
+    """Whether our role can create the publication: it owns the tables and may create in the database."""
+    row = connection.execute(
+        "select bool_and(pg_has_role(c.relowner, 'usage')) and has_database_privilege(current_database(), 'create')"
+        " from pg_class c where c.oid = any(%s::regclass[])",
+        ([table.sql for table in tables],),
+    ).fetchone()
+    return bool(row and row[0])

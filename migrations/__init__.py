@@ -1,0 +1,1 @@
+"""What Lockstep creates in other people's databases: ``source`` (role, publication) and ``warehouse`` (bookkeeping)."""

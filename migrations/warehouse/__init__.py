@@ -1,0 +1,27 @@
+"""Lockstep's own bookkeeping in a SQL warehouse: schema ``lockstep``, made and changed by Alembic's numbered migrations."""
+
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import Connection, text
+
+SCHEMA: Final = "lockstep"
+VERSION_TABLE: Final = "schema_version"
+
+# Any number, the same in every process: two jobs that start together must not migrate at once.
+_LOCK: Final = 0x10C5_7E90
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the bookkeeping to the newest version, in the connection's transaction. Does nothing when it is there."""
+    from alembic import command
+    from alembic.config import Config
+
+    connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+    if connection.scalar(text("select to_regnamespace(:schema) is null"), {"schema": SCHEMA}):
+        connection.execute(text(f"create schema {SCHEMA}"))
+    config = Config()
+    # Alembic interpolates "%" in its options.
+    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

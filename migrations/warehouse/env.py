@@ -1,0 +1,10 @@
+"""Alembic's entry: run the migrations on the connection that ``upgrade`` hands over. There is no offline mode."""
+
+from alembic import context
+
+from migrations.warehouse import SCHEMA, VERSION_TABLE
+
+context.configure(
+    connection=context.config.attributes["connection"], version_table=VERSION_TABLE, version_table_schema=SCHEMA
+)
+context.run_migrations()

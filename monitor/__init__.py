@@ -1,0 +1,1 @@
+"""How far every stage is: WAL, received, in Kafka, applied per sink."""

@@ -1,0 +1,33 @@
+"""Progress as JSON, for destinations that keep it as one document (pure)."""
+
+import orjson
+
+from sinks.sink import Progress
+
+
+def dump_progress(progress: Progress) -> bytes:
+    """Progress -> JSON."""
+    return orjson.dumps(
+        {
+            # Pairs are no JSON keys, and a topic's name may hold any separator.
+            "next_offsets": [[topic, partition, next_] for (topic, partition), next_ in progress.next_offsets.items()],
+            "watermark_lsn": progress.watermark_lsn,
+            "commit_time_ms": progress.commit_time_ms,
+            "updated_at_ms": progress.updated_at_ms,
+            "topic_ids": dict(progress.topic_ids),
+            "rejected": progress.rejected,
+        }
+    )
+
+
+def load_progress(text: bytes | str) -> Progress:
+    """JSON of ``dump_progress`` -> Progress."""
+    value = orjson.loads(text)
+    return Progress(
+        next_offsets={(topic, partition): next_ for topic, partition, next_ in value["next_offsets"]},
+        watermark_lsn=value["watermark_lsn"],
+        commit_time_ms=value["commit_time_ms"],
+        updated_at_ms=value["updated_at_ms"],
+        topic_ids=value["topic_ids"],
+        rejected=value["rejected"],
+    )

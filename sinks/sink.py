@@ -1,0 +1,140 @@
+"""The contract between the log and a destination.
+
+A sink stays right when the same batch is applied twice, when an older batch comes after a newer one, and when two jobs
+write at once: the tag stored beside each row decides, and only a greater tag wins. Each event ends as applied (or already
+applied), or as a rejection that the caller keeps; anything else is an exception and the whole batch may be applied again.
+
+A Sink object is bound to one *generation*, one physical build of the data. Readers see the live generation.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from cdc.model.event import JsonValue, RowEvent
+from cdc.model.table import Table
+
+TopicPartition = tuple[str, int]
+"""A topic's name and a partition number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """An event that the destination refuses for good, with its words. Retrying the same event can't help.
+
+    ``reason`` must not hold the row's values.
+    """
+
+    event: RowEvent
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events to apply, at most one per key (the newest), in no particular order.
+
+    ``next_offsets`` says what the batch covers: up to, not including, these offsets. A transactional destination stores
+    them in the same transaction as the rows. ``fence`` is what ``claim`` returned to the job that owns this batch.
+    """
+
+    events: Sequence[RowEvent]
+    next_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
+    fence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a batch: ``applied + stale + len(rejections) == len(batch.events)``.
+
+    ``stale`` counts events that the destination already had, in this version or a newer one: a success too.
+    """
+
+    applied: int
+    stale: int
+    rejections: Sequence[Rejection] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a generation is: what to read next, and the watermark.
+
+    ``watermark_lsn``: everything committed up to it has been applied; 0 when nothing is known yet. ``commit_time_ms`` is
+    the commit time of that position and ``updated_at_ms`` the time as of which the whole log had been applied, both in
+    milliseconds since 1970. A sink in a backlog hasn't, so it can't pass for present while deletes are forgotten.
+    ``topic_ids`` are Kafka's ids of the topics read, to notice that one was made anew.
+    """
+
+    next_offsets: Mapping[TopicPartition, int]
+    watermark_lsn: int
+    commit_time_ms: int
+    updated_at_ms: int
+    topic_ids: Mapping[str, str]
+    rejected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A live row as the destination holds it, its values in the event's form so that they can be compared."""
+
+    key: Mapping[str, JsonValue]
+    row: Mapping[str, JsonValue]
+    tag: str
+
+
+class Sink(Protocol):
+    """A destination that stays correct when the same batch is written twice.
+
+    Every method may raise ``Unavailable`` (try the same call again) or ``LockstepError`` (the operator's turn: a full
+    disk, a missing index, a lost permission; nobody's bad row).
+    """
+
+    def prepare(self, tables: Sequence[Table]) -> None:
+        """Create what this generation needs for these tables, and make it live when no generation is. Idempotent.
+
+        Mapping and DDL come from the tables' shapes, never from data. Raises LockstepError when what is there has
+        another shape: that needs a new generation.
+        """
+        ...
+
+    def claim(self) -> int:
+        """Become the writer of this generation; returns the fence for ``Batch``.
+
+        Where the destination can do it, batches with an older fence raise ``Fenced`` from now on. Others return 0 and
+        rely on the tags alone.
+        """
+        ...
+
+    def apply(self, batch: Batch) -> Outcome:
+        """Make the batch durable, then return. One poison event never keeps its neighbours from being applied."""
+        ...
+
+    def load_progress(self) -> Progress | None:
+        """What ``save_progress`` stored last for this generation, or None."""
+        ...
+
+    def save_progress(self, progress: Progress) -> None:
+        """Store progress in the destination itself, so that it can't drift from the data.
+
+        Call it after ``apply`` returned for everything that the progress covers.
+        """
+        ...
+
+    def live_generation(self) -> int | None:
+        """The generation that readers see, or None when there is none."""
+        ...
+
+    def switch(self) -> None:
+        """Make this generation the live one, at once for every reader."""
+        ...
+
+    def drop(self) -> None:
+        """Remove this generation's data. Raises LockstepError when it is the live one."""
+        ...
+
+    def scan(self, table: Table) -> Iterator[StoredRow]:
+        """All live rows of a table in this generation, in no particular order, seen as of now (refreshed first)."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. The object is of no use afterwards."""
+        ...

@@ -1,0 +1,136 @@
+"""Kafka in one process: broker and controller (KRaft) together."""
+
+import base64
+import os
+import subprocess
+import uuid
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from signal import SIGTERM
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from stack import jars, java, versions
+from stack import ports as tcp
+from stack.errors import StackError
+from stack.process import Launch, Tail
+from stack.server import Ports
+
+HEAP_MB = 512
+
+# What Compose's broker gets as well.
+SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "controller.listener.names": "CONTROLLER",
+    # Topics are created by us with explicit settings: a typing error must not become a topic without compaction.
+    "auto.create.topics.enable": "false",
+    # One node holds every copy there is.
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "1",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # The default of 128 MB would come out of a small heap.
+    "log.cleaner.dedupe.buffer.size": "16777216",
+    "log.cleaner.threads": "1",
+    # How long the cleaner sleeps when there is nothing to do; 15 s by default, long enough to look broken in a demo.
+    "log.cleaner.backoff.ms": "1000",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+}
+
+_LOGGING = """\
+rootLogger.level = WARN
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = [%d] %p %m (%c)%n
+"""
+
+
+class Kafka:
+    """The log."""
+
+    name = "kafka"
+    version = versions.KAFKA
+    stop_signal = SIGTERM
+
+    def __init__(self, overrides: Mapping[str, str] | None = None, *, light: bool = False) -> None:
+        """`overrides` are broker settings that win over ours; for `light` see `Java.options`."""
+        self._light = light
+        self._overrides = dict(overrides or {})
+
+    def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
+        """One for clients, one for the controller."""
+        main = tcp.pick(kept.get("main"), taken=taken)
+        return {"main": main, "controller": tcp.pick(kept.get("controller"), taken={*taken, main})}
+
+    def prepare(self, ports: Ports, directory: Path) -> Launch:
+        """Write the configuration and format the storage, which Kafka never does by itself."""
+        home = directory / f"kafka-{self.version}"
+        home.mkdir(parents=True, exist_ok=True)
+        logging, properties, data = home / "log4j2.properties", home / "server.properties", home / "data"
+        logging.write_text(_LOGGING, encoding="utf-8")
+        settings = self._settings(ports, data)
+        properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
+        found = java.for_kafka()
+        classes = [
+            f"-Dlog4j2.configurationFile={logging}",
+            *("-cp", os.pathsep.join(map(str, jars.jar_set("kafka")))),
+        ]
+        if not (data / "meta.properties").exists():
+            quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+            _format([str(found.executable), *quick, *classes, "kafka.tools.StorageTool", "format"], properties)
+        options = found.options(heap_mb=HEAP_MB, light=self._light, archive=f"kafka-{self.version}")
+        return Launch(
+            command=[str(found.executable), *options, *classes, "kafka.Kafka", str(properties)],
+            environment=dict(os.environ),
+            directory=home,
+            log=directory / "logs" / "kafka.log",
+        )
+
+    def is_ready(self, ports: Ports, tail: Tail) -> bool:
+        """A port that answers comes first: a client that finds none reports every attempt."""
+        if not tcp.answers(ports["main"]):
+            return False
+        try:
+            client = AdminClient({"bootstrap.servers": self.address(ports), "log_level": 0})
+            return bool(client.list_topics(timeout=5).brokers)
+        except KafkaException:
+            return False
+
+    def actual_ports(self, ports: Ports, tail: Tail) -> dict[str, int]:
+        """As asked."""
+        return dict(ports)
+
+    def address(self, ports: Ports) -> str:
+        """The bootstrap server."""
+        return f"{tcp.HOST}:{ports['main']}"
+
+    def _settings(self, ports: Ports, data: Path) -> dict[str, str]:
+        listeners = f"PLAINTEXT://{tcp.HOST}:{ports['main']},CONTROLLER://{tcp.HOST}:{ports['controller']}"
+        return {
+            **SETTINGS,
+            "listeners": listeners,
+            "advertised.listeners": listeners,
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "controller.quorum.bootstrap.servers": f"{tcp.HOST}:{ports['controller']}",
+            "log.dirs": str(data),
+            **self._overrides,
+        }
+
+
+def _format(command: list[str], properties: Path) -> None:
+    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    arguments = ["--standalone", "--ignore-formatted", "-t", cluster, "-c", str(properties)]
+    done = subprocess.run([*command, *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise StackError(f"kafka's storage can't be formatted:\n{(done.stdout + done.stderr).strip()}")

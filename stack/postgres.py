@@ -1,0 +1,259 @@
+"""PostgreSQL from the packaged binaries: the source database, a second cluster as the warehouse, older majors for tests.
+
+PostgreSQL refuses to run as root. For root, server and data belong to the user `nobody`, and where that user can't reach the
+stack's directory, they live in the system's directory for temporary files instead.
+"""
+
+import hashlib
+import os
+import pwd
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from signal import SIGINT
+
+import psutil
+import psycopg
+from psycopg import sql
+
+from stack import jars, versions
+from stack import ports as tcp
+from stack.cache import cache_dir
+from stack.errors import StackError
+from stack.lock import locked
+from stack.process import Account, Launch, ProcessId, Tail
+from stack.server import Ports
+
+USER = "postgres"
+_UNPRIVILEGED = "nobody"
+
+# What Compose's servers get as well.
+SOURCE_SETTINGS = {
+    "wal_level": "logical",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+}
+WAREHOUSE_SETTINGS: dict[str, str] = {}
+
+# What the server has written survives its own end, so a killed server loses nothing. With `synchronous_commit = off` it would:
+# commits would still be in its memory.
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
+
+# Written last, with what an intact copy holds: cleaners of temporary directories remove single files.
+_COMPLETE = ".complete"
+
+
+class Postgres:
+    """One cluster with one database."""
+
+    # Fast shutdown; SIGTERM would wait for every client to leave.
+    stop_signal = SIGINT
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        database: str,
+        settings: Mapping[str, str],
+        durable: bool = True,
+        major: int = versions.POSTGRES_MAJOR,
+    ) -> None:
+        """Without `durable`, a crash of the machine (not of the server) may lose the data, and commits are quick.
+
+        A `major` other than the stack's own is fetched when it is first started.
+        """
+        self.name = name
+        self.version = versions.POSTGRES_SERVER if major == versions.POSTGRES_MAJOR else _server_version(major)
+        self._major = major
+        self.database = database
+        self._settings = dict(settings) if durable else {**settings, **_NOT_DURABLE}
+
+    def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
+        """One port."""
+        return {"main": tcp.pick(kept.get("main"), taken=taken)}
+
+    def prepare(self, ports: Ports, directory: Path) -> Launch:
+        """Unpack the server, initialise the cluster once, and remove the lock file of a server that was killed."""
+        account = _account()
+        home = home_of(directory) / f"{self.name}-{self.version}"
+        binaries = _binaries(self._major, account)
+        environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
+        data = home / "data"
+        if not data.exists():
+            if home.parent != directory:
+                _own_folder(home.parent)
+            home.mkdir(parents=True, exist_ok=True)
+            if account is not None:
+                os.chown(home, account.uid, account.gid)
+                home.chmod(0o700)
+            _initialise(binaries, data, environment, account)
+        _remove_stale_lock(data)
+        settings = {
+            "listen_addresses": tcp.HOST,
+            # Nothing outside may open it, and socket paths have a length limit.
+            "unix_socket_directories": "",
+            **self._settings,
+        }
+        options = [option for key, value in settings.items() for option in ("-c", f"{key}={value}")]
+        return Launch(
+            command=[str(binaries / "bin" / "postgres"), "-D", str(data), "-p", str(ports["main"]), *options],
+            environment=environment,
+            directory=home,
+            log=directory / "logs" / f"{self.name}.log",
+            account=account,
+        )
+
+    def is_ready(self, ports: Ports, tail: Tail) -> bool:
+        """It accepts connections, and our database is there."""
+        try:
+            with psycopg.connect(self._dsn(ports, "postgres"), autocommit=True, connect_timeout=2) as connection:
+                found = connection.execute("select from pg_database where datname = %s", [self.database]).fetchone()
+                if found is None:
+                    connection.execute(sql.SQL("create database {}").format(sql.Identifier(self.database)))
+            return True
+        except psycopg.OperationalError:
+            return False
+
+    def actual_ports(self, ports: Ports, tail: Tail) -> dict[str, int]:
+        """As asked."""
+        return dict(ports)
+
+    def address(self, ports: Ports) -> str:
+        """A libpq connection string of keywords and values."""
+        return self._dsn(ports, self.database)
+
+    def url(self, ports: Ports) -> str:
+        """The same for SQLAlchemy."""
+        return f"postgresql+psycopg://{USER}@{tcp.HOST}:{ports['main']}/{self.database}"
+
+    @staticmethod
+    def _dsn(ports: Ports, database: str) -> str:
+        return f"host={tcp.HOST} port={ports['main']} dbname={database} user={USER}"
+
+
+def _server_version(major: int) -> str:
+    """What an older server calls itself: its package's version without the build number."""
+    try:
+        return versions.POSTGRES_OLDER[major].rpartition(".")[0]
+    except KeyError:
+        known = ", ".join(map(str, (*versions.POSTGRES_OLDER, versions.POSTGRES_MAJOR)))
+        raise StackError(f"no packaged PostgreSQL {major}", hint=f"the lock has: {known}") from None
+
+
+def _account() -> Account | None:
+    """Whom the server runs as when we are root."""
+    if os.geteuid() != 0:
+        return None
+    entry = pwd.getpwnam(_UNPRIVILEGED)
+    return Account(entry.pw_uid, entry.pw_gid)
+
+
+def is_reachable(path: Path) -> bool:
+    """Whether any user may pass through every existing folder on the way to it."""
+    resolved = path.resolve()
+    return all(folder.stat().st_mode & 0o001 for folder in (resolved, *resolved.parents) if folder.exists())
+
+
+def home_of(directory: Path) -> Path:
+    """Where the clusters of a stack are: in its directory, or elsewhere when their user can't go there."""
+    if _account() is None or is_reachable(directory):
+        return directory
+    name = hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:16]
+    return Path(tempfile.gettempdir(), f"lockstep-{name}")
+
+
+def _own_folder(folder: Path) -> None:
+    """Make a folder under a predictable name in a place where everybody may write; refuse somebody else's."""
+    try:
+        folder.mkdir(mode=0o711)
+    except FileExistsError:
+        found = folder.lstat()
+        if folder.is_symlink() or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise StackError(f"{folder} belongs to somebody else", hint="remove it, or set TMPDIR") from None
+
+
+def _binaries(major: int, account: Account | None) -> Path:
+    """Unpack the server below the cache; for root, where the other user can run it."""
+    parent = cache_dir()
+    if account is not None and not is_reachable(parent):
+        parent = Path(tempfile.gettempdir(), f"lockstep-servers-{os.geteuid()}")
+        _own_folder(parent)
+    # Two clusters start at once, and several stacks may.
+    with locked(parent / "unpack.lock"):
+        (archive,) = jars.jar_set(jars.postgres_set(major))
+        target = parent / archive.stem
+        if not _is_complete(target):
+            _unpack(archive, target)
+    return target
+
+
+def _unpack(archive: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="unpack-", dir=target.parent) as private:
+        fresh = Path(private, "server")
+        with zipfile.ZipFile(archive) as jar:
+            (name,) = (entry for entry in jar.namelist() if entry.endswith(".txz"))
+            with jar.open(name) as content, tarfile.open(fileobj=content, mode="r:xz") as tar:
+                # Python before 3.11.4 has no filters; the archive's hash was checked, so nothing rests on this.
+                tar.extraction_filter = getattr(tarfile, "tar_filter", None)
+                tar.extractall(fresh)  # noqa: S202 - see above
+        fresh.chmod(0o755)
+        files, size = _measure(fresh)
+        (fresh / _COMPLETE).write_text(f"{files} {size}", encoding="ascii")
+        if target.exists():
+            target.rename(Path(private, "damaged"))
+        fresh.rename(target)
+
+
+def _measure(folder: Path) -> tuple[int, int]:
+    sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != _COMPLETE]
+    return len(sizes), sum(sizes)
+
+
+def _is_complete(folder: Path) -> bool:
+    marker = folder / _COMPLETE
+    if not marker.is_file():
+        return False
+    files, size = _measure(folder)
+    return marker.read_text(encoding="ascii") == f"{files} {size}"
+
+
+def _initialise(binaries: Path, data: Path, environment: Mapping[str, str], account: Account | None) -> None:
+    """Make the cluster beside its place and move it there when it is whole: an interrupt leaves no half of one."""
+    partial = data.with_name("initdb")
+    shutil.rmtree(partial, ignore_errors=True)
+    # Loopback alone reaches it, and whoever is on this machine is trusted by a development server.
+    command = [str(binaries / "bin" / "initdb"), "-D", str(partial), "-U", USER, "-A", "trust", "-E", "UTF8"]
+    done = subprocess.run(
+        [*command, "--locale=C"],
+        check=False,
+        cwd=data.parent,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        user=account.uid if account else None,
+        group=account.gid if account else None,
+        extra_groups=[] if account else None,
+    )
+    if done.returncode:
+        raise StackError(f"initdb failed in {partial}:\n{(done.stdout + done.stderr).strip()}")
+    partial.rename(data)
+
+
+def _remove_stale_lock(data: Path) -> None:
+    """Remove `postmaster.pid` when its number belongs to some other program now, or to a server that is dead.
+
+    PostgreSQL takes any live process of that number for its own server and refuses to start; numbers come back soon after
+    a reboot or in a container. A server that does use the directory stays protected: it is a postgres process.
+    """
+    lock = data / "postmaster.pid"
+    try:
+        pid = int(lock.read_text(encoding="ascii").split("\n", 1)[0])
+        if ProcessId.of(pid) is None or "postgres" not in psutil.Process(pid).name():
+            lock.unlink()
+    except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+        return

@@ -1,0 +1,221 @@
+"""Processes that outlive us: start one on its own, find it again, signal all of it, and never touch a stranger.
+
+A pid alone doesn't name a process, since numbers are used again. A `ProcessId` carries the start time as well, and every
+function here does nothing to a process whose start time differs.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_POLL_SECONDS = 0.02
+_PROC = Path("/proc/self/stat")
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process for good: its number, and when it started in the kernel's own ticks since boot."""
+
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessId | None":
+        """Name the process that has this number now; None where there is none, or only its remains."""
+        started = _start_of(pid)
+        return None if started is None else cls(pid, started)
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user of this machine."""
+
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How a server is started."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    directory: Path
+    log: Path
+    # Whom to run as when we are root and the server refuses to be.
+    account: "Account | None" = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """The part of a log file that belongs to one start."""
+
+    log: Path
+    offset: int = 0
+
+    def text(self) -> str:
+        """Everything written since that start."""
+        try:
+            with self.log.open("rb") as content:
+                content.seek(self.offset)
+                return content.read().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+
+    def last(self, lines: int) -> str:
+        """The last lines of it."""
+        return "\n".join(self.text().rstrip().splitlines()[-lines:])
+
+
+def spawn(launch: Launch) -> tuple[ProcessId | None, Tail]:
+    """Start a server in a session of its own, so that neither our end nor Ctrl-C reaches it.
+
+    Returns no process where it ended before anybody could look at it.
+    """
+    account = launch.account
+    launch.log.parent.mkdir(parents=True, exist_ok=True)
+    with launch.log.open("ab") as log:
+        tail = Tail(log=launch.log, offset=log.tell())
+        process = subprocess.Popen(
+            list(launch.command),
+            cwd=launch.directory,
+            env=dict(launch.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            user=account.uid if account else None,
+            group=account.gid if account else None,
+            extra_groups=[] if account else None,
+        )
+    # It is meant to outlive this object; without this, Popen warns when it goes. `is_alive` collects it instead.
+    process.returncode = 0
+    found = ProcessId.of(process.pid)
+    if found is None:
+        _collect(process.pid)
+    return found, tail
+
+
+def is_alive(process: ProcessId) -> bool:
+    """Whether this very process runs; a dead child of ours is collected on the way."""
+    _collect(process.pid)
+    return ProcessId.of(process.pid) == process
+
+
+def _collect(pid: int) -> None:
+    """Take notice of a child that ended; until then the kernel keeps its entry."""
+    with suppress(ChildProcessError):  # somebody else's child, as after a restart of the command
+        os.waitpid(pid, os.WNOHANG)
+
+
+def is_frozen(process: ProcessId) -> bool:
+    """Whether it is stopped by SIGSTOP."""
+    try:
+        return is_alive(process) and psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def family(process: ProcessId) -> list[ProcessId]:
+    """The process and all that descend from it, parents first."""
+    if not is_alive(process):
+        return []
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [process, *(found for child in children if (found := ProcessId.of(child.pid)) is not None)]
+
+
+def rss_bytes(process: ProcessId) -> int:
+    """Resident memory of the whole family; pages they share are counted once for each."""
+    total = 0
+    for member in family(process):
+        try:
+            total += psutil.Process(member.pid).memory_info().rss
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+def send(process: ProcessId, number: signal.Signals) -> None:
+    """Signal this very process; nothing happens where it is gone."""
+    if is_alive(process):
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+def wait_gone(processes: Sequence[ProcessId], seconds: float) -> bool:
+    """Wait until all of them have ended; False where the time runs out first."""
+    deadline = time.monotonic() + seconds
+    while any(is_alive(process) for process in processes):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def end(process: ProcessId, *, stop_signal: signal.Signals, grace_seconds: float) -> bool:
+    """Ask a server to stop, kill what is left after the grace time; True where asking was enough."""
+    members = family(process)
+    for member in members:
+        send(member, signal.SIGCONT)  # a frozen process wouldn't hear the request
+    send(process, stop_signal)
+    if wait_gone(members, grace_seconds):
+        return True
+    kill(process, *members)
+    return False
+
+
+def kill(*processes: ProcessId) -> None:
+    """End processes and their families at once and wait until they are gone."""
+    members = {member: None for process in processes for member in (*family(process), process)}
+    for member in members:
+        send(member, signal.SIGKILL)
+    wait_gone(list(members), seconds=10)
+    _wait_collected(list(members), seconds=10)
+
+
+def _wait_collected(processes: Sequence[ProcessId], seconds: float) -> None:
+    """Wait until the system has also collected the remains of processes that weren't our children.
+
+    PostgreSQL doesn't start while its last postmaster's number still answers to a signal, and remains do.
+    """
+    deadline = time.monotonic() + seconds
+    while any(_leaves_remains(process.pid) for process in processes) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _leaves_remains(pid: int) -> bool:
+    """Whether the number is still taken, but by nobody who lives: a stranger who has it now may go on as he likes."""
+    return ProcessId.of(pid) is None and psutil.pid_exists(pid)
+
+
+def _start_of(pid: int) -> float | None:
+    """When the process began, in the kernel's ticks since boot; None where it is gone, or only its remains are left.
+
+    psutil's creation time is derived from the wall clock, which an NTP step moves, so it only serves where there is no /proc.
+    A killed JVM is a zombie by name as soon as its first thread has ended; while others end, its ports are still taken.
+    """
+    if not _PROC.exists():
+        try:
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+        except psutil.NoSuchProcess:
+            return None
+    try:
+        content = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name in parentheses may itself hold spaces. Behind it: 1st the state, 18th the threads, 20th the start.
+    fields = content.rpartition(")")[2].split()
+    if fields[0] in "ZX" and int(fields[17]) <= 1:
+        return None
+    return float(fields[19])

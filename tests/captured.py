@@ -1,0 +1,246 @@
+"""A real capture of a test's own database, and what a new reader makes of its topics."""
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from cdc.kafka.control_topics import read_compacted, read_state
+from cdc.kafka.topic_reader import TopicReader
+from cdc.kafka.topics import SCHEMA, control_topic
+from cdc.model.table import Table, TableName
+from cdc.postgres.catalogue import load_tables
+from cdc.postgres.slot import emit_heartbeat
+from cdc.protocol.control import SchemaRecord
+from cdc.protocol.envelope import parse_value
+from lockstep.capture import Observer, capture
+from lockstep.compare import SourceRows
+from lockstep.config import Config, load
+from tests.databases import Database
+
+_numbers = itertools.count(1)
+_PATIENCE_S = 60.0
+
+Row = dict[str, Any]
+
+
+class Captured:
+    """Capture in a thread, on the tables of a database."""
+
+    def __init__(
+        self,
+        database: Database,
+        kafka: str,
+        directory: Path,
+        tables: Sequence[str],
+        *,
+        source: str = "",
+        partitions: int = 3,
+        sections: str = "",
+    ) -> None:
+        """``source`` and ``sections`` are more lines of lockstep.toml."""
+        self.database = database
+        self.name = f"t{os.getpid()}_{next(_numbers)}"
+        self.said: list[str] = []
+        self.error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        path = directory / f"{self.name}.toml"
+        names = ", ".join(f"'{name}'" for name in tables)
+        path.write_text(
+            f"[pipeline]\nname = '{self.name}'\n"
+            f"[kafka]\nbootstrap_servers = '{kafka}'\n"
+            f"topics = {{ partitions = {partitions}, replication_factor = 1, min_insync_replicas = 1 }}\n"
+            f"{sections}\n"
+            f"[source]\ndsn = '{database.dsn}'\ntables = [{names}]\nheartbeat_interval_s = 0.3\n{source}\n"
+        )
+        self.path = path
+        self.config: Config = load(path)
+        self.client = self.config.kafka.client()
+
+    def configure(self, **changes: Any) -> None:
+        """Change settings of the source, for the next start."""
+        source = self.config.source.model_copy(update=changes)
+        self.config = self.config.model_copy(update={"source": source})
+
+    # The process.
+
+    def start(self, **wrappers: Any) -> "Captured":
+        """Start, and wait until it streams."""
+        self._stop.clear()
+        self.error = None
+        self.said.clear()
+        self._thread = threading.Thread(target=self._run, kwargs=wrappers, daemon=True)
+        self._thread.start()
+        self.wait_for("streaming from")
+        return self
+
+    def _run(self, **wrappers: Any) -> None:
+        try:
+            capture(self.config, stopping=self._stop.is_set, observer=Observer(say=self.said.append), **wrappers)
+        except BaseException as error:
+            self.error = error
+
+    def wait_for(self, words: str) -> None:
+        """Wait until it has said something."""
+        self._until(lambda: any(words in line for line in self.said), words)
+
+    def _until(self, condition: Any, what: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        while not condition():
+            if self.error is not None:
+                raise self.error
+            assert time.monotonic() < deadline, f"not in time: {what}; it said {self.said}"
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Let it finish its batch."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE_S)
+            assert not self._thread.is_alive()
+
+    def wait_error(self) -> BaseException:
+        """Wait until it has ended by itself, with an error."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.error is None:
+            assert time.monotonic() < deadline, f"it goes on; it said {self.said}"
+            time.sleep(0.02)
+        return self.error
+
+    def settle(self) -> None:
+        """Wait until everything that is committed now is published."""
+        target = emit_heartbeat(self.database.connection)
+
+        def published() -> bool:
+            state = read_state(self.client, self.name, self.config.slot)
+            return (
+                state is not None
+                and state.end_lsn >= target
+                and all(name in state.copied for name in self.config.source.table_names)
+            )
+
+        self._until(published, "published")
+
+    def wait_quiet(self) -> None:
+        """Wait until it has also looked for what the stream doesn't show, and has copied what that was."""
+        self.settle()
+        time.sleep(3 * self.config.source.heartbeat_interval_s)
+        self.settle()
+
+    def __enter__(self) -> "Captured":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # What is on the topics.
+
+    def topic(self, table: str) -> str:
+        return self.config.topics()[TableName.parse(table)]
+
+    def events(self, table: str) -> list["Published"]:
+        """All records of a table, partition after partition."""
+        return [
+            Published(record.partition, record.key, record.value)
+            for record in TopicReader(self.client).records(self.topic(table))
+        ]
+
+    def schemas(self, table: str) -> list[SchemaRecord]:
+        """The table's shapes, oldest first."""
+        values = read_compacted(self.client, control_topic(self.name, SCHEMA)).values()
+        records = [SchemaRecord.from_bytes(value) for value in values]
+        return [record for record in records if record.table.name == TableName.parse(table)]
+
+    def rows(self, table: str) -> dict[bytes, Row]:
+        """What a reader makes of the topic: the newest row per key, brought to the newest shape with ``__schema`` alone."""
+        records = self.schemas(table)
+        places = {record.table.schema_id: place for place, record in enumerate(records)}
+        newest: dict[bytes, Row] = {}
+        for event in self.events(table):
+            if event.value is None or event.op == "d":
+                newest.pop(event.key, None)
+                continue
+            row = event.after
+            for record in records[places[event.schema_id] + 1 :]:
+                row = _carried(row, record)
+            newest[event.key] = row
+        return newest
+
+    def source_rows(self, table: str) -> dict[bytes, Row]:
+        """The same from the database, through the snapshot's encoder."""
+        name = TableName.parse(table)
+        connection = self.database.pinned()
+        with connection:
+            found = load_tables(connection, [name], self.config.publication, self.config.source.keys)
+            shape = found[name]
+            rows = SourceRows(connection, found).rows(shape)
+            return {_key(shape, row): dict(row) for row in rows}
+
+    def assert_equal(self, *tables: str) -> None:
+        """Every table, as its topic tells it, is the source's."""
+        self.settle()
+        for table in tables or [str(name) for name in self.config.source.table_names]:
+            found, expected = self.rows(table), self.source_rows(table)
+            different = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
+            shown = [(key, _short(found.get(key)), _short(expected.get(key))) for key in sorted(different)[:3]]
+            assert not different, (
+                f"{table}: {len(different)} keys differ, on the topic and in the source: {str(shown)[:2000]}"
+            )
+
+
+@dataclass(frozen=True)
+class Published:
+    """A record of a table's topic."""
+
+    partition: int
+    key: bytes
+    value: bytes | None
+    parsed: Row = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.value is not None:
+            self.parsed.update(orjson.loads(self.value))
+
+    @property
+    def op(self) -> str:
+        return "tombstone" if self.value is None else str(self.parsed["op"])
+
+    @property
+    def tag(self) -> str:
+        return parse_value(self.value or b"").tag
+
+    @property
+    def after(self) -> Row:
+        return dict(self.parsed["after"])
+
+    @property
+    def schema_id(self) -> str:
+        return str(self.parsed["source"]["schema_id"])
+
+
+def _short(row: Row | None) -> object:
+    return None if row is None else {name: str(value)[:40] for name, value in row.items()}
+
+
+def _carried(row: Row, record: SchemaRecord) -> Row:
+    """A row of the shape before in the shape of a record: renamed columns, defaults of added ones, dropped ones left out."""
+    change = record.change
+    carried = {}
+    for column in record.table.columns:
+        old = change.renamed.get(column.name, column.name)
+        if old in row and (column.name in change.renamed or column.name not in change.defaults):
+            carried[column.name] = row[old]
+        else:
+            carried[column.name] = change.defaults.get(column.name)
+    return carried
+
+
+def _key(shape: Table, row: Mapping[str, Any]) -> bytes:
+    return orjson.dumps({name: row[name] for name in shape.key})

@@ -1,0 +1,105 @@
+"""What a real Valkey answers where the sink depends on it."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from pydantic import SecretStr
+from redis import Redis
+
+from cdc.model.errors import LockstepError, Unavailable
+from sinks.access import Login
+from sinks.redis_sink import RedisSettings, RedisSink
+from tests.builders import batch, delete, table, tag, upsert
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def client(endpoints: Any) -> Iterator[Redis]:
+    client = Redis.from_url(endpoints.redis_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def sink(endpoints: Any, name: str) -> Iterator[RedisSink]:
+    sink = RedisSink(name, RedisSettings(url=SecretStr(endpoints.redis_url), tombstone_ttl_s=100), 1)
+    sink.prepare([table()])
+    yield sink
+    sink.close()
+
+
+def test_a_reader_finds_a_row_by_pointer_and_key(client: Any, sink: RedisSink, name: str) -> None:
+    sink.apply(batch(upsert({"id": 42, "note": "a"}, 1)))
+    assert client.get(f"{name}:live") == b"g1"
+    stored = client.hgetall(f"{name}:g1:public.orders:42")
+    assert (stored[b"t"].decode(), orjson.loads(stored[b"v"])) == (tag(1), {"id": 42, "note": "a"})
+
+
+def test_a_deletion_is_remembered_for_a_while_and_a_new_row_for_ever(client: Any, sink: RedisSink, name: str) -> None:
+    key = f"{name}:g1:public.orders:42"
+    sink.apply(batch(upsert({"id": 42, "note": "a"}, 1)))
+    sink.apply(batch(delete({"id": 42}, 2)))
+    assert client.hgetall(key) == {b"t": tag(2).encode(), b"x": b"1"}
+    assert 0 < client.ttl(key) <= 100
+    sink.apply(batch(upsert({"id": 42, "note": "b"}, 3)))
+    assert (client.ttl(key), client.hget(key, "x")) == (-1, None)
+
+
+def test_scripts_that_the_server_forgot_are_loaded_again(client: Any, sink: RedisSink) -> None:
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    client.script_flush()
+    assert sink.apply(batch(upsert({"id": 1, "note": "b"}, 2), upsert({"id": 2, "note": "b"}, 2))).applied == 2
+
+
+def test_a_key_of_another_type_is_a_rejection(client: Any, sink: RedisSink, name: str) -> None:
+    client.set(f"{name}:g1:public.orders:1", "somebody's")
+    outcome = sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), upsert({"id": 2, "note": "b"}, 1)))
+    assert (outcome.applied, [rejection.event.key for rejection in outcome.rejections]) == (1, [{"id": 1}])
+    assert "WRONGTYPE" in outcome.rejections[0].reason
+
+
+def test_a_full_memory_stops_the_job(client: Any, sink: RedisSink) -> None:
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(LockstepError, match="maxmemory") as raised:
+            sink.apply(batch(upsert({"id": 2, "note": "b"}, 2)))
+        assert not isinstance(raised.value, Unavailable)
+    finally:
+        client.config_set("maxmemory", "0")
+
+
+def test_user_and_password_are_used(client: Any, endpoints: Any, name: str) -> None:
+    client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@all")
+    address = SecretStr(endpoints.redis_url)
+    try:
+        good = RedisSink(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("right"))), 1)
+        good.prepare([table()])
+        good.close()
+        bad = RedisSink(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("wrong"))), 1)
+        with pytest.raises(LockstepError, match="invalid username-password") as raised:
+            bad.live_generation()
+        assert not isinstance(raised.value, Unavailable)
+    finally:
+        client.execute_command("ACL", "DELUSER", name)
+
+
+def test_a_missing_right_stops_the_job(client: Any, endpoints: Any, name: str) -> None:
+    client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@read")
+    try:
+        login = Login(user=name, password=SecretStr("right"))
+        sink = RedisSink(name, RedisSettings(url=SecretStr(endpoints.redis_url), login=login), 1)
+        with pytest.raises(LockstepError, match="no permissions"):
+            sink.prepare([table()])
+        sink.close()
+    finally:
+        client.execute_command("ACL", "DELUSER", name)

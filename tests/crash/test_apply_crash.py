@@ -1,0 +1,60 @@
+"""Kill and restart jobs and destinations while traffic runs: each sink ends equal to the source."""
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline import Pipeline, traffic, wait_until
+
+pytestmark = [pytest.mark.live, pytest.mark.crash]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(stack.endpoints(), tmp_path, f"apply{os.getpid()}_{next(_numbers)}", sinks=True)
+    yield made
+    made.close()
+
+
+def _batches(log: Path) -> int:
+    return log.read_text().count("batch applied")
+
+
+def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline) -> None:
+    capture = pipeline.start_capture()
+    with traffic(pipeline):
+        for _ in range(2):
+            job = pipeline.start_apply()
+            wait_until(lambda log=job.log: _batches(log) >= 4, what="batches are applied", timeout_s=300)
+            os.killpg(job.pid, signal.SIGKILL)  # the driver and its JVM
+            job.wait()
+        job = pipeline.start_apply()
+        wait_until(lambda: _batches(job.log) >= 4, what="batches are applied", timeout_s=300)
+    pipeline.wait_applied(job)
+    pipeline.assert_sinks_equal()
+    assert pipeline.stop(job) == 0, job.log.read_text()
+    assert pipeline.stop(capture) == 0
+
+
+def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any) -> None:
+    capture = pipeline.start_capture()
+    job = pipeline.start_apply()
+    with traffic(pipeline):
+        for name in ("opensearch", "valkey", "warehouse", "kafka"):
+            before = _batches(job.log)
+            wait_until(lambda n=before: _batches(job.log) >= n + 3, what=f"batches before {name}", timeout_s=300)
+            stack.stop(name)
+            time.sleep(2)
+            stack.start(name)
+    pipeline.wait_applied(job)
+    pipeline.assert_sinks_equal()
+    assert pipeline.stop(job) == 0, job.log.read_text()
+    assert pipeline.stop(capture) == 0

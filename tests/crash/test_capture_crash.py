@@ -1,0 +1,173 @@
+"""Kill, freeze and cut off capture while traffic runs: a read-committed reader sees every change once, in commit order."""
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.postgres.slot import find_slot
+from cdc.protocol.control import SnapshotPhase
+from tests.crash.capture_process import KILL_POINTS
+from tests.pipeline import Pipeline, traffic, wait_until
+
+pytestmark = [pytest.mark.live, pytest.mark.crash]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(stack.endpoints(), tmp_path, f"crash{os.getpid()}_{next(_numbers)}")
+    yield made
+    made.close()
+
+
+def _take_snapshot(pipeline: Pipeline) -> None:
+    """Handoff first, then the oracle's slot, so that the stream begins before what is compared."""
+    capture = pipeline.start_capture()
+    pipeline.wait_streaming(capture)
+    pipeline.make_oracle()
+    assert pipeline.stop(capture) == 0
+
+
+@pytest.mark.parametrize("point", KILL_POINTS)
+def test_kill_9_of_capture_loses_and_repeats_nothing(pipeline: Pipeline, point: str) -> None:
+    _take_snapshot(pipeline)
+    with traffic(pipeline):
+        for nth in (1, 4, 9):
+            killed = pipeline.start_capture(kill=point, nth=nth)
+            assert killed.wait(60) == -signal.SIGKILL, killed.log.read_text()
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+    pipeline.wait_published(capture)
+    assert pipeline.stop(capture) == 0, capture.log.read_text()
+    pipeline.assert_published_exactly_once()
+
+
+def _replace_while_frozen(pipeline: Pipeline, old: Any) -> Any:
+    """Freeze the old capture, let a new one take over, thaw the old one; it has to end by itself."""
+    os.kill(old.pid, signal.SIGSTOP)
+    new = pipeline.start_capture()
+    try:
+        wait_until(lambda: "streaming from" in new.log.read_text(), what="the second capture streams", timeout_s=120)
+    finally:
+        os.kill(old.pid, signal.SIGCONT)
+    assert old.wait(90) == 1, old.log.read_text()
+    assert "taken over" in old.log.read_text()
+    return new
+
+
+def test_a_frozen_capture_that_wakes_up_is_fenced(pipeline: Pipeline) -> None:
+    _take_snapshot(pipeline)
+    with traffic(pipeline):
+        old = pipeline.start_capture()
+        pipeline.wait_streaming(old)
+        time.sleep(1)  # in the middle of publishing, wherever that is
+        new = _replace_while_frozen(pipeline, old)
+    pipeline.wait_published(new)
+    assert pipeline.stop(new) == 0, new.log.read_text()
+    pipeline.assert_published_exactly_once()
+
+
+def test_an_idle_capture_that_wakes_up_does_not_come_back_over_the_newer_one(pipeline: Pipeline) -> None:
+    """It notices first that its connection to PostgreSQL is gone, which by itself would be a reason to try again."""
+    _take_snapshot(pipeline)
+    old = pipeline.start_capture()
+    pipeline.wait_streaming(old)
+    pipeline.wait_published(old)
+    new = _replace_while_frozen(pipeline, old)
+    with traffic(pipeline):
+        time.sleep(1)
+    pipeline.wait_published(new)
+    assert pipeline.stop(new) == 0, new.log.read_text()
+    pipeline.assert_published_exactly_once()
+
+
+def test_capture_survives_a_restart_of_kafka(pipeline: Pipeline, stack: Any) -> None:
+    _take_snapshot(pipeline)
+    with traffic(pipeline):
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+        for end in (stack.kill, stack.stop):
+            time.sleep(1)
+            end("kafka")
+            stack.start("kafka")
+    pipeline.wait_published(capture)
+    assert pipeline.stop(capture) == 0, capture.log.read_text()
+    pipeline.assert_published_exactly_once()
+
+
+def test_capture_survives_a_restart_of_postgresql(pipeline: Pipeline, stack: Any) -> None:
+    _take_snapshot(pipeline)
+    capture = pipeline.start_capture()
+    for seed, end in enumerate((stack.kill, stack.stop), start=1):
+        with traffic(pipeline, seed=seed):
+            time.sleep(1)
+        end("postgres")
+        stack.start("postgres")
+    with traffic(pipeline, seed=3):
+        time.sleep(0.5)
+    pipeline.wait_published(capture)
+    assert pipeline.stop(capture) == 0, capture.log.read_text()
+    pipeline.assert_published_exactly_once()
+
+
+def test_the_server_hears_from_us_while_kafka_is_frozen(stack: Any, tmp_path: Path) -> None:
+    """With a wal_sender_timeout shorter than the freeze: the connection would be dropped if nobody answered."""
+    name = f"crash{os.getpid()}_{next(_numbers)}"
+    pipeline = Pipeline(stack.endpoints(), tmp_path, name, dsn_options="options='-c wal_sender_timeout=3s'")
+    try:
+        _take_snapshot(pipeline)
+        with traffic(pipeline):
+            capture = pipeline.start_capture()
+            pipeline.wait_streaming(capture)
+            before = _reader(pipeline)
+            time.sleep(1)
+            stack.freeze("kafka")
+            try:
+                time.sleep(9)
+            finally:
+                stack.thaw("kafka")
+            assert _reader(pipeline) == before is not None
+        pipeline.wait_published(capture)
+        assert pipeline.stop(capture) == 0
+        pipeline.assert_published_exactly_once()
+    finally:
+        pipeline.close()
+
+
+def _reader(pipeline: Pipeline) -> int | None:
+    """The server's process that sends to capture."""
+    with pipeline.sql() as sql:
+        slot = find_slot(sql, pipeline.config.slot)
+        return None if slot is None else slot.active_pid
+
+
+def test_an_interrupted_snapshot_is_never_half(pipeline: Pipeline) -> None:
+    """Killed while it copies: the next start copies the missing tables under a later snapshot and ends the same."""
+    with pipeline.sql() as sql:
+        sql.execute(f"insert into {pipeline.name}.account (id, owner) select i, 'o' from generate_series(1, 60000) i")
+        sql.execute(f"insert into {pipeline.name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 60000) i")
+    killed = pipeline.start_capture()
+
+    def copying() -> bool:
+        state = pipeline.state() if "handoff at" in killed.log.read_text() else None
+        return state is not None and state.phase is SnapshotPhase.COPYING
+
+    wait_until(copying, what="the snapshot is being copied")
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    with pipeline.sql() as sql:  # changed and gone between the two snapshots
+        sql.execute(f"delete from {pipeline.name}.account where id % 10 = 0")
+        sql.execute(f"update {pipeline.name}.account set owner = 'changed' where id % 10 = 1")
+        sql.execute(f"update {pipeline.name}.entry set account_id = -account_id where account_id % 10 = 2")
+    capture = pipeline.start_capture()
+    pipeline.wait_streaming(capture)
+    pipeline.wait_published(capture)
+    assert pipeline.stop(capture) == 0
+    assert pipeline.newest_rows() == pipeline.source_rows()

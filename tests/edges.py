@@ -1,0 +1,187 @@
+"""The two edges of capture in memory: a stream that is scripted, a publisher that remembers, and a clock that they move."""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from cdc.capture.assembler import Event
+from cdc.capture.loop import CaptureLoop, Clock, Committed, Confirmation, Pause
+from cdc.capture.settings import CaptureSettings
+from cdc.capture.side_channels import Headers
+from cdc.model.errors import Unavailable
+from cdc.model.lsn import Lsn
+from cdc.model.table import Table
+from cdc.protocol.control import CaptureState, SchemaRecord
+from tests import history
+
+STATUS_INTERVAL_S = 10.0
+
+Burst = Sequence[bytes | Callable[[], object]]
+"""Frames that arrive together; what can be called happens in between."""
+
+
+class Journal(list[tuple[str, int]]):
+    """What happened to both edges, in order: ``("committed", end LSN)`` and ``("confirmed", LSN)``."""
+
+    def of(self, what: str) -> list[int]:
+        """The positions of one kind."""
+        return [lsn for kind, lsn in self if kind == what]
+
+
+class Time:
+    """A clock that only moves when somebody moves it."""
+
+    def __init__(self) -> None:
+        """Any instant will do."""
+        self.now_s = 5000.0
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+
+    def clock(self) -> Clock:
+        """As the loop wants it."""
+        return Clock(lambda: self.now_s, lambda: int(self.now_s * 1e6))
+
+
+class ScriptedStream:
+    """Sends bursts; when the reader has waited twice in a row for nothing, the next burst is there."""
+
+    def __init__(self, time: Time, journal: Journal, *bursts: Burst) -> None:
+        """``exhausted`` once the reader waits for a burst behind the last."""
+        self._time = time
+        self._journal = journal
+        self._bursts = [list(burst) for burst in bursts]
+        self._waits = 0
+        self.received: list[int] = []
+        self.exhausted = not bursts
+
+    def receive(self) -> bytes | None:
+        while self._bursts and self._bursts[0]:
+            item = self._bursts[0].pop(0)
+            if isinstance(item, bytes):
+                self._waits = 0
+                return item
+            item()
+        return None
+
+    def wait(self, seconds: float) -> None:
+        self._time.pass_by(seconds)
+        self._waits += 1
+        if self._waits >= 2 and self._bursts:
+            self._waits = 0
+            self._bursts.pop(0)
+            self.exhausted = not self._bursts
+
+    def send(self, frame: bytes) -> None:
+        kind, received, flushed, applied, _, _ = struct.unpack("!cQQQqB", frame)
+        assert (kind, flushed) == (b"r", applied)
+        self.received.append(received)
+        self._journal.append(("confirmed", flushed))
+
+
+class MemoryPublisher:
+    """Keeps what was committed. ``fail_at`` counts commits from 0; the failing one may still have been durable."""
+
+    def __init__(self, journal: Journal, *, fail_at: int | None = None, durable: bool = False) -> None:
+        """Nothing is open yet."""
+        self._journal = journal
+        self._fail_at = fail_at
+        self._durable = durable
+        self._open: list[Event] = []
+        self.batches: list[list[Event]] = []
+        self.states: list[CaptureState] = []
+        self.shapes: list[SchemaRecord] = []
+        self.served = 0
+        self.owes = False
+
+    def send(self, topic: str, key: bytes, value: bytes | None, extra: bytes | Headers | None = None) -> None:
+        self._open.append((topic, key, value, extra))
+
+    def commit(
+        self,
+        state: CaptureState,
+        schemas: Sequence[SchemaRecord] = (),
+        *,
+        covering: Sequence[str] = (),
+        progress: bool = True,
+    ) -> None:
+        fails = self._fail_at == len(self.batches)
+        if fails and not self._durable:
+            raise Unavailable("the broker is gone")
+        self.batches.append(self._open)
+        self.states.append(state)
+        self.shapes += schemas
+        self._open = []
+        if fails:
+            raise Unavailable("the broker is gone, but it had committed")
+        self._journal.append(("committed", state.end_lsn))
+
+    def owes_progress(self) -> bool:
+        return self.owes
+
+    def serve(self) -> None:
+        self.served += 1
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that was committed."""
+        return [event for batch in self.batches for event in batch]
+
+
+class Capture:
+    """One run of the loop between the two edges."""
+
+    def __init__(
+        self,
+        *bursts: Burst,
+        shapes: Sequence[Table] = (),
+        state: CaptureState | None = None,
+        fail_at: int | None = None,
+        durable: bool = False,
+        time: Time | None = None,
+        heartbeat_interval_s: float = 1e9,
+        parts: Mapping[str, Any] = MappingProxyType({}),
+        **settings: int,
+    ) -> None:
+        """It begins at a state and is told to stop once the last burst was read."""
+        self.time = time or Time()
+        self.journal = Journal()
+        self.stream = ScriptedStream(self.time, self.journal, *bursts)
+        self.publisher = MemoryPublisher(self.journal, fail_at=fail_at, durable=durable)
+        self.heartbeats: list[float] = []
+        self.reports: list[Committed] = []
+        self.state = state or history.state()
+        if shapes:
+            self.state = replace(self.state, copied={shape.name: 1 for shape in shapes})
+        self.assembler = history.assembler(*shapes, at=self.state, **parts)
+        self.pause: Pause | None = None
+        self._heartbeat_interval_s = heartbeat_interval_s
+        self._settings = CaptureSettings(**settings)
+
+    def run(self, *, stopping: Callable[[], bool] | None = None, until: int | None = None) -> "Capture":
+        """Run until the script ends, or ``stopping``, or the loop pauses."""
+        clock = self.time.clock()
+        self.loop = CaptureLoop(
+            stream=self.stream,
+            publisher=self.publisher,
+            assembler=self.assembler,
+            confirmation=Confirmation(
+                self.stream, clock, interval_s=STATUS_INTERVAL_S, confirmed=Lsn(self.state.end_lsn)
+            ),
+            state=self.state,
+            settings=self._settings,
+            clock=clock,
+            stopping=stopping or (lambda: self.stream.exhausted),
+            heartbeat=lambda: self.heartbeats.append(self.time.now_s),
+            heartbeat_interval_s=self._heartbeat_interval_s,
+            report=self.reports.append,
+        )
+        self.pause = self.loop.run(until=None if until is None else Lsn(until))
+        return self
+
+    def positions(self) -> list[tuple[int, int, int]]:
+        """(commit LSN, seq, end LSN) of every committed state."""
+        return [(state.commit_lsn, state.seq, state.end_lsn) for state in self.publisher.states]

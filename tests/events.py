@@ -1,0 +1,177 @@
+"""A log without a database: writes events as capture does, so that what reads the log can be tested by itself."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cdc.capture.settings import CaptureSettings
+from cdc.kafka.cluster import Cluster, TopicPlan, control_topic_plans, table_topic_plan
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.settings import KafkaSettings, TopicSettings
+from cdc.kafka.topics import table_topic
+from cdc.model.event import JsonValue
+from cdc.model.table import Table, TableName
+from cdc.protocol.control import CaptureState, SchemaRecord, SnapshotPhase
+from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
+
+Row = Mapping[str, JsonValue]
+
+EPOCH = 1
+_FIRST_LSN = 0x100_0000
+
+
+def one_broker_topics(**changes: int) -> TopicSettings:
+    """Settings for one broker."""
+    return TopicSettings(**{"partitions": 4, "replication_factor": 1, "min_insync_replicas": 1, **changes})
+
+
+def kafka_settings(bootstrap: str, **topics: int) -> KafkaSettings:
+    """Settings of a pipeline on one broker; ``topics`` override those of its topics."""
+    return KafkaSettings(bootstrap_servers=bootstrap, topics=one_broker_topics(**topics))
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A row has this state now."""
+
+    table: Table
+    row: Row
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """A row is gone: a delete event and its tombstone, or with ``tombstone_only`` what compaction leaves of them."""
+
+    table: Table
+    key: Row
+    tombstone_only: bool = False
+
+
+Change = Put | Delete
+
+
+def field(value: JsonValue) -> bytes | None:
+    """A value as PostgreSQL's text, for the simple types that tests use."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return b"t" if value else b"f"
+    if isinstance(value, str | int):
+        return str(value).encode()
+    raise ValueError(f"no text for a {type(value).__name__}")
+
+
+def key_bytes(table: Table, key: Row) -> bytes:
+    """A row's key as it stands on the topic."""
+    return encoder(table).key([field(key.get(column.name)) for column in table.columns])
+
+
+def encoder(table: Table) -> TableEncoder:
+    return TableEncoder(table, server="test", database="app", version="0")
+
+
+def value_bytes(table: Table, op: str, row: Row, *, lsn: int, seq: int, commit_time_ms: int = 0) -> bytes:
+    """An event's value as it stands on the topic; ``row`` holds the key alone for a delete."""
+    encode = encoder(table)
+    text = encode.row([field(row.get(column.name)) for column in table.columns])
+    before, after = (text, b"null") if op == "d" else (b"null", text)
+    source = encode.source(commit_time_ms=commit_time_ms, xid=lsn & 0xFFFF)
+    return event_value(op.encode(), tag_prefix(EPOCH, lsn), seq, before, after, source, lsn, commit_time_ms)
+
+
+class Log:
+    """A pipeline's topics, and capture's part in writing them."""
+
+    def __init__(self, kafka: KafkaSettings, pipeline: str, tables: Sequence[Table]) -> None:
+        """Create the topics, publish the tables' shapes, fence whoever wrote here before."""
+        self.kafka = kafka
+        self.pipeline = pipeline
+        self.tables = list(tables)
+        self.lsn = _FIRST_LSN
+        self._cluster = Cluster(kafka.client())
+        self._create_topics()
+        self._publisher = self._open_publisher()
+        self.publish_shapes(tables)
+
+    @property
+    def table_names(self) -> list[TableName]:
+        return [table.name for table in self.tables]
+
+    def topic(self, table: Table) -> str:
+        return table_topic(self.pipeline, table.name)
+
+    def publish_shapes(self, tables: Iterable[Table]) -> None:
+        self.commit([], schemas=[SchemaRecord(table, self.lsn) for table in tables])
+
+    def commit(
+        self, changes: Sequence[Change], *, schemas: Sequence[SchemaRecord] = (), commit_time_ms: int = 0
+    ) -> int:
+        """One source transaction in one Kafka transaction; returns its LSN, which a watermark may reach."""
+        commit_lsn = self.lsn
+        for seq, change in enumerate(changes, start=1):
+            topic = self.topic(change.table)
+            match change:
+                case Put(table, row):
+                    value = value_bytes(table, "u", row, lsn=commit_lsn, seq=seq, commit_time_ms=commit_time_ms)
+                    self._publisher.send(topic, key_bytes(table, row), value)
+                case Delete(table, key, tombstone_only):
+                    if not tombstone_only:
+                        value = value_bytes(table, "d", key, lsn=commit_lsn, seq=seq, commit_time_ms=commit_time_ms)
+                        self._publisher.send(topic, key_bytes(table, key), value)
+                    self._publisher.send(
+                        topic, key_bytes(table, key), None, tag_text(tag_prefix(EPOCH, commit_lsn), seq)
+                    )
+        self.lsn += 8
+        # Naming the topics makes it write progress at once, where capture would wait a moment under load.
+        topics = [self.topic(table) for table in self.tables]
+        self._publisher.commit(self._state(commit_lsn, len(changes), commit_time_ms), schemas, covering=topics)
+        return self.lsn
+
+    def close(self) -> None:
+        self._publisher.close()
+
+    def recreate_topic(self, table: Table) -> None:
+        """Delete a table's topic and create it again, as somebody might by hand."""
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient(self.kafka.client())
+        admin.delete_topics([self.topic(table)], operation_timeout=15)[self.topic(table)].result(15)
+        while self.topic(table) in self._cluster.partition_counts():
+            pass
+        self._create_topics()
+        self._publisher = self._open_publisher()
+
+    def _create_topics(self) -> None:
+        plans: list[TopicPlan] = control_topic_plans(self.pipeline, self.kafka.topics)
+        plans += [table_topic_plan(self.topic(table), self.kafka.topics) for table in self.tables]
+        self._cluster.create(self._cluster.missing(plans))
+
+    def _open_publisher(self) -> TransactionalPublisher:
+        publisher = TransactionalPublisher(
+            self.kafka.client(),
+            prefix=self.pipeline,
+            transactional_id=f"{self.pipeline}-capture",
+            queue_bytes=CaptureSettings().queue_bytes,
+            max_message_bytes=self.kafka.topics.max_message_bytes,
+            while_waiting=lambda: None,
+        )
+        publisher.start()
+        return publisher
+
+    def _state(self, commit_lsn: int, seq: int, commit_time_ms: int) -> CaptureState:
+        return CaptureState(
+            slot="test",
+            owner="test",
+            publication="test",
+            database="app",
+            system_id="1",
+            timeline=1,
+            epoch=EPOCH,
+            phase=SnapshotPhase.DONE,
+            handoff=_FIRST_LSN,
+            commit_lsn=commit_lsn,
+            seq=seq,
+            end_lsn=self.lsn,
+            commit_time_ms=commit_time_ms,
+            copied={},
+            memberships={},
+        )

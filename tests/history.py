@@ -1,0 +1,72 @@
+"""Capture without servers: tables, states and assemblers as they are after a start, for histories of ``tests.wal``."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cdc.capture.assembler import Assembler, Event, PublishedTable
+from cdc.kafka.topics import table_topic
+from cdc.model.lsn import Lsn
+from cdc.model.table import Table, TableName
+from cdc.protocol.control import CaptureState, SnapshotPhase
+from cdc.protocol.envelope import TableEncoder
+from cdc.protocol.pgoutput import Message, Relation
+from tests.builders import table
+from tests.wal import HANDOFF, RELATION_ID, relation
+
+EPOCH = 1
+
+
+def state(**changes: Any) -> CaptureState:
+    """Capture's state right after the snapshot."""
+    values: dict[str, Any] = {
+        "slot": "lockstep_shop",
+        "owner": "one",
+        "publication": "lockstep_shop",
+        "database": "app",
+        "system_id": "7000000000000000001",
+        "timeline": 1,
+        "epoch": EPOCH,
+        "phase": SnapshotPhase.DONE,
+        "handoff": HANDOFF,
+        "commit_lsn": HANDOFF,
+        "seq": 0,
+        "end_lsn": HANDOFF,
+        "commit_time_ms": 1000,
+        "copied": {TableName("public", "orders"): 2},
+        "memberships": {TableName("public", "orders"): "1 2"},
+    }
+    return CaptureState(**{**values, **changes})
+
+
+def published(*shapes: Table) -> dict[TableName, PublishedTable]:
+    """The tables with their topics and encoders; without shapes ``public.orders``."""
+    return {
+        shape.name: PublishedTable(
+            table_topic("shop", shape.name), TableEncoder(shape, server="shop", database="app", version="1")
+        )
+        for shape in shapes or (table(),)
+    }
+
+
+def assembler(*shapes: Table, at: CaptureState | None = None, include_before: bool = True, **parts: Any) -> Assembler:
+    """An assembler that goes on from a state. ``parts`` are its shapes, log and memory, where a test has them."""
+    begin = at or state()
+    return Assembler(
+        published(*shapes),
+        epoch=begin.epoch,
+        skip_to=(begin.commit_lsn, begin.seq),
+        end_lsn=Lsn(begin.end_lsn),
+        commit_time_ms=begin.commit_time_ms,
+        include_before=include_before,
+        **parts,
+    )
+
+
+def relations(*shapes: Table) -> list[Relation]:
+    """How the stream describes them; the first has ``RELATION_ID``, the next the numbers behind it."""
+    return [relation(shape, RELATION_ID + place) for place, shape in enumerate(shapes or (table(),))]
+
+
+def events(follower: Assembler, messages: Iterable[tuple[int, Message]]) -> Sequence[Event]:
+    """Everything that the messages come to."""
+    return [event for lsn, message in messages for event in follower.feed(message, lsn)]

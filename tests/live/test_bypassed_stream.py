@@ -1,0 +1,309 @@
+"""What the stream doesn't show, or shows only in part: tables that join and leave, partitions, filters, other publications."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database
+
+pytestmark = pytest.mark.live
+
+
+class Capturing:
+    """Makes captures of the test's database."""
+
+    def __init__(self, database: Database, endpoints: Endpoints, directory: Path) -> None:
+        self.database = database
+        self._endpoints = endpoints
+        self._directory = directory
+        self.made: list[Captured] = []
+
+    def __call__(self, *tables: str, publication: str = "", source: str = "") -> Captured:
+        """``publication`` is what follows ``for``; without it capture makes its own."""
+        if publication:
+            self.database.execute(f"create publication p for {publication}")
+            source += "\npublication = 'p'"
+        # Keys before tables of the section.
+        lines = source.split("\n")
+        source = "\n".join(sorted(lines, key=lambda line: not line.startswith("publication")))
+        made = Captured(self.database, self._endpoints.kafka_bootstrap, self._directory, tables, source=source)
+        self.made.append(made)
+        return made.start()
+
+
+@pytest.fixture
+def capture(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Capturing]:
+    made = Capturing(database, endpoints, tmp_path)
+    yield made
+    for captured in made.made:
+        captured.stop()
+
+
+_PARTITIONED = (
+    "create table m (id int, day date, a text, primary key (id, day)) partition by range (day)",
+    "create table m_1 partition of m for values from ('2026-01-01') to ('2026-02-01')",
+    # Other columns at other places, as partitions that were attached have them.
+    "create table m_2 (a text, gone int, day date not null, id int not null, primary key (id, day))",
+    "alter table m_2 drop gone",
+    "alter table m attach partition m_2 for values from ('2026-02-01') to ('2026-03-01')",
+    "create table m_default partition of m default",
+    "insert into m select n, date '2026-01-01' + n, 'r' || n from generate_series(1, 100) n",
+)
+
+
+def test_a_partitioned_table_is_one_table(database: Database, capture: Capturing) -> None:
+    database.execute(*_PARTITIONED)
+    captured = capture("public.m")
+    database.execute(
+        "insert into m values (500, '2026-01-07', 'new')",
+        "update m set day = day + 31 where day < '2026-02-01'",
+        "update m set a = 'x', day = '2030-01-01' where id = 60",
+        "delete from m_2 where id = 40",
+        "insert into m_default values (501, '2031-01-01', 'direct')",
+    )
+    captured.assert_equal()
+
+
+_BYPASSES = {
+    "a filled partition is attached": (
+        "create table more (like m including all)",
+        "insert into more select n, '2026-05-05', 'attached' from generate_series(1000, 1200) n",
+        "alter table m detach partition m_default",
+        "alter table m attach partition more for values from ('2026-05-01') to ('2026-06-01')",
+    ),
+    "a partition comes with rows": (
+        "create table more (like m including all)",
+        "insert into more select n, '2026-05-05', 'attached' from generate_series(1000, 1200) n",
+        "begin; create table m_4 (like m including all); insert into m_4 values (7000, '2027-01-01', 'x');"
+        " alter table m detach partition m_default; alter table m attach partition m_4 for values from ('2027-01-01') to ('2028-01-01');"
+        " insert into m values (7001, '2027-01-02', 'y'); commit",
+    ),
+    "a partition is detached": ("alter table m detach partition m_2", "insert into m_2 values ('late', '2026-02-02', 9000)"),
+    "a partition is truncated": ("truncate m_1",),
+    "a partition is dropped": ("drop table m_2",),
+    "the whole is truncated": ("truncate m", "insert into m values (1, '2026-01-05', 'after')"),
+    "a new partition is used at once": (
+        "begin; delete from m_default; create table m_3 partition of m for values from ('2026-03-01') to ('2027-01-01');"
+        " insert into m values (800, '2026-08-08', 'x'); commit",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _BYPASSES)
+def test_partitions_that_come_and_go_are_found(database: Database, capture: Capturing, name: str) -> None:
+    database.execute(*_PARTITIONED)
+    captured = capture("public.m")
+    database.execute("insert into m values (500, '2026-01-07', 'before')")
+    captured.settle()
+    database.execute(*_BYPASSES[name])
+    database.execute("update m set a = a || '!' where id % 7 = 0")
+    captured.wait_quiet()
+    captured.assert_equal()
+
+
+def test_only_a_new_partitions_rows_are_copied(database: Database, capture: Capturing) -> None:
+    database.execute(
+        *_PARTITIONED[:4], _PARTITIONED[4], "insert into m select n, '2026-01-02', 'r' from generate_series(1, 50) n"
+    )
+    captured = capture("public.m")
+    database.execute(
+        "create table more (like m including all)",
+        "insert into more values (70, '2026-05-05', 'attached')",
+        "alter table m attach partition more for values from ('2026-05-01') to ('2026-06-01')",
+    )
+    captured.wait_quiet()
+    captured.assert_equal()
+    assert sum(event.op == "r" for event in captured.events("public.m")) == 51
+
+
+def test_a_table_that_joins_later_is_copied(database: Database, capture: Capturing) -> None:
+    database.execute("create table t (id int primary key, a text)", "insert into t values (1, 'x')")
+    captured = capture("public.t")
+    database.execute(
+        "create table u (id int primary key, a text)",
+        "insert into u select n, 'y' from generate_series(1, 500) n",
+        f"alter publication {captured.config.publication} add table u",
+        "insert into u values (1000, 'before it is captured')",
+        "insert into t values (2, 'y')",
+    )
+    captured.settle()
+    captured.stop()
+    database.execute("insert into u values (1001, 'while nobody reads')", "delete from u where id = 3")
+    captured.configure(tables=("public.t", "public.u"))
+    captured.start()
+    database.execute("insert into u values (1002, 'after')", "update u set a = 'z' where id = 5")
+    captured.assert_equal()
+
+
+def test_a_table_that_is_captured_no_longer_is_left_alone(database: Database, capture: Capturing) -> None:
+    database.execute("create table t (id int primary key)", "create table u (id int primary key)")
+    captured = capture("public.t", "public.u")
+    captured.stop()
+    captured.configure(tables=("public.t",))
+    captured.start()
+    database.execute("insert into u values (1)", "insert into t values (1)")
+    captured.assert_equal("public.t")
+    captured.stop()
+    captured.configure(tables=("public.t", "public.u"))
+    captured.start()
+    captured.assert_equal()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_table_that_left_the_publication_is_copied_anew_when_it_is_back(
+    database: Database, capture: Capturing, restarted: bool
+) -> None:
+    database.execute("create table t (id int primary key, a text)", "create table u (id int primary key, a text)")
+    database.execute("insert into t select n, 'x' from generate_series(1, 20) n", "insert into u select * from t")
+    captured = capture("public.t", "public.u")
+    publication = captured.config.publication
+    database.execute(f"alter publication {publication} drop table t")
+    captured.wait_for("not in publication")
+    database.execute(
+        "delete from t where id = 1", "update t set a = 'unseen' where id = 2", "insert into u values (77, 'y')"
+    )
+    captured.settle()
+    if restarted:
+        captured.stop()
+        captured.start()
+    database.execute("insert into t values (30, 'unseen')", f"alter publication {publication} add table t")
+    captured.wait_quiet()
+    database.execute("update t set a = 'seen' where id = 3")
+    captured.assert_equal()
+
+
+def test_a_table_that_left_and_came_back_at_once_is_copied_anew(database: Database, capture: Capturing) -> None:
+    database.execute(
+        "create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 20) n"
+    )
+    captured = capture("public.t")
+    publication = captured.config.publication
+    database.execute(
+        f"alter publication {publication} drop table t",
+        "delete from t where id = 1",
+        f"alter publication {publication} add table t",
+    )
+    captured.wait_quiet()
+    captured.assert_equal()
+
+
+def test_a_publication_of_all_tables(database: Database, capture: Capturing) -> None:
+    database.execute("create table t (id int primary key, a text)", "create table no_key (a text)")
+    captured = capture("public.t", publication="all tables")
+    database.execute(
+        "create table later (id int primary key)",
+        "insert into later values (1)",
+        "insert into no_key values ('x')",
+        "create unlogged table fast (id int primary key)",
+        "insert into fast values (1)",
+        "create temp table mine (id int primary key)",
+        "insert into mine values (1)",
+        "truncate later, t",
+        "insert into t values (1, 'x')",
+    )
+    captured.assert_equal()
+
+
+def test_a_publication_of_a_schema(database: Database, capture: Capturing) -> None:
+    database.execute(
+        "create schema s", "create table s.t (id int primary key, a text)", "insert into s.t values (1, 'x')"
+    )
+    captured = capture("s.t", publication="tables in schema s")
+    database.execute("create table s.later (id int primary key)", "insert into s.later values (1)")
+    database.execute("insert into s.t values (2, 'y')")
+    captured.assert_equal()
+
+
+def _filtered_rows(captured: Captured) -> dict[bytes, dict[str, object]]:
+    captured.settle()
+    return captured.rows("public.t")
+
+
+def test_a_row_filter_holds_for_copy_and_stream(database: Database, capture: Capturing) -> None:
+    database.execute(
+        "create table t (id int primary key, a int)",
+        "alter table t replica identity full",
+        "insert into t select n, n from generate_series(1, 10) n",
+    )
+    captured = capture("public.t", publication="table t where (a > 5)")
+    database.execute(
+        "update t set a = 1 where id = 6",  # leaves
+        "update t set a = 60 where id = 2",  # comes
+        "update t set a = 70 where id = 7",  # stays
+        "delete from t where id = 3",  # never seen
+        "delete from t where id = 8",
+        "insert into t values (20, 20), (21, 0)",
+    )
+    ids = sorted(row["id"] for row in _filtered_rows(captured).values())
+    assert ids == [2, 7, 9, 10, 20]
+    database.execute("alter publication p set table t where (a > 9)")
+    captured.wait_quiet()
+    assert sorted(row["id"] for row in _filtered_rows(captured).values()) == [2, 7, 10, 20]
+
+
+def test_a_column_list_holds_for_copy_and_stream(database: Database, capture: Capturing) -> None:
+    database.execute(
+        'create table t (id int primary key, secret text, "B\'" int)',
+        "insert into t values (1, 'hidden', 5)",
+    )
+    captured = capture("public.t", publication='table t (id, "B\'")')
+    database.execute("insert into t values (2, 'hidden', 6)", "update t set secret = 'still hidden' where id = 1")
+    captured.assert_equal()
+    assert all(b"hidden" not in (event.value or b"") for event in captured.events("public.t"))
+    assert [event.op for event in captured.events("public.t") if event.key == b'{"id":1}'] == ["r", "u"]
+    database.execute("alter publication p set table t (id, secret)")
+    captured.wait_quiet()
+    captured.assert_equal()
+
+
+def test_generated_columns_come_with_their_publication(database: Database, capture: Capturing) -> None:
+    database.execute("create table t (id int primary key, a int, b int generated always as (a * 2) stored)")
+    database.execute("insert into t values (1, 1)")
+    captured = capture("public.t", publication="table t with (publish_generated_columns = stored)")
+    database.execute("insert into t values (2, 2)", "update t set a = 5 where id = 1")
+    captured.assert_equal()
+    assert {row["b"] for row in captured.rows("public.t").values()} == {4, 10}
+
+
+def test_generated_columns_stay_out_otherwise(database: Database, capture: Capturing) -> None:
+    database.execute("create table t (id int primary key, a int, b int generated always as (a * 2) stored)")
+    database.execute("insert into t values (1, 1)")
+    captured = capture("public.t")
+    database.execute("insert into t values (2, 2)", "update t set a = 5 where id = 1")
+    captured.assert_equal()
+    assert all(row.keys() == {"id", "a"} for row in captured.rows("public.t").values())
+
+
+def test_origin_none_leaves_out_what_was_replicated_here(database: Database, capture: Capturing) -> None:
+    database.execute("create table t (id int primary key)")
+    captured = capture("public.t", source="origin = 'none'")
+    origin = f"origin_{database.name}"
+    database.execute(f"select pg_replication_origin_create('{origin}')")
+    try:
+        database.execute(
+            "insert into t values (1)",
+            f"select pg_replication_origin_session_setup('{origin}')",
+            "insert into t values (2)",
+            "select pg_replication_origin_session_reset()",
+            "insert into t values (3)",
+        )
+        captured.settle()
+        assert set(captured.rows("public.t")) == {b'{"id":1}', b'{"id":3}'}
+    finally:
+        database.execute(f"select pg_replication_origin_drop('{origin}')")
+
+
+def test_vacuum_full_is_no_reason_to_copy_anew(database: Database, capture: Capturing) -> None:
+    database.execute(
+        "create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 20) n"
+    )
+    captured = capture("public.t")
+    database.execute("vacuum full t")
+    captured.wait_quiet()
+    database.execute("alter table t alter a set not null")
+    captured.wait_quiet()
+    captured.assert_equal()
+    assert sum(event.op == "r" for event in captured.events("public.t")) == 20

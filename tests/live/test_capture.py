@@ -1,0 +1,130 @@
+"""Capture as a process: what must stop it instead of passing in silence, and that it stops with the way out."""
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline import Pipeline
+
+pytestmark = pytest.mark.live
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(stack.endpoints(), tmp_path, f"capture{os.getpid()}_{next(_numbers)}")
+    yield made
+    made.close()
+
+
+def _run(pipeline: Pipeline, *statements: str) -> None:
+    with pipeline.sql() as connection:
+        for statement in statements:
+            connection.execute(statement.format(s=pipeline.name, p=pipeline.config.publication).encode())
+
+
+STOPS = {
+    "a table without its key": (
+        ("alter table {s}.account drop constraint account_pkey", "insert into {s}.account values (1)"),
+        "has no primary key any more",
+        "alter table {s}.account add primary key (id)",
+    ),
+    "a configured key that is gone": (
+        ("alter table {s}.entry drop column line", "insert into {s}.entry values (1)"),
+        "has no primary key any more",
+        "alter table {s}.entry add primary key (account_id)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STOPS)
+def test_what_cannot_be_published_stops_capture_until_it_is_mended(pipeline: Pipeline, case: str) -> None:
+    statements, message, remedy = STOPS[case]
+    running = pipeline.start_capture()
+    pipeline.wait_streaming(running)
+    _run(pipeline, *statements)
+    _assert_stopped(running, message)
+    _assert_stopped(pipeline.start_capture(), message)
+    _run(pipeline, remedy)
+    mended = pipeline.start_capture()
+    pipeline.wait_published(mended)
+    assert pipeline.stop(mended) == 0, mended.log.read_text()
+
+
+def test_a_change_that_came_without_its_key_stops_capture_at_every_start(pipeline: Pipeline) -> None:
+    running = pipeline.start_capture()
+    pipeline.wait_streaming(running)
+    _run(
+        pipeline,
+        "insert into {s}.account values (1, 'a')",
+        "alter table {s}.account alter owner set not null",
+        "create unique index {s}_owner on {s}.account (owner)",
+        "alter table {s}.account replica identity using index {s}_owner",
+        "update {s}.account set id = 2",
+    )
+    _assert_stopped(running, "doesn't deliver its key", "of another name")
+    _assert_stopped(pipeline.start_capture(), "doesn't deliver its key", "of another name")
+
+
+def _assert_stopped(process: Any, message: str, way_out: str = "start again") -> None:
+    assert process.wait(90) == 1, process.log.read_text()
+    log = process.log.read_text()
+    assert re.search(message, log), log
+    assert way_out in log
+    assert "Traceback" not in log
+
+
+def test_a_slot_that_moved_without_us_is_noticed(pipeline: Pipeline) -> None:
+    capture = pipeline.start_capture()
+    pipeline.wait_streaming(capture)
+    assert pipeline.stop(capture) == 0
+    _run(
+        pipeline,
+        "insert into {s}.account values (1)",
+        f"select pg_replication_slot_advance('{pipeline.config.slot}', pg_current_wal_lsn())",
+    )
+    again = pipeline.start_capture()
+    assert again.wait(60) == 1
+    assert "what lies between is lost to this slot" in again.log.read_text()
+
+
+def test_a_slot_that_is_gone_is_noticed(pipeline: Pipeline) -> None:
+    capture = pipeline.start_capture()
+    pipeline.wait_streaming(capture)
+    assert pipeline.stop(capture) == 0
+    _run(pipeline, f"select pg_drop_replication_slot('{pipeline.config.slot}')")
+    again = pipeline.start_capture()
+    assert again.wait(60) == 1
+    assert "is gone" in again.log.read_text()
+
+
+def test_a_slot_without_state_is_not_taken_for_ours(pipeline: Pipeline) -> None:
+    _run(pipeline, f"select pg_create_logical_replication_slot('{pipeline.config.slot}', 'pgoutput')")
+    capture = pipeline.start_capture()
+    assert capture.wait(60) == 1
+    assert "Kafka holds no state for it" in capture.log.read_text()
+
+
+def test_no_log_holds_a_rows_value(pipeline: Pipeline) -> None:
+    secret = "s3cr3t-value-of-a-row"
+    _run(pipeline, f"insert into {{s}}.account (id, owner) values (1, '{secret}')")
+    capture = pipeline.start_capture()
+    pipeline.wait_streaming(capture)
+    _run(
+        pipeline,
+        f"update {{s}}.account set owner = '{secret}2'",
+        f"alter table {{s}}.account add column more text default '{secret}3'",
+        "update {s}.account set id = 2",
+        "truncate {s}.account",
+        f"insert into {{s}}.account (id, owner) values (1, '{secret}')",
+        "alter table {s}.account drop constraint account_pkey",
+        f"insert into {{s}}.account (id, owner) values (1, '{secret}')",
+    )
+    assert capture.wait(60) == 1
+    assert secret not in capture.log.read_text()

@@ -1,0 +1,218 @@
+"""``lockstep doctor`` over source and Kafka: what it says before capture's first start, and when others meddle."""
+
+import json
+import subprocess
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from cdc.kafka.cluster import Cluster, control_topic_plans, table_topic_plan
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.last_records import last_records
+from cdc.kafka.topics import STATE, control_topic
+from cdc.model.table import TableName
+from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.postgres.replication import ReplicationConnection
+from cdc.postgres.slot import drop_slot
+from cdc.protocol.control import CaptureState
+from lockstep.config import Config, load
+from lockstep.doctor import examine, is_healthy
+from stack.stack import Endpoints
+from tests.builders import table
+from tests.databases import Database
+from tests.events import Log, Put, kafka_settings
+from tests.history import state as any_state
+
+pytestmark = pytest.mark.live
+
+T = TableName("public", "t")
+
+
+class Case:
+    """A database with a table, and a configuration for it."""
+
+    def __init__(self, database: Database, endpoints: Endpoints, directory: Path) -> None:
+        """Nothing is captured yet."""
+        self.database = database
+        self.name = f"d{uuid.uuid4().hex[:12]}"
+        self.path = directory / "lockstep.toml"
+        database.execute("create table t (id int primary key, v varchar(20))")
+        self.path.write_text(f"""
+[pipeline]
+name = "{self.name}"
+[source]
+dsn = "{database.dsn}"
+tables = ["public.t"]
+slot = "{database.slot_name()}"
+[kafka]
+bootstrap_servers = "{endpoints.kafka_bootstrap}"
+topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
+""")
+        self.config: Config = load(self.path)
+        self.client = self.config.kafka.client()
+
+    def create_topics(self) -> None:
+        topics = self.config.kafka.topics
+        Cluster(self.client).create(
+            [*control_topic_plans(self.name, topics), table_topic_plan(self.config.topics()[T], topics)]
+        )
+
+    def produce(self, topic: str, key: bytes, value: bytes) -> None:
+        producer = Producer(self.client)
+        producer.produce(topic, key=key, value=value)
+        assert producer.flush(30) == 0
+
+    def state(self) -> CaptureState:
+        """A state as capture would have it after its snapshot."""
+        with ReplicationConnection(self.config.source) as connection:
+            identity = connection.identify_system()
+        return replace(
+            any_state(),
+            slot=self.config.slot,
+            publication=self.config.publication,
+            database=self.database.name,
+            system_id=identity.system_id,
+            timeline=identity.timeline,
+            end_lsn=identity.wal_end,
+        )
+
+    def make_slot(self) -> None:
+        with ReplicationConnection(self.config.source) as connection:
+            connection.create_slot(self.config.slot, temporary=False)
+
+    def wrong(self) -> list[tuple[Severity, str, str]]:
+        return [
+            (found.severity, found.subject, found.what)
+            for found in examine(self.config)
+            if found.severity is not Severity.OK
+        ]
+
+
+@pytest.fixture
+def case(database: Database, endpoints: Endpoints, tmp_path: Path) -> Case:
+    return Case(database, endpoints, tmp_path)
+
+
+def test_a_pipeline_before_its_first_start_is_healthy(case: Case) -> None:
+    findings = examine(case.config)
+    assert is_healthy(findings)
+    assert case.wrong() == []
+    assert "replication connection" in [found.subject for found in findings]
+
+
+def test_a_pipeline_that_runs_is_healthy(case: Case) -> None:
+    case.create_topics()
+    case.make_slot()
+    state = case.state()
+    case.produce(control_topic(case.name, STATE), case.config.slot.encode(), state.to_bytes())
+    assert case.wrong() == []
+
+
+def test_a_slot_that_nobody_knows_is_found_and_its_sql_removes_it(case: Case) -> None:
+    case.create_topics()
+    case.make_slot()
+    (found,) = [one for one in examine(case.config) if one.severity is Severity.ERROR]
+    assert found.what == "exists, but Kafka holds no state of this pipeline for it"
+    case.database.execute(found.fix)
+    assert case.wrong() == []
+
+
+def test_a_slot_that_is_gone_is_found(case: Case) -> None:
+    case.create_topics()
+    case.make_slot()
+    case.produce(control_topic(case.name, STATE), case.config.slot.encode(), case.state().to_bytes())
+    drop_slot(case.database.connection, case.config.slot)
+    ((severity, _, what),) = case.wrong()
+    assert (severity, what.split(";")[0]) == (Severity.ERROR, "is gone")
+
+
+def test_two_pipelines_with_one_slot_are_found(case: Case) -> None:
+    other = f"other{case.name}"
+    Cluster(case.client).create(control_topic_plans(other, case.config.kafka.topics))
+    case.produce(control_topic(other, STATE), case.config.slot.encode(), case.state().to_bytes())
+    assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {other}")]
+
+
+def test_a_slot_that_another_client_reads_is_found(case: Case) -> None:
+    case.make_slot()
+    reader = Path(case.path.parent / "reader.log")
+    with reader.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _OTHER_READER, case.database.dsn, case.config.slot],
+            stdout=subprocess.PIPE,
+            stderr=output,
+        )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"started\n", reader.read_text()
+        found = [one for one in case.wrong() if "is read by" in one[2]]
+        assert [(severity, what.split(" (")[0]) for severity, _, what in found] == [
+            (Severity.ERROR, "is read by intruder")
+        ]
+    finally:
+        process.kill()
+        process.wait()
+
+
+_OTHER_READER = """
+import sys, time, psycopg
+connection = psycopg.connect(sys.argv[1], autocommit=True, replication="database", application_name="intruder")
+connection.execute("create publication p")
+command = f"START_REPLICATION SLOT {sys.argv[2]} LOGICAL 0/0 (proto_version '1', publication_names 'p')"
+connection.pgconn.send_query(command.encode())
+connection.pgconn.flush()
+assert connection.pgconn.get_result().status == psycopg.pq.ExecStatus.COPY_BOTH
+print("started", flush=True)
+time.sleep(300)
+"""
+
+
+def test_a_record_of_somebody_else_is_found(case: Case) -> None:
+    case.create_topics()
+    topic = case.config.topics()[T]
+    case.produce(topic, b"1", b'{"payload": 7}')
+    ((severity, subject, what),) = case.wrong()
+    assert (severity, subject, what.split(" (")[0]) == (
+        Severity.ERROR,
+        f"topic {topic}",
+        "holds a record that isn't an event",
+    )
+
+
+def test_events_are_nobody_elses(endpoints: Endpoints) -> None:
+    # Behind the newest event of a partition come the markers of transactions that wrote to other partitions only.
+    shape = table()
+    log = Log(kafka_settings(endpoints.kafka_bootstrap, partitions=2), f"d{uuid.uuid4().hex[:12]}", [shape])
+    for number in range(30):
+        log.commit([Put(shape, {"id": number % 3})])
+    log.close()
+    records = last_records(log.kafka.client(), [log.topic(shape), "no-such-topic"])
+    assert {record.topic for record in records} == {log.topic(shape)}
+    assert all(record.value is not None and record.value.startswith(b'{"op":"u"') for record in records)
+
+
+def test_the_command_fails_when_something_would(case: Case) -> None:
+    case.database.execute("alter table t drop constraint t_pkey")
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", "doctor", "--config", str(case.path), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    findings = [Finding(**found) for found in json.loads(done.stdout)]
+    (error,) = [found for found in findings if found.severity == "error"]
+    assert (done.returncode, error.subject, error.what) == (1, "table public.t", "has no primary key")
+    assert error.fix.startswith('alter table "public"."t" add primary key (id);')
+
+
+def test_doctor_writes_nothing(case: Case) -> None:
+    case.create_topics()
+    slots = case.database.value("select count(*) from pg_replication_slots where database = current_database()")
+    examine(case.config)
+    assert case.database.value("select count(*) from pg_replication_slots where database = current_database()") == slots
+    assert case.database.value("select count(*) from pg_publication") == 0
+    assert read_compacted(case.client, control_topic(case.name, STATE)) == {}

@@ -1,0 +1,234 @@
+"""The way to the server: settings of the server, refusals, poolers and load balancers in between."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import TableName
+from cdc.postgres.connection import connect
+from cdc.postgres.preflight import check_source
+from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
+from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.postgres.preflight.server import server_findings
+from cdc.postgres.settings import SourceSettings
+from stack import process as processes
+from stack.postgres import SOURCE_SETTINGS, Postgres
+from stack.stack import Endpoints
+from tests.databases import Database, until
+from tests.proxies import Address, other_process, proxy
+from tests.services import temporary_directory
+
+pytestmark = pytest.mark.live
+
+T = TableName("public", "t")
+
+
+def wrong_server(database: Database, *, user: str | None = None) -> list[Finding]:
+    with closing(database.pinned(user=user)) as connection:
+        return [found for found in server_findings(connection) if found.severity is not Severity.OK]
+
+
+def settings(dsn: str, **changed: object) -> SourceSettings:
+    return SourceSettings(
+        dsn=make_conninfo(dsn, sslmode="disable", gssencmode="disable", **changed), tables=("public.t",)
+    )
+
+
+def address(dsn: str) -> Address:
+    parts = conninfo_to_dict(dsn)
+    return str(parts["host"]), int(str(parts["port"]))
+
+
+def reached(source: SourceSettings) -> list[Finding]:
+    with connect(source, application="test") as connection:
+        return endpoint_findings(connection, source)
+
+
+# Settings.
+
+
+@pytest.fixture
+def alone(database: Database) -> Iterator[Database]:
+    """The server's own settings are put back afterwards."""
+    yield database
+    for name in ("max_slot_wal_keep_size", "idle_replication_slot_timeout"):
+        if database.value("select count(*) from pg_settings where name = %s", name):
+            database.execute(f"alter system reset {name}")
+    database.execute("select pg_reload_conf()")
+    until(lambda: not wrong_server(database))
+
+
+def test_a_server_of_the_stack_has_nothing_wrong(database: Database) -> None:
+    assert wrong_server(database) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "since"), [("max_slot_wal_keep_size", "50GB", 0), ("idle_replication_slot_timeout", "2d", 180000)]
+)
+def test_settings_that_cost_the_slot_are_found(alone: Database, name: str, value: str, since: int) -> None:
+    if alone.connection.info.server_version < since:
+        pytest.skip("not in this version")
+    alone.execute(f"alter system set {name} = '{value}'", "select pg_reload_conf()")
+    (found,) = until(lambda: wrong_server(alone))
+    assert (found.subject, found.severity, found.what) == (name, Severity.WARNING, f"is {value}")
+    alone.execute(*(line.split("  --")[0] for line in found.fix.splitlines()))
+    until(lambda: not wrong_server(alone))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("wal_sender_timeout", "2s"), ("logical_decoding_work_mem", "64kB"), ("statement_timeout", "1min")],
+)
+def test_settings_that_hinder_the_stream_are_found(database: Database, name: str, value: str) -> None:
+    database.execute(f"alter database {database.name} set {name} = '{value}'")
+    role = database.role()
+    (found,) = wrong_server(database, user=role)
+    assert (found.severity, value in found.what) == (Severity.WARNING, True)
+    database.execute(found.fix)
+    assert wrong_server(database, user=role) == []
+
+
+def test_a_time_limit_of_the_dsn_is_to_be_taken_out_of_it(database: Database) -> None:
+    source = settings(database.dsn, options="-c statement_timeout=5s")
+    with connect(source, application="test") as connection:
+        (found,) = [found for found in server_findings(connection) if found.severity is not Severity.OK]
+    assert found.fix == "take them out of source.dsn"
+
+
+def test_a_server_that_keeps_too_little_in_its_wal_is_found(endpoints: Endpoints) -> None:
+    with connect(settings(endpoints.warehouse_dsn), application="test") as connection:
+        found = [found for found in server_findings(connection) if found.subject == "wal_level"]
+    assert [(one.severity, one.what) for one in found] == [(Severity.ERROR, "wal_level is replica")]
+
+
+def test_a_database_without_an_encoding_is_found(database: Database) -> None:
+    name = f"{database.name}_ascii"
+    database.execute(f"create database {name} template template0 encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'")
+    try:
+        with connect(settings(database.dsn, dbname=name), application="test") as connection:
+            found = [found for found in server_findings(connection) if found.subject == "encoding"]
+    finally:
+        database.execute(f"drop database {name} with (force)")
+    assert [one.severity for one in found] == [Severity.WARNING]
+
+
+# In between.
+
+
+def test_a_direct_connection_is_fine(database: Database) -> None:
+    assert [found.severity for found in reached(settings(database.dsn))] == [Severity.OK]
+
+
+def test_a_role_that_may_not_ask_for_the_system_is_fine(database: Database) -> None:
+    role = database.role()
+    database.execute("revoke execute on function pg_control_system() from public")
+    assert [found.severity for found in reached(settings(database.dsn, user=role))] == [Severity.OK]
+
+
+def test_a_pooler_is_found(database: Database) -> None:
+    with (
+        proxy([address(database.dsn)], other_process) as port,
+        connect(settings(database.dsn, port=port), application="test") as connection,
+    ):
+        found = [found for found in server_findings(connection) if found.severity is not Severity.OK]
+    assert [(one.severity, one.what) for one in found] == [
+        (Severity.WARNING, "a pooler or proxy stands between us and PostgreSQL")
+    ]
+
+
+def test_a_proxy_that_only_passes_bytes_on_is_fine(database: Database) -> None:
+    with proxy([address(database.dsn)]) as port:
+        source = settings(database.dsn, port=port)
+        assert [found.severity for found in reached(source)] == [Severity.OK]
+        with connect(source, application="test") as connection:
+            assert [found for found in server_findings(connection) if found.severity is not Severity.OK] == []
+
+
+def test_settings_that_a_pooler_drops_are_found(database: Database) -> None:
+    with psycopg.connect(database.dsn, autocommit=True, options="-c TimeZone=Europe/Berlin") as connection:
+        (found,) = [found for found in server_findings(connection) if found.severity is Severity.ERROR]
+    assert "TimeZone = Europe/Berlin" in found.what
+
+
+def test_a_load_balancer_over_several_servers_is_found(endpoints: Endpoints) -> None:
+    targets = [address(endpoints.source_dsn), address(endpoints.warehouse_dsn)]
+    with proxy(targets) as port:
+        (found,) = reached(settings(endpoints.source_dsn, port=port, dbname="postgres"))
+    assert (found.severity, found.what.split(":")[0]) == (Severity.ERROR, "connections reach different servers")
+
+
+@pytest.fixture
+def standby() -> Iterator[SourceSettings]:
+    """A server that waits for WAL from a primary, and answers queries meanwhile."""
+    server = Postgres("standby", database="postgres", settings=SOURCE_SETTINGS, durable=False)
+    with temporary_directory() as directory:
+        ports = server.ports({}, ())
+        launch = server.prepare(ports, directory)
+        Path(launch.command[launch.command.index("-D") + 1], "standby.signal").touch()
+        process, tail = processes.spawn(launch)
+        assert process is not None, tail.last(20)
+        try:
+            until(lambda: server.is_ready(ports, tail))
+            yield settings(server.address(ports))
+        finally:
+            processes.end(process, stop_signal=server.stop_signal, grace_seconds=20.0)
+
+
+def test_a_standby_is_found(standby: SourceSettings) -> None:
+    with connect(standby, application="test") as connection:
+        found = check_source(
+            connection, tables=[T], publication="p", slot="s", create_publication="create publication p for table t;"
+        )
+    assert "the server is a standby" in [one.what for one in found if one.severity is Severity.ERROR]
+
+
+# Refusals: what the server itself says, and the SQL that mends it.
+
+
+def refused(source: SourceSettings, *, can_succeed_later: bool = False) -> Finding:
+    with pytest.raises(LockstepError) as caught:
+        connect(source, application="test").close()
+    assert isinstance(caught.value, Unavailable) is can_succeed_later
+    return refusal(caught.value.message, source, subject="source")
+
+
+def test_a_role_that_does_not_exist_is_to_be_created(database: Database) -> None:
+    role = database.role()
+    database.execute(f"drop role {role}")
+    source = settings(database.dsn, user=role)
+    database.execute(refused(source).fix)
+    connect(source, application="test").close()
+
+
+def test_a_role_that_may_not_log_in_gets_it(database: Database) -> None:
+    source = settings(database.dsn, user=database.role(login="replication"))
+    database.execute(refused(source).fix)
+    connect(source, application="test").close()
+
+
+def test_a_role_that_may_not_connect_gets_the_grant(database: Database) -> None:
+    role = database.role()
+    database.execute(f"revoke connect on database {database.name} from public")
+    source = settings(database.dsn, user=role)
+    database.execute(refused(source).fix)
+    connect(source, application="test").close()
+    database.execute(f"revoke all on database {database.name} from {role}")
+
+
+def test_a_database_that_does_not_exist_is_said(database: Database) -> None:
+    assert refused(settings(database.dsn, dbname="nowhere")).fix == "correct dbname in source.dsn"
+
+
+def test_a_server_that_does_not_answer_is_said(database: Database) -> None:
+    with proxy([address(database.dsn)]) as port:
+        pass
+    assert "host and port" in refused(settings(database.dsn, port=port), can_succeed_later=True).fix
+
+
+def test_a_role_without_replication_has_no_second_finding(database: Database) -> None:
+    assert reached(settings(database.dsn, user=database.role(login="login"))) == []

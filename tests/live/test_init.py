@@ -1,0 +1,35 @@
+"""What `lockstep init` writes for a database, and that it is a configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.model.table import TableName
+from lockstep.config import load
+from lockstep.init import write_config
+from tests.databases import Database
+
+pytestmark = pytest.mark.live
+
+
+def test_it_lists_the_tables_that_can_be_captured_and_says_why_others_cannot(
+    database: Database, tmp_path: Path
+) -> None:
+    database.execute(
+        "create table keyed (id int primary key)",
+        'create table "Odd name" (id int primary key)',
+        "create table keyless (id int)",
+        "create unlogged table fast (id int primary key)",
+        "create table parted (id int primary key) partition by range (id)",
+        "create table part partition of parted default",
+        "create view seen as select 1",
+    )
+    path = tmp_path / "lockstep.toml"
+    write_config(dsn=database.dsn, path=path, name="shop", schemas=())
+    config = load(path)
+    assert set(config.source.table_names) == {TableName("public", name) for name in ("keyed", "Odd name", "parted")}
+    text = path.read_text()
+    assert "public.keyless (no primary key" in text
+    assert "public.fast (unlogged" in text
+    assert "public.part (a partition" in text
+    assert "seen" not in text

@@ -1,0 +1,259 @@
+"""The jobs against real servers: a log written as capture writes it, read by Spark, applied to Redis and the warehouse."""
+
+import json
+import os
+import random
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.topics import REJECTED, control_topic
+from cdc.model.event import JsonValue
+from cdc.protocol.control import SchemaRecord
+from sinks.redis_sink import RedisSettings
+from sinks.registry import SinkSettings, open_sink
+from sinks.sink import Progress
+from sinks.warehouse_sink import WarehouseSettings
+from stack.stack import Endpoints
+from tests.builders import column, table
+from tests.events import Change, Delete, Log, Put, kafka_settings
+from tests.job_process import JobProcess, spark_settings
+from tests.services import Services
+
+pytestmark = pytest.mark.live
+
+ORDERS = table(column("id", "int8"), column("note"), column("amount", "numeric"))
+Rows = dict[JsonValue, Mapping[str, JsonValue]]
+
+
+class Pipeline:
+    """A log, the sinks that follow it, and what they have to hold."""
+
+    def __init__(self, endpoints: Endpoints, directory: Path) -> None:
+        self.name = f"jobs{uuid.uuid4().hex[:8]}"
+        self.endpoints = endpoints
+        self.directory = directory
+        self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS])
+        self.cache = RedisSettings.model_validate(
+            {"url": endpoints.redis_url, "prefix": self.name, "timeout_s": 1, "max_value_bytes": 10_000}
+        )
+        # The warehouse keeps its books by the sink's name, so every test has one of its own.
+        self.warehouse_name = f"{self.name}w"
+        self.warehouse = WarehouseSettings.model_validate({"url": endpoints.warehouse_url})
+        self.expected: Rows = {}
+
+    def write(self, *changes: Change) -> int:
+        """Commit these changes and expect them."""
+        lsn = self.log.commit(changes, commit_time_ms=time.time_ns() // 1_000_000)
+        for change in changes:
+            match change:
+                case Put(_, row):
+                    self.expected[row["id"]] = row
+                case Delete(_, key):
+                    self.expected.pop(key["id"], None)
+        return lsn
+
+    def write_traffic(self, transactions: int, *, keys: int = 200, seed: int = 1) -> int:
+        """Random changes of random rows."""
+        chance = random.Random(seed)
+        lsn = 0
+        for number in range(transactions):
+            changes: dict[int, Change] = {}
+            for _ in range(chance.randint(1, 20)):
+                key = chance.randrange(keys)
+                gone = chance.random() < 0.2
+                changes[key] = (
+                    Delete(ORDERS, {"id": key}) if gone else put(key, f"note {number}", amount=f"{number}.10")
+                )
+            lsn = self.write(*changes.values())
+        return lsn
+
+    def job(self, *, once: bool = False, sinks: Mapping[str, SinkSettings] | None = None, **spark: Any) -> JobProcess:
+        return JobProcess(
+            pipeline=self.name,
+            kafka=self.log.kafka,
+            tables=self.log.table_names,
+            sinks=sinks or {"cache": self.cache},
+            spark=spark_settings(self.directory, **spark),
+            once=once,
+        )
+
+    def rows(self, name: str = "cache", settings: SinkSettings | None = None) -> Rows:
+        sink = open_sink(name, settings or self.cache, 1)
+        try:
+            return {stored.key["id"]: stored.row for stored in sink.scan(ORDERS)}
+        finally:
+            sink.close()
+
+    def progress(self) -> Progress:
+        sink = open_sink("cache", self.cache, 1)
+        try:
+            stored = sink.load_progress()
+        finally:
+            sink.close()
+        assert stored is not None
+        return stored
+
+
+def put(key: int, note: str = "", *, amount: str = "1.10") -> Put:
+    return Put(ORDERS, {"id": key, "note": note, "amount": amount})
+
+
+@pytest.fixture
+def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
+    pipeline = Pipeline(endpoints, tmp_path)
+    yield pipeline
+    pipeline.log.close()
+
+
+def test_the_log_is_applied_to_every_sink(pipeline: Pipeline) -> None:
+    lsn = pipeline.write_traffic(100)
+    sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
+    with pipeline.job(once=True, sinks=sinks) as job:
+        assert job.finish() == 0
+    assert pipeline.rows() == pipeline.expected
+    assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse) == pipeline.expected
+    assert pipeline.progress().watermark_lsn == lsn
+
+
+def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline) -> None:
+    pipeline.write(put(1, "first"), put(2, "second"))
+    with pipeline.job() as job:
+        job.wait_for("StatusReport")
+        pipeline.write(put(3, "third"))
+        # Compaction leaves the tombstone of a deleted row alone; its tag is in the header.
+        lsn = pipeline.write(Delete(ORDERS, {"id": 1}, tombstone_only=True))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert pipeline.rows() == pipeline.expected
+        # Nothing but a heartbeat: no batch runs, and the watermark moves all the same.
+        lsn = pipeline.write()
+        job.wait_for("WatermarkRaised", watermark_lsn=lsn)
+        assert pipeline.progress().watermark_lsn == lsn
+        assert job.stop() == 0
+    assert not [seen for seen in job.reports if seen["report"] in ("SinkFailed", "SinkWaiting")]
+
+
+@pytest.mark.crash
+def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline) -> None:
+    pipeline.write_traffic(300)
+    with pipeline.job(max_offsets_per_trigger=300) as job:
+        job.wait_for("StatusReport", batch_id=2)
+        job.kill()
+    lsn = pipeline.write_traffic(20, seed=2)
+    with pipeline.job(once=True) as job:
+        assert job.finish() == 0
+    assert pipeline.rows() == pipeline.expected
+    assert pipeline.progress().watermark_lsn == lsn
+
+
+def test_reading_the_log_again_from_its_start_changes_nothing(pipeline: Pipeline) -> None:
+    pipeline.write_traffic(50)
+    with pipeline.job(once=True) as job:
+        assert job.finish() == 0
+    with pipeline.job(once=True, checkpoint_directory=str(pipeline.directory / "another")) as job:
+        assert job.finish() == 0
+    assert (job.total("applied"), job.total("rejected")) == (0, 0)
+    assert job.total("stale") > 0
+    assert pipeline.rows() == pipeline.expected
+
+
+def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipeline) -> None:
+    pipeline.write(put(1, "fine"))
+    poison = put(2, "x" * 20_000)
+    pipeline.log.commit([poison])
+    with pipeline.job(once=True) as job:
+        assert job.finish() == 0
+    assert pipeline.rows() == pipeline.expected
+    assert pipeline.progress().rejected == 1
+    letters = read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, REJECTED))
+    [(key, letter)] = letters.items()
+    facts = json.loads(letter)
+    assert json.loads(key) == ["cache", pipeline.log.topic(ORDERS), {"id": 2}]
+    assert facts["value"]["after"] == poison.row
+    assert "max_value_bytes" in facts["reason"]
+    assert facts["generation"] == 1
+
+    # A newer event of the row gets through: the letter is void.
+    pipeline.write(put(2, "short"))
+    with pipeline.job(once=True) as job:
+        assert job.finish() == 0
+    assert pipeline.rows() == pipeline.expected
+    assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, REJECTED))
+
+
+def test_a_sink_that_is_down_is_waited_for(pipeline: Pipeline, stack: Services) -> None:
+    pipeline.write(put(1, "before"))
+    sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
+    with pipeline.job(sinks=sinks, retry_s=1) as job:
+        job.wait_for("StatusReport", sink="cache")
+        job.wait_for("StatusReport", sink=pipeline.warehouse_name)
+        stack.stop("valkey")
+        try:
+            lsn = pipeline.write(put(2, "meanwhile"))
+            job.wait_for("SinkWaiting", sink="cache")
+            # The other sink doesn't notice.
+            job.wait_until(
+                lambda seen: seen.get("sink") == pipeline.warehouse_name and seen.get("watermark_lsn") == lsn
+            )
+        finally:
+            stack.start("valkey")
+        job.wait_until(lambda seen: seen.get("sink") == "cache" and seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    assert pipeline.rows() == pipeline.expected
+
+
+def test_a_topic_that_was_created_anew_is_refused_and_the_other_sinks_go_on(pipeline: Pipeline) -> None:
+    pipeline.write(put(1, "before"))
+    with pipeline.job(once=True) as job:
+        assert job.finish() == 0
+    pipeline.log.recreate_topic(ORDERS)
+    pipeline.write(put(2, "after"))
+    with pipeline.job(once=True, sinks={"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}) as job:
+        assert job.finish() == 1
+        failure = job.wait_for("SinkFailed", sink="cache")
+    assert "was created anew" in failure["error"]
+    assert "a pipeline of another name" in failure["error"]
+    job.wait_for("SinkStopped", sink=pipeline.warehouse_name)
+    assert list(pipeline.rows(pipeline.warehouse_name, pipeline.warehouse)) == [2]
+
+
+def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline) -> None:
+    pipeline.write(put(1, "before"))
+    with pipeline.job(once=True) as job:
+        assert job.finish() == 0
+    emptied = pipeline.cache.model_copy(update={"prefix": f"{pipeline.name}-emptied"})
+    with pipeline.job(once=True, sinks={"cache": emptied}) as job:
+        assert job.finish() == 1
+        assert "has lost data" in job.wait_for("SinkFailed")["error"]
+
+
+def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline) -> None:
+    pipeline.write(put(1, "before"))
+    wider = table(*ORDERS.columns, column("extra"))
+    with pipeline.job(sinks={pipeline.warehouse_name: pipeline.warehouse}) as job:
+        job.wait_for("StatusReport")
+        row = {"id": 2, "note": "after", "amount": "2", "extra": "new"}
+        lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    sink = open_sink(pipeline.warehouse_name, pipeline.warehouse, 1)
+    try:
+        assert {stored.row["id"]: stored.row["extra"] for stored in sink.scan(wider)} == {1: None, 2: "new"}
+    finally:
+        sink.close()
+
+
+def test_an_interrupt_of_the_terminal_stops_it_in_order(pipeline: Pipeline) -> None:
+    pipeline.write(put(1, "before"))
+    with pipeline.job() as job:
+        job.wait_for("StatusReport")
+        # Ctrl-C goes to the whole process group; Spark's JVM must not die of it before the batch is done.
+        os.killpg(job.pid, signal.SIGINT)
+        assert job.finish() == 0
+    assert pipeline.rows() == pipeline.expected

@@ -1,0 +1,200 @@
+"""Updates that leave large values out: every event on the topic is a full row all the same, whatever happens in between."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+from cdc.kafka.cluster import Cluster
+from cdc.kafka.publisher import TransactionalPublisher
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+_NOISE = (
+    "create function noise(length int, seed int) returns text language sql immutable return"
+    " (select left(string_agg(md5(seed::text || n), ''), length) from generate_series(0, length / 32) n)"
+)
+_TABLE = (
+    "create table t (id int primary key, n int, words text, list text[], doc jsonb, raw bytea, small text)",
+    "insert into t select n, 0, noise(9000, n), array[noise(4000, n), null, 'x,\"y\"', noise(3000, -n)],"
+    " jsonb_build_object('a', noise(5000, n), 'b', array[1.10, 2]), decode(noise(8000, n), 'hex'), 'small'"
+    " from generate_series(1, 12) n",
+)
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    database.execute(_NOISE, *_TABLE)
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",)) as made:
+        yield made
+
+
+CHANGES = {
+    "another column": ("update t set n = n + 1",),
+    "one large value of several": ("update t set words = noise(9500, 77) where id < 6", "update t set n = 2"),
+    "the key": ("update t set id = id + 100", "update t set n = 3", "update t set id = id - 100 where id > 105"),
+    "the key and back": ("begin; update t set id = 200 where id = 1; update t set id = 1 where id = 200; commit", "update t set n = 1"),
+    "delete and insert": (
+        "begin; delete from t where id = 1; insert into t (id, words) values (1, noise(9000, 5)); update t set n = 1; commit",
+        "update t set n = 2",
+    ),
+    "several updates of one transaction": (
+        "begin; update t set words = noise(9100, 1); update t set n = 5; update t set words = noise(9200, 2), n = 6;"
+        " update t set small = 'other'; update t set list = array[noise(9300, 3)]; update t set n = 7; commit",
+    ),
+    "to null, to small and back": (
+        "update t set words = null", "update t set n = 1", "update t set words = 'short'", "update t set n = 2",
+        "update t set words = noise(9000, 4)", "update t set n = 3",
+    ),
+    "one large value shrinks, another stays out of line": ("update t set words = null, list = null, raw = null", "update t set n = 4"),
+    "a new column": ("alter table t add more text default 'm'", "update t set n = 1", "update t set more = noise(9000, 8)", "update t set n = 2"),
+    "a renamed column": ("alter table t rename words to sayings", "update t set n = 1", "update t set n = 2"),
+    "full identity and back": (
+        "alter table t replica identity full", "update t set n = 1", "insert into t (id, words) values (50, noise(9000, 9))",
+        "alter table t replica identity default", "update t set n = 2",
+    ),
+    "a truncate": ("truncate t", "insert into t (id, words) values (1, noise(9000, 1))", "update t set n = 3"),
+    "everything may be out of line": (
+        "alter table t set (toast_tuple_target = 128)", "update t set small = noise(60, 1), words = words || '!'", "update t set n = 1",
+    ),
+    "upsert": ("insert into t (id, n, words) select id, 9, 'unused' from t on conflict (id) do update set n = excluded.n",),
+}  # fmt: skip
+
+
+_EVERYWHERE = ("several updates of one transaction", "the key", "a renamed column")
+
+
+@pytest.mark.parametrize(
+    ("name", "store"),
+    [(name, "warm") for name in CHANGES]
+    + [(name, store) for name in _EVERYWHERE for store in ("cold", "lost", "stale")],
+)
+def test_every_event_is_a_full_row(captured: Captured, name: str, store: str) -> None:
+    """``warm``: the store saw all; ``cold``: it starts empty; ``lost``, ``stale``: its file is gone, or older, at a restart."""
+    captured.start()
+    database = captured.database
+    file = Path(captured.config.capture.values_directory) / captured.config.slot
+    if store != "cold":
+        database.execute("update t set n = n - 1")
+        captured.settle()
+    if store in ("lost", "stale"):
+        captured.stop()
+        backup = file.parent / "backup"
+        shutil.copytree(file, backup)
+        captured.start()
+        database.execute("update t set words = noise(7000, id), n = n - 1")
+        captured.settle()
+        captured.stop()
+        shutil.rmtree(file)
+        if store == "stale":
+            backup.rename(file)
+        captured.start()
+    for statement in CHANGES[name]:
+        database.execute(statement)
+    captured.assert_equal()
+    for event in captured.events("public.t"):
+        if event.op in ("r", "c", "u"):
+            assert None not in (event.parsed["source"]["schema_id"], event.after.get("id"))
+
+
+def test_values_of_a_megabyte(captured: Captured) -> None:
+    database = captured.database
+    captured.start()
+    database.execute(
+        "update t set words = noise(1000000, 1), list = array[noise(500000, 2), noise(500000, 3)],"
+        " doc = jsonb_build_object('a', noise(1000000, 4)), raw = decode(noise(1000000, 5), 'hex') where id = 1",
+        "update t set n = 8 where id = 1",
+        "update t set id = 99 where id = 1",
+        "update t set small = 'x' where id = 99",
+    )
+    captured.assert_equal()
+
+
+def _compact(captured: Captured, topic: str) -> None:
+    """Let the broker compact the topic as soon as it can."""
+    settings = {
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.001",
+        "delete.retention.ms": "0",
+        "min.compaction.lag.ms": "0",
+    }
+    resource = ConfigResource(
+        ResourceType.TOPIC,
+        topic,
+        incremental_configs=[
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+        ],
+    )
+    admin = AdminClient(dict(captured.client))
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+
+def test_a_compacted_topic_has_every_column_of_every_row(captured: Captured) -> None:
+    database = captured.database
+    captured.start()
+    _compact(captured, captured.topic("public.t"))
+    for name in ("another column", "one large value of several", "the key", "several updates of one transaction"):
+        database.execute(*CHANGES[name])
+    database.execute("delete from t where id = 6", "update t set n = n + 1")
+    live = len(captured.source_rows("public.t"))
+
+    def compacted() -> bool:
+        database.execute("update t set n = n + 1")  # a segment is only rolled by another record, in each partition
+        captured.settle()
+        return len(captured.events("public.t")) < 3 * live
+
+    until(compacted, seconds=60)
+    topic = captured.topic("public.t")
+    ends = Cluster(captured.client).end_offsets([(topic, partition) for partition in range(3)])
+    assert sum(ends.values()) > 5 * live  # so many were written
+    captured.assert_equal()
+
+
+class _Killed(BaseException):
+    """The process is gone."""
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
+@pytest.mark.parametrize("at", range(1, 7))
+def test_a_crash_between_any_two_steps(captured: Captured, at: int, before: bool) -> None:
+    class DiesAt:
+        """Ends the process at its n-th commit: after it, Kafka has what the store hasn't."""
+
+        def __init__(self, publisher: TransactionalPublisher) -> None:
+            self._publisher = publisher
+            self._left = at
+
+        def commit(self, *arguments: object, **options: object) -> object:
+            self._left -= 1
+            if self._left == 0 and before:
+                raise _Killed
+            bounds = self._publisher.commit(*arguments, **options)  # type: ignore[arg-type]
+            if self._left == 0:
+                raise _Killed
+            return bounds
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._publisher, name)
+
+    database = captured.database
+    captured.start()
+    captured.stop()
+    for number in range(6):
+        database.execute(
+            f"update t set words = noise(8000 + {number}, id) where id % 2 = 0",
+            "update t set n = n + 1",
+            f"update t set id = id + 1000 where id = {number}",
+        )
+    batches = captured.config.capture.model_copy(update={"batch_rows": 11})
+    captured.config = captured.config.model_copy(update={"capture": batches})
+    captured.start(wrap_publisher=DiesAt)
+    assert isinstance(captured.wait_error(), _Killed)
+    captured.start()
+    database.execute("update t set n = n + 1")
+    captured.assert_equal()

@@ -1,0 +1,759 @@
+"""Preflight against a real server: what is wrong is found, and the SQL of the finding mends it."""
+
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.model.table import TableName
+from cdc.postgres.preflight import check_source
+from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
+from migrations import source as migrations
+from tests.databases import PUBLICATION, Database
+
+pytestmark = pytest.mark.live
+
+T = TableName("public", "t")
+WHOLE = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
+GOOD = (
+    "create table t (id int primary key, v varchar(20))",
+    f"create publication {PUBLICATION} for table t with ({WHOLE})",
+)
+
+
+def findings(
+    database: Database, *tables: TableName, user: str | None = None, slot: str = "lockstep_free", **more: Any
+) -> list[Finding]:
+    with closing(database.pinned(user=user)) as connection:
+        connection.execute("set default_transaction_read_only = on")
+        names = tables or (T,)
+        return check_source(
+            connection,
+            tables=names,
+            publication=PUBLICATION,
+            slot=slot,
+            create_publication=migrations.publication_sql(PUBLICATION, names),
+            **more,
+        )
+
+
+def wrong(database: Database, *tables: TableName, **more: Any) -> list[Finding]:
+    return [found for found in findings(database, *tables, **more) if found.severity is not Severity.OK]
+
+
+def whats(found: Sequence[Finding]) -> list[str]:
+    return [one.what for one in found]
+
+
+def fixes(text: str) -> list[str]:
+    """The statements of a fix: every line that isn't a remark is one."""
+    return [re.sub(r"\s+--.*$", "", line) for line in text.splitlines() if not line.startswith("--")]
+
+
+def mend(database: Database, found: Finding) -> None:
+    database.execute(*fixes(found.fix))
+
+
+def make(database: Database, *statements: str) -> None:
+    """Run statements with what publications can do since 15; skip the test on a server that can't."""
+    try:
+        database.execute(*statements)
+    except psycopg.errors.SyntaxError:
+        if database.connection.info.server_version >= PUBLICATION_LISTS:
+            raise
+        pytest.skip("publications of this version have neither filters nor column lists")
+
+
+def refused(database: Database, statement: str) -> bool:
+    """Whether PostgreSQL itself refuses the application's statement because of the publication."""
+    try:
+        database.execute(statement)
+    except (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference):
+        return True
+    return False
+
+
+def assert_mended(database: Database, what: str, severity: Severity, *tables: TableName, **more: Any) -> Finding:
+    """The finding is there; its SQL runs, and it is gone without another in its place."""
+    before = wrong(database, *tables, **more)
+    (found,) = [one for one in before if one.what == what]
+    assert found.severity is severity
+    mend(database, found)
+    assert [one.what for one in wrong(database, *tables, **more) if one not in before or one == found] == []
+    return found
+
+
+def test_a_source_that_is_ready_has_nothing_wrong(database: Database) -> None:
+    database.execute(*GOOD)
+    assert wrong(database) == []
+
+
+def test_the_publication_of_the_migration_has_nothing_wrong(database: Database) -> None:
+    database.execute(
+        GOOD[0], "create table p (id int primary key) partition by list (id)", "create table p1 partition of p default"
+    )
+    tables = (T, TableName("public", "p"))
+    database.execute(migrations.publication_sql(PUBLICATION, tables))
+    assert wrong(database, *tables) == []
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "what", "severity"),
+    [
+        (("create table t (id int primary key, v text)", GOOD[1]), "can hold large values in v", Severity.WARNING),
+        (
+            (*GOOD, "alter table t replica identity nothing"),
+            "has replica identity NOTHING: PostgreSQL refuses UPDATE and DELETE",
+            Severity.WARNING,
+        ),
+        (
+            (
+                "create table t (id int primary key, code int not null, constraint other unique (code))",
+                "alter table t replica identity using index other",
+                GOOD[1],
+            ),
+            "its replica identity (INDEX) doesn't deliver id of the key id",
+            Severity.ERROR,
+        ),
+        (
+            (
+                "create table t (id int primary key, code int not null)",
+                "create unique index other on t (code)",
+                "alter table t replica identity using index other",
+                "drop index other",
+                GOOD[1],
+            ),
+            "has lost the index that was its replica identity: PostgreSQL refuses UPDATE and DELETE",
+            Severity.WARNING,
+        ),
+        (
+            (*GOOD, "alter table t drop constraint t_pkey, add primary key (id) deferrable"),
+            "has a deferrable primary key",
+            Severity.ERROR,
+        ),
+        (("create unlogged table t (id int primary key)",), "is unlogged", Severity.ERROR),
+        (
+            ("create table t (a int not null, \"B c\" int not null, unique (a, \"B c\"))", GOOD[1]),
+            "has no primary key",
+            Severity.ERROR,
+        ),
+        (("create table t (v varchar(10))", GOOD[1]), "has no primary key", Severity.ERROR),
+        (
+            (*GOOD, f"alter publication {PUBLICATION} set (publish = 'insert, update')"),
+            "leaves out some kinds of changes",
+            Severity.ERROR,
+        ),
+        (
+            (
+                GOOD[0],
+                "create table other (id int primary key)",
+                f"create publication {PUBLICATION} for table other with ({WHOLE})",
+            ),
+            "lacks public.t",
+            Severity.ERROR,
+        ),
+        (
+            (*GOOD, "create table other (id int primary key)", f"alter publication {PUBLICATION} add table other"),
+            "holds tables that aren't captured: public.other",
+            Severity.WARNING,
+        ),
+        (
+            (
+                "create table t (id int primary key, v int)",
+                f"create publication {PUBLICATION} for table t where (v > 1) with ({WHOLE})",
+            ),
+            "filters the rows of public.t by v, which its replica identity doesn't hold",
+            Severity.WARNING,
+        ),
+        (
+            (
+                "create table t (id int, part int, v int, primary key (id, part))",
+                f"create publication {PUBLICATION} for table t (id, v) where (id > 0) with ({WHOLE})",
+            ),
+            "leaves out key columns of public.t: part",
+            Severity.ERROR,
+        ),
+        (
+            (
+                "create table t (id int primary key, v int)",
+                "alter table t replica identity full",
+                f"create publication {PUBLICATION} for table t (id, v) with ({WHOLE})",
+            ),
+            "has a column list for public.t, whose replica identity is FULL",
+            Severity.ERROR,
+        ),
+        (
+            (
+                "create table t (id int primary key, v int)",
+                "alter table t replica identity full",
+                f"create publication {PUBLICATION} for table t (v) with ({WHOLE})",
+            ),
+            "has a column list for public.t, whose replica identity is FULL",
+            Severity.ERROR,
+        ),
+        (
+            (
+                "create table t (id int primary key, code int not null, v int, constraint other unique (id, code))",
+                "alter table t replica identity using index other",
+                f"create publication {PUBLICATION} for table t (id, v) with ({WHOLE})",
+            ),
+            "leaves out columns of the replica identity of public.t: code",
+            Severity.ERROR,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_the_sql_of_a_finding_mends_it(
+    database: Database, spoiled: tuple[str, ...], what: str, severity: Severity
+) -> None:
+    make(database, *spoiled)
+    assert_mended(database, what, severity)
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "what", "mended"),
+    [
+        (("create view t as select 1 as id",), "is a view", "drop view t; create table t (id int primary key)"),
+        (("create materialized view t as select 1 as id",), "is a materialized view", "drop materialized view t; create table t (id int primary key)"),
+        (("create sequence t",), "is a sequence", "drop sequence t; create table t (id int primary key)"),
+        ((), "doesn't exist", "create table t (id int primary key)"),
+        (('create table "T" (id int primary key)',), "doesn't exist", 'alter table "T" rename to t'),
+    ],
+    ids=["view", "materialized view", "sequence", "missing", "another case"],
+)  # fmt: skip
+def test_what_is_no_table_is_found(database: Database, spoiled: tuple[str, ...], what: str, mended: str) -> None:
+    database.execute(*spoiled)
+    before = [(found.subject, found.what) for found in wrong(database) if found.severity is Severity.ERROR]
+    database.execute(mended)
+    after = [(found.subject, found.what) for found in wrong(database) if found.severity is Severity.ERROR]
+    assert (before, after) == ([("table public.t", what)], [])
+
+
+def test_a_name_in_other_capitals_is_pointed_out(database: Database) -> None:
+    database.execute('create table "T" (id int primary key)')
+    (found,) = [one for one in wrong(database) if one.what == "doesn't exist"]
+    assert found.fix.endswith('; there is public."T"')
+
+
+def test_a_foreign_table_is_found(database: Database) -> None:
+    database.execute(
+        "create foreign data wrapper w",
+        "create server s foreign data wrapper w",
+        "create foreign table t (id int) server s",
+    )
+    assert "is a foreign table" in whats(wrong(database))
+
+
+def test_a_temporary_table_is_found(database: Database) -> None:
+    database.execute("create temporary table t (id int primary key)")
+    schema = database.value("select nspname from pg_namespace where oid = pg_my_temp_schema()")
+    assert "is a temporary table" in whats(wrong(database, TableName(schema, "t")))
+
+
+def test_a_system_table_is_found(database: Database) -> None:
+    assert "belongs to the system" in whats(wrong(database, TableName("pg_catalog", "pg_class")))
+
+
+# Keys.
+
+
+KEYED = (
+    "create table t (id int, a int not null, b int not null, v int)",
+    f"create publication {PUBLICATION} for table t with ({WHOLE})",
+)
+KEY = {T: ("a", "b")}
+
+
+def test_a_configured_key_over_an_index_that_is_the_identity_is_fine(database: Database) -> None:
+    database.execute(*KEYED, "create unique index k on t (b, a)", "alter table t replica identity using index k")
+    assert wrong(database, keys=KEY) == []
+
+
+def test_a_configured_key_with_the_full_identity_is_fine(database: Database) -> None:
+    database.execute(*KEYED, "create unique index k on t (a, b)", "alter table t replica identity full")
+    assert wrong(database, keys=KEY) == []
+
+
+def test_a_configured_key_within_the_primary_key_is_fine(database: Database) -> None:
+    database.execute(*KEYED, "create unique index k on t (a, b)", "alter table t add primary key (a, b, id)")
+    assert wrong(database, keys=KEY) == []
+
+
+def test_all_that_a_configured_key_lacks_is_found_at_once(database: Database) -> None:
+    database.execute("create table t (id int primary key, a int, b int)", KEYED[1])
+    found = wrong(database, keys=KEY)
+    assert whats(found) == [
+        "the configured key can be null: a, b",
+        "no unique index covers exactly the configured key a, b",
+        "its replica identity (DEFAULT) doesn't deliver a, b of the key a, b",
+    ]
+    for one in found:
+        mend(database, one)
+    assert wrong(database, keys=KEY) == []
+
+
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        ("create index k on t (a, b)", "k is not unique"),
+        ("create unique index k on t (a, b) where v > 1", "k is partial or over expressions"),
+        ("create unique index k on t (a, b, (v + 1))", "k is partial or over expressions"),
+        ("create unique index k on t (a, b, v)", ""),
+        ("create unique index k on t (a) include (b)", ""),
+    ],
+)
+def test_an_index_that_does_not_make_the_key_unique_is_not_taken(database: Database, index: str, why: str) -> None:
+    database.execute(*KEYED, index, "alter table t replica identity full")
+    what = f"no unique index covers exactly the configured key a, b{f' ({why})' if why else ''}"
+    assert_mended(database, what, Severity.ERROR, keys=KEY)
+
+
+def test_columns_that_a_configured_key_names_and_the_table_lacks_are_found(database: Database) -> None:
+    database.execute(*KEYED)
+    (found,) = wrong(database, keys={T: ("a", "c", "d")})
+    assert found.what == "the configured key names columns that it doesn't have: c, d"
+    assert "the columns are id, a, b, v" in found.fix
+
+
+def test_a_deferrable_configured_key_needs_the_full_identity(database: Database) -> None:
+    database.execute(*KEYED, "alter table t add unique (a, b) deferrable")
+    assert_mended(database, "has a deferrable unique constraint over a, b", Severity.ERROR, keys=KEY)
+
+
+def test_a_deferrable_primary_key_with_the_full_identity_is_fine(database: Database) -> None:
+    database.execute("create table t (id int primary key deferrable)", GOOD[1], "alter table t replica identity full")
+    assert wrong(database) == []
+
+
+def test_a_deferrable_primary_key_is_refused_by_postgresql_without_it(database: Database) -> None:
+    database.execute("create table t (id int primary key deferrable)", GOOD[1], "insert into t values (1)")
+    assert refused(database, "update t set id = 2")
+
+
+def test_replica_identity_by_an_index_that_holds_the_key_is_fine(database: Database) -> None:
+    database.execute(*GOOD, "alter table t replica identity using index t_pkey")
+    assert wrong(database) == []
+
+
+def test_a_table_without_a_key_shows_the_key_that_it_could_have(database: Database) -> None:
+    database.execute(*KEYED, "create unique index k on t (a, b)")
+    (found,) = wrong(database)
+    assert """[source.options.'public.t'] key = ["a", "b"]""" in found.fix
+
+
+def test_a_not_null_that_was_never_validated_does_not_count(database: Database) -> None:
+    if database.connection.info.server_version < GENERATED_COLUMNS:
+        pytest.skip("constraints of that kind came with 18")
+    database.execute(
+        "create table t (a int, v int)",
+        "alter table t add constraint strict not null a not valid",
+        "create unique index k on t (a)",
+        "alter table t replica identity full",
+        KEYED[1],
+    )
+    assert_mended(database, "the configured key can be null: a", Severity.ERROR, keys={T: ("a",)})
+
+
+def test_an_append_only_table_needs_no_key(database: Database) -> None:
+    database.execute("create table t (v int)", KEYED[1], "alter table t replica identity full")
+    assert wrong(database, append_only=[T]) == []
+
+
+def test_an_append_only_table_without_identity_is_pointed_out(database: Database) -> None:
+    database.execute("create table t (v int)", KEYED[1], "insert into t values (1)")
+    assert refused(database, "update t set v = 2")
+    what = "it has no key and no replica identity: PostgreSQL refuses UPDATE and DELETE"
+    assert_mended(database, what, Severity.WARNING, append_only=[T])
+    assert not refused(database, "update t set v = 2")
+
+
+def test_append_only_on_a_table_with_a_key_is_found(database: Database) -> None:
+    database.execute(*GOOD)
+    assert whats(wrong(database, append_only=[T])) == ["is configured as append_only, and it has a primary key"]
+
+
+def test_odd_names_are_quoted_in_every_fix(database: Database) -> None:
+    odd = TableName('Odd "S".', "T; drop--")
+    database.execute(
+        'create schema "Odd ""S""."',
+        f'create table {odd.sql} ("a;b" int, "C""" int, v text)',
+        f"create publication {PUBLICATION} for table {odd.sql} with (publish = 'insert')",
+    )
+    role = database.role()
+    key = {odd: ("a;b", 'C"')}
+    for _ in range(4):
+        for found in wrong(database, odd, keys=key, user=role):
+            mend(database, found)
+    assert wrong(database, odd, keys=key, user=role) == []
+
+
+# What PostgreSQL refuses because of the publication.
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [
+        (
+            (
+                "create table t (id int primary key, v int)",
+                f"create publication {PUBLICATION} for table t where (v > 0) with ({WHOLE})",
+            ),
+            "filters the rows of public.t by v, which its replica identity doesn't hold",
+        ),
+        (
+            (
+                "create table t (id int primary key, v int)",
+                "alter table t replica identity full",
+                f"create publication {PUBLICATION} for table t (id, v) with ({WHOLE})",
+            ),
+            "has a column list for public.t, whose replica identity is FULL",
+        ),
+        (
+            (
+                "create table t (id int primary key, v int, code int not null unique default 7)",
+                "alter table t replica identity using index t_code_key",
+                f"create publication {PUBLICATION} for table t (id, v) with ({WHOLE})",
+            ),
+            "leaves out columns of the replica identity of public.t: code",
+        ),
+    ],
+    ids=["filter", "list and FULL", "list and index"],
+)
+def test_what_postgresql_would_refuse_is_found_and_mended(database: Database, made: tuple[str, ...], what: str) -> None:
+    make(database, *made, "insert into t (id, v) values (1, 1)")
+    assert refused(database, "update t set v = 2")
+    (found,) = [one for one in wrong(database) if one.what == what]
+    mend(database, found)
+    assert (refused(database, "update t set v = 2"), what in whats(wrong(database))) == (False, False)
+
+
+def test_a_filter_on_the_key_is_fine_and_said(database: Database) -> None:
+    make(database, GOOD[0], f"create publication {PUBLICATION} for table t where (id > 1) with ({WHOLE})")
+    assert wrong(database) == []
+    assert "sends only rows of public.t with (id > 1)" in whats(findings(database))
+
+
+@pytest.mark.parametrize("kind", ["stored", "virtual"])
+def test_a_generated_column_that_is_not_published_is_said(database: Database, kind: str) -> None:
+    if database.connection.info.server_version < GENERATED_COLUMNS and kind == "virtual":
+        pytest.skip("virtual columns came with 18")
+    database.execute(f"create table t (id int primary key, d int generated always as (id * 2) {kind})", GOOD[1])
+    assert wrong(database) == []
+    assert "generated columns that aren't published: d" in whats(findings(database))
+
+
+@pytest.mark.parametrize("kind", ["stored", "virtual"])
+@pytest.mark.parametrize("published", [True, False], ids=["published", "planned"])
+def test_a_generated_column_in_the_full_identity_is_found(database: Database, kind: str, published: bool) -> None:
+    if database.connection.info.server_version < GENERATED_COLUMNS:
+        pytest.skip("earlier servers send such a row without the column")
+    database.execute(
+        f"create table t (id int primary key, v int, d int generated always as (v * 2) {kind})",
+        "alter table t replica identity full",
+        "insert into t (id, v) values (1, 1)",
+    )
+    if published:
+        database.execute(GOOD[1])
+        assert refused(database, "update t set v = 2")
+    assert_mended(database, "its replica identity holds generated columns that aren't published: d", Severity.ERROR)
+    if published:
+        assert not refused(database, "update t set v = 2")
+
+
+def test_a_generated_key_has_to_be_published(database: Database) -> None:
+    database.execute(
+        "create table t (v int, d int generated always as (v * 2) stored primary key)",
+        GOOD[1],
+        "insert into t (v) values (1)",
+    )
+    what = "its key holds generated columns that aren't published: d"
+    if database.connection.info.server_version < GENERATED_COLUMNS:
+        assert what in whats(wrong(database))
+    else:
+        assert_mended(database, what, Severity.ERROR)
+        assert not refused(database, "update t set v = 2")
+
+
+def test_types_that_travel_as_text_are_said(database: Database) -> None:
+    database.execute(
+        "create type pair as (a int, b int)",
+        "create type mood as enum ('good', 'bad')",
+        "create domain span as int4range",
+        "create table t (id int primary key, p pair, m mood[], s span, n numeric, j jsonb, c varchar(9)[])",
+        GOOD[1],
+    )
+    assert "values travel as PostgreSQL's own text: p (pair), s (span)" in whats(findings(database))
+
+
+@pytest.mark.parametrize(
+    ("columns", "what"),
+    [
+        ("id int primary key, v varchar(20), n numeric, i inet", None),
+        ("id int primary key, v varchar(200), w varchar(200)", None),
+        ("id int primary key, v varchar(400), w varchar(400)", "can hold large values in v, w"),
+        ("id int primary key, v varchar(20), d bytea, e text", "can hold large values in d, e"),
+        ("id int primary key, v int[]", "can hold large values in v"),
+    ],
+)
+def test_columns_whose_values_can_be_stored_out_of_line_are_found(
+    database: Database, columns: str, what: str | None
+) -> None:
+    database.execute(f"create table t ({columns})", GOOD[1])
+    assert whats(wrong(database)) == ([what] if what else [])
+
+
+# Partitions.
+
+
+P = TableName("public", "p")
+PARTITIONED = (
+    "create table p (id int, v int, primary key (id)) partition by list (id)",
+    "create table p1 partition of p for values in (1)",
+    "create table p2 partition of p default partition by list (id)",
+    "create table p21 partition of p2 default",
+)
+VIA_ROOT = f"create publication {PUBLICATION} for table p with ({WHOLE})"
+
+
+def test_a_partitioned_table_published_as_itself_is_fine(database: Database) -> None:
+    database.execute(*PARTITIONED, VIA_ROOT)
+    assert wrong(database, P) == []
+    assert "key id, 2 partitions" in whats(findings(database, P))
+
+
+@pytest.mark.parametrize("scope", ["for table p", "for all tables"])
+def test_a_partitioned_table_published_as_its_partitions_is_found(database: Database, scope: str) -> None:
+    database.execute(*PARTITIONED, f"create publication {PUBLICATION} {scope}")
+    what = "sends changes of public.p under the names of the partitions"
+    assert_mended(database, what, Severity.ERROR, P)
+    assert wrong(database, P) == []
+
+
+def test_a_partition_published_as_its_root_is_found(database: Database) -> None:
+    database.execute(*PARTITIONED, VIA_ROOT)
+    leaf = TableName("public", "p21")
+    what = "sends changes of public.p21 under the name of public.p"
+    found = wrong(database, leaf)
+    (one,) = [one for one in found if one.what == what]
+    mend(database, one)
+    assert what not in whats(wrong(database, leaf))
+
+
+def test_partitions_of_another_identity_are_found(database: Database) -> None:
+    database.execute(*PARTITIONED, VIA_ROOT, "alter table p replica identity full")
+    what = "partitions have another replica identity than the table: public.p1, public.p21"
+    assert_mended(database, what, Severity.ERROR, P)
+    database.execute("alter table p replica identity default")
+    assert_mended(database, what, Severity.ERROR, P)
+
+
+def test_a_partitioned_table_has_to_say_how_its_old_rows_look(database: Database) -> None:
+    database.execute(*PARTITIONED, VIA_ROOT, "alter table p replica identity nothing")
+    what = "its replica identity (NOTHING) doesn't deliver id of the key id"
+    assert_mended(database, what, Severity.ERROR, P)
+    assert wrong(database, P) == []
+
+
+def test_an_append_only_partitioned_table_is_altered_with_its_partitions(database: Database) -> None:
+    database.execute(
+        "create table p (v int) partition by list (v)",
+        "create table p1 partition of p for values in (1)",
+        "create table p2 partition of p default",
+        VIA_ROOT,
+        "insert into p values (1)",
+    )
+    assert refused(database, "update p set v = 2")
+    what = "it has no key and no replica identity: PostgreSQL refuses UPDATE and DELETE"
+    assert_mended(database, what, Severity.WARNING, P, append_only=[P])
+    assert not refused(database, "update p set v = 2")
+    database.execute("alter table p replica identity nothing", "alter table p1 replica identity nothing")
+    what = "partitions have another replica identity than the table: public.p2"
+    assert_mended(database, what, Severity.ERROR, P, append_only=[P])
+    assert wrong(database, P, append_only=[P]) == []
+
+
+def test_an_identity_by_index_is_asked_of_every_partition(database: Database) -> None:
+    database.execute(
+        *PARTITIONED,
+        VIA_ROOT,
+        "create unique index k on p (id)",
+        "alter table p replica identity using index k",
+        "alter table p1 replica identity nothing",
+    )
+    what = "partitions have another replica identity than the table: public.p1"
+    assert_mended(database, what, Severity.ERROR, P)
+    assert wrong(database, P) == []
+
+
+def test_foreign_and_unlogged_partitions_are_found(database: Database) -> None:
+    database.execute(
+        "create table p (id int) partition by list (id)",
+        "create foreign data wrapper w",
+        "create server s foreign data wrapper w",
+        "create foreign table pf partition of p for values in (1) server s",
+        "create unlogged table pu partition of p for values in (2)",
+    )
+    found = [one for one in wrong(database, P) if "partitions" in one.what]
+    assert whats(found) == ["has foreign tables as partitions: public.pf", "has unlogged partitions: public.pu"]
+    for one in found:
+        mend(database, one)
+    assert [what for what in whats(wrong(database, P)) if "partitions" in what] == []
+
+
+def test_large_values_of_a_partitioned_table_are_found_and_every_partition_is_altered(database: Database) -> None:
+    database.execute(
+        "create table p (id int primary key, v text) partition by list (id)",
+        "create table p1 partition of p default",
+        VIA_ROOT,
+    )
+    assert_mended(database, "can hold large values in v", Severity.WARNING, P)
+    assert wrong(database, P) == []
+
+
+def test_a_table_that_others_inherit_from_is_pointed_out(database: Database) -> None:
+    database.execute(
+        GOOD[0],
+        "create table heir () inherits (t)",
+        f"create publication {PUBLICATION} for table only t with ({WHOLE})",
+    )
+    assert whats(wrong(database)) == ["other tables inherit from it"]
+
+
+# Scopes of publications.
+
+
+@pytest.mark.parametrize("scope", ["for all tables", "for tables in schema public"])
+def test_other_tables_of_a_wide_publication_are_only_pointed_out(database: Database, scope: str) -> None:
+    if "schema" in scope and database.connection.info.server_version < PUBLICATION_LISTS:
+        pytest.skip("publications of schemas came with 15")
+    database.execute(GOOD[0], "create table other (id int primary key)", f"create publication {PUBLICATION} {scope}")
+    (found,) = wrong(database)
+    assert (found.what, found.severity) == ("holds tables that aren't captured: public.other", Severity.WARNING)
+    assert "source.publication" in found.fix
+
+
+def test_preflight_changes_nothing(database: Database) -> None:
+    # It runs in read-only transactions here, so anything that it wrote would fail.
+    database.execute("create table t (id int, v text)", f"create publication {PUBLICATION} with (publish = 'insert')")
+    assert wrong(database, T, TableName("public", "missing")) != []
+
+
+# Roles.
+
+
+def least_privileged(database: Database) -> str:
+    """A role as our own migration makes it."""
+    role = database.role()
+    database.execute(f"drop role {role}", migrations.role_sql(role, database=database.name, tables=[T]))
+    return role
+
+
+def test_the_role_of_the_migration_has_all_that_capture_needs(database: Database) -> None:
+    database.execute(*GOOD)
+    assert wrong(database, user=least_privileged(database)) == []
+
+
+def test_a_role_that_may_not_read_gets_the_grants_that_it_lacks(database: Database) -> None:
+    database.execute(
+        "create schema shop",
+        "create table shop.t (id int primary key)",
+        f"create publication {PUBLICATION} for table shop.t with ({WHOLE})",
+    )
+    role, table = database.role(), TableName("shop", "t")
+    assert_mended(database, f"role {role} can't read it", Severity.ERROR, table, user=role)
+    assert wrong(database, table, user=role) == []
+
+
+def test_a_role_needs_to_read_the_published_columns_only(database: Database) -> None:
+    make(
+        database,
+        "create table t (id int primary key, v int, secret int)",
+        f"create publication {PUBLICATION} for table t (id, v) with ({WHOLE})",
+    )
+    role = database.role()
+    found = assert_mended(database, f"role {role} can't read it", Severity.ERROR, user=role)
+    assert found.fix == f'grant select ("id", "v") on "public"."t" to "{role}";'
+    assert wrong(database, user=role) == []
+
+
+def test_partitions_are_to_be_read_too(database: Database) -> None:
+    database.execute(*PARTITIONED, VIA_ROOT)
+    role = database.role()
+    database.execute(f"grant select on p to {role}")
+    assert_mended(database, f"role {role} can't read 2 of 2 partitions by themselves", Severity.WARNING, P, user=role)
+
+
+def test_a_role_without_replication_gets_it(database: Database) -> None:
+    database.execute(*GOOD)
+    role = database.role(login="login")
+    database.execute(f"grant select on t to {role}")
+    assert_mended(database, "lacks REPLICATION", Severity.ERROR, user=role)
+    assert wrong(database, user=role) == []
+
+
+def test_rows_hidden_from_the_role_are_found(database: Database) -> None:
+    database.execute(*GOOD)
+    role = least_privileged(database)
+    database.execute("alter table t enable row level security")
+    what = f"row level security hides rows of it from role {role}"
+    assert_mended(database, what, Severity.ERROR, user=role)
+    assert wrong(database, user=role) == []
+
+
+def test_a_missing_publication_is_the_owners_to_create(database: Database) -> None:
+    database.execute(GOOD[0])
+    role = least_privileged(database)
+    found = assert_mended(database, "doesn't exist", Severity.ERROR, user=role)
+    assert found.fix.endswith("-- as postgres")
+
+
+def test_a_missing_publication_that_our_role_can_create_is_fine(database: Database) -> None:
+    database.execute(GOOD[0])
+    role = least_privileged(database)
+    database.execute(f"alter table t owner to {role}")
+    found = assert_mended(database, "doesn't exist", Severity.ERROR, user=role)
+    assert found.fix == f'grant create on database "{database.name}" to "{role}";'
+    assert any(
+        what.startswith("doesn't exist yet; capture creates it: create publication")
+        for what in whats(findings(database, user=role))
+    )
+    database.execute(
+        f"alter table t owner to {database.connection.info.user}", f"revoke all on database {database.name} from {role}"
+    )
+
+
+def test_a_fix_says_who_has_to_run_it(database: Database) -> None:
+    database.execute(*GOOD, f"alter publication {PUBLICATION} set (publish = 'insert')")
+    (found,) = wrong(database, user=least_privileged(database))
+    assert found.fix.endswith(";  -- as postgres")
+
+
+def test_time_limits_of_the_role_are_found(database: Database) -> None:
+    database.execute(*GOOD)
+    role = least_privileged(database)
+    database.execute(
+        f"alter role {role} set statement_timeout = '5min'",
+        f"alter database {database.name} set idle_session_timeout = '1h'",
+    )
+    what = "our sessions have idle_session_timeout = 1h, statement_timeout = 5min"
+    assert_mended(database, what, Severity.WARNING, user=role)
+
+
+# Slots.
+
+
+def test_a_slot_of_another_plugin_is_found(database: Database) -> None:
+    database.execute(*GOOD)
+    name = database.slot_name()
+    database.value("select pg_create_logical_replication_slot(%s, 'test_decoding')::text", name)
+    assert whats(wrong(database, slot=name)) == ["uses the plugin test_decoding"]
+
+
+def test_a_slot_of_ours_is_fine(database: Database) -> None:
+    database.execute(*GOOD)
+    name, _ = database.create_slot()
+    assert [found.what for found in findings(database, slot=name) if found.subject == f"slot {name}"] == ["exists"]

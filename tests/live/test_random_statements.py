@@ -1,0 +1,26 @@
+"""A few rounds of random statements; `python -m tests.random_statements` runs as many as one has time for."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from stack.stack import Endpoints
+from tests.random_statements import prepared
+
+pytestmark = pytest.mark.live
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        1795232856,  # rows that changed places under a column that was dropped in the same transaction
+        1795232860,  # a partition that came, and a column that was added to the partitioned table
+        None,
+    ],
+)
+def test_topics_hold_what_the_tables_hold(endpoints: Endpoints, tmp_path: Path, seed: int | None) -> None:
+    number = int(time.time()) if seed is None else seed
+    print(f"seed {number}: python -m tests.random_statements --seed {number} --stack DIRECTORY")
+    with prepared(number, endpoints.source_dsn, endpoints.kafka_bootstrap, tmp_path) as made:
+        made.run(150)

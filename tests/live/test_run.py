@@ -1,0 +1,44 @@
+"""``lockstep run``: one supervised group."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline import Pipeline, traffic, wait_until
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(stack.endpoints(), tmp_path, f"run{os.getpid()}", sinks=True)
+    yield made
+    made.close()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_member_that_is_killed_is_started_again_and_a_stop_ends_all(pipeline: Pipeline) -> None:
+    group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
+    log = group.log  # type: ignore[attr-defined]
+    with traffic(pipeline, pause_s=0.05):
+        wait_until(lambda: "streaming from" in log.read_text(), what="capture streams", timeout_s=300)
+        capture = next(
+            child for child in _children(group.pid) if b"capture" in Path(f"/proc/{child}/cmdline").read_bytes()
+        )
+        os.kill(capture, signal.SIGKILL)
+        wait_until(lambda: log.read_text().count("streaming from") == 2, what="capture streams again", timeout_s=300)
+    pipeline.wait_applied(group, timeout_s=300)
+    pipeline.assert_sinks_equal()
+    members = _children(group.pid)
+    assert len(members) == 2
+    assert pipeline.stop(group, timeout_s=120) == 0, log.read_text()
+    assert [pid for pid in members if Path(f"/proc/{pid}").exists()] == []
+    assert re.search(r"process ended process=capture exit_code=-9", log.read_text())

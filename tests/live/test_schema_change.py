@@ -1,0 +1,135 @@
+"""Tables change their shape while they are captured: the run goes on, and a new reader of the topics gets the source's rows."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database
+
+pytestmark = pytest.mark.live
+
+Start = Callable[..., Captured]
+
+_SETUP = (
+    "create type mood as enum ('calm', 'angry')",
+    "create table t (id int primary key, a text, b int, c varchar(10))",
+    "insert into t select n, 'a' || n, n * 10, 'c' || n from generate_series(1, 5) n",
+)
+
+
+@pytest.fixture
+def capture(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Start]:
+    """Starts capture of tables of the test's database; ends it with the test."""
+    started: list[Captured] = []
+
+    def start(*tables: str, **settings: object) -> Captured:
+        captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, **settings)  # type: ignore[arg-type]
+        started.append(captured)
+        return captured.start()
+
+    yield start
+    for captured in started:
+        captured.stop()
+
+
+# What is run in the middle, one transaction per string. Rows are written before and after it as well.
+CHANGES = {
+    "add a column": ("alter table t add d int",),
+    "add with a constant default": ("alter table t add d int default 7 not null",),
+    "add with a default of text": ("alter table t add d text default 'it''s \"7\", {x}'",),
+    "add with a default of an array": ("alter table t add d int[] default '{1,2}'",),
+    "add with the time as default": ("alter table t add d timestamptz default now()",),
+    "add with a volatile default": ("alter table t add d float8 default random()",),
+    "add an identity": ("alter table t add d bigint generated always as identity",),
+    "add a generated column": ("alter table t add d int generated always as (b * 2) stored",),
+    "drop a column": ("alter table t drop b",),
+    "drop and add the same": ("alter table t drop c", "alter table t add c varchar(10)"),
+    "drop and add the same with a default": ("alter table t drop c, add c varchar(10) default 'new'",),
+    "rename": ("alter table t rename a to z",),
+    "swap two names": (
+        "begin; alter table t rename a to x; alter table t rename c to a; alter table t rename x to c; commit",
+    ),
+    "rename the key": ("alter table t rename id to number",),
+    "widen a text": ("alter table t alter c type varchar(20)",),
+    "change a type": ("alter table t alter b type numeric(12,2)",),
+    "change a type with an expression": ("alter table t alter b type text using 'b' || b",),
+    "rewrite without another type": ("alter table t alter a type text using upper(a)",),
+    "an enum": ("alter table t add d mood default 'calm'", "alter type mood add value 'glad' before 'angry'"),
+    "not null and its end": ("alter table t alter a set not null", "alter table t alter a drop not null"),
+    "another key": ("alter table t drop constraint t_pkey, add primary key (b)",),
+    "a wider key": ("alter table t drop constraint t_pkey, add primary key (id, b)",),
+    "replica identity full": ("alter table t replica identity full",),
+    "replica identity by index": (
+        "create unique index t_index on t (id) include (b)",
+        "alter table t replica identity using index t_index",
+    ),
+    "several at once": ("alter table t add d int default 1, drop c, alter b type bigint, add e text",),
+    "one after the other": ("alter table t add d int", "alter table t drop d", "alter table t add d text default 'x'"),
+    "rolled back": ("begin; alter table t add d int; update t set a = 'never'; rollback",),
+    "made anew": (
+        "begin; drop table t; create table t (a text, id int primary key, b int, other date);"
+        " insert into t (id, a) values (3, 'again'), (77, 'new'); alter publication {publication} add table t; commit",
+    ),
+    "in the transaction of the rows": (
+        "begin; insert into t (id, a, b) values (21, 'p', 1); alter table t add d int default 5;"
+        " insert into t (id, a, b) values (22, 'q', 2); update t set a = a || '!' where id in (1, 21);"
+        " alter table t rename a to z; update t set z = z || '?' where id = 22; alter table t drop d; commit",
+    ),
+    "in a savepoint that is rolled back": (
+        "begin; insert into t (id, a, b) values (21, 'p', 1); savepoint s; alter table t add d int default 5;"
+        " insert into t (id, a, b) values (22, 'q', 2); rollback to s; insert into t (id, a, b) values (23, 'r', 3); commit",
+    ),
+}  # fmt: skip
+
+
+def _run(captured: Captured, statements: tuple[str, ...]) -> None:
+    captured.database.execute(*(text.replace("{publication}", captured.config.publication) for text in statements))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_the_shape_is_followed(database: Database, capture: Start, name: str) -> None:
+    database.execute(*_SETUP)
+    captured = capture("public.t")
+    database.execute("insert into t values (11, 'before', 1, 'x')", "update t set a = 'changed' where id = 1")
+    captured.settle()
+    _run(captured, CHANGES[name])
+    columns = database.value(
+        "select string_agg(attname, ' ' order by attnum) from pg_attribute where attrelid = 't'::regclass and attnum > 0 and not attisdropped"
+    )
+    key = "number" if name == "rename the key" else "id"
+    database.execute(f"update t set {key} = {key} + 1000 where {key} = 2", f"delete from t where {key} = 4")
+    if "b" in columns.split() and "numeric" not in name:
+        database.execute("update t set b = b" if name != "another key" else f"update t set {key} = {key}")
+    captured.wait_quiet()
+    captured.assert_equal()
+    captured.stop()
+    captured.start()
+    captured.assert_equal()
+
+
+@pytest.mark.parametrize("name", ["renamed", "s.t"])
+def test_a_table_that_is_renamed_or_moved_keeps_its_topic(database: Database, capture: Start, name: str) -> None:
+    database.execute(*_SETUP, "create schema s")
+    captured = capture("public.t")
+    database.execute(
+        "begin; insert into t values (11, 'before'); alter table t rename to renamed; insert into renamed values (12, 'x'); commit"
+        if name == "renamed"
+        else "begin; insert into t values (11, 'before'); alter table t set schema s; insert into s.t values (12, 'x'); commit"
+    )
+    database.execute(f"update {name} set a = 'after' where id = 3", f"alter table {name} add d int default 5")
+    captured.wait_for("is called")
+    captured.settle()
+    captured.stop()
+    captured.start()
+    database.execute(f"insert into {name} values (13, 'y')", f"delete from {name} where id = 4")
+    captured.settle()
+    found = captured.rows("public.t")
+    expected = captured.source_rows(name if "." in name else f"public.{name}")
+    assert found == expected
+    back = "alter table renamed rename to t" if name == "renamed" else "alter table s.t set schema public"
+    database.execute(back, "insert into t values (14, 'z')")
+    captured.wait_quiet()
+    captured.assert_equal()

@@ -1,0 +1,137 @@
+"""Logical messages and the outbox: topics beside those of the tables."""
+
+import base64
+from pathlib import Path
+
+import orjson
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from cdc.kafka.cluster import Cluster
+from cdc.kafka.topic_reader import TopicReader
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database
+
+pytestmark = pytest.mark.live
+
+_TABLE = "create table t (id int primary key)"
+
+
+def _messages(captured: Captured) -> list[dict[str, object]]:
+    records = TopicReader(captured.client).records(f"{captured.name}.__messages")
+    return [orjson.loads(record.value or b"") | {"key": orjson.loads(record.key)} for record in records]
+
+
+def _content(message: dict[str, object]) -> bytes:
+    return base64.b64decode(message["message"]["content"])  # type: ignore[index]
+
+
+def test_messages_of_configured_prefixes_are_published_in_order(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(_TABLE)
+    source = "messages = ['audit', 'other']"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
+        captured.start()
+        database.execute(
+            "begin; insert into t values (1); select pg_logical_emit_message(true, 'audit', 'in a transaction');"
+            " insert into t values (2); commit",
+            r"select pg_logical_emit_message(false, 'audit', '\x00ff'::bytea)",
+            "begin; select pg_logical_emit_message(true, 'audit', 'never'); rollback",
+            "begin; select pg_logical_emit_message(false, 'audit', 'although it is rolled back'); rollback",
+            "select pg_logical_emit_message(true, 'unknown', 'x')",
+            "select pg_logical_emit_message(true, 'other', '')",
+        )
+        captured.assert_equal()
+        captured.stop()
+        captured.start()
+        database.execute("select pg_logical_emit_message(false, 'audit', 'last')", "insert into t values (3)")
+        captured.assert_equal()
+        found = _messages(captured)
+    assert [_content(message) for message in found] == [
+        b"in a transaction", b"\x00\xff", b"although it is rolled back", b"", b"last",
+    ]  # fmt: skip
+    assert [message["key"]["prefix"] for message in found] == ["audit", "audit", "audit", "other", "audit"]  # type: ignore[index]
+    tags = [str(message["tag"]) for message in found]
+    assert tags == sorted(set(tags))
+    assert [message["source"]["txId"] is None for message in found] == [False, True, True, False, True]  # type: ignore[index]
+    # Within its transaction it stands between the two rows.
+    inserted = {event.key: event.tag for event in captured.events("public.t") if event.op == "c"}
+    assert inserted[b'{"id":1}'] < tags[0] < inserted[b'{"id":2}']
+
+
+def _records(captured: Captured, topic: str) -> list[tuple[bytes, bytes | None, dict[str, bytes]]]:
+    cluster = Cluster(captured.client)
+    ends = cluster.end_offsets([(topic, p) for p in range(cluster.partition_counts()[topic])])
+    consumer = Consumer(
+        {**captured.client, "group.id": "test", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+    )
+    consumer.assign([TopicPartition(topic, p, 0) for _, p in ends])
+    found = []
+    while (message := consumer.poll(3)) is not None:
+        found.append((message.key(), message.value(), dict(message.headers() or [])))
+    consumer.close()
+    return found  # type: ignore[return-value]
+
+
+def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(
+        _TABLE,
+        "create table outbox (id uuid primary key default gen_random_uuid(), aggregatetype text not null,"
+        " aggregateid text not null, type text, payload jsonb, extra int)",
+    )
+    source = "outbox = 'public.outbox'"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
+        captured.start()
+        row = "insert into outbox (aggregatetype, aggregateid, type, payload)"
+        database.execute(
+            f"begin; insert into t values (1); {row} values ('order', '7', 'Created', '{{\"a\": 1}}'); delete from outbox; commit",
+            f"{row} values ('order', '7', 'Changed', '{{\"a\": 2}}'), ('a b/c', 'x', 'Odd', null)",
+            "update outbox set payload = '{}'",
+            "truncate outbox",
+            f"begin; {row} values ('order', '8', 'Never', '{{}}'); rollback",
+        )
+        captured.assert_equal()
+        captured.stop()
+        captured.start()
+        database.execute(f"{row} values ('order', '9', 'After', '[]')")
+        captured.assert_equal()
+        orders = _records(captured, f"{captured.name}.__outbox.order")
+        odd = _records(captured, f"{captured.name}.__outbox.a-20b-2fc")
+    assert sorted((key, value, headers["type"]) for key, value, headers in orders) == [
+        (b"7", b'{"a": 1}', b"Created"),
+        (b"7", b'{"a": 2}', b"Changed"),
+        (b"9", b"[]", b"After"),
+    ]
+    assert [value for key, value, _ in orders if key == b"7"] == [b'{"a": 1}', b'{"a": 2}']
+    assert [(key, value) for key, value, _ in odd] == [(b"x", None)]
+    assert len({headers["id"] for _, _, headers in orders}) == 3
+    assert all(len(headers["tag"]) == 28 for _, _, headers in orders)
+
+
+def test_an_outbox_without_its_columns_stops_with_what_is_missing(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(_TABLE, "create table outbox (id int primary key, payload jsonb)")
+    source = "outbox = 'public.outbox'"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
+        captured.start()
+        database.execute("insert into outbox values (1, '{}')")
+        assert "lacks the columns aggregatetype, aggregateid, type" in str(captured.wait_error())
+
+
+def test_an_outbox_that_left_the_publication_stops_capture(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(
+        _TABLE,
+        "create table outbox (id int primary key, aggregatetype text, aggregateid text, type text, payload jsonb)",
+    )
+    source = "outbox = 'public.outbox'"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
+        captured.start()
+        database.execute(f"alter publication {captured.config.publication} drop table outbox")
+        assert "public.outbox: not in publication" in str(captured.wait_error())

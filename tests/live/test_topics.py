@@ -1,0 +1,99 @@
+"""Topics and partitions on a real broker."""
+
+import uuid
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from cdc.capture.settings import CaptureSettings
+from cdc.kafka.cluster import Cluster, control_topic_plans, table_topic_plan
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.topics import table_topic
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from stack.stack import Endpoints
+from tests.events import kafka_settings
+from tests.history import state
+
+pytestmark = pytest.mark.live
+
+PARTITIONS = 7
+
+# The values of Kafka's own test of its hash (UtilsTest.testMurmur2); keys go to the partition of their positive hash.
+KNOWN_HASHES = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+def test_a_key_goes_to_the_partition_that_javas_clients_choose(endpoints: Endpoints, prefix: str) -> None:
+    settings = kafka_settings(endpoints.kafka_bootstrap, partitions=PARTITIONS)
+    topic = table_topic(prefix, TableName("public", "orders"))
+    Cluster(settings.client()).create(
+        [*control_topic_plans(prefix, settings.topics), table_topic_plan(topic, settings.topics)]
+    )
+    publisher = TransactionalPublisher(
+        settings.client(),
+        prefix=prefix,
+        transactional_id=prefix,
+        queue_bytes=CaptureSettings().queue_bytes,
+        max_message_bytes=settings.topics.max_message_bytes,
+        while_waiting=lambda: None,
+    )
+    publisher.start()
+    for key in KNOWN_HASHES:
+        publisher.send(topic, key, b"{}")
+    publisher.commit(state())
+    publisher.close()
+    consumer = Consumer({**settings.client(), "group.id": prefix, "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    found: dict[bytes, int | None] = {}
+    while len(found) < len(KNOWN_HASHES):
+        message = consumer.poll(30)
+        assert message is not None
+        assert message.error() is None
+        found[bytes(message.key() or b"")] = message.partition()
+    consumer.close()
+    assert found == {key: (hashed & 0x7FFF_FFFF) % PARTITIONS for key, hashed in KNOWN_HASHES.items()}
+
+
+@pytest.mark.parametrize(
+    "name", [TableName("My Schema", 'odd "é" 😀'), TableName("a.b", "c-d"), TableName("s", "t" * 230)], ids=str
+)
+def test_a_table_of_any_name_gets_its_topic(endpoints: Endpoints, prefix: str, name: TableName) -> None:
+    settings = kafka_settings(endpoints.kafka_bootstrap)
+    cluster = Cluster(settings.client())
+    plan = table_topic_plan(table_topic(prefix, name), settings.topics)
+    cluster.create([plan])
+    assert cluster.missing([plan]) == []
+
+
+def test_a_topic_is_made_as_planned(endpoints: Endpoints, prefix: str) -> None:
+    settings = kafka_settings(endpoints.kafka_bootstrap)
+    cluster = Cluster(settings.client())
+    plans = [*control_topic_plans(prefix, settings.topics), table_topic_plan(f"{prefix}.public.t", settings.topics)]
+    cluster.create(plans)
+    assert cluster.differences(plans) == []
+
+
+def test_two_names_that_kafka_takes_for_one_are_refused_with_the_reason(endpoints: Endpoints, prefix: str) -> None:
+    settings = kafka_settings(endpoints.kafka_bootstrap)
+    cluster = Cluster(settings.client())
+    one, other = TableName("a_b", "c"), TableName("a", "b_c")
+    cluster.create([table_topic_plan(table_topic(prefix, one), settings.topics)])
+    with pytest.raises(LockstepError, match="collides with existing topic") as caught:
+        cluster.create([table_topic_plan(table_topic(prefix, other), settings.topics)])
+    assert "'.' and '_' are the same" in (caught.value.hint or "")
+
+
+def test_the_stacks_brokers_write_the_markers_of_every_committed_transaction(endpoints: Endpoints) -> None:
+    assert not Cluster({"bootstrap.servers": endpoints.kafka_bootstrap}).loses_commit_markers()

@@ -1,0 +1,221 @@
+"""TRUNCATE, keys that change places, keys that aren't the primary key, tables without one."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.kafka.publisher import TransactionalPublisher
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def _captured(database: Database, endpoints: Endpoints, directory: Path, *tables: str, **settings: object) -> Captured:
+    return Captured(database, endpoints.kafka_bootstrap, directory, tables, **settings)  # type: ignore[arg-type]
+
+
+_TABLES = (
+    "create table t (id int primary key, a text)",
+    "create table u (id int primary key, t_id int references t, a text)",
+    "create table other (id serial primary key)",
+    "insert into t select n, 'x' from generate_series(1, 300) n",
+    "insert into u select n, n, 'y' from generate_series(1, 200) n",
+)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("truncate t, u, other restart identity",),
+        ("truncate t cascade",),
+        ("truncate u",),
+        ("truncate u", "insert into u select n, n, 'again' from generate_series(100, 150) n"),
+        (
+            "begin; insert into t values (1000, 'new'); update t set a = 'z' where id = 1; truncate t cascade;"
+            " insert into t values (1, 'back'), (2000, 'newer'); insert into u values (1, 1, 'b'); truncate u;"
+            " insert into u values (2, 1, 'c'); commit",
+        ),
+        ("begin; truncate t cascade; rollback",),
+        ("begin; savepoint s; truncate t cascade; rollback to s; delete from u where id < 5; commit",),
+        ("truncate t cascade", "truncate t cascade", "insert into t values (1, 'x')"),
+    ],
+    ids=lambda statements: statements[-1][:40],
+)
+def test_truncate_deletes_every_live_key(
+    database: Database, endpoints: Endpoints, directory: Path, statements: tuple[str, ...]
+) -> None:
+    database.execute(*_TABLES)
+    with _captured(database, endpoints, directory, "public.t", "public.u") as captured:
+        captured.start()
+        database.execute("delete from u where id > 190", "insert into t values (500, 'stream')")
+        database.execute(*statements)
+        captured.assert_equal()
+
+
+def test_all_deletes_of_a_truncate_have_one_tag_and_their_tombstone(
+    database: Database, endpoints: Endpoints, directory: Path
+) -> None:
+    database.execute(*_TABLES)
+    with _captured(database, endpoints, directory, "public.t", "public.u") as captured:
+        captured.start()
+        database.execute("truncate t, u")
+        captured.settle()
+        for table, rows in (("public.t", 300), ("public.u", 200)):
+            events = captured.events(table)
+            deletes = [event for event in events if event.op == "d"]
+            assert len(deletes) == rows == sum(event.op == "tombstone" for event in events)
+            assert len({event.tag for event in deletes}) == 1
+
+
+class _Killed(BaseException):
+    """The process is gone: nothing of it runs on."""
+
+
+class _DiesAt:
+    """A publisher whose process ends at its n-th commit, before or after it."""
+
+    def __init__(self, publisher: TransactionalPublisher, at: int, *, before: bool) -> None:
+        self._publisher = publisher
+        self._left = at
+        self._before = before
+
+    def commit(self, *arguments: object, **options: object) -> None:
+        self._left -= 1
+        if self._left == 0 and self._before:
+            raise _Killed
+        self._publisher.commit(*arguments, **options)  # type: ignore[arg-type]
+        if self._left == 0:
+            raise _Killed
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._publisher, name)
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_truncate_goes_on_where_it_was_interrupted(
+    database: Database, endpoints: Endpoints, directory: Path, at: int, before: bool
+) -> None:
+    database.execute(*_TABLES)
+    sections = "[capture]\nbatch_rows = 100\n"
+    with _captured(database, endpoints, directory, "public.t", "public.u", sections=sections) as captured:
+        captured.start()
+        captured.stop()
+        database.execute(
+            "begin; insert into t values (1000, 'a'); truncate t cascade; insert into t values (1, 'b'); commit"
+        )
+        captured.start(wrap_publisher=lambda publisher: _DiesAt(publisher, at, before=before))
+        assert isinstance(captured.wait_error(), _Killed)
+        captured.start()
+        captured.assert_equal()
+        # What is interrupted is not repeated: a key is deleted once.
+        deleted = [event.key for event in captured.events("public.t") if event.op == "d"]
+        assert len(deleted) == len(set(deleted))
+
+
+_SWAPS = {
+    "swap": ("update t set id = 3 - id where id in (1, 2)",),
+    "shift": ("update t set id = id + 1",),
+    "shift back": ("update t set id = id - 1",),
+    "rotate": ("update t set id = case id when 1 then 2 when 2 then 3 else 1 end where id <= 3",),
+    "through a third": (
+        "begin; set constraints all deferred; update t set id = 2 where id = 1; update t set id = 90 where a = 'r1'; commit",
+    ),
+    "swap with other changes": (
+        "begin; set constraints all deferred; update t set id = 2, a = 'one' where id = 1; update t set a = 'touched' where"
+        " a = 'r2'; update t set id = 1 where a = 'touched'; delete from t where id = 5; insert into t values (5, 'new', 1); commit",
+    ),
+    "a second row comes and goes": (
+        "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'guest'; commit",
+    ),
+    "the first goes": (
+        "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'r1'; commit",
+    ),
+    "delete and insert": ("begin; delete from t where id = 1; insert into t values (1, 'again', 2); commit",),
+}
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["rows differ", "rows are alike but for the key"])
+@pytest.mark.parametrize("name", _SWAPS)
+def test_rows_change_places_on_a_deferrable_key(
+    database: Database, endpoints: Endpoints, directory: Path, name: str, alike: bool
+) -> None:
+    database.execute(
+        "create table t (id int, a text, b int, primary key (id) deferrable initially immediate)",
+        "alter table t replica identity full",
+        "insert into t select n, 'r' || n, 0 from generate_series(1, 6) n",
+    )
+    if alike and name in ("swap", "shift", "shift back", "rotate"):
+        database.execute("update t set a = 'same'")
+    with _captured(database, endpoints, directory, "public.t") as captured:
+        captured.start()
+        database.execute(*_SWAPS[name])
+        captured.assert_equal()
+
+
+def test_composite_keys_change(database: Database, endpoints: Endpoints, directory: Path) -> None:
+    database.execute(
+        "create table t (a int, b text, c text, primary key (b, a))",
+        "insert into t select n, 'k' || n, 'c' from generate_series(1, 20) n",
+    )
+    with _captured(database, endpoints, directory, "public.t") as captured:
+        captured.start()
+        database.execute(
+            "update t set a = a + 100 where a < 5",
+            "update t set b = b || '!', c = 'd' where a between 5 and 9",
+            "begin; update t set a = 1 where b = 'k1'; update t set a = 101 where b = 'k1'; delete from t where b = 'k2';"
+            " insert into t values (102, 'k2', 'back'); commit",
+        )
+        captured.assert_equal()
+
+
+@pytest.mark.parametrize("identity", ["full", "using index t_code_region_idx"])
+def test_a_configured_key_over_a_unique_index(
+    database: Database, endpoints: Endpoints, directory: Path, identity: str
+) -> None:
+    database.execute(
+        "create table t (id int primary key, code text not null, region text not null, a text)",
+        "create unique index t_code_region_idx on t (code, region)",
+        f"alter table t replica identity {identity}",
+        "insert into t select n, 'c' || n, 'eu', 'x' from generate_series(1, 9) n",
+    )
+    source = "[source.options.'public.t']\nkey = ['region', 'code']"
+    with _captured(database, endpoints, directory, "public.t", source=source) as captured:
+        captured.start()
+        database.execute("update t set code = 'new' where id = 1", "update t set a = 'y'", "delete from t where id = 3")
+        database.execute("update t set id = id + 100")
+        captured.assert_equal()
+        assert b'{"region":"eu","code":"new"}' in captured.rows("public.t")
+
+
+def test_an_append_only_table_keeps_every_event(database: Database, endpoints: Endpoints, directory: Path) -> None:
+    database.execute("create table log (at int, what text)", "insert into log values (1, 'a'), (1, 'a')")
+    source = "[source.options.'public.log']\nappend_only = true"
+    with _captured(database, endpoints, directory, "public.log", source=source) as captured:
+        captured.start()
+        database.execute("insert into log values (2, 'b'), (2, 'b')", "truncate log", "insert into log values (3, 'c')")
+        captured.settle()
+        events = captured.events("public.log")
+        assert [(event.op, event.parsed["after"] and event.after["at"]) for event in events] == [
+            ("r", 1), ("r", 1), ("c", 2), ("c", 2), ("t", None), ("c", 3),
+        ]  # fmt: skip
+        assert {event.partition for event in events} == {events[0].partition}
+
+
+def test_many_changes_of_one_key_in_one_transaction(database: Database, endpoints: Endpoints, directory: Path) -> None:
+    database.execute("create table t (id int primary key, a text)")
+    with _captured(database, endpoints, directory, "public.t") as captured:
+        captured.start()
+        changes = "; ".join(
+            f"insert into t values (1, 'a{n}'); update t set a = a || '!'; update t set id = 2; update t set id = 1; delete from t"
+            for n in range(30)
+        )
+        database.execute(f"begin; {changes}; insert into t values (1, 'last'); commit")
+        captured.assert_equal()

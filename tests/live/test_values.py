@@ -1,0 +1,210 @@
+"""PostgreSQL judges every value: snapshot and stream give the same bytes, and PostgreSQL reads the same value out of them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import psycopg
+import pytest
+
+from cdc.capture.assembler import Assembler, Event, PublishedTable
+from cdc.model.lsn import Lsn
+from cdc.model.table import Table, TableName
+from cdc.postgres.replication import ReplicationConnection
+from cdc.protocol.envelope import TableEncoder
+from cdc.protocol.pgvalues import json_encoder
+from snapshot.table_reader import SnapshotReader
+from stack import versions
+from tests.databases import Database
+from tests.values import ARRAYS, EXTENSIONS, SCALARS, TYPES, known, literal
+
+pytestmark = pytest.mark.live
+
+ALL = known(SCALARS | ARRAYS, versions.POSTGRES_MAJOR)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What both paths made of the rows. Rows are numbered from 1, one more than there are values: the last is NULL."""
+
+    database: Database
+    tables: dict[str, Table]
+    slot: str
+    start: Lsn
+    copied: dict[str, dict[int, bytes]]
+    streamed: dict[str, dict[int, bytes]]
+
+    def events(self, *, user: str | None = None) -> list[Event]:
+        """The whole stream again."""
+        return _events(self.database, self.tables, self.slot, self.start, user)
+
+
+def _published(tables: dict[str, Table]) -> dict[TableName, PublishedTable]:
+    return {
+        table.name: PublishedTable(table.name.name, TableEncoder(table, server="t", database="t", version="1"))
+        for table in tables.values()
+    }
+
+
+def _events(
+    database: Database, tables: dict[str, Table], slot: str, start: Lsn, user: str | None = None
+) -> list[Event]:
+    follower = Assembler(_published(tables), epoch=1, skip_to=(start, 0), end_lsn=start, commit_time_ms=0)
+    return [event for lsn, message in database.stream(slot, start, user=user) for event in follower.feed(message, lsn)]
+
+
+@pytest.fixture(scope="module")
+def recorded(shared_database: Database) -> Recorded:
+    database = shared_database
+    # The roles of the tests below change defaults; what the values mean was settled by this session before.
+    extensions = [f"create extension {name}" for name in EXTENSIONS]
+    database.execute(*extensions, TYPES, "set timezone = 'America/New_York'", "set lc_monetary = 'C'")
+    names = {kind: TableName("public", f"t{number}") for number, kind in enumerate(ALL)}
+    for kind, name in names.items():
+        database.execute(f"create table {name} (id int primary key, v {kind})")
+    database.publish_all()
+    slot, start = database.create_slot()
+    for kind, values in ALL.items():
+        for number, value in enumerate((*values, "null"), start=1):
+            database.execute(f"insert into {names[kind]} values ({number}, {value})")
+    tables = {kind: database.shape(name) for kind, name in names.items()}
+    copied = _copied(database, tables)
+    streamed: dict[str, dict[int, bytes]] = {kind: {} for kind in ALL}
+    kinds = {name.name: kind for kind, name in names.items()}
+    for topic, key, value, _ in _events(database, tables, slot, start):
+        assert value is not None
+        streamed[kinds[topic]][json.loads(key)["id"]] = _after(value)
+    return Recorded(database, tables, slot, start, copied, streamed)
+
+
+def _after(value: bytes) -> bytes:
+    return value.split(b'"after":', 1)[1].split(b',"source":{"version":', 1)[0]
+
+
+def _copied(database: Database, tables: dict[str, Table], user: str | None = None) -> dict[str, dict[int, bytes]]:
+    """Every table as the snapshot copies it."""
+    source = database.source(user=user)
+    with ReplicationConnection(source) as holder:
+        created = holder.create_slot(database.slot_name(), temporary=True)
+        with SnapshotReader(source, created.snapshot_name) as reader:
+            encoders = {kind: found.encoder for kind, found in zip(tables, _published(tables).values(), strict=True)}
+            return {
+                kind: {int(fields[0]): encoders[kind].row(fields) for fields in reader.rows(table)}  # type: ignore[arg-type]
+                for kind, table in tables.items()
+            }
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_snapshot_and_stream_give_the_same_bytes(recorded: Recorded, kind: str) -> None:
+    assert recorded.copied[kind] == recorded.streamed[kind]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_row_came(recorded: Recorded, kind: str) -> None:
+    assert sorted(recorded.streamed[kind]) == list(range(1, len(ALL[kind]) + 2))
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_postgresql_reads_the_same_value_out_of_the_event(recorded: Recorded, kind: str) -> None:
+    delimiter = ";" if kind.endswith("box[]") else ","
+    # Images are compared, bit by bit: equality would take -0 for 0 and 1.10 for 1.1, and some types have none.
+    query = f"select record_image_eq(row(%s::text::{kind}), row(v)) from {recorded.tables[kind].name} where id = %s"
+    with closing(recorded.database.pinned()) as judge:
+        for number, row in recorded.streamed[kind].items():
+            value = json.loads(row, parse_int=str, parse_float=str)["v"]
+            verdict = judge.execute(query.encode(), (literal(value, delimiter), number)).fetchone()
+            assert verdict == (True,), f"value {number}: {str(value)[:200]}"
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_null_is_null(recorded: Recorded, kind: str) -> None:
+    assert json.loads(recorded.streamed[kind][len(ALL[kind]) + 1])["v"] is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "expected"),
+    [
+        ("bigint", 3, b"9007199254740993"),
+        ("double precision", 2, b"0.30000000000000004"),
+        ("double precision", 6, b"-0.0"),
+        ("numeric", 2, b'"1.10"'),
+        ("time", 3, b'"24:00:00"'),
+        ("timestamptz", 1, b'"2016-11-04T11:51:30.123456Z"'),
+        ("timestamptz", 2, b'"21016-11-04T06:51:30Z"'),
+        ("timestamptz", 4, b'"0044-02-01T10:00:00Z BC"'),
+        ("interval", 1, b'"1 year 2 mons 3 days 04:05:06.78"'),
+        ("money", 1, b'"$1,234.11"'),
+        ("char(4)", 1, b'"ab  "'),
+        ("bytea", 2, rb'"\\x0102ff"'),
+        ("int4range", 1, b'"[1,11)"'),
+        ("int[]", 1, b"[5,null,3]"),
+        ("int[]", 3, b'"[0:1]={7,8}"'),
+        ("positive", 1, b"5"),
+        ("positive[]", 1, b"[1,null,3]"),
+        ("moment", 1, b'"2016-11-04T11:51:30.123456Z"'),
+        ("mood", 3, b'"with, comma"'),
+        ("pair", 1, b'"(,,)"'),
+        ("int_list", 1, b"[1,null]"),
+    ],
+)
+def test_values_look_as_the_documentation_says(recorded: Recorded, kind: str, number: int, expected: bytes) -> None:
+    assert recorded.streamed[kind][number] == b'{"id":%d,"v":%b}' % (number, expected)
+
+
+_DEFAULTS = {
+    "timezone": "'Asia/Kathmandu'",
+    "datestyle": "'SQL, DMY'",
+    "intervalstyle": "'iso_8601'",
+    "extra_float_digits": "-5",
+    "bytea_output": "'escape'",
+    "xmloption": "'document'",
+    "client_encoding": "'LATIN1'",
+    "lc_monetary": "'C.UTF-8'",
+}
+
+
+@pytest.fixture
+def other_defaults(recorded: Recorded) -> Iterator[str]:
+    """A role that has other defaults than everybody else, in a database that has them, too."""
+    database = recorded.database
+    role = database.role(login="login superuser replication")
+    for name, value in _DEFAULTS.items():
+        database.execute(
+            f"alter role {role} set {name} = {value}", f"alter database {database.name} set {name} = {value}"
+        )
+    yield role
+    database.execute(f"alter database {database.name} reset all")
+
+
+def test_the_same_wal_gives_the_same_bytes_under_other_defaults(recorded: Recorded, other_defaults: str) -> None:
+    assert recorded.events(user=other_defaults) == recorded.events()
+
+
+def test_the_copy_gives_the_same_bytes_under_other_defaults(recorded: Recorded, other_defaults: str) -> None:
+    assert _copied(recorded.database, recorded.tables, other_defaults) == recorded.copied
+
+
+def test_the_other_defaults_would_change_what_an_ordinary_session_reads(
+    recorded: Recorded, other_defaults: str
+) -> None:
+    dsn = psycopg.conninfo.make_conninfo(recorded.database.dsn, user=other_defaults)
+    table = recorded.tables["timestamptz"].name
+    with closing(psycopg.connect(dsn)) as ordinary:
+        row = ordinary.execute(f"select v::text from {table} where id = 1".encode()).fetchone()
+    assert row == ("04/11/2016 17:36:30.123456 +0545",)
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "timestamptz"])
+def test_years_of_every_length_come_back(shared_database: Database, kind: str) -> None:
+    # From the year 4700 BC to 294000, through the years without a fifth digit and the missing year zero.
+    texts_of = f"""
+        select (make_timestamp(case y when 0 then 1 else y end, 2, 28, 23, 59, 59.5)::{kind})::text
+        from generate_series(-4700, 294000, 97) as y"""
+    back_of = f"select array_agg(form::{kind}::text order by n) from unnest(%s::text[]) with ordinality as t(form, n)"
+    encode = json_encoder(kind, False)
+    with closing(shared_database.pinned()) as judge:
+        texts = [row[0] for row in judge.execute(texts_of.encode()).fetchall()]
+        forms = [json.loads(encode(text.encode())) for text in texts]
+        back = judge.execute(back_of.encode(), (forms,)).fetchone()
+    assert back == (texts,)

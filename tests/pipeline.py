@@ -1,0 +1,383 @@
+"""A pipeline under test: its own tables, configuration, processes and traffic on the shared servers."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psycopg
+
+from cdc.capture.assembler import Assembler, Event, PublishedTable
+from cdc.kafka.control_topics import read_state, read_tables
+from cdc.model.lsn import Lsn, parse_lsn
+from cdc.model.table import quote_identifier
+from cdc.postgres.connection import connect
+from cdc.postgres.settings import SourceSettings
+from cdc.postgres.slot import drop_slot, emit_heartbeat, find_slot
+from cdc.protocol.control import CaptureState
+from cdc.protocol.copytext import split_row
+from cdc.protocol.envelope import TableEncoder
+from cdc.protocol.pgoutput import decode
+from lockstep.compare import compare_sinks, open_source
+from lockstep.config import Config, load
+from lockstep.lag import LagCollector, wait_for_lsn
+from sinks.registry import open_sink
+from stack.stack import Endpoints
+from tests.topics import read_committed
+
+ROOT = Path(__file__).parent.parent
+
+
+def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 60.0) -> None:
+    """Poll until the condition holds; fail with ``what`` at the time-out."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.05)
+
+
+class Pipeline:
+    """One pipeline named ``name`` with tables ``account`` and ``entry`` in a schema of the same name."""
+
+    def __init__(
+        self, endpoints: Endpoints, directory: Path, name: str, *, sinks: bool = False, dsn_options: str = ""
+    ) -> None:
+        self.endpoints = endpoints
+        self.directory = directory
+        self.name = name
+        self.path = directory / f"{name}.toml"
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.path.write_text(self._toml(sinks=sinks, dsn_options=dsn_options))
+        self.config: Config = load(self.path)
+        self.client = self.config.kafka.client()
+        with self.sql() as connection:
+            connection.execute(f"create schema {name}")
+            connection.execute(
+                f"create table {name}.account (id bigint primary key, owner text, balance numeric, tags text[],"
+                " changed timestamptz default clock_timestamp())"
+            )
+            connection.execute(
+                f"create table {name}.entry (account_id bigint, line int, note text, doc jsonb, primary key (account_id, line))"
+            )
+            # Unchanged large values would stop capture otherwise.
+            connection.execute(f"alter table {name}.entry replica identity full")
+
+    def _toml(self, *, sinks: bool, dsn_options: str) -> str:
+        text = f"""
+[pipeline]
+name = "{self.name}"
+[source]
+dsn = "{self.endpoints.source_dsn} {dsn_options}"
+tables = ["{self.name}.account", "{self.name}.entry"]
+heartbeat_interval_s = 0.5
+[kafka]
+bootstrap_servers = "{self.endpoints.kafka_bootstrap}"
+topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
+[spark]
+checkpoint_directory = "checkpoints-{self.name}"
+driver_memory = "512m"
+"""
+        if sinks:
+            text += f"""
+[sinks.{self.name}_search]
+type = "opensearch"
+urls = ["{self.endpoints.opensearch_url}"]
+replicas = 0
+[sinks.{self.name}_cache]
+type = "redis"
+url = "{self.endpoints.redis_url}"
+[sinks.{self.name}_warehouse]
+type = "warehouse"
+url = "{self.endpoints.warehouse_url}"
+"""
+        return text
+
+    def sql(self) -> psycopg.Connection[Any]:
+        return connect(SourceSettings(dsn=self.endpoints.source_dsn, tables=("x.y",)), application="test")
+
+    def state(self) -> CaptureState | None:
+        return read_state(self.client, self.name, self.config.slot)
+
+    # Processes.
+
+    def start(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start ``python -m ...`` in a process group of its own; its output goes to ``<n>.log``."""
+        log = self.directory / f"{self.name}-{len(self._processes)}-{command[0].rpartition('.')[2]}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *command], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+            )
+        process.log = log  # type: ignore[attr-defined]
+        self._processes.append(process)
+        return process
+
+    def start_capture(self, *, kill: str | None = None, nth: int = 3) -> subprocess.Popen[bytes]:
+        extra = ["--kill", kill, "--nth", str(nth)] if kill else []
+        return self.start("tests.crash.capture_process", "--config", str(self.path), *extra)
+
+    def start_apply(self) -> subprocess.Popen[bytes]:
+        return self.start("lockstep", "apply", "--config", str(self.path))
+
+    def stop(self, process: subprocess.Popen[bytes], *, timeout_s: float = 60.0) -> int:
+        """SIGTERM, and wait for the exit code."""
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        return process.wait(timeout_s)
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        with self.sql() as connection:
+            for slot in (self.config.slot, f"{self.config.slot}_oracle"):
+                found = find_slot(connection, slot)
+                if found is None:
+                    continue
+                if found.active_pid is not None:
+                    connection.execute("select pg_terminate_backend(%s)", (found.active_pid,))
+                    wait_until(
+                        lambda name=slot: find_slot(connection, name).active_pid is None,  # type: ignore[union-attr]
+                        what=f"slot {slot} is free",
+                    )
+                drop_slot(connection, slot)
+
+    # Positions.
+
+    def wait_streaming(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until capture has taken the snapshot and reads the slot."""
+
+        def streaming() -> bool:
+            log: str = process.log.read_text()  # type: ignore[attr-defined]
+            assert process.poll() is None, log
+            return "streaming from" in log
+
+        wait_until(streaming, what="capture streams", timeout_s=180)
+
+    def wait_published(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until all that is committed now has been published."""
+        with self.sql() as connection:
+            target = emit_heartbeat(connection)
+
+        def published() -> bool:
+            assert process.poll() is None, process.log.read_text()  # type: ignore[attr-defined]
+            state = self.state()
+            return state is not None and state.end_lsn >= target
+
+        wait_until(published, what=f"published up to {target:X}", timeout_s=90)
+
+    def wait_applied(self, process: subprocess.Popen[bytes], *, timeout_s: float = 180.0) -> None:
+        """Wait until every sink has applied all that is committed now."""
+        with self.sql() as connection:
+            target = emit_heartbeat(connection)
+
+        def sleep(seconds: float) -> None:
+            assert process.poll() is None, process.log.read_text()  # type: ignore[attr-defined]
+            time.sleep(seconds)
+
+        with LagCollector(self.config) as collector:
+            applied = wait_for_lsn(collector, target, timeout_s=timeout_s, sleep=sleep)
+            assert applied, f"{collector.collect()}\n{process.log.read_text()[-5000:]}"  # type: ignore[attr-defined]
+
+    def assert_sinks_equal(self) -> None:
+        """Every row of every table in every sink equals the source's."""
+        sinks = {name: open_sink(name, settings, 1) for name, settings in self.config.sinks.items()}
+        with open_source(
+            self.config.source,
+            names=self.config.source.table_names,
+            publication=self.config.publication,
+            application="test",
+        ) as source:
+            compared = compare_sinks(source, sinks)
+        for sink in sinks.values():
+            progress = sink.load_progress()
+            assert progress is not None
+            assert progress.rejected == 0
+            sink.close()
+        assert compared.keys() == self.config.sinks.keys() != set()
+        for name, tables in compared.items():
+            for table in tables:
+                assert table.source_rows > 0
+                assert table.is_equal, f"{name}: {table.to_json()}"
+
+    # What the topics should hold, and what they do.
+
+    def make_oracle(self) -> None:
+        """A second slot over the same WAL; what it decodes without interruption is what the topics must hold."""
+        with self.sql() as connection:
+            connection.execute(
+                "select pg_create_logical_replication_slot(%s, 'pgoutput')", (f"{self.config.slot}_oracle",)
+            )
+
+    def expected(self) -> list[Event]:
+        """The stream's events by one uninterrupted decoding, from the handoff on."""
+        state = self.state()
+        assert state is not None
+        tables = read_tables(self.client, self.name)
+        topics = self.config.topics()
+        encoder = {"server": self.name, "database": state.database, "version": "0.1.0"}
+        assembler = Assembler(
+            {name: PublishedTable(topics[name], TableEncoder(tables[name], **encoder)) for name in topics},
+            epoch=state.epoch,
+            skip_to=(state.handoff, 0),
+            end_lsn=Lsn(0),
+            commit_time_ms=0,
+        )
+        events: list[Event] = []
+        with self.sql() as connection:
+            for lsn, data in connection.execute(
+                "select lsn::text, data from pg_logical_slot_peek_binary_changes(%s, null, null,"
+                " 'proto_version', '1', 'publication_names', %s, 'messages', 'true')",
+                (f"{self.config.slot}_oracle", self.config.publication),
+            ):
+                events += assembler.feed(decode(data), parse_lsn(lsn))
+        return events
+
+    def published(self, *, snapshot: bool = False) -> dict[tuple[str, int], list[Event]]:
+        """Every event that a read-committed consumer sees, per partition in order; snapshot rows only if asked for."""
+        found = read_committed(self.client, self.config.topics().values())
+        return {
+            at: [event for event in events if snapshot or not (event[2] or b"").startswith(b'{"op":"r"')]
+            for at, events in found.items()
+        }
+
+    def newest_rows(self) -> dict[tuple[str, bytes], Any]:
+        """What compaction would leave: the last event of every key, if it isn't a delete."""
+        newest: dict[tuple[str, bytes], Any] = {}
+        for events in self.published(snapshot=True).values():
+            for topic, key, value, _ in events:
+                after = orjson.loads(value)["after"] if value is not None else None
+                newest.pop((topic, key), None)
+                if after is not None:
+                    newest[topic, key] = after
+        return newest
+
+    def source_rows(self) -> dict[tuple[str, bytes], Any]:
+        """The same for the tables as they are now."""
+        rows: dict[tuple[str, bytes], Any] = {}
+        topics = self.config.topics()
+        with self.sql() as connection, connection.cursor() as cursor:
+            for name, table in read_tables(self.client, self.name).items():
+                encoder = TableEncoder(table, server="", database="", version="")
+                columns = ", ".join(quote_identifier(column.name) for column in table.columns)
+                with cursor.copy(f"copy {name.sql} ({columns}) to stdout") as copy:
+                    for line in copy:
+                        fields = split_row(bytes(line)[:-1])
+                        rows[topics[name], encoder.key(fields)] = orjson.loads(encoder.row(fields))
+        return rows
+
+    def assert_published_exactly_once(self) -> None:
+        """Each partition holds exactly the expected events of its keys, in commit order."""
+        expected = self.expected()
+        published = self.published()
+        home = {(topic, event[1]): (topic, p) for (topic, p), events in published.items() for event in events}
+        by_partition: dict[tuple[str, int], list[Event]] = {at: [] for at in published}
+        missing = []
+        for event in expected:
+            at = home.get((event[0], event[1]))
+            if at is None:
+                missing.append(event[1])
+            else:
+                by_partition[at].append(event)
+        assert missing == []
+        for at, events in published.items():
+            tags = [_tag(event) for event in events]
+            assert tags == [_tag(event) for event in by_partition[at]], f"other changes than committed on {at}"
+            assert events == by_partition[at]
+        assert sum(map(len, published.values())) == len(expected) > 0
+
+
+def _tag(event: Event) -> bytes:
+    return event[3] if event[2] is None else event[2][17:45]  # type: ignore[return-value]
+
+
+class Traffic(threading.Thread):
+    """Random transactions until stopped: inserts, updates, deletes, key changes, several tables, now and then many rows."""
+
+    def __init__(self, pipeline: Pipeline, *, seed: int = 1, pause_s: float = 0.01) -> None:
+        super().__init__(daemon=True)
+        self._pipeline = pipeline
+        self._random = random.Random(seed)
+        self._pause_s = pause_s
+        self._finished = threading.Event()
+        self._ids: list[int] = []
+        self._next = seed * 1_000_000
+        self.transactions = 0
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with self._pipeline.sql() as connection:
+                while not self._finished.is_set():
+                    with connection.transaction():
+                        self._transaction(connection)
+                    self.transactions += 1
+                    time.sleep(self._pause_s)
+        except BaseException as error:
+            self.failure = error
+
+    def finish(self) -> None:
+        self._finished.set()
+        self.join()
+        assert self.failure is None, self.failure
+        assert self.transactions > 0
+
+    def _transaction(self, connection: psycopg.Connection[Any]) -> None:
+        schema = self._pipeline.name
+        pick = self._random.random()
+        if pick < 0.4 or len(self._ids) < 20:
+            self._next += 1
+            self._ids.append(self._next)
+            connection.execute(
+                f"insert into {schema}.account (id, owner, balance, tags) values (%s, %s, %s, %s)",
+                (self._next, f"owner {self._next}", self._random.randrange(10**6) / 100, ["a", None, 'b "q"']),
+            )
+            connection.execute(
+                f"insert into {schema}.entry values (%s, 1, %s, %s)",
+                (self._next, "x" * self._random.choice((10, 10, 3000)), '{"n": 1}'),
+            )
+        elif pick < 0.7:
+            connection.execute(
+                f"update {schema}.account set balance = balance + 1, changed = clock_timestamp() where id = %s",
+                (self._random.choice(self._ids),),
+            )
+        elif pick < 0.8:
+            chosen = self._ids.pop(self._random.randrange(len(self._ids)))
+            connection.execute(f"delete from {schema}.entry where account_id = %s", (chosen,))
+            connection.execute(f"delete from {schema}.account where id = %s", (chosen,))
+        elif pick < 0.9:
+            self._next += 1
+            at = self._random.randrange(len(self._ids))
+            old, self._ids[at] = self._ids[at], self._next
+            connection.execute(f"update {schema}.account set id = %s where id = %s", (self._next, old))
+            connection.execute(f"update {schema}.entry set account_id = %s where account_id = %s", (self._next, old))
+        elif pick < 0.97:
+            several = self._random.sample(self._ids, min(10, len(self._ids)))
+            connection.execute(f"update {schema}.entry set doc = '[]' where account_id = any(%s)", (several,))
+        else:
+            first = self._next + 1
+            self._next += 200
+            self._ids += range(first, self._next + 1)
+            connection.execute(
+                f"insert into {schema}.account (id, owner) select i, 'many' from generate_series(%s::bigint, %s::bigint) i",
+                (first, self._next),
+            )
+
+
+@contextmanager
+def traffic(pipeline: Pipeline, **options: Any) -> Iterator[Traffic]:
+    """Traffic for the length of the block."""
+    thread = Traffic(pipeline, **options)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.finish()

@@ -1,0 +1,72 @@
+"""Small TCP proxies that stand between a client and PostgreSQL as poolers and load balancers do."""
+
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+Address = tuple[str, int]
+
+
+@contextmanager
+def proxy(targets: Sequence[Address], greeting: Callable[[bytes], bytes] = lambda message: message) -> Iterator[int]:
+    """Listen on a port of its own; connections go to the targets in turn. Yields the port.
+
+    ``greeting`` may change each of the server's messages up to the first ReadyForQuery; after that bytes pass as they are.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+    open_sockets: list[socket.socket] = [listener]
+
+    def serve() -> None:
+        for turn in range(1_000_000):
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(targets[turn % len(targets)])
+            open_sockets.extend((client, server))
+            threading.Thread(target=_pass_on, args=(client, server), daemon=True).start()
+            threading.Thread(target=_greet, args=(server, client, greeting), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        for one in open_sockets:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+def _pass_on(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)
+
+
+def _greet(server: socket.socket, client: socket.socket, greeting: Callable[[bytes], bytes]) -> None:
+    """Passes whole messages through ``greeting`` until the server is ready. The client must not ask for TLS."""
+    with suppress(OSError, EOFError):
+        kind = b""
+        while kind != b"Z":
+            head = _exactly(server, 5)
+            kind = head[:1]
+            client.sendall(greeting(head + _exactly(server, struct.unpack("!I", head[1:])[0] - 4)))
+        _pass_on(server, client)
+
+
+def _exactly(source: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = source.recv(size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def other_process(message: bytes) -> bytes:
+    """A pooler's greeting: the process that it names is none of the server's."""
+    return message[:5] + struct.pack("!I", 1) + message[9:] if message.startswith(b"K") else message

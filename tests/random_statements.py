@@ -1,0 +1,373 @@
+"""Random statements against capture: DDL and DML over several tables and sessions, with savepoints, kills and restarts in between.
+
+    python -m tests.random_statements --minutes 30 [--seed N] --stack DIRECTORY
+
+Each round has a database, a pipeline and a seed of its own. When its sessions have ended, what a new reader makes of the topics
+must be what the tables hold. A round is repeated by its seed, as far as the servers' own timing allows.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from cdc.kafka.publisher import TransactionalPublisher
+from stack.stack import Stack
+from tests.captured import Captured
+from tests.databases import Database
+from tests.services import KAFKA_OVERRIDES
+
+_SETUP = (
+    "create function noise(length int, seed int) returns text language sql immutable return"
+    " (select left(string_agg(md5(seed::text || n), ''), length) from generate_series(0, length / 32) n)",
+    "create table a (id int primary key, n int, words text, list int[])",
+    "create table b (x int, y text, n int, primary key (y, x) deferrable initially immediate)",
+    "alter table b replica identity full",
+    "create table p (id int, n int, words text, primary key (id, n)) partition by range (n)",
+    "create table p_1 partition of p for values from (minvalue) to (50)",
+    "create table p_2 partition of p for values from (50) to (1000)",
+    "create table p_default partition of p default",
+    "create unlogged table fast (id int primary key)",
+    "create table aside (id int primary key, words text)",
+    *(
+        f"insert into {table} (id, n, words) select n, n, noise(10 * n * n, n) from generate_series(1, 20) n"
+        for table in "ap"
+    ),
+    "insert into b select n, 'y' || n % 3, n from generate_series(1, 20) n",
+)
+
+
+class _Killed(BaseException):
+    """The process is gone."""
+
+
+class Round:
+    """One database, one pipeline, three sessions."""
+
+    def __init__(self, seed: int, database: Database, captured: Captured) -> None:
+        self.seed = seed
+        self.random = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.log: list[str] = []
+        self._database = database
+        self._captured = captured
+        self._names = (f"c{number}" for number in itertools.count(1))
+        self._partitions = itertools.count(1)
+        self._loose: list[tuple[str, int]] = []
+
+    def _session(self) -> psycopg.Connection[Any]:
+        connection = psycopg.connect(self._database.dsn, autocommit=True)
+        # One thread serves all sessions: whoever would wait for another fails.
+        connection.execute("set lock_timeout = '30ms'")
+        connection.execute("set statement_timeout = '5s'")
+        return connection
+
+    def run(self, statements: int) -> None:
+        """Run so many statements. Raises AssertionError when topics and tables differ."""
+        sessions = [self._session() for _ in range(3)]
+        self._captured.start()
+        for _ in range(statements):
+            self._step(self.random.choice(sessions))
+            if self.random.random() < 0.02:
+                self._restart()
+        for session in sessions:
+            self._execute(session, self.random.choice(["commit", "rollback"]))
+            session.close()
+        self._captured.wait_quiet()
+        self._captured.assert_equal()
+
+    def _step(self, session: psycopg.Connection[Any]) -> None:
+        status = session.info.transaction_status
+        if status == psycopg.pq.TransactionStatus.INERROR:
+            self._execute(session, self.random.choice(["rollback", "rollback to savepoint s"]))
+            return None
+        if status == psycopg.pq.TransactionStatus.INTRANS:
+            chance = self.random.random()
+            if chance < 0.15:
+                return self._execute(session, "commit")
+            if chance < 0.19:
+                return self._execute(session, "rollback")
+            if chance < 0.26:
+                return self._execute(session, self.random.choice(["savepoint s", "rollback to savepoint s"]))
+        elif self.random.random() < 0.4:
+            return self._execute(session, "begin")
+        make = self.random.choices(*zip(*self._statements(), strict=True))[0]
+        return self._execute(session, make())
+
+    def _execute(self, session: psycopg.Connection[Any], statement: str) -> None:
+        try:
+            session.execute(statement.encode())
+        except psycopg.Error as error:
+            self.log.append(f"-- {type(error).__name__}: {statement}")
+            return
+        self.log.append(statement)
+        words = statement.split()
+        self.done[" ".join(words[:2]) if words[0] in ("alter", "create", "drop") else words[0]] += 1
+
+    def _statements(self) -> list[tuple[Callable[[], str], int]]:
+        return [
+            (self._insert, 20),
+            (self._update, 25),
+            (self._update_key, 8),
+            (self._delete, 8),
+            (self._upsert, 4),
+            (self._truncate, 2),
+            (self._add_column, 3),
+            (self._drop_column, 2),
+            (self._rename_column, 2),
+            (self._alter_type, 2),
+            (self._identity, 1),
+            (self._partition, 3),
+            (self._elsewhere, 3),
+            (self._publication, 1),
+            (self._key, 1),
+        ]  # fmt: skip
+
+    def _id(self) -> int:
+        return self.random.randrange(30)
+
+    def _text(self) -> str:
+        length = self.random.choice([0, 5, 300, 2500, 9000])
+        return self.random.choice(["null", f"noise({length}, {self._id()})", "'quo\"te''s \\ , {}'"])
+
+    def _insert(self) -> str:
+        table = self.random.choice("aabp")
+        if table == "b":
+            return f"insert into b (x, y, n) values ({self._id()}, 'y{self._id() % 3}', {self._id()})"
+        many = self.random.choice([1, 1, 1, 5])
+        first = self.random.randrange(20, 5000)
+        return f"insert into {table} (id, n, words) select n, n % 100, {self._text()} from generate_series({first}, {first + many - 1}) n"
+
+    def _update(self) -> str:
+        table = self.random.choice("aaabp")
+        if table == "b":
+            return f"update b set n = n + 1 where x < {self._id()}"
+        changes = {
+            "n = n + 1": 3,
+            f"words = {self._text()}": 2,
+            "words = words || '!'": 1,
+            "list = array[1, null, 3]" if table == "a" else "n = n + 40": 1,
+        }
+        change = self.random.choices(list(changes), list(changes.values()))[0]
+        return f"update {table} set {change} where id {self.random.choice(['=', '<', '>'])} {self._id()}"
+
+    def _update_key(self) -> str:
+        return self.random.choice(
+            [
+                f"update a set id = id + 10000 where id = {self._id()}",
+                f"update a set id = {self._id()} where id = {self._id()}",
+                f"update b set x = x + 1 where y = 'y{self._id() % 3}'",
+                f"update b set x = 30 - x where y = 'y{self._id() % 3}'",
+                f"update b set y = 'y{self._id() % 3}' where x = {self._id()}",
+                f"update p set n = n + 60 where id = {self._id()}",
+            ]
+        )
+
+    def _delete(self) -> str:
+        return self.random.choice(
+            [
+                f"delete from a where id = {self._id()}",
+                f"delete from b where x = {self._id()}",
+                f"delete from p where id < {self._id() // 4}",
+            ]
+        )
+
+    def _upsert(self) -> str:
+        return f"insert into a (id, n) values ({self._id()}, 7) on conflict (id) do update set n = excluded.n"
+
+    def _truncate(self) -> str:
+        return f"truncate {self.random.choice(['a', 'b', 'p', 'p_1', 'a, b', 'aside'])}"
+
+    def _table(self) -> str:
+        return self.random.choice("abp")
+
+    def _extra(self, table: str) -> str:
+        """A column that this round has added, or one that doesn't exist."""
+        row = self._database.connection.execute(
+            "select attname from pg_attribute where attrelid = %s::regclass and attnum > 0 and not attisdropped"
+            " and attname like 'c%%' order by random() limit 1",
+            (table,),
+        ).fetchone()
+        return str(row[0]) if row else "none"
+
+    def _add_column(self) -> str:
+        kind = self.random.choice(
+            [
+                "int",
+                "int default 7",
+                "text default 'd' not null",
+                "float8 default random()",
+                "numeric(8,2)[] default '{1.5}'",
+                "timestamptz default now()",
+            ]
+        )
+        return f"alter table {self._table()} add {next(self._names)} {kind}"
+
+    def _drop_column(self) -> str:
+        table = self._table()
+        return f"alter table {table} drop {self._extra(table)}"
+
+    def _rename_column(self) -> str:
+        table = self._table()
+        return f"alter table {table} rename {self._extra(table)} to {next(self._names)}"
+
+    def _alter_type(self) -> str:
+        table = self._table()
+        column = self._extra(table)
+        return self.random.choice(
+            [
+                f"alter table {table} alter {column} type text using 'x' || {column}::text",
+                f"alter table {table} alter {column} type varchar(30) using left({column}::text, 3)",
+                "alter table a alter n type bigint",
+                "alter table a alter n type int",
+                "alter table a alter words type text using upper(words)",
+            ]
+        )
+
+    def _identity(self) -> str:
+        return f"alter table a replica identity {self.random.choice(['full', 'default'])}"
+
+    def _partition(self) -> str:
+        if self._loose and self.random.random() < 0.6:
+            name, low = self._loose.pop()
+            return f"alter table p attach partition {name} for values from ({low}) to ({low + 10})"
+        number = next(self._partitions)
+        low = 2000 + number * 10
+        if self.random.random() < 0.3:
+            return f"alter table p detach partition {self.random.choice(['p_2', 'p_1'])}"
+        if self.random.random() < 0.3:
+            return f"create table q{number} partition of p for values from ({low}) to ({low + 10})"
+        self._loose.append((f"q{number}", low))
+        return f"create table q{number} as select id, {low} as n, words from a where id < 5; alter table q{number} alter id set not null, alter n set not null, add primary key (id, n)"
+
+    def _elsewhere(self) -> str:
+        return self.random.choice(
+            [
+                f"insert into fast values ({self.random.randrange(100000)})",
+                f"insert into aside values ({self.random.randrange(100000)}, 'x')",
+                "create temp table if not exists mine (id int)",
+                "select pg_logical_emit_message(true, 'other', 'content')",
+                "select pg_logical_emit_message(false, 'other', 'content')",
+                "vacuum full a",
+                "analyze",
+            ]
+        )
+
+    def _publication(self) -> str:
+        name = self._captured.config.publication
+        return f"alter publication {name} drop table a; alter publication {name} add table a"
+
+    def _key(self) -> str:
+        return "alter table a drop constraint a_pkey, add primary key (id)"
+
+    def _restart(self) -> None:
+        captured = self._captured
+        if self.random.random() < 0.5:
+            self.log.append("-- capture stops")
+            captured.stop()
+        else:
+            at, before = self.random.randrange(1, 4), self.random.random() < 0.5
+            self.log.append(f"-- capture is killed {'before' if before else 'after'} commit {at}")
+            captured.stop()
+            captured.start(wrap_publisher=lambda publisher: _Dying(publisher, at, before=before))
+            deadline = time.monotonic() + 3
+            while captured.error is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if captured.error is None:
+                captured.stop()
+            elif not isinstance(captured.error, _Killed):
+                raise captured.error
+        captured.start()
+
+
+class _Dying:
+    """A publisher whose process ends at its n-th commit."""
+
+    def __init__(self, publisher: TransactionalPublisher, at: int, *, before: bool) -> None:
+        self._publisher = publisher
+        self._left = at
+        self._before = before
+
+    def commit(self, *arguments: Any, **options: Any) -> Any:
+        self._left -= 1
+        if self._left == 0 and self._before:
+            raise _Killed
+        bounds = self._publisher.commit(*arguments, **options)
+        if self._left == 0:
+            raise _Killed
+        return bounds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._publisher, name)
+
+
+@contextmanager
+def prepared(seed: int, source_dsn: str, kafka: str, directory: Path) -> Iterator[Round]:
+    """A round, ready to run."""
+    database = Database(source_dsn)
+    try:
+        database.execute(*_SETUP)
+        captured = Captured(database, kafka, directory, ("public.a", "public.b", "public.p"), partitions=2)
+        try:
+            yield Round(seed, database, captured)
+        finally:
+            captured.stop()
+    finally:
+        database.drop()
+
+
+def main() -> int:
+    """Rounds until the time is over or one fails."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--seed", type=int, help="run this one round")
+    parser.add_argument("--statements", type=int, default=150, help="statements of a round")
+    parser.add_argument("--stack", type=Path, required=True, help="where the servers' data is")
+    options = parser.parse_args()
+    stack = Stack(options.stack, durable=False, light=True, kafka_overrides=KAFKA_OVERRIDES)
+    stack.up()
+    endpoints = stack.endpoints()
+    total: Counter[str] = Counter()
+    seeds = [options.seed] if options.seed is not None else itertools.count(int(time.time()))
+    deadline = time.monotonic() + 60 * options.minutes
+    failed = rounds = 0
+    for seed in seeds:
+        if time.monotonic() > deadline:
+            break
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            prepared(seed, endpoints.source_dsn, endpoints.kafka_bootstrap, Path(directory)) as made,
+        ):
+            rounds += 1
+            try:
+                made.run(options.statements)
+            except (Exception, AssertionError) as error:
+                failed += 1
+                print(f"seed {seed} FAILED: {type(error).__name__}: {str(error)[:1500]}", flush=True)
+                traceback.print_exc(limit=-4)
+                Path(f"/tmp/round-{seed}.sql").write_text("\n".join([*made.log, *captured_words(made)]))
+            total += made.done
+        print(f"seed {seed}: {sum(made.done.values())} statements; so far {rounds} rounds, {failed} failed", flush=True)
+    print(
+        f"{sum(total.values())} statements that did something in {rounds} rounds, {failed} failed: {dict(total.most_common())}"
+    )
+    return 1 if failed else 0
+
+
+def captured_words(made: Round) -> list[str]:
+    """What capture said, as comments."""
+    return [f"-- said: {line}" for line in made._captured.said]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""The servers that live tests run against, started once for the whole session.
+
+By default they start as `lockstep up` starts them, below the system's directory for temporary files. Two variables change that:
+
+* `LOCKSTEP_TEST_STACK=<directory>` uses a stack that is up there already and leaves it up: the quick way while developing
+  (`python -m stack up --directory <directory>`).
+* `LOCKSTEP_TEST_SERVERS=containers` starts the same servers through testcontainers, for machines with a Docker engine. This way
+  has not been run where these tests were written, since no engine was there: only its imports and types are checked.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from stack import ports, versions
+from stack.errors import StackError
+from stack.kafka import SETTINGS as KAFKA_SETTINGS
+from stack.opensearch import SETTINGS as OPENSEARCH_SETTINGS
+from stack.postgres import SOURCE_SETTINGS, USER, WAREHOUSE_SETTINGS
+from stack.stack import NAMES, Endpoints, Stack
+from stack.valkey import SETTINGS as VALKEY_SETTINGS
+
+KAFKA_OVERRIDES = {
+    # The cleaner wakes up often enough that a test of compaction takes a second.
+    "log.cleaner.backoff.ms": "100",
+    # A killed broker may register again only when its last session is over, nine seconds later by default.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+}
+
+# Confluent's numbering of the same broker: testcontainers' start script knows the layout of this image only.
+_CONFLUENT_KAFKA = "8.0.2"
+
+
+class Services(Protocol):
+    """What a test may do to the servers; `Stack` is one, `Containers` the other."""
+
+    def endpoints(self) -> Endpoints:
+        """Where they are."""
+
+    def start(self, name: str) -> None:
+        """Start one again, on the same port with the same data."""
+
+    def stop(self, name: str) -> None:
+        """Stop one in its orderly way."""
+
+    def kill(self, name: str) -> None:
+        """End one as a crash would."""
+
+    def freeze(self, name: str) -> None:
+        """Hold all its processes where they are."""
+
+    def thaw(self, name: str) -> None:
+        """Let them go on."""
+
+
+class Containers:
+    """The same servers as containers."""
+
+    def __init__(self) -> None:
+        """Describe them; nothing is started yet."""
+        # Imported here: only those who ask for containers need a Docker client.
+        from testcontainers.community.kafka import KafkaContainer
+        from testcontainers.community.opensearch import OpenSearchContainer
+        from testcontainers.community.postgres import PostgresContainer
+        from testcontainers.community.valkey import ValkeyContainer
+
+        # Fixed on the host: Docker would choose other ports when a container starts again.
+        self._ports: dict[str, int] = {}
+        for name in NAMES:
+            self._ports[name] = ports.pick(taken=self._ports.values())
+        kafka = KafkaContainer(f"confluentinc/cp-kafka:{_CONFLUENT_KAFKA}").with_kraft()
+        for key, value in {**KAFKA_SETTINGS, **KAFKA_OVERRIDES}.items():
+            # The container's own start script settles who listens where.
+            if not key.endswith("listener.name") and not key.endswith("listener.names"):
+                kafka.with_env(f"KAFKA_{key.upper().replace('.', '_')}", value)
+        opensearch = OpenSearchContainer(f"opensearchproject/opensearch:{versions.OPENSEARCH_3}")
+        for key, value in OPENSEARCH_SETTINGS.items():
+            opensearch.with_env(key, value)
+        valkey = ValkeyContainer(f"valkey/valkey:{versions.VALKEY}")
+        valkey.with_command(
+            ["valkey-server", *(word for key, value in VALKEY_SETTINGS.items() for word in (f"--{key}", value))]
+        )
+        self._containers: dict[str, Any] = {
+            "postgres": self._postgres(PostgresContainer, "app", SOURCE_SETTINGS),
+            "warehouse": self._postgres(PostgresContainer, "warehouse", WAREHOUSE_SETTINGS),
+            "kafka": kafka,
+            "opensearch": opensearch,
+            "valkey": valkey,
+        }
+        for name, container in self._containers.items():
+            container.with_bind_ports(container.port, self._ports[name])
+
+    def up(self) -> None:
+        """Start them one after the other."""
+        for container in self._containers.values():
+            container.start()
+
+    def down(self) -> None:
+        """Remove them and their data."""
+        for container in self._containers.values():
+            container.stop()
+
+    def endpoints(self) -> Endpoints:
+        """Where they are."""
+        addresses = {
+            name: f"{container.get_container_host_ip()}:{self._ports[name]}"
+            for name, container in self._containers.items()
+        }
+
+        def dsn(name: str, database: str) -> str:
+            host, _, port = addresses[name].rpartition(":")
+            return f"host={host} port={port} dbname={database} user={USER}"
+
+        return Endpoints(
+            source_dsn=dsn("postgres", "app"),
+            warehouse_dsn=dsn("warehouse", "warehouse"),
+            warehouse_url=f"postgresql+psycopg://{USER}@{addresses['warehouse']}/warehouse",
+            kafka_bootstrap=addresses["kafka"],
+            opensearch_url=f"http://{addresses['opensearch']}",
+            redis_url=f"redis://{addresses['valkey']}/0",
+        )
+
+    def start(self, name: str) -> None:
+        """Start the container again."""
+        self._containers[name].get_wrapped_container().start()
+
+    def stop(self, name: str) -> None:
+        """Stop the container and keep it."""
+        self._containers[name].get_wrapped_container().stop()
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to everything in the container."""
+        self._containers[name].get_wrapped_container().kill()
+
+    def freeze(self, name: str) -> None:
+        """Freeze the container's control group."""
+        self._containers[name].get_wrapped_container().pause()
+
+    def thaw(self, name: str) -> None:
+        """Let it go on."""
+        self._containers[name].get_wrapped_container().unpause()
+
+    @staticmethod
+    def _postgres(container_class: Any, database: str, settings: dict[str, str]) -> Any:
+        options = " ".join(f"-c {key}={value}" for key, value in {**settings, "fsync": "off"}.items())
+        # No password: the server trusts whoever reaches it, as the local stack does.
+        container = container_class(f"postgres:{versions.POSTGRES_SERVER}", username=USER, dbname=database)
+        return container.with_env("POSTGRES_HOST_AUTH_METHOD", "trust").with_command(f"postgres {options}")
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Services]:
+    """All servers, ready; stopped and their data removed at the end of the session."""
+    if existing := os.environ.get("LOCKSTEP_TEST_STACK"):
+        stack = Stack(Path(existing), durable=False, light=True, kafka_overrides=KAFKA_OVERRIDES)
+        stack.up()
+        yield stack
+    elif os.environ.get("LOCKSTEP_TEST_SERVERS") == "containers":
+        containers = Containers()
+        try:
+            containers.up()
+            yield containers
+        finally:
+            containers.down()
+    else:
+        with temporary_directory() as directory:
+            stack = Stack(directory, durable=False, light=True, kafka_overrides=KAFKA_OVERRIDES)
+            try:
+                _up(stack)
+                yield stack
+            finally:
+                stack.remove()
+
+
+def _up(stack: Stack) -> None:
+    """Start the servers; once more where a start failed.
+
+    A failed start was seen a few times, over within seconds and never understood: nobody had its words. What it said
+    goes past pytest's capture, so that the next one leaves its words in the log of the run.
+    """
+    try:
+        stack.up()
+    except StackError as error:
+        print(f"a start of the test servers failed and is tried again: {error}", file=sys.__stderr__, flush=True)
+        time.sleep(5)
+        stack.up()
+
+
+@pytest.fixture(scope="session")
+def endpoints(stack: Services) -> Endpoints:
+    """Where the servers are."""
+    return stack.endpoints()
+
+
+@contextmanager
+def temporary_directory() -> Iterator[Path]:
+    """A folder for one stack. Others may pass through it: PostgreSQL runs as another user when the tests run as root."""
+    path = Path(tempfile.mkdtemp(prefix="lockstep-test-"))
+    path.chmod(0o755)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

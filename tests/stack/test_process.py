@@ -1,0 +1,113 @@
+"""Processes are known by number and start time, and strangers are left alone."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from stack import process
+from stack.process import Launch, ProcessId
+
+Start = Callable[[str], ProcessId]
+
+# Ends on SIGTERM after a moment; ignores it; starts a child of its own.
+SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+PARENT = (
+    "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+    "print('up', flush=True); time.sleep(60)"
+)
+
+
+def launch(directory: Path, code: str) -> Launch:
+    return Launch(
+        command=[sys.executable, "-c", code], environment={}, directory=directory, log=directory / "logs" / "it.log"
+    )
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started = []
+
+    def run(code: str) -> ProcessId:
+        found, tail = process.spawn(launch(tmp_path, code))
+        assert found is not None
+        started.append(found)
+        deadline = time.monotonic() + 30
+        while "up" not in tail.text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return found
+
+    yield run
+    process.kill(*started)
+
+
+def test_a_started_process_is_alive_until_it_is_ended(start: Start) -> None:
+    found = start(SLEEPER)
+    assert process.is_alive(found)
+    assert process.end(found, stop_signal=signal.SIGTERM, grace_seconds=10)
+    assert not process.is_alive(found)
+    assert not psutil.pid_exists(found.pid)
+
+
+def test_a_process_that_ignores_the_request_is_killed(start: Start) -> None:
+    found = start(STUBBORN)
+    assert not process.end(found, stop_signal=signal.SIGTERM, grace_seconds=0.2)
+    assert not psutil.pid_exists(found.pid)
+
+
+def test_a_reused_number_is_never_signalled(start: Start) -> None:
+    stranger = start(SLEEPER)
+    remembered = replace(stranger, started=stranger.started - 1)
+    assert not process.is_alive(remembered)
+    process.send(remembered, signal.SIGKILL)
+    process.kill(remembered)
+    process.end(remembered, stop_signal=signal.SIGTERM, grace_seconds=1)
+    assert process.family(remembered) == []
+    assert process.is_alive(stranger)
+
+
+def test_killing_takes_the_children_too(start: Start) -> None:
+    parent = start(PARENT)
+    family = process.family(parent)
+    assert len(family) == 2
+    process.kill(parent)
+    assert not any(process.is_alive(member) for member in family)
+
+
+def test_a_frozen_process_is_seen_and_can_be_ended(start: Start) -> None:
+    found = start(SLEEPER)
+    process.send(found, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while not process.is_frozen(found):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert process.is_alive(found)
+    assert process.end(found, stop_signal=signal.SIGTERM, grace_seconds=10)
+
+
+def test_the_tail_shows_this_start_only(tmp_path: Path) -> None:
+    tails = []
+    for word in ("first", "second"):
+        found, tail = process.spawn(launch(tmp_path, f"print('{word}')"))
+        if found is not None:
+            assert process.wait_gone([found], seconds=30)
+        tails.append(tail)
+    assert tails[1].text() == "second\n"
+    assert tails[1].log.read_text() == "first\nsecond\n"
+
+
+def test_a_server_has_a_session_of_its_own(start: Start) -> None:
+    # Ctrl-C goes to the terminal's process group; servers must not be in it.
+    found = start(SLEEPER)
+    session = subprocess.run(
+        ["ps", "-o", "sid=", "-p", str(found.pid)], check=True, capture_output=True, text=True
+    ).stdout
+    assert int(session) == found.pid

@@ -1,0 +1,97 @@
+"""What a machine can check of the code's order: imports point the right way, names mean something, locks are portable."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = tuple(pattern.rstrip("*") for pattern in PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"])
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+LOCKS = sorted(path for path in ROOT.rglob("*.lock") if ".venv" not in path.parts and ".lockstep" not in path.parts)
+
+BANNED = frozenset(
+    {"utils", "util", "common", "helpers", "helper", "base", "manager", "managers", "misc", "core", "types"}
+)
+"""Names that say nothing about what is inside."""
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_imports_keep_their_contracts() -> None:
+    # In a process of its own: it configures logging, which would silence every logger that other tests look at.
+    done = subprocess.run(
+        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_every_package_is_under_a_contract() -> None:
+    assert set(PYPROJECT["tool"]["importlinter"]["root_packages"]) >= set(PACKAGES) - {"migrations"}
+
+
+def test_the_order_of_the_packages_is_a_contract() -> None:
+    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
+    layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    assert ["lockstep", "jobs", "sinks | snapshot | monitor", "cdc"] in layers
+
+
+def test_the_order_inside_cdc_is_a_contract_over_all_of_its_parts() -> None:
+    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
+    assert [contract["exhaustive"] for contract in contracts if contract.get("containers") == ["cdc"]] == [True]
+
+
+def test_no_contract_makes_an_exception() -> None:
+    contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
+    assert [contract["name"] for contract in contracts if "ignore_imports" in contract] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.name == "__init__.py"], ids=name_of)
+def test_a_package_re_exports_nothing(path: Path) -> None:
+    names = [
+        alias.asname or alias.name
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    code = path.read_text(encoding="utf-8")
+    unused = [name for name in names if len(re.findall(rf"\b{name}\b", code)) == 1]
+    assert ("__all__" in code, unused) == (False, [])
+
+
+def test_no_module_has_a_name_that_says_nothing() -> None:
+    assert [name_of(path) for path in MODULES if BANNED & {path.stem, path.parent.name}] == []
+
+
+def test_there_are_lock_files() -> None:
+    assert {"requirements.lock", "requirements-build.lock"} <= {path.name for path in LOCKS}
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=name_of)
+def test_a_lock_file_holds_no_addresses(path: Path) -> None:
+    assert (
+        re.findall(r"\w+://\S+|--(?:extra-)?index-url.*|--find-links.*|--trusted-host.*", path.read_text("utf-8")) == []
+    )
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock"])
+def test_every_locked_package_is_pinned_and_hashed(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
+    entries = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    assert [line for line in entries if "==" not in line or "--hash=sha256:" not in line] == []

@@ -1,0 +1,45 @@
+"""What a read-committed consumer sees of topics."""
+
+import time
+from collections.abc import Collection, Mapping
+
+from confluent_kafka import Consumer, TopicPartition
+
+from cdc.capture.assembler import Event
+from cdc.kafka.cluster import Cluster
+from cdc.protocol.envelope import TAG_HEADER
+
+_PATIENCE_S = 60.0
+
+
+def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> dict[tuple[str, int], list[Event]]:
+    """Every record of the topics up to where they end now: partition -> its events in order."""
+    counts = Cluster(dict(client)).partition_counts()
+    partitions = [(topic, partition) for topic in topics for partition in range(counts[topic])]
+    ends = Cluster(dict(client)).end_offsets(partitions)
+    consumer = Consumer(
+        {
+            **client,
+            "group.id": "test",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    found: dict[tuple[str, int], list[Event]] = {at: [] for at in partitions}
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in partitions])
+        deadline = time.monotonic() + _PATIENCE_S
+        while not all(
+            at.offset >= ends[at.topic, at.partition] or ends[at.topic, at.partition] == 0
+            for at in consumer.position(consumer.assignment())
+        ):
+            assert time.monotonic() < deadline, f"topics aren't read to their end in {_PATIENCE_S:.0f} s"
+            for message in consumer.consume(1000, 0.2):
+                assert message.error() is None, message.error()
+                tag = dict(message.headers() or []).get(TAG_HEADER)
+                event = (message.topic(), message.key(), message.value(), tag)
+                found[message.topic(), message.partition()].append(event)
+    finally:
+        consumer.close()
+    return found

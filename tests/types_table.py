@@ -1,0 +1,92 @@
+"""The README's table of types, made from the code that it describes: ``python -m tests.types_table`` writes it."""
+
+from pathlib import Path
+
+from cdc.model.table import Column
+from cdc.protocol.pgvalues import json_encoder
+from sinks.opensearch_sink import field_mapping
+from sinks.warehouse_sink import column_type
+
+README = Path(__file__).parent.parent / "README.md"
+_BEGIN, _END = "<!-- types: written by `python -m tests.types_table` -->", "<!-- /types -->"
+
+# (declared type, the built-in type that its values have, PostgreSQL's text of a value)
+_EXAMPLES = (
+    ("bool", "bool", "t"),
+    ("int2", "int2", "-7"),
+    ("int4", "int4", "42"),
+    ("int8", "int8", "9007199254740993"),
+    ("oid", "oid", "4000000000"),
+    ("float4", "float4", "3.3"),
+    ("float8", "float8", "NaN"),
+    ("numeric", "numeric", "1.10"),
+    ("money", "money", "$1,234.11"),
+    ("date", "date", "2016-11-04"),
+    ("time", "time", "24:00:00"),
+    ("timetz", "timetz", "13:51:30+02"),
+    ("timestamp", "timestamp", "2016-11-04 13:51:30.123456"),
+    ("timestamptz", "timestamptz", "0044-02-01 10:00:00+00 BC"),
+    ("interval", "interval", "1 year 2 mons 3 days"),
+    ("text", "text", 'a "b"'),
+    ("varchar(10)", "varchar", "abc"),
+    ("char(4)", "bpchar", "ab  "),
+    ("uuid", "uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    ("bytea", "bytea", r"\x0102ff"),
+    ("json", "json", '{"a":  1}'),
+    ("jsonb", "jsonb", '{"a": 1}'),
+    ("xml", "xml", "<a/>"),
+    ("bit(3)", "bit", "101"),
+    ("varbit", "varbit", "101"),
+    ("inet", "inet", "192.168.2.0/12"),
+    ("cidr", "cidr", "10.0.0.0/8"),
+    ("macaddr", "macaddr", "08:00:2b:01:02:03"),
+    ("int4range", "int4range", "[1,11)"),
+    ("tstzrange", "tstzrange", '["2014-08-04 00:00:00+00",infinity)'),
+    ("int4multirange", "int4multirange", "{[1,3),[5,7)}"),
+    ("point", "point", "(1.5,-2)"),
+    ("tsvector", "tsvector", "'a':1"),
+    ("int4[]", "int4", "{{1,2},{3,NULL}}"),
+    ("int4[] with bounds", "int4", "[0:1]={7,8}"),
+    ("text[]", "text", '{a,NULL,"b,c"}'),
+    ("an enum", "text", "calm"),
+    ("a domain over int4", "int4", "5"),
+    ("a composite", "text", "(5,,x)"),
+    ("hstore, ltree, any other", "text", '"k"=>"v"'),
+)
+
+
+def rows() -> list[str]:
+    """The table's lines, head included."""
+    lines = ["| type | example in the event | OpenSearch | warehouse |", "| --- | --- | --- | --- |"]
+    for name, value_type, text in _EXAMPLES:
+        is_array = "[]" in name
+        declared = (
+            name if value_type == "text" and name in ("text", "text[]") else "other" if value_type == "text" else name
+        )
+        column = Column("c", declared, value_type, is_array, 0, -1)
+        event = json_encoder(value_type, is_array)(text.encode()).decode().replace("|", "\\|")
+        mapping = field_mapping(column)
+        index = str(mapping["type"])
+        if "fields" in mapping:
+            index += " and " + ", ".join(f"`.{sub}`" for sub in mapping["fields"])
+        if mapping.get("index") is False:
+            index += ", not indexed"
+        lines.append(f"| {name} | `{event}` | {index} | {column_type(column)} |")
+    return lines
+
+
+def in_readme() -> list[str]:
+    """The lines that stand in the README now."""
+    text = README.read_text(encoding="utf-8")
+    return text[text.index(_BEGIN) + len(_BEGIN) : text.index(_END)].strip().splitlines()
+
+
+def main() -> None:
+    """Write the table into the README."""
+    text = README.read_text(encoding="utf-8")
+    begin, end = text.index(_BEGIN) + len(_BEGIN), text.index(_END)
+    README.write_text(text[:begin] + "\n\n" + "\n".join(rows()) + "\n\n" + text[end:], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Targets, ratios and percentiles."""
+
+import pytest
+
+from bench.figures import Figure, Limit, Target, median_run, percentile
+
+SHARE = Target(bound="at least", amount=0.2, of_limit=True)
+
+
+def figure(value: float, limit: float | None = None, target: Target | None = None) -> Figure:
+    return Figure(
+        phase="drain",
+        name="rows per second",
+        value=value,
+        unit="rows/s",
+        limit=None if limit is None else Limit(value=limit, what="null reader"),
+        target=target,
+    )
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(50, 5), (90, 9), (99, 10), (99.9, 10), (0, 1)])
+def test_a_percentile_is_a_measured_value(percent: float, expected: float) -> None:
+    assert percentile([10, 9, 8, 7, 6, 5, 4, 3, 2, 1], percent) == expected
+
+
+def test_one_value_is_every_percentile() -> None:
+    assert percentile([3.0], 50) == percentile([3.0], 99.9) == 3.0
+
+
+def test_a_share_is_compared_with_the_limit() -> None:
+    assert figure(20, 100, SHARE).passed is True
+    assert figure(19, 100, SHARE).passed is False
+
+
+def test_a_share_without_a_limit_is_neither_reached_nor_missed() -> None:
+    assert figure(20, None, SHARE).passed is None
+
+
+def test_an_amount_is_compared_with_the_value() -> None:
+    target = Target(bound="at most", amount=20)
+    assert figure(20, 1, target).passed is True
+    assert figure(20.1, 1000, target).passed is False
+
+
+def test_a_figure_without_a_target_has_no_result() -> None:
+    assert figure(1, 2).passed is None
+
+
+def test_of_several_runs_the_median_share_counts_with_its_own_limit() -> None:
+    runs = [[figure(50, 100, SHARE)], [figure(60, 400, SHARE)], [figure(90, 300, SHARE)]]
+    assert median_run(runs) == [figure(90, 300, SHARE)]
+
+
+def test_of_several_runs_without_a_share_the_median_value_counts() -> None:
+    runs = [[figure(3, 1)], [figure(1, 9)], [figure(2, 5)]]
+    assert median_run(runs) == [figure(2, 5)]

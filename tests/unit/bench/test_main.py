@@ -1,0 +1,24 @@
+"""The command line."""
+
+import pytest
+
+from bench.__main__ import arguments, chosen_sizes
+from bench.sizes import FULL, QUICK
+
+
+def test_everything_is_measured_in_full_by_default() -> None:
+    found = arguments([])
+    assert found.only == ["drain", "latency", "sinks"]
+    assert chosen_sizes(found) == FULL
+
+
+def test_single_sizes_win_over_the_chosen_set() -> None:
+    sizes = chosen_sizes(arguments(["--quick", "--rows", "5500", "--rate", "7", "--seconds", "2", "--probes", "3"]))
+    assert (sizes.drain_rows, sizes.latency_rate, sizes.latency_s, sizes.sink_probes) == (5000, 7, 2.0, 3)
+    assert sizes.sink_rate == QUICK.sink_rate
+
+
+@pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--repeat", "0"]])
+def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(words)

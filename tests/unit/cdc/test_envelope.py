@@ -1,0 +1,177 @@
+"""The bytes of an event."""
+
+import json
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import Position, RowEvent
+from cdc.model.table import Table, TableName
+from cdc.model.tag import Tag
+from cdc.protocol.envelope import (
+    OP_OFFSET,
+    TAG_END,
+    TAG_START,
+    TableEncoder,
+    after_of,
+    event_value,
+    parse_value,
+    row_event,
+    tag_prefix,
+    tag_text,
+)
+from cdc.protocol.pgoutput import UNCHANGED
+from tests.builders import ORDERS, column, table
+
+AT = Position("shop.public.orders", 2, 17)
+
+
+def encoder(shape: Table) -> TableEncoder:
+    return TableEncoder(shape, server="shop", database="app", version="1")
+
+
+def value(op: bytes = b"u", *, before: bytes = b"null", after: bytes = b'{"id":1}', seq: int = 3) -> bytes:
+    source = encoder(table()).source(commit_time_ms=1000, xid=700)
+    return event_value(op, tag_prefix(1, 0x1000), seq, before, after, source, 0x0FF8, 1000)
+
+
+def test_a_key_has_the_key_columns() -> None:
+    assert encoder(table()).key((b"42", b"a note")) == b'{"id":42}'
+
+
+def test_a_key_follows_the_order_of_the_key_not_of_the_columns() -> None:
+    shape = table(column("a", "int4"), column("b", "text"), column("c", "int4"), key=("c", "a"))
+    assert encoder(shape).key((b"1", b"x", b"3")) == b'{"c":3,"a":1}'
+
+
+def test_a_key_of_all_columns_in_their_order_has_all_of_them() -> None:
+    shape = table(column("a", "int4"), column("b", "int4"), key=("a", "b"))
+    assert encoder(shape).key((b"1", b"2")) == b'{"a":1,"b":2}'
+
+
+def test_a_key_of_all_columns_in_another_order_keeps_that_order() -> None:
+    shape = table(column("a", "int4"), column("b", "int4"), key=("b", "a"))
+    assert encoder(shape).key((b"1", b"2")) == b'{"b":2,"a":1}'
+
+
+def test_a_row_has_every_column_and_null_is_null() -> None:
+    assert encoder(table()).row((b"42", None)) == b'{"id":42,"note":null}'
+
+
+@pytest.mark.parametrize("name", ["100%", "%s", "%%b", 'a"b', "back\\slash", "naïve", "😀", "a\nb", ""])
+def test_a_column_may_have_any_name(name: str) -> None:
+    shape = table(column("id", "int4"), column(name))
+    assert json.loads(encoder(shape).row((b"1", b"x"))) == {"id": 1, name: "x"}
+
+
+@pytest.mark.parametrize("name", ["100%", 'a"b', "😀"])
+def test_a_key_column_may_have_any_name(name: str) -> None:
+    shape = table(column("x"), column(name, "int4"), key=(name,))
+    assert json.loads(encoder(shape).key((b"x", b"1"))) == {name: 1}
+
+
+@pytest.mark.parametrize("fields", [(b"1",), (b"1", b"x", b"y"), ()])
+def test_a_row_with_another_number_of_values_is_refused(fields: tuple[bytes, ...]) -> None:
+    with pytest.raises(ValueError):
+        encoder(table()).row(fields)
+
+
+@pytest.mark.parametrize("op", [b"r", b"c", b"u", b"d"])
+def test_the_op_stands_at_a_fixed_offset(op: bytes) -> None:
+    assert value(op)[OP_OFFSET : OP_OFFSET + 1] == op
+
+
+def test_the_tag_stands_at_a_fixed_offset() -> None:
+    assert value(seq=3)[TAG_START:TAG_END].decode() == str(Tag(1, 0x1000, 3))
+
+
+def test_a_tombstones_tag_is_the_tag_of_its_delete() -> None:
+    assert tag_text(tag_prefix(1, 0x1000), 3) == value(b"d", seq=3)[TAG_START:TAG_END]
+
+
+def test_an_event_is_debeziums_envelope() -> None:
+    shape = table()
+    assert json.loads(value(before=b'{"id":1}', after=b'{"id":1,"note":"x"}')) == {
+        "op": "u",
+        "tag": str(Tag(1, 0x1000, 3)),
+        "before": {"id": 1},
+        "after": {"id": 1, "note": "x"},
+        "source": {
+            "version": "1",
+            "connector": "postgresql",
+            "name": "shop",
+            "db": "app",
+            "schema": "public",
+            "table": "orders",
+            "schema_id": shape.schema_id,
+            "snapshot": "false",
+            "ts_ms": 1000,
+            "txId": 700,
+            "lsn": 0x0FF8,
+        },
+        "ts_ms": 1000,
+    }
+
+
+def test_a_snapshot_row_has_no_transaction() -> None:
+    source = encoder(table()).source(commit_time_ms=1000, xid=0, snapshot=True) + b"1}"
+    assert (json.loads(source)["snapshot"], json.loads(source)["txId"]) == ("true", None)
+
+
+def test_odd_table_names_survive_in_the_source_block() -> None:
+    shape = table(name=TableName('S "1" %', "täble\\"))
+    source = json.loads(encoder(shape).source(commit_time_ms=1, xid=1) + b"1}")
+    assert (source["schema"], source["table"]) == ('S "1" %', "täble\\")
+
+
+def test_an_event_reads_back_as_the_row_it_carries() -> None:
+    event = row_event(ORDERS, b'{"id":1}', value(after=b'{"id":1,"note":"x"}'), None, AT)
+    assert event == RowEvent(ORDERS, {"id": 1}, str(Tag(1, 0x1000, 3)), {"id": 1, "note": "x"}, AT)
+
+
+def test_a_delete_reads_back_as_a_row_that_is_gone() -> None:
+    event = row_event(ORDERS, b'{"id":1}', value(b"d", before=b'{"id":1}', after=b"null"), None, AT)
+    assert event == RowEvent(ORDERS, {"id": 1}, str(Tag(1, 0x1000, 3)), None, AT)
+
+
+def test_a_tombstone_reads_back_with_the_tag_of_its_header() -> None:
+    tag = str(Tag(1, 0x1000, 3))
+    assert row_event(ORDERS, b'{"id":1}', None, tag, AT) == RowEvent(ORDERS, {"id": 1}, tag, None, AT)
+
+
+def test_a_tombstone_of_somebody_else_is_refused() -> None:
+    with pytest.raises(LockstepError, match="tombstone without a tag on"):
+        row_event(ORDERS, b'{"id":1}', None, None, AT)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"1", b'{"op":"u"}'])
+def test_a_value_that_is_no_event_is_refused(content: bytes) -> None:
+    with pytest.raises(LockstepError, match="not an event"):
+        parse_value(content)
+
+
+def test_a_key_that_is_no_json_is_refused_with_its_position() -> None:
+    with pytest.raises(LockstepError, match="partition 2, offset 17"):
+        row_event(ORDERS, b"{", value(), None, AT)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [b"null", b'{"id":1,"note":"}\\",\\"after\\":{\\"source\\":{\\"version\\":\\"1\\"}"}'],
+    ids=["none", "row"],
+)
+@pytest.mark.parametrize("after", [b"null", b'{"id":1,"note":"{,\\"source\\":{\\"version\\":"}'], ids=["none", "row"])
+def test_the_row_is_found_in_its_event_whatever_it_holds(before: bytes, after: bytes) -> None:
+    encoder = TableEncoder(table(), server="s", database="d", version="1")
+    value = event_value(b"u", tag_prefix(1, 2), 3, before, after, encoder.source(commit_time_ms=4, xid=5), 6, 7)
+    assert after_of(value) == after
+
+
+def test_a_row_can_be_given_partly_as_json() -> None:
+    encoder = TableEncoder(table(), server="s", database="d", version="1")
+    assert encoder.row_with((b"1", UNCHANGED), {1: b'"kept"'}) == encoder.row((b"1", b"kept"))
+
+
+def test_the_events_of_a_table_without_a_key_share_one() -> None:
+    encoder = TableEncoder(table(key=()), server="s", database="d", version="1")
+    assert encoder.key((b"1", b"x")) == encoder.key((b"2", None)) == b"{}"

@@ -1,0 +1,80 @@
+"""Table names and shapes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.model.table import ReplicaIdentity, Table, TableName
+from tests.builders import column, table
+
+# What PostgreSQL takes as an identifier: anything but NUL and lone surrogates, at least one character.
+identifiers = st.text(st.characters(exclude_characters="\0", codec="utf-8"), min_size=1, max_size=20)
+names = st.builds(TableName, identifiers, identifiers)
+
+
+@given(names)
+def test_every_name_reads_back_as_itself(name: TableName) -> None:
+    assert TableName.parse(str(name)) == name
+
+
+@given(names)
+def test_the_sql_form_of_a_name_reads_back_as_itself(name: TableName) -> None:
+    assert TableName.parse(name.sql) == name
+
+
+def test_a_plain_name_is_shown_without_quotes() -> None:
+    assert str(TableName("public", "orders")) == "public.orders"
+
+
+def test_only_the_part_that_needs_quotes_has_them() -> None:
+    assert str(TableName("My Schema", "t")) == '"My Schema".t'
+
+
+def test_a_name_in_capitals_is_quoted() -> None:
+    assert str(TableName("public", "Orders")) == 'public."Orders"'
+
+
+def test_names_without_quotes_keep_their_case() -> None:
+    assert TableName.parse("public.Orders") == TableName("public", "Orders")
+
+
+@pytest.mark.parametrize("text", ["", "orders", ".", "a.", ".b", "a.b.c", '"a.b', 'a"b.c', '"".t', '"a"x.t'])
+def test_anything_else_than_schema_and_table_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a table name"):
+        TableName.parse(text)
+
+
+def test_a_table_reads_back_from_its_json() -> None:
+    shape = table(column("id", "int8"), column("tags", is_array=True), identity="f")
+    assert Table.from_json(shape.to_json()) == shape
+
+
+def test_the_schema_id_stays_when_only_the_replica_identity_changes() -> None:
+    assert table(identity=ReplicaIdentity.DEFAULT).schema_id == table(identity=ReplicaIdentity.FULL).schema_id
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        table(column("id", "int8"), column("note"), column("more")),
+        table(column("note"), column("id", "int8")),
+        table(column("id", "int4"), column("note")),
+        table(column("id", "int8"), column("remark")),
+        table(column("id", "int8"), column("note", type_modifier=54)),
+        table(column("id", "int8"), column("note"), key=("note",)),
+        table(column("id", "int8"), column("note"), key=("note", "id")),
+    ],
+    ids=["column added", "order", "type", "name", "modifier", "key", "key columns"],
+)
+def test_the_schema_id_changes_with_the_shape(other: Table) -> None:
+    assert table().schema_id != other.schema_id
+
+
+def test_key_columns_follow_the_key_not_the_columns() -> None:
+    shape = table(column("a"), column("b"), column("c"), key=("c", "a"))
+    assert [found.name for found in shape.key_columns] == ["c", "a"]
+
+
+def test_a_column_that_is_not_there_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        table().column("missing")

@@ -1,0 +1,273 @@
+"""What a task does with its records, without Spark: the same function over the same Arrow batches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.model.event import Position, RowEvent
+from jobs import delivery
+from jobs.delivery import Delivered, Failure, RejectedRecord, Task, deliver, from_arrow, to_arrow
+from sinks.memory_sink import MemorySink, MemoryStore
+from sinks.redis_sink import RedisSettings
+from sinks.registry import SinkSettings
+from sinks.sink import Batch, Outcome, Sink
+from tests.builders import table
+from tests.events import key_bytes, value_bytes
+
+ORDERS = table()
+TOPIC = "shop.public.orders"
+Record = tuple[bytes, bytes | None, str, int, int, bytes | None]
+
+_offsets = count()
+
+
+@pytest.fixture(autouse=True)
+def _no_open_sinks() -> Iterator[None]:
+    yield
+    delivery._open.clear()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    MemorySink(store, 1).prepare([ORDERS])
+    return store
+
+
+def task(sink: Sink, fence: int = 0) -> Task:
+    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> Sink:
+        return sink
+
+    return Task("cache", RedisSettings(), 1, fence, {TOPIC: ORDERS.name}, retry_s=0.01, run="first", open=open_it)
+
+
+def put(key: int, note: str, *, lsn: int, partition: int = 0) -> Record:
+    row = {"id": key, "note": note}
+    value = value_bytes(ORDERS, "u", row, lsn=lsn, seq=1, commit_time_ms=lsn * 10)
+    return key_bytes(ORDERS, row), value, TOPIC, partition, next(_offsets), None
+
+
+def tombstone(key: int, *, lsn: int, partition: int = 0) -> Record:
+    tag = f"0001{lsn:016x}00000001".encode()
+    return key_bytes(ORDERS, {"id": key}), None, TOPIC, partition, next(_offsets), tag
+
+
+def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
+    schema = pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("tombstone_tag", pa.binary()),
+        ]
+    )
+    columns = zip(*records, strict=True) if records else [[]] * 6
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def run(what: Task, *batches: Sequence[Record]) -> Delivered:
+    return from_arrow(pa.Table.from_batches(list(deliver(what, [batch_of(records) for records in batches]))))
+
+
+def rows(store: MemoryStore) -> dict[object, object]:
+    return {row.key["id"]: row.row["note"] for row in MemorySink(store, 1).scan(ORDERS)}
+
+
+def test_events_are_applied_and_counted(store: MemoryStore) -> None:
+    records = [put(1, "a", lsn=8), put(2, "b", lsn=16), put(1, "c", lsn=24)]
+    delivered = run(task(MemorySink(store, 1)), records)
+    assert rows(store) == {1: "c", 2: "b"}
+    assert (delivered.rows, delivered.applied, delivered.stale) == (3, 2, 0)
+    assert delivered.next_offsets == {(TOPIC, 0): records[-1][4] + 1}
+    assert delivered.commit_time_ms == 240
+    assert not delivered.failures
+
+
+def test_the_same_task_twice_changes_nothing(store: MemoryStore) -> None:
+    records = [put(1, "a", lsn=8), tombstone(2, lsn=16)]
+    run(task(MemorySink(store, 1)), records)
+    delivered = run(task(MemorySink(store, 1)), records)
+    assert (delivered.applied, delivered.stale) == (0, 2)
+    assert rows(store) == {1: "a"}
+
+
+def test_a_tombstone_alone_deletes(store: MemoryStore) -> None:
+    run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)])
+    run(task(MemorySink(store, 1)), [tombstone(1, lsn=16)])
+    assert rows(store) == {}
+
+
+def test_records_are_folded_over_all_arrow_batches_of_a_task(store: MemoryStore) -> None:
+    delivered = run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)], [put(1, "b", lsn=16)], [])
+    assert delivered.applied == 1
+    assert rows(store) == {1: "b"}
+
+
+def test_a_task_without_records_says_so(store: MemoryStore) -> None:
+    assert run(task(MemorySink(store, 1)), []) == Delivered()
+
+
+def test_large_tasks_are_applied_in_portions(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "PORTION_BYTES_MAX", 1)
+    delivered = run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)], [put(1, "b", lsn=16, partition=1)])
+    assert delivered.applied == 2
+    assert set(delivered.next_offsets) == {(TOPIC, 0), (TOPIC, 1)}
+
+
+class Recording(MemorySink):
+    """Remembers the batches it is given."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store, 1)
+        self.batches: list[Batch] = []
+
+    def apply(self, batch: Batch) -> Outcome:
+        self.batches.append(batch)
+        return super().apply(batch)
+
+
+def test_a_batch_says_what_it_covers_and_who_writes(store: MemoryStore) -> None:
+    sink = Recording(store)
+    fence = sink.claim()
+    first, second = put(1, "a", lsn=8), put(2, "b", lsn=16, partition=3)
+    run(task(sink, fence), [first, second])
+    assert sink.batches[0].next_offsets == {(TOPIC, 0): first[4] + 1, (TOPIC, 3): second[4] + 1}
+    assert sink.batches[0].fence == fence
+
+
+def refuse_twos(event: RowEvent) -> str | None:
+    return "no twos" if event.key["id"] == 2 else None
+
+
+def test_a_rejection_keeps_the_record_as_it_was(store: MemoryStore) -> None:
+    bad = put(2, "b", lsn=16)
+    delivered = run(task(MemorySink(store, 1, refuse=refuse_twos)), [put(1, "a", lsn=8), bad])
+    key, value, _, _, offset, _ = bad
+    assert rows(store) == {1: "a"}
+    assert delivered.rejected == [
+        RejectedRecord(Position(TOPIC, 0, offset), key, value, f"0001{16:016x}00000001", "no twos")
+    ]
+
+
+@pytest.mark.parametrize(("lsn", "resolved"), [(8, False), (16, True), (24, True)])
+def test_a_rejection_is_void_once_its_event_or_a_newer_one_is_taken(
+    store: MemoryStore, lsn: int, resolved: bool
+) -> None:
+    again = put(2, "b", lsn=lsn)
+    row = (TOPIC, again[0])
+    before = {row: f"0001{16:016x}00000001"}
+    delivered = run(replace(task(MemorySink(store, 1)), rejected_before=before), [put(1, "a", lsn=8), again])
+    assert delivered.resolved == ([row] if resolved else [])
+
+
+def test_a_rejection_that_is_rejected_again_stays(store: MemoryStore) -> None:
+    again = put(2, "b", lsn=16)
+    sink = MemorySink(store, 1, refuse=refuse_twos)
+    delivered = run(replace(task(sink), rejected_before={(TOPIC, again[0]): "0" * 28}), [again])
+    assert not delivered.resolved
+    assert len(delivered.rejected) == 1
+
+
+def test_too_many_rejections_stop_the_job(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "REJECTIONS_MAX", 1)
+    sink = MemorySink(store, 1, refuse=lambda _: "never")
+    [failure] = run(task(sink), [put(1, "a", lsn=8), put(2, "b", lsn=16)]).failures
+    assert "rejected 2 events of one batch" in failure.message
+    assert "never" in failure.message
+
+
+class Failing(MemorySink):
+    """Raises what it is told to."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(MemoryStore(), 1)
+        self._error = error
+        self.closed = False
+
+    def apply(self, batch: Batch) -> Outcome:
+        raise self._error
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("the server is away", hint="wait", retry_after_s=7.0),
+        Fenced("another job writes here", hint="look for it"),
+        LockstepError("the disk is full"),
+    ],
+)
+def test_an_error_travels_as_itself(error: LockstepError) -> None:
+    [failure] = run(task(Failing(error)), [put(1, "a", lsn=8)]).failures
+    arrived = failure.error()
+    assert (type(arrived), arrived.message, arrived.hint) == (type(error), error.message, error.hint)
+    if isinstance(error, Unavailable):
+        assert isinstance(arrived, Unavailable)
+        assert arrived.retry_after_s == error.retry_after_s
+
+
+def test_a_bug_is_told_without_its_text() -> None:
+    [failure] = run(task(Failing(KeyError("a customer's name"))), [put(1, "a", lsn=8)]).failures
+    assert "customer" not in str(failure.error())
+    assert "KeyError in " in str(failure.error())
+
+
+def test_after_an_error_the_sink_is_opened_anew() -> None:
+    sink = Failing(LockstepError("the disk is full"))
+    run(task(sink), [put(1, "a", lsn=8)])
+    assert sink.closed
+    assert not delivery._open
+
+
+def test_a_sink_stays_open_from_task_to_task(store: MemoryStore) -> None:
+    opened = []
+
+    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> Sink:
+        opened.append(1)
+        return MemorySink(store, 1)
+
+    what = replace(task(MemorySink(store, 1)), open=open_it)
+    run(what, [put(1, "a", lsn=8)])
+    run(what, [put(1, "b", lsn=16)])
+    assert len(opened) == 1
+    run(replace(what, settings=RedisSettings(prefix="other")), [put(1, "c", lsn=24)])
+    assert len(opened) == 2
+
+
+def test_another_run_opens_the_sink_anew(store: MemoryStore) -> None:
+    first, second = MemorySink(store, 1), Recording(store)
+    run(task(first), [put(1, "a", lsn=8)])
+    run(replace(task(second), run="second"), [put(1, "b", lsn=16)])
+    assert len(second.batches) == 1
+
+
+def test_a_record_that_is_no_event_stops_the_job() -> None:
+    alien: Record = (b'{"id":1}', b'{"id":1,"note":"by hand"}', TOPIC, 0, 5, None)
+    [failure] = run(task(MemorySink(MemoryStore(), 1)), [alien]).failures
+    assert "offset 5" in failure.message
+    assert "by hand" not in failure.message
+
+
+def test_results_survive_the_way_to_the_driver() -> None:
+    sent = Delivered(
+        rows=3,
+        applied=1,
+        stale=1,
+        next_offsets={(TOPIC, 0): 9},
+        commit_time_ms=5,
+        rejected=[RejectedRecord(Position(TOPIC, 0, 8), orjson.dumps({"id": "ü"}), None, "0" * 28, "no")],
+        resolved=[(TOPIC, b'{"id":1}')],
+        failures=[Failure("Unavailable", "away", None, 1.5)],
+    )
+    assert from_arrow(pa.Table.from_batches([to_arrow(sent)])) == sent

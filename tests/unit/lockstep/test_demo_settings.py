@@ -1,0 +1,36 @@
+"""The demo's configuration is one that every command takes."""
+
+from lockstep.config import load
+from lockstep.demo.settings import configuration
+from stack.stack import Endpoints
+
+ENDPOINTS = Endpoints(
+    source_dsn="host=127.0.0.1 port=1 dbname=app user=postgres",
+    warehouse_dsn="host=127.0.0.1 port=2 dbname=warehouse user=postgres",
+    warehouse_url="postgresql+psycopg://postgres@127.0.0.1:2/warehouse",
+    kafka_bootstrap="127.0.0.1:3",
+    opensearch_url="http://127.0.0.1:4",
+    redis_url="redis://127.0.0.1:5/0",
+)
+
+
+def test_it_loads_with_three_sinks_and_four_tables(tmp_path):
+    file = tmp_path / "lockstep.toml"
+    file.write_text(configuration(ENDPOINTS))
+
+    config = load(file)
+
+    assert set(config.sinks) == {"search", "cache", "warehouse"}
+    assert [str(table) for table in config.source.table_names] == [
+        "public.customers",
+        "public.products",
+        "public.orders",
+        "public.order_items",
+    ]
+
+
+def test_checkpoints_are_beside_it(tmp_path):
+    file = tmp_path / "lockstep.toml"
+    file.write_text(configuration(ENDPOINTS))
+
+    assert load(file).spark.checkpoint_directory == str(tmp_path / "checkpoints")

@@ -1,0 +1,66 @@
+"""The lag report: positions in, distances out."""
+
+from monitor.lag import SinkFacts, SourceFacts, report
+
+NOW_MS = 1_700_000_010_000
+
+
+def _source(**changes: object) -> SourceFacts:
+    facts: dict[str, object] = {
+        "wal_end": 1000,
+        "received_lsn": 900,
+        "published_lsn": 800,
+        "published_commit_time_ms": NOW_MS - 2000,
+        "slot_active": True,
+        "retained_bytes": 500,
+    }
+    return SourceFacts(**(facts | changes))  # type: ignore[arg-type]
+
+
+def _sink(**changes: object) -> SinkFacts:
+    facts: dict[str, object] = {
+        "name": "cache",
+        "generation": 1,
+        "watermark_lsn": 600,
+        "commit_time_ms": NOW_MS - 5000,
+        "records_behind": 7,
+        "rejected": 0,
+    }
+    return SinkFacts(**(facts | changes))  # type: ignore[arg-type]
+
+
+def test_each_stage_is_measured_against_the_end_of_the_wal() -> None:
+    stages = report(_source(), [_sink()], now_ms=NOW_MS).stages
+    assert [(stage.name, stage.bytes_behind, stage.seconds_behind, stage.events_behind) for stage in stages] == [
+        ("WAL end", 0, 0.0, None),
+        ("received", 100, 2.0, None),
+        ("in Kafka", 200, 2.0, None),
+        ("applied: cache", 400, 5.0, 7),
+    ]
+
+
+def test_a_stage_that_has_everything_is_no_seconds_behind() -> None:
+    (*_, sink) = report(_source(), [_sink(watermark_lsn=1000, records_behind=0)], now_ms=NOW_MS).stages
+    assert (sink.bytes_behind, sink.seconds_behind, sink.events_behind) == (0, 0.0, 0)
+
+
+def test_a_sink_without_a_watermark_is_unknown_not_zero() -> None:
+    (*_, sink) = report(_source(), [_sink(watermark_lsn=0)], now_ms=NOW_MS).stages
+    assert (sink.lsn, sink.bytes_behind, sink.seconds_behind, sink.events_behind) == (None, None, None, 7)
+
+
+def test_before_capture_has_run_its_stages_are_unknown() -> None:
+    never = _source(received_lsn=None, published_lsn=None, published_commit_time_ms=None)
+    _, received, published = report(never, [], now_ms=NOW_MS).stages
+    assert (received.lsn, published.lsn) == (None, None)
+
+
+def test_what_was_published_counts_as_received_while_capture_is_down() -> None:
+    _, received, _ = report(_source(received_lsn=None), [], now_ms=NOW_MS).stages
+    assert received.lsn == 800
+
+
+def test_json_holds_lsns_as_postgresql_writes_them() -> None:
+    document = report(_source(wal_end=0x1_0000_00FF), [_sink(rejected=3)], now_ms=NOW_MS).to_json()
+    assert document["stages"][0]["lsn"] == "1/FF"
+    assert document["rejected"] == {"cache": 3}

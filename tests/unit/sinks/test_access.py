@@ -1,0 +1,35 @@
+"""sinks.access"""
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from cdc.model.errors import LockstepError
+from sinks.access import Login
+
+
+def test_a_password_is_never_shown() -> None:
+    login = Login(user="u", password=SecretStr("secret-word"))
+    assert "secret-word" not in repr(login)
+    assert "secret-word" not in login.model_dump_json()
+    assert login.read_password() == "secret-word"
+
+
+def test_a_password_file_is_read_at_every_use(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    login = Login(password_file=file)
+    file.write_text("one\n")
+    assert login.read_password() == "one"
+    file.write_text("two")
+    assert login.read_password() == "two"
+
+
+def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LockstepError, match="nowhere"):
+        Login(password_file=tmp_path / "nowhere").read_password()
+
+
+def test_a_password_and_a_file_exclude_each_other() -> None:
+    with pytest.raises(ValidationError, match="exclude each other"):
+        Login(password=SecretStr("x"), password_file=Path("y"))

@@ -1,0 +1,73 @@
+"""sinks.collapse"""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.model.errors import LockstepError
+from sinks.collapse import newest
+from tests.builders import tag
+
+
+def value(at: str, op: str = "u") -> bytes:
+    return f'{{"op":"{op}","tag":"{at}","before":null,"after":{{}}}}'.encode()
+
+
+def fold(*records: tuple[str, bytes, bytes | None, str | None]) -> list[int]:
+    """Records of (topic, key, value, tombstone's tag), all of one partition."""
+    topics, keys, values, tags = zip(*records, strict=True)
+    places = range(len(records))
+    return newest(topics, [0] * len(records), places, keys, values, [None if t is None else t.encode() for t in tags])
+
+
+def test_the_greatest_tag_of_each_key_stays() -> None:
+    assert fold(
+        ("t", b"a", value(tag(2)), None), ("t", b"b", value(tag(1)), None), ("t", b"a", value(tag(1)), None)
+    ) == [0, 1]
+
+
+def test_equal_keys_of_two_topics_are_two_keys() -> None:
+    assert fold(("t", b"a", value(tag(1)), None), ("u", b"a", value(tag(2)), None)) == [0, 1]
+
+
+def test_the_tombstone_of_a_delete_replaces_it() -> None:
+    assert fold(("t", b"a", value(tag(1), "d"), None), ("t", b"a", None, tag(1))) == [1]
+
+
+def test_a_tombstone_loses_to_a_newer_insert() -> None:
+    assert fold(("t", b"a", value(tag(2), "c"), None), ("t", b"a", None, tag(1))) == [0]
+
+
+def test_a_repeated_event_counts_once_and_the_later_copy_stays() -> None:
+    assert fold(("t", b"a", value(tag(1)), None), ("t", b"a", value(tag(1)), None)) == [1]
+
+
+def test_nothing_folds_to_nothing() -> None:
+    assert newest([], [], [], [], [], []) == []
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ("t", b"k", b'{"id":1}', None),
+        ("t", b"k", b"", None),
+        ("t", b"k", b'{"op":"u","tag":"00', None),
+        ("t", b"k", None, None),
+        ("t", b"k", None, "12"),
+    ],
+)
+def test_a_record_without_a_tag_is_an_error_that_names_its_place(record: tuple[str, bytes, bytes | None, str]) -> None:
+    with pytest.raises(LockstepError, match="topic 't', partition 0, offset 1"):
+        fold(("t", b"a", value(tag(1)), None), record)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["t", "u"]), st.integers(0, 3), st.integers(0, 9), st.booleans())))
+def test_it_keeps_what_a_plain_fold_keeps(changes: list[tuple[str, int, int, bool]]) -> None:
+    records = [
+        (topic, str(key).encode(), None if dead else value(tag(at)), tag(at) if dead else None)
+        for topic, key, at, dead in changes
+    ]
+    plain: dict[tuple[str, int], tuple[int, int]] = {}
+    for place, (topic, key, at, _) in enumerate(changes):
+        plain[topic, key] = max(plain.get((topic, key), (-1, -1)), (at, place))
+    assert (fold(*records) if records else []) == [place for _, place in plain.values()]

@@ -1,0 +1,190 @@
+"""The copy of tables: tags, ledger, stops and restarts, between a reader and a publisher in memory."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from cdc.capture.settings import CaptureSettings
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import Table, TableName
+from cdc.model.tag import Tag
+from cdc.protocol.control import CaptureState, SnapshotPhase
+from cdc.protocol.pgoutput import Fields
+from snapshot.copy import CopyProgress, copy_tables
+from tests.builders import ORDERS, column, table
+from tests.edges import Journal, MemoryPublisher
+from tests.history import EPOCH, published, state
+from tests.wal import HANDOFF
+
+ITEMS = table(column("id", "int8"), name=TableName("public", "items"))
+SHAPES = (table(), ITEMS)
+ROWS: Mapping[TableName, Sequence[Fields]] = {
+    ORDERS: [(b"1", b"x"), (b"2", None), (b"3", b"y")],
+    ITEMS.name: [(b"7",)],
+}
+
+
+class MemoryReader:
+    """Rows in a dict."""
+
+    def __init__(self, rows: Mapping[TableName, Sequence[Fields]] = ROWS) -> None:
+        self._rows = rows
+        self.read: list[TableName] = []
+
+    def estimated_rows(self, shape: Table) -> int:
+        return 2
+
+    def rows(self, shape: Table, leaves: Sequence[int] = ()) -> Iterable[Fields]:
+        self.read.append(shape.name)
+        return self._rows[shape.name]
+
+
+class Copy:
+    """One run of the copy."""
+
+    def __init__(
+        self,
+        *,
+        begin: CaptureState | None = None,
+        rows: Mapping[TableName, Sequence[Fields]] = ROWS,
+        fail_at: int | None = None,
+        batch_rows: int = 1000,
+        consistent_point: int = HANDOFF,
+        stop_after_commits: int | None = None,
+    ) -> None:
+        self.reader = MemoryReader(rows)
+        self.publisher = MemoryPublisher(Journal(), fail_at=fail_at)
+        self.reports: list[CopyProgress] = []
+        self._begin = begin or replace(state(), phase=SnapshotPhase.COPYING, copied={})
+        self._settings = CaptureSettings(batch_rows=batch_rows)
+        self._consistent_point = consistent_point
+        self._stop_after_commits = stop_after_commits
+
+    def run(self) -> CaptureState:
+        return copy_tables(
+            reader=self.reader,
+            publisher=self.publisher,
+            tables=published(*SHAPES),
+            state=self._begin,
+            consistent_point=self._consistent_point,
+            settings=self._settings,
+            stopping=lambda: len(self.publisher.batches) == self._stop_after_commits,
+            report=self.reports.append,
+        )
+
+    def rows(self) -> list[tuple[str, object]]:
+        return [(topic, json.loads(value or b"")["after"]) for topic, _, value, _ in self.publisher.events]
+
+
+def test_every_row_of_every_table_is_published() -> None:
+    copy = Copy()
+    copy.run()
+    assert copy.rows() == [
+        ("shop.public.orders", {"id": 1, "note": "x"}),
+        ("shop.public.orders", {"id": 2, "note": None}),
+        ("shop.public.orders", {"id": 3, "note": "y"}),
+        ("shop.public.items", {"id": 7}),
+    ]
+
+
+def test_rows_are_keyed_as_in_the_stream() -> None:
+    copy = Copy()
+    copy.run()
+    assert copy.publisher.events[0][1] == b'{"id":1}'
+
+
+def test_rows_are_read_events_of_a_snapshot() -> None:
+    copy = Copy()
+    copy.run()
+    event = json.loads(copy.publisher.events[0][2] or b"")
+    assert (event["op"], event["source"]["snapshot"], event["before"]) == ("r", "true", None)
+
+
+def test_rows_are_tagged_with_the_consistent_point_and_seq_0() -> None:
+    copy = Copy(consistent_point=0x200_0000)
+    copy.run()
+    tags = {json.loads(value or b"")["tag"] for _, _, value, _ in copy.publisher.events}
+    assert tags == {str(Tag(EPOCH, 0x200_0000, 0))}
+
+
+def test_the_last_state_says_that_the_snapshot_is_done() -> None:
+    copy = Copy()
+    done = copy.run()
+    assert (done.phase, done) == (SnapshotPhase.DONE, copy.publisher.states[-1])
+
+
+def test_the_ledger_counts_the_rows_of_every_table() -> None:
+    assert Copy().run().copied == {ORDERS: 3, ITEMS.name: 1}
+
+
+def test_the_position_stays_at_the_handoff() -> None:
+    done = Copy(consistent_point=0x200_0000).run()
+    assert (done.handoff, done.commit_lsn, done.seq, done.end_lsn) == (HANDOFF, HANDOFF, 0, HANDOFF)
+
+
+def test_a_table_is_in_the_ledger_only_with_its_last_row() -> None:
+    copy = Copy(batch_rows=2)
+    copy.run()
+    assert [set(found.copied) for found in copy.publisher.states] == [
+        set(),
+        {ORDERS},
+        {ORDERS, ITEMS.name},
+        {ORDERS, ITEMS.name},
+    ]
+
+
+def test_a_table_of_the_ledger_is_not_read_again() -> None:
+    copy = Copy(begin=replace(state(), phase=SnapshotPhase.COPYING, copied={ORDERS: 3}))
+    copy.run()
+    assert copy.reader.read == [ITEMS.name]
+
+
+@pytest.mark.parametrize("fail_at", range(4))
+def test_a_copy_that_failed_goes_on_with_the_tables_that_are_missing(fail_at: int) -> None:
+    first = Copy(fail_at=fail_at, batch_rows=2)
+    with pytest.raises(Unavailable):
+        first.run()
+    begin = first.publisher.states[-1] if first.publisher.states else None
+    second = Copy(begin=begin, batch_rows=2)
+    second.run()
+    found = {(topic, key) for copy in (first, second) for topic, key, _, _ in copy.publisher.events}
+    assert found == {
+        ("shop.public.orders", b'{"id":1}'),
+        ("shop.public.orders", b'{"id":2}'),
+        ("shop.public.orders", b'{"id":3}'),
+        ("shop.public.items", b'{"id":7}'),
+    }
+
+
+@pytest.mark.parametrize("commits", range(1, 4))
+def test_stop_ends_after_a_commit_and_says_that_more_is_to_come(commits: int) -> None:
+    copy = Copy(batch_rows=2, stop_after_commits=commits)
+    assert (copy.run().phase, len(copy.publisher.batches)) == (SnapshotPhase.COPYING, commits)
+
+
+def test_an_empty_table_is_done_at_once() -> None:
+    assert Copy(rows={ORDERS: [], ITEMS.name: []}).run().copied == {ORDERS: 0, ITEMS.name: 0}
+
+
+def test_progress_ends_with_all_rows() -> None:
+    copy = Copy()
+    copy.run()
+    assert [(found.table, found.rows, found.finished) for found in copy.reports] == [
+        (ORDERS, 3, True),
+        (ITEMS.name, 1, True),
+    ]
+
+
+def test_a_table_with_fewer_rows_than_estimated_is_still_finished() -> None:
+    copy = Copy()
+    copy.run()
+    assert [found.rows_estimated for found in copy.reports] == [3, 2]
+
+
+def test_a_row_that_is_not_utf8_stops_the_copy_without_showing_it() -> None:
+    copy = Copy(rows={ORDERS: [(b"1", b"secret\xff")], ITEMS.name: []})
+    with pytest.raises(LockstepError, match=r"a row of public.orders can't be encoded") as caught:
+        copy.run()
+    assert "secret" not in str(caught.value)
