@@ -132,6 +132,15 @@ url = "{self.endpoints.warehouse_url}"
             process.send_signal(signal.SIGTERM)
         return process.wait(timeout_s)
 
+    def wait_ended(self, process: subprocess.Popen[bytes], *, timeout_s: float = 90.0) -> int:
+        """The exit code. A process that doesn't end says where it is before the test fails."""
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(1)
+            raise AssertionError(f"still running after {timeout_s:.0f} s: {process.log.read_text()[-8000:]}") from None  # type: ignore[attr-defined]
+
     def close(self) -> None:
         for process in self._processes:
             if process.poll() is None:

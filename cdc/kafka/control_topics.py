@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.kafka.cluster import Cluster, reason
+from cdc.kafka.consumer import open_consumer
 from cdc.kafka.topics import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
@@ -17,39 +18,32 @@ _TAIL_OFFSETS = 100
 """How far before its end the progress topic is read first."""
 
 _READ_TIMEOUT_S = 30.0
-"""A control topic is small; when its end isn't reached by then, the broker isn't serving."""
+"""When nothing comes for so long, the broker isn't serving."""
 
 
-def _consumer(client: ClientSettings) -> Consumer:
-    return Consumer(
-        {
-            **client,
-            "group.id": "lockstep-control",  # never committed: positions are explicit
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-        }
-    )
-
-
-def _records_to_end(consumer: Consumer, topic: str, start: int, deadline: float) -> Iterator[Message]:
-    """Every committed record from ``start`` to the end as of now. Raises Unavailable at the deadline."""
+def _records_to_end(consumer: Consumer, topic: str, start: int) -> Iterator[Message]:
+    """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for too long."""
+    # While somebody writes all the time, the consumer never comes to an end that it would tell of.
+    _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_READ_TIMEOUT_S)
+    if start == end:
+        return
     consumer.assign([TopicPartition(topic, 0, start)])
-    while True:
+    heard = time.monotonic()
+    while time.monotonic() - heard < _READ_TIMEOUT_S:
         message = consumer.poll(0.2)
         if message is None:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"the end of topic {topic} wasn't reached in {_READ_TIMEOUT_S:.0f} s")
             continue
+        heard = time.monotonic()
         error = message.error()
         if error is None:
             yield message
+            if (message.offset() or 0) >= end - 1:
+                return
         elif error.code() == KafkaError._PARTITION_EOF:
             return
         else:
             raise KafkaException(error)
+    raise Unavailable(f"the end of topic {topic} wasn't reached: nothing came for {_READ_TIMEOUT_S:.0f} s")
 
 
 def _content(message: Message) -> tuple[bytes, bytes | None]:
@@ -64,13 +58,13 @@ def read_compacted(client: ClientSettings, topic: str) -> dict[bytes, bytes]:
 
     Raises Unavailable when the broker doesn't answer and LockstepError when the topic doesn't exist.
     """
-    consumer = _consumer(client)
+    consumer = open_consumer(client)
     try:
         metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
         if metadata.error is not None:
             raise LockstepError(f"topic {topic} can't be read: {metadata.error.str()}")
         newest: dict[bytes, bytes] = {}
-        for message in _records_to_end(consumer, topic, 0, time.monotonic() + _READ_TIMEOUT_S):
+        for message in _records_to_end(consumer, topic, 0):
             key, value = _content(message)
             newest.pop(key, None)  # so that the order is that of the newest records
             if value is not None:
@@ -113,7 +107,7 @@ class ProgressReader:
     def __init__(self, client: ClientSettings, prefix: str, topics: Sequence[str]) -> None:
         self._topic = control_topic(prefix, PROGRESS)
         self._topics = tuple(topics)
-        self._consumer = _consumer(client)
+        self._consumer = open_consumer(client)
         self._cluster = Cluster(client)
         self._next: int | None = None
 
@@ -142,7 +136,7 @@ class ProgressReader:
     def _read(self, start: int) -> list[ProgressRecord]:
         records = []
         self._next = start
-        for message in _records_to_end(self._consumer, self._topic, start, time.monotonic() + _READ_TIMEOUT_S):
+        for message in _records_to_end(self._consumer, self._topic, start):
             records.append(ProgressRecord.from_bytes(_content(message)[1] or b""))
             self._next = (message.offset() or 0) + 1
         return records

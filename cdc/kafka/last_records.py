@@ -4,9 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from cdc.kafka.cluster import Cluster, reason
+from cdc.kafka.consumer import open_consumer
 from cdc.model.errors import Unavailable
 
 _TAIL_OFFSETS = 50
@@ -35,27 +36,17 @@ def last_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list
     ends = {at: end for at, end in cluster.end_offsets(partitions).items() if end > 0} if partitions else {}
     if not ends:
         return []
-    consumer = Consumer(
-        {
-            **client,
-            "group.id": "lockstep-doctor",  # never committed: positions are explicit
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 50,
-        }
-    )
+    consumer = open_consumer(client)
     newest: dict[tuple[str, int], LastRecord] = {}
     unread = set(ends)
     deadline = time.monotonic() + _TIMEOUT_S
     try:
         consumer.assign([TopicPartition(*at, max(0, end - _TAIL_OFFSETS)) for at, end in ends.items()])
         while unread:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the end of {len(unread)} partitions wasn't reached in {_TIMEOUT_S:.0f} s")
             message = consumer.poll(0.2)
             if message is None:
-                if time.monotonic() > deadline:
-                    raise Unavailable(f"the end of {len(unread)} partitions wasn't reached in {_TIMEOUT_S:.0f} s")
                 continue
             at = (message.topic() or "", message.partition() or 0)
             error = message.error()
@@ -67,6 +58,8 @@ def last_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list
                     _bytes(message.value()),
                     {name: _bytes(value) for name, value in dict(message.headers() or []).items()},
                 )
+                if newest[at].offset >= ends[at] - 1:
+                    unread.discard(at)  # where somebody writes all the time, the consumer tells of no end
             elif error.code() == KafkaError._PARTITION_EOF:
                 unread.discard(at)
             else:

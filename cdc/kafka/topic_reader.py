@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc.kafka.cluster import Cluster, reason
+from cdc.kafka.consumer import open_consumer
 from cdc.model.errors import Unavailable
 from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of
 
@@ -46,17 +47,7 @@ class TopicReader:
         # The ends with open transactions included: the markers of one that has just been committed may not be written yet, and
         # until they are, a read-committed consumer is told that the topic ends before it.
         ends = self._cluster.end_offsets([(topic, p) for p in range(count)], while_waiting=self._while_waiting)
-        consumer = Consumer(
-            {
-                **self._client,
-                "group.id": "lockstep-control",  # never committed: positions are explicit
-                "enable.auto.commit": False,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                "enable.partition.eof": True,
-                "fetch.wait.max.ms": 20,
-            }
-        )
+        consumer = open_consumer(self._client)
         try:
             for partition in range(count):
                 begin = (start or {}).get(partition, 0)

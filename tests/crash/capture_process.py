@@ -4,6 +4,7 @@ The kill sits in a wrapper around the publisher, so the product has no test code
 """
 
 import argparse
+import faulthandler
 import os
 import signal
 import sys
@@ -57,6 +58,7 @@ def main() -> int:
     parser.add_argument("--nth", type=int, default=3)
     arguments = parser.parse_args()
     log_to_stderr()
+    faulthandler.register(signal.SIGUSR1)  # for whoever waits for its end in vain
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     wrap = (

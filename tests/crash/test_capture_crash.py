@@ -57,7 +57,7 @@ def _replace_while_frozen(pipeline: Pipeline, old: Any) -> Any:
         wait_until(lambda: "streaming from" in new.log.read_text(), what="the second capture streams", timeout_s=120)
     finally:
         os.kill(old.pid, signal.SIGCONT)
-    assert old.wait(90) == 1, old.log.read_text()
+    assert pipeline.wait_ended(old) == 1, old.log.read_text()
     assert "taken over" in old.log.read_text()
     return new
 

@@ -1,12 +1,17 @@
 """Topics and partitions on a real broker."""
 
+import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.cluster import Cluster, control_topic_plans, table_topic_plan
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.last_records import last_records
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topics import table_topic
 from cdc.model.errors import LockstepError
@@ -97,3 +102,38 @@ def test_two_names_that_kafka_takes_for_one_are_refused_with_the_reason(endpoint
 
 def test_the_stacks_brokers_write_the_markers_of_every_committed_transaction(endpoints: Endpoints) -> None:
     assert not Cluster({"bootstrap.servers": endpoints.kafka_bootstrap}).loses_commit_markers()
+
+
+@contextmanager
+def _writing_without_a_pause(bootstrap: str, topic: str) -> Iterator[None]:
+    """So much that a consumer always gets more, and is never told that it has reached the end."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+    producer.produce(topic, key=b"k", value=b"first")
+    producer.flush(30)
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            with suppress(BufferError):  # full: what is in it keeps the reader busy
+                producer.produce(topic, key=b"k", value=b"later")
+            producer.poll(0.0002)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+        producer.flush(30)
+
+
+def test_a_topic_is_read_to_its_end_as_of_now_while_somebody_writes_all_the_time(
+    endpoints: Endpoints, prefix: str
+) -> None:
+    settings = kafka_settings(endpoints.kafka_bootstrap)
+    plan = control_topic_plans(prefix, settings.topics)[0]
+    Cluster(settings.client()).create([plan])
+    with _writing_without_a_pause(endpoints.kafka_bootstrap, plan.name):
+        assert read_compacted(settings.client(), plan.name).keys() == {b"k"}
+        assert [record.key for record in last_records(settings.client(), [plan.name])] == [b"k"]

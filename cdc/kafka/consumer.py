@@ -1,0 +1,23 @@
+"""A consumer that belongs to no group's bookkeeping: whoever uses it says where to read, and how far."""
+
+from collections.abc import Mapping
+
+from confluent_kafka import Consumer
+
+
+def open_consumer(client: Mapping[str, str | int]) -> Consumer:
+    """Reads what is committed, and tells where a partition ends as of now.
+
+    That end moves on while somebody writes, and under steady writing it is never told. So a reader fixes its own end first.
+    """
+    return Consumer(
+        {
+            **client,
+            "group.id": "lockstep-control",  # never committed: positions are explicit
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+        }
+    )
