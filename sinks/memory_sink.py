@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from cdc.model.errors import Fenced, LockstepError
-from cdc.model.event import RowEvent
+from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.shape import Shape, unknown_column, unprepared
 from sinks.sink import Batch, Outcome, Progress, Rejection, StoredRow
@@ -28,6 +28,7 @@ class MemoryStore:
 
     generations: dict[int, _Generation] = field(default_factory=dict)
     live: int | None = None
+    notes: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -46,7 +47,7 @@ class MemorySink:
         self._refuse = refuse
         self._fence = 0
 
-    def prepare(self, tables: Sequence[Table]) -> None:
+    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
         with self._store.lock:
             generation = self._store.generations.get(self._number, _Generation())
             shapes = dict(generation.shapes)
@@ -57,8 +58,14 @@ class MemorySink:
             for table in tables:
                 generation.newest.setdefault(table.name, {})
             self._store.generations[self._number] = generation
-            if self._store.live is None:
+            if self._store.live is None and go_live:
                 self._store.live = self._number
+
+    def begin_bulk(self) -> None:
+        """There is nothing faster than a dict."""
+
+    def end_bulk(self) -> None:
+        """See ``begin_bulk``."""
 
     def claim(self) -> int:
         with self._store.lock:
@@ -107,6 +114,10 @@ class MemorySink:
     def live_generation(self) -> int | None:
         return self._store.live
 
+    def generations(self) -> list[int]:
+        with self._store.lock:
+            return sorted(self._store.generations)
+
     def switch(self) -> None:
         with self._store.lock:
             self._generation()
@@ -119,6 +130,19 @@ class MemorySink:
                     f"generation {self._number} is live", hint="switch to another generation before you drop this one"
                 )
             self._store.generations.pop(self._number, None)
+            for name in [name for name in self._store.notes if name.startswith(f"g{self._number}.")]:
+                del self._store.notes[name]
+
+    def load_note(self, name: str) -> str | None:
+        with self._store.lock:
+            return self._store.notes.get(name)
+
+    def save_note(self, name: str, text: str | None) -> None:
+        with self._store.lock:
+            if text is None:
+                self._store.notes.pop(name, None)
+            else:
+                self._store.notes[name] = text
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         with self._store.lock:
@@ -130,6 +154,10 @@ class MemorySink:
             if event.row is not None:
                 row = {column.name: event.row.get(column.name) for column in table.columns}
                 yield StoredRow({name: row[name] for name in table.key}, row, event.tag)
+
+    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        wanted = {_key_bytes(key) for key in keys}
+        return (stored for stored in self.scan(table) if _key_bytes(stored.key) in wanted)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -1,10 +1,11 @@
 """A sink that waits while its server can't serve: the only place of the sinks that sleeps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from cdc.model.errors import Unavailable
+from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from sinks.sink import Batch, Outcome, Progress, Sink, StoredRow
 
@@ -31,7 +32,7 @@ class RetryingSink:
     so that many jobs don't come back at the same moment. With ``give_up_after_s`` the last ``Unavailable`` is raised once the
     next wait would end beyond it; without, it goes on for ever, and ``on_wait`` is how others hear of it.
 
-    ``scan`` isn't repeated once it has begun: its caller has rows in hand already.
+    ``scan`` and ``rows`` aren't repeated once they have begun: their caller has rows in hand already.
     """
 
     def __init__(
@@ -53,8 +54,14 @@ class RetryingSink:
         self._give_up_after_s = give_up_after_s
         self._wait_max_s = wait_max_s
 
-    def prepare(self, tables: Sequence[Table]) -> None:
-        self._persist(lambda: self._sink.prepare(tables))
+    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
+        self._persist(lambda: self._sink.prepare(tables, go_live=go_live))
+
+    def begin_bulk(self) -> None:
+        self._persist(self._sink.begin_bulk)
+
+    def end_bulk(self) -> None:
+        self._persist(self._sink.end_bulk)
 
     def claim(self) -> int:
         return self._persist(self._sink.claim)
@@ -71,14 +78,26 @@ class RetryingSink:
     def live_generation(self) -> int | None:
         return self._persist(self._sink.live_generation)
 
+    def generations(self) -> list[int]:
+        return self._persist(self._sink.generations)
+
     def switch(self) -> None:
         self._persist(self._sink.switch)
 
     def drop(self) -> None:
         self._persist(self._sink.drop)
 
+    def load_note(self, name: str) -> str | None:
+        return self._persist(lambda: self._sink.load_note(name))
+
+    def save_note(self, name: str, text: str | None) -> None:
+        self._persist(lambda: self._sink.save_note(name, text))
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._sink.scan(table)
+
+    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        return self._sink.rows(table, keys)
 
     def close(self) -> None:
         self._sink.close()

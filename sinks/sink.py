@@ -4,7 +4,8 @@ A sink stays right when the same batch is applied twice, when an older batch com
 write at once: the tag stored beside each row decides, and only a greater tag wins. Each event ends as applied (or already
 applied), or as a rejection that the caller keeps; anything else is an exception and the whole batch may be applied again.
 
-A Sink object is bound to one *generation*, one physical build of the data. Readers see the live generation.
+A Sink object is bound to one *generation*, one physical build of the data. Readers see the live generation. Which one that is,
+how far each of them is, and the *notes* by which jobs and commands agree are stored in the destination: there is one truth.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,12 +89,24 @@ class Sink(Protocol):
     disk, a missing index, a lost permission; nobody's bad row).
     """
 
-    def prepare(self, tables: Sequence[Table]) -> None:
-        """Create what this generation needs for these tables, and make it live when no generation is. Idempotent.
+    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
+        """Create what this generation needs for these tables. Idempotent. Makes it live when no generation is, if it may.
 
         Mapping and DDL come from the tables' shapes, never from data. Raises LockstepError when what is there has
         another shape: that needs a new generation.
         """
+        ...
+
+    def begin_bulk(self) -> None:
+        """From now on until ``end_bulk`` nobody reads this generation: apply with what the destination does fastest.
+
+        Call it after ``prepare``, before the first event. Idempotent; it lasts beyond this object and this process. Applying
+        stays safe to repeat; ``scan`` and ``rows`` tell the truth only after ``end_bulk``.
+        """
+        ...
+
+    def end_bulk(self) -> None:
+        """Make the generation fit to be read. Idempotent, harmless where bulk wasn't begun; what it interrupts can be repeated."""
         ...
 
     def claim(self) -> int:
@@ -123,16 +136,37 @@ class Sink(Protocol):
         """The generation that readers see, or None when there is none."""
         ...
 
+    def generations(self) -> list[int]:
+        """The generations that were prepared and not dropped, ascending, whichever this object is bound to."""
+        ...
+
     def switch(self) -> None:
-        """Make this generation the live one, at once for every reader."""
+        """Make this generation the live one, at once for every reader. Raises LockstepError when the name that readers use
+        was pointed to something else by somebody else."""
         ...
 
     def drop(self) -> None:
-        """Remove this generation's data. Raises LockstepError when it is the live one."""
+        """Remove this generation's data, its progress and its notes (those called ``g<n>.*``). Raises LockstepError when it
+        is the live one."""
+        ...
+
+    def load_note(self, name: str) -> str | None:
+        """A note of this sink, the same for all generations and processes; None when there is none.
+
+        What ``save_note`` stored before, wherever, is seen by every later call.
+        """
+        ...
+
+    def save_note(self, name: str, text: str | None) -> None:
+        """Store a note, or remove it with None. ``name`` is made of lower-case letters, digits, ``.``, ``_`` and ``-``."""
         ...
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         """All live rows of a table in this generation, in no particular order, seen as of now (refreshed first)."""
+        ...
+
+    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        """The live ones among the rows of these keys, in no particular order, seen as of now. ``keys`` are at most a thousand."""
         ...
 
     def close(self) -> None:
