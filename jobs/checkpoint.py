@@ -6,17 +6,15 @@ import orjson
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
-from sinks.sink import TopicPartition
-
-Offsets = dict[TopicPartition, int]
-"""Next offset to read, per topic and partition."""
+from jobs.offsets import Offsets
+from jobs.reading import Reading
 
 _VERSION = "v1"
 
 
-def checkpoint_location(directory: str, *, sink: str, generation: int) -> str:
-    """One checkpoint per sink and generation: ``<directory>/<sink>/g<n>``."""
-    return f"{directory.rstrip('/')}/{sink}/g{generation}"
+def checkpoint_location(directory: str, *, sink: str, generation: int, reading: Reading | None = None) -> str:
+    """One checkpoint per sink, generation and reading: ``<directory>/<sink>/g<n>``, ``g<n>-1`` and so on."""
+    return f"{directory.rstrip('/')}/{sink}/g{generation}{reading.directory if reading else ''}"
 
 
 def parse_offsets(text: str) -> Offsets:

@@ -43,4 +43,15 @@ class SparkSettings(Settings):
         default=None, description="where Spark's own processes write what they have to say; else to standard error"
     )
     jars: tuple[Path, ...] = Field(default=(), description="Spark's Kafka source and what it needs")
-    conf: Mapping[str, str] = Field(default_factory=dict, description="further Spark settings; they win over ours")
+    package: Path | None = Field(
+        default=None,
+        description="the archive of `lockstep package` for the executors of a cluster; none where they have it installed",
+    )
+    python: str | None = Field(
+        default=None,
+        description="the Python of the workers; default python3 on a cluster, this one with a local master",
+    )
+    conf: Mapping[str, str] = Field(
+        default_factory=dict,
+        description="further Spark settings; they win over ours, and lists of jars, archives and paths add up",
+    )

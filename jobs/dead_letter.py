@@ -33,14 +33,14 @@ OpenRejections = dict[tuple[str, bytes], str]
 """Topic and key of a rejected event -> its tag."""
 
 
-def dead_letter_key(sink: str, topic: str, key: bytes) -> bytes:
-    """``[sink, topic, event key]``: a newer rejection of the same row replaces the older one."""
-    return orjson.dumps([sink, topic, orjson.Fragment(key)])
+def dead_letter_key(sink: str, generation: int, topic: str, key: bytes) -> bytes:
+    """``[sink, generation, topic, event key]``: a newer rejection of the same row replaces the older one."""
+    return orjson.dumps([sink, generation, topic, orjson.Fragment(key)])
 
 
-def event_key(sink: str, topic: str, letter_key: bytes) -> bytes | None:
-    """The event's key in a dead letter's key, to the byte; None when the letter is another sink's or topic's."""
-    start = orjson.dumps([sink, topic])[:-1] + b","
+def event_key(sink: str, generation: int, topic: str, letter_key: bytes) -> bytes | None:
+    """The event's key in a dead letter's key, to the byte; None when the letter is another generation's or topic's."""
+    start = orjson.dumps([sink, generation, topic])[:-1] + b","
     return letter_key[len(start) : -1] if letter_key.startswith(start) else None
 
 
@@ -62,20 +62,22 @@ def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejec
     )
 
 
-def open_rejections(letters: Mapping[bytes, bytes], *, sink: str, topics: Iterable[str]) -> OpenRejections:
-    """What the dead-letter topic holds for this sink. Pure; ``letters`` are the topic's keys and values."""
+def open_rejections(
+    letters: Mapping[bytes, bytes], *, sink: str, generation: int, topics: Iterable[str]
+) -> OpenRejections:
+    """What the dead-letter topic holds for this generation. Pure; ``letters`` are the topic's keys and values."""
     names = list(topics)
     found: OpenRejections = {}
     for letter_key, value in letters.items():
         for topic in names:
-            key = event_key(sink, topic, letter_key)
+            key = event_key(sink, generation, topic, letter_key)
             if key is not None:
                 found[topic, key] = orjson.loads(value)["tag"]
     return found
 
 
 class DeadLetters:
-    """One sink's part of a pipeline's dead-letter topic. It writes over a connection that most jobs never need."""
+    """One generation's part of a pipeline's dead-letter topic. It writes over a connection that most jobs never need."""
 
     def __init__(self, client: ClientSettings, pipeline: str, *, sink: str, generation: int) -> None:
         self._client = client
@@ -86,7 +88,15 @@ class DeadLetters:
 
     def read(self, topics: Iterable[str]) -> OpenRejections:
         """The rejections that are open. Raises Unavailable."""
-        return open_rejections(read_compacted(self._client, self._topic), sink=self._sink, topics=topics)
+        return open_rejections(
+            read_compacted(self._client, self._topic), sink=self._sink, generation=self._generation, topics=topics
+        )
+
+    def close_all(self, topics: Iterable[str]) -> None:
+        """Remove all letters of this generation, which is about to be dropped. Raises as ``publish``."""
+        still_open = self.read(topics)
+        if still_open:
+            self.close(still_open)
 
     def publish(self, events: Iterable[RejectedEvent], *, rejected_at_ms: int) -> None:
         """Return once every event is acknowledged by all in-sync replicas. Publishing one twice changes nothing.
@@ -95,7 +105,7 @@ class DeadLetters:
         """
         self._send(
             (
-                dead_letter_key(self._sink, event.topic, event.key),
+                dead_letter_key(self._sink, self._generation, event.topic, event.key),
                 dead_letter_value(self._sink, self._generation, event, rejected_at_ms=rejected_at_ms),
             )
             for event in events
@@ -103,7 +113,7 @@ class DeadLetters:
 
     def close(self, rejections: Iterable[tuple[str, bytes]]) -> None:
         """Remove the letters of these rows, topic and key: what was rejected, or something newer, got through. Raises as publish."""
-        self._send((dead_letter_key(self._sink, topic, key), None) for topic, key in rejections)
+        self._send((dead_letter_key(self._sink, self._generation, topic, key), None) for topic, key in rejections)
 
     def _send(self, letters: Iterable[tuple[bytes, bytes | None]]) -> None:
         producer = self._connect()

@@ -18,7 +18,8 @@ import pyarrow as pa
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import TableName
-from cdc.protocol.envelope import row_event
+from cdc.protocol.envelope import row_event, schema_id_of
+from jobs.shape_history import TableHistory
 from sinks.collapse import newest
 from sinks.registry import SinkSettings, open_sink
 from sinks.retrying_sink import RetryingSink, Waiting
@@ -57,6 +58,8 @@ class Task:
     """Another one for each life of the query: what a worker has kept open may know nothing of a table's new shape."""
     rejected_before: Mapping[tuple[str, bytes], str] = field(default_factory=dict)
     """Topic and key -> tag of events that this sink has refused and that nothing has replaced yet."""
+    histories: Mapping[TableName, TableHistory] = field(default_factory=dict)
+    """Of the tables that had other shapes before."""
     open: OpenSink = open_sink
 
 
@@ -156,10 +159,26 @@ class _Records:
             self.tombstone_tags += tombstone_tags.to_pylist()
         self.bytes += batch.nbytes + _RECORD_OVERHEAD_BYTES * batch.num_rows
 
-    def newest_events(self, tables: Mapping[str, TableName]) -> list[tuple[int, RowEvent]]:
-        """The newest event of each key, with its place. The others are never parsed. Raises LockstepError."""
+    def newest_events(
+        self, tables: Mapping[str, TableName], histories: Mapping[TableName, TableHistory]
+    ) -> list[tuple[int, RowEvent]]:
+        """The newest event of each key in its table's newest shape, with its place. The others are never parsed.
+
+        Raises LockstepError.
+        """
         places = newest(self.topics, self.partitions, self.offsets, self.keys, self.values, self.tombstone_tags)
-        return [(place, self._event(place, tables)) for place in places]
+        if not histories:
+            return [(place, self._event(place, tables)) for place in places]
+        events = []
+        for place in places:
+            event: RowEvent | None = self._event(place, tables)
+            assert event is not None
+            history = histories.get(event.table)
+            if history is not None:
+                event = history.translate(event, schema_id_of(self.values[place] or b""))
+            if event is not None:
+                events.append((place, event))
+        return events
 
     def last_places(self) -> dict[TopicPartition, int]:
         """The place of each partition's last record."""
@@ -211,7 +230,7 @@ def _apply_all(task: Task, batches: Iterator[pa.RecordBatch], delivered: Deliver
 
 def _apply(task: Task, records: _Records, delivered: Delivered) -> None:
     """Apply one portion and add what became of it. Raises LockstepError."""
-    placed = records.newest_events(task.tables)
+    placed = records.newest_events(task.tables, task.histories)
     last = records.last_places()
     seen = {at: records.offsets[place] + 1 for at, place in last.items()}
     outcome = _sink(task).apply(

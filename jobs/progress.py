@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from cdc.protocol.control import ProgressRecord
-from jobs.checkpoint import Offsets
+from jobs.offsets import Offsets
 from jobs.watermark import Watermark
-from sinks.sink import Progress, Sink
+from sinks.sink import Progress, Sink, TopicPartition
 
 RENEWAL_MS: Final = 60_000
 """Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
@@ -28,13 +28,16 @@ class ProgressKeeper:
         stored: Progress | None,
         topic_ids: Mapping[str, str],
         now_ms: Callable[[], int],
+        skipped: Mapping[TopicPartition, int] | None = None,
     ) -> None:
+        """``skipped`` are the partitions of which this reading leaves something out, as in Progress."""
         self._sink = sink
         self._watermark = watermark
         self._topic_ids = dict(topic_ids)
         self._now_ms = now_ms
         self._lock = threading.Lock()  # the sink's client and the watermark aren't made for two threads
         self._applied: Offsets = {} if stored is None else dict(stored.next_offsets)
+        self._skipped: Offsets = dict(skipped or {})
         self._rejected = 0 if stored is None else stored.rejected
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
@@ -48,10 +51,12 @@ class ProgressKeeper:
         with self._lock:
             # After a crash between this and Spark's commit the batch comes again: its rejections are counted already. And
             # a log that is read again from its start takes nothing back.
-            if any(self._applied.get(at, 0) < end for at, end in ends.items()):
+            if any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items()):
                 self._rejected += rejected
                 for at, end in ends.items():
-                    self._applied[at] = max(end, self._applied.get(at, 0))
+                    # Behind a gap nothing counts as complete, so the watermark stays where it is.
+                    reached = self._skipped if at in self._skipped else self._applied
+                    reached[at] = max(end, reached.get(at, 0))
             self._watermark.advance(self._applied)
             # Not now, even when nothing is left: only ``learn`` has looked for what is new.
             self._complete_at_ms = self._watermark.behind_since_ms or self._complete_at_ms
@@ -81,6 +86,7 @@ class ProgressKeeper:
             updated_at_ms=self._complete_at_ms,
             topic_ids=self._topic_ids,
             rejected=self._rejected,
+            skipped=dict(self._skipped),
         )
         self._sink.save_progress(progress)
         self._saved_at_ms = self._now_ms()

@@ -58,20 +58,31 @@ class SinkWaiting:
 
 @dataclass(frozen=True, slots=True)
 class SinkFailed:
-    """This sink has stopped for good and needs somebody; the others go on."""
+    """This generation, or all of the sink (None), has stopped for good and needs somebody; the others go on."""
 
     sink: str
+    generation: int | None
     error: LockstepError
 
 
 @dataclass(frozen=True, slots=True)
 class SinkStopped:
-    """This sink has stopped because it was asked to, or because it is done."""
+    """This generation has stopped because it was asked to, or because it is done."""
 
     sink: str
+    generation: int
 
 
-Report = SinkStarted | StatusReport | WatermarkRaised | SinkWaiting | SinkFailed | SinkStopped
+@dataclass(frozen=True, slots=True)
+class DefinitionDiffers:
+    """The live generation was built with other settings than today's; ``settings`` names those that differ."""
+
+    sink: str
+    generation: int
+    settings: tuple[str, ...]
+
+
+Report = SinkStarted | StatusReport | WatermarkRaised | SinkWaiting | SinkFailed | SinkStopped | DefinitionDiffers
 Reporter = Callable[[Report], None]
 """Called from the sinks' own threads; must be quick."""
 
@@ -104,8 +115,17 @@ def log_report(report: Report) -> None:
                 "sink waits sink=%s reason=%s retry_in_s=%.1f", report.sink, report.reason, report.retry_in_s
             )
         case SinkFailed():
-            logger.error("sink failed sink=%s error=%s", report.sink, report.error)
+            generation = "all" if report.generation is None else str(report.generation)
+            logger.error("sink failed sink=%s generation=%s error=%s", report.sink, generation, report.error)
         case SinkStopped():
-            logger.info("sink stopped sink=%s", report.sink)
+            logger.info("sink stopped sink=%s generation=%d", report.sink, report.generation)
+        case DefinitionDiffers():
+            logger.warning(
+                "sink was built with other settings sink=%s generation=%d differs_in=%s: `lockstep rebuild %s` builds it with today's",
+                report.sink,
+                report.generation,
+                ",".join(report.settings),
+                report.sink,
+            )
         case _:
             assert_never(report)

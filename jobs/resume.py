@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cdc.model.errors import PositionMismatch
-from jobs.checkpoint import Offsets
+from jobs.offsets import Offsets
 from sinks.sink import Progress
 
 
@@ -89,7 +89,7 @@ def _check_subscription(point: ResumePoint, committed: Offsets, topics: Mapping[
 
 
 def _check_destination(point: ResumePoint, committed: Offsets) -> None:
-    stored = {} if point.progress is None else point.progress.next_offsets
+    stored = {} if point.progress is None else {**point.progress.next_offsets, **point.progress.skipped}
     for (topic, partition), offset in committed.items():
         if stored.get((topic, partition), 0) < offset:
             raise PositionMismatch(

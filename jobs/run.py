@@ -1,23 +1,78 @@
-"""Runs the jobs of several sinks in one driver: one SparkSession, one query and one thread per sink."""
+"""Runs the jobs of several sinks in one driver: one SparkSession, one query and one thread per sink and generation.
+
+Which generations a sink has is looked up again and again: one that ``rebuild`` has finished joins, one that is to be dropped leaves.
+"""
 
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from jobs.config import SparkSettings
 from jobs.delivery import Failure, OpenSink
-from jobs.report import Reporter, SinkFailed, SinkStopped, log_report
+from jobs.generations import (
+    Phase,
+    Record,
+    check_owner,
+    list_generations,
+    next_number,
+    save_record,
+)
+from jobs.report import DefinitionDiffers, Reporter, SinkFailed, SinkStopped, SinkWaiting, log_report
 from jobs.session import open_session
 from jobs.sink_job import SinkJob, SinkPlan
-from sinks.registry import SinkSettings, open_sink
+from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.sink import Sink
+
+_LOOK_S: Final = 2.0
+"""How often the sinks are asked for their generations."""
+
+_POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What all jobs of a pipeline read, and what with. ``tables`` are the captured ones."""
+
+    pipeline: str
+    kafka: KafkaSettings
+    tables: Sequence[TableName]
+    spark: SparkSettings
+
+    def plan(
+        self,
+        name: str,
+        settings: SinkSettings,
+        generation: int,
+        *,
+        once: bool = False,
+        go_live: bool = True,
+        bulk: bool = False,
+        open_sink: OpenSink = open_sink,
+    ) -> SinkPlan:
+        """The plan of one generation's job. Raises ConfigurationError for tables that aren't captured."""
+        return SinkPlan(
+            name=name,
+            settings=settings,
+            generation=generation,
+            pipeline=self.pipeline,
+            kafka=self.kafka,
+            tables=tables_of(name, settings.tables, self.tables),
+            spark=self.spark,
+            once=once,
+            go_live=go_live,
+            bulk=bulk,
+            open=open_sink,
+        )
 
 
 def run_sinks(
@@ -27,7 +82,6 @@ def run_sinks(
     tables: Sequence[TableName],
     sinks: Mapping[str, SinkSettings],
     spark: SparkSettings,
-    generations: Mapping[str, int] | None = None,
     once: bool = False,
     report: Reporter = log_report,
     stop: threading.Event | None = None,
@@ -35,33 +89,28 @@ def run_sinks(
 ) -> int:
     """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end as of now.
 
-    ``tables`` are the captured ones; a sink's own ``tables`` narrow them. ``generations`` names the generation of a sink
-    where it isn't to be the live one. Returns the exit code: 0, or 1 when a sink failed; ``report`` has its error then, and
-    the other sinks went on. Raises ConfigurationError before anything is started, and LockstepError when Spark
-    doesn't start.
+    ``tables`` are the captured ones; a sink's own ``tables`` narrow them. Returns the exit code: 0, or 1 when a sink failed;
+    ``report`` has its error then, and the other sinks went on. Raises ConfigurationError before anything is started, and
+    LockstepError when Spark doesn't start.
     """
-    plans = [
-        SinkPlan(
-            name=name,
-            settings=settings,
-            generation=(generations or {}).get(name),
-            pipeline=pipeline,
-            kafka=kafka,
-            tables=tables_of(name, settings.tables, tables),
-            spark=spark,
-            once=once,
-            open=open_sink,
-        )
-        for name, settings in sinks.items()
-    ]
+    source = Source(pipeline, kafka, tables, spark)
+    for name, settings in sinks.items():
+        tables_of(name, settings.tables, tables)
     stop = stop or threading.Event()
-    session = open_session(spark, name=f"lockstep {pipeline}")
+    with session(source, stop) as spark_session:
+        return _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink).run()
+
+
+@contextmanager
+def session(source: Source, stop: threading.Event) -> Iterator[SparkSession]:
+    """A SparkSession until the block ends, in which SIGTERM and SIGINT set ``stop``."""
+    opened = open_session(source.spark, name=f"lockstep {source.pipeline}")
     try:
         # After the session: PySpark installs a handler of its own for SIGINT.
         with _stopped_by_signals(stop):
-            return _run_all(plans, session, stop=stop, report=report)
+            yield opened
     finally:
-        session.stop()
+        opened.stop()
 
 
 def tables_of(sink: str, wanted: Sequence[str], captured: Sequence[TableName]) -> list[TableName]:
@@ -77,28 +126,158 @@ def tables_of(sink: str, wanted: Sequence[str], captured: Sequence[TableName]) -
     return names
 
 
-def _run_all(plans: Sequence[SinkPlan], session: SparkSession, *, stop: threading.Event, report: Reporter) -> int:
-    failed: list[str] = []
+class JobThread:
+    """A SinkJob in a thread of its own. ``failure`` is what it ended with, once it isn't alive any more."""
 
-    def work(plan: SinkPlan) -> None:
+    def __init__(self, plan: SinkPlan, spark: SparkSession, *, report: Reporter) -> None:
+        self.plan = plan
+        self.failure: LockstepError | None = None
+        self._stop = threading.Event()
+        self._job = SinkJob(plan, spark, stop=self._stop, report=report)
+        self._report = report
+        self._thread = threading.Thread(target=self._work, name=f"sink-{plan.name}-g{plan.generation}")
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def stop(self) -> None:
+        """End it after the running batch."""
+        self._stop.set()
+        self._thread.join()
+
+    def _work(self) -> None:
         try:
-            SinkJob(plan, session, stop=stop, report=report).run()
+            self._job.run()
         except LockstepError as error:
-            failed.append(plan.name)
-            report(SinkFailed(plan.name, error))
+            self.failure = error
         except Exception as error:
             # A bug of ours must not take the other sinks with it.
-            failed.append(plan.name)
-            report(SinkFailed(plan.name, Failure.of(error).error()))
+            self.failure = Failure.of(error).error()
+        if self.failure is None:
+            self._report(SinkStopped(self.plan.name, self.plan.generation))
         else:
-            report(SinkStopped(plan.name))
+            self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
 
-    threads = [threading.Thread(target=work, args=(plan,), name=f"sink-{plan.name}") for plan in plans]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return 1 if failed else 0
+
+@dataclass(slots=True)
+class _Member:
+    """A sink: its jobs by generation, those that have failed included."""
+
+    name: str
+    settings: SinkSettings
+    sink: Sink
+    jobs: dict[int, JobThread] = field(default_factory=dict)
+    started: bool = False
+    failure: LockstepError | None = None
+    waiting: str = ""
+
+
+class _Group:
+    """All sinks of a driver, whose generations come and go."""
+
+    def __init__(
+        self,
+        source: Source,
+        sinks: Mapping[str, SinkSettings],
+        spark: SparkSession,
+        *,
+        once: bool,
+        stop: threading.Event,
+        report: Reporter,
+        open_sink: OpenSink,
+    ) -> None:
+        self._source = source
+        self._spark = spark
+        self._once = once
+        self._stop = stop
+        self._report = report
+        self._open = open_sink
+        # Any generation's object can be asked for all of them.
+        self._members = [_Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
+
+    def run(self) -> int:
+        look_at = 0.0
+        try:
+            while not self._stop.is_set():
+                if time.monotonic() >= look_at:
+                    for member in self._members:
+                        self._look(member)
+                    look_at = time.monotonic() + _LOOK_S
+                if all(self._is_over(member) for member in self._members):
+                    break
+                self._stop.wait(_POLL_S)
+        finally:
+            jobs = [job for member in self._members for job in member.jobs.values()]
+            for job in jobs:
+                job.ask_to_stop()
+            for job in jobs:
+                job.stop()
+            for member in self._members:
+                member.sink.close()
+        failures = [member.failure for member in self._members] + [job.failure for job in jobs]
+        return 1 if any(failures) else 0
+
+    def _is_over(self, member: _Member) -> bool:
+        """Nothing of it runs, and nothing will that wouldn't at the next start."""
+        if any(job.is_alive for job in member.jobs.values()):
+            return False
+        return member.failure is not None or (member.started and bool(member.jobs))
+
+    def _look(self, member: _Member) -> None:
+        """Start and stop what the sink's generations ask for."""
+        if self._once and member.started:
+            return
+        try:
+            wanted = self._wanted(member)
+        except Unavailable as error:
+            if member.waiting != error.message:
+                self._report(SinkWaiting(member.name, error.message, _LOOK_S))
+            member.waiting = error.message
+            return
+        except LockstepError as error:
+            if member.failure is None:
+                member.failure = error
+                self._report(SinkFailed(member.name, None, error))
+            return
+        member.waiting, member.failure = "", None
+        for number, job in list(member.jobs.items()):
+            if number not in wanted:
+                job.ask_to_stop()
+                if not job.is_alive:
+                    del member.jobs[number]
+        for number, settings in wanted.items():
+            if number not in member.jobs:
+                plan = self._source.plan(member.name, settings, number, once=self._once, open_sink=self._open)
+                member.jobs[number] = JobThread(plan, self._spark, report=self._report)
+        member.started = True
+
+    def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
+        """The generations to be applied to, each with the settings that it was built with."""
+        found = list_generations(member.sink)
+        today = definition(member.settings)
+        if not found:
+            number = next_number(member.sink)
+            record = Record(self._source.pipeline, today, created_at_ms=time.time_ns() // 1_000_000)
+            save_record(member.sink, number, record)
+            return {number: member.settings}
+        wanted: dict[int, SinkSettings] = {}
+        for generation in found:
+            if generation.phase is not Phase.READY:
+                continue
+            record = generation.record or Record(self._source.pipeline, today)
+            if generation.record is None:
+                save_record(member.sink, generation.number, record)
+            check_owner(member.name, generation.number, record, self._source.pipeline)
+            wanted[generation.number] = with_definition(member.settings, record.definition)
+            if generation.is_live and generation.number not in member.jobs and dict(record.definition) != today:
+                changed = sorted(name for name in today if today[name] != record.definition.get(name))
+                self._report(DefinitionDiffers(member.name, generation.number, tuple(changed)))
+        return wanted
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
 from jobs.config import SparkSettings
+from jobs.shipped_code import ROOT, check_archive
 
 STOP_TIMEOUT_MS = 10_000
 """A query that is told to stop has this long; its batch is then read again at the next start."""
@@ -59,6 +60,18 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
 }
 
+_CLUSTER_SETTINGS: Mapping[str, str] = {
+    # A worker that dies takes its tasks with it, and that counts as their failure; another executor does them again, and the
+    # tags make that harmless. Our own errors never fail a task (jobs.delivery), so no bad row is tried four times.
+    "spark.task.maxFailures": "4",
+}
+
+# Lists, in which an own setting must not push out what the jobs can't run without: setting -> separator.
+_LISTS: Mapping[str, str] = {"spark.jars": ",", "spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
+
+_PACKAGE_DIRECTORY = "lockstep_package"
+"""Where executors unpack the archive, in the directory that they run in. No module may be called so."""
+
 # C1 and the serial collector: a third less latency and half the CPU while the JVM is young, which a job of tiny plans
 # stays for long. A cluster's executors do bulk work and keep the JVM's own choice.
 _DRIVER_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -90,9 +103,13 @@ _SILENT = (
 
 
 def open_session(settings: SparkSettings, *, name: str) -> SparkSession:
-    """Start Spark. Raises LockstepError when it can't start. One session per process; stop it with ``session.stop()``."""
-    # Else workers run whatever `python3` is on PATH, which lacks our packages.
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    """Start Spark. One session per process; stop it with ``session.stop()``.
+
+    Raises LockstepError when it can't start, ConfigurationError when the archive for the executors isn't the right one.
+    """
+    if settings.package is not None and not _is_local(settings.master):
+        check_archive(settings.package)
+    os.environ["PYSPARK_PYTHON"] = worker_python(settings)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if settings.java_home is not None:
         os.environ["JAVA_HOME"] = str(settings.java_home)
@@ -139,12 +156,30 @@ def spark_conf(settings: SparkSettings, *, log_settings: Path) -> dict[str, str]
     conf["spark.driver.extraJavaOptions"] = " ".join((*_DRIVER_JVM, f"-Dlog4j2.configurationFile={log_settings}"))
     if settings.jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in settings.jars)
-    if settings.master.startswith("local"):
+    if _is_local(settings.master):
         # Workers start in another directory; a checkout that isn't installed is found through this.
-        conf["spark.executorEnv.PYTHONPATH"] = str(Path(__file__).resolve().parent.parent)
+        conf["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         # Else Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
         conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
-    return conf | dict(settings.conf)
+    else:
+        conf |= _CLUSTER_SETTINGS
+        if settings.package is not None:
+            # Not spark.submit.pyFiles: those are on the path of a task, but not of the daemon that comes before all tasks.
+            conf["spark.archives"] = f"{settings.package.absolute().as_uri()}#{_PACKAGE_DIRECTORY}"
+            conf["spark.executorEnv.PYTHONPATH"] = _PACKAGE_DIRECTORY
+    for key, own in settings.conf.items():
+        conf[key] = _LISTS[key].join((conf[key], own)) if key in _LISTS and key in conf else own
+    return conf
+
+
+def worker_python(settings: SparkSettings) -> str:
+    """The program that runs Python workers. This one's path means nothing on another machine."""
+    default = sys.executable if _is_local(settings.master) else "python3"
+    return settings.conf.get("spark.pyspark.python") or settings.python or default
+
+
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
 
 
 def _log_settings() -> str:

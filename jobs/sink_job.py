@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -15,13 +16,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.cluster import Cluster, control_topic_plans
-from cdc.kafka.control_topics import ProgressReader, read_tables
+from cdc.kafka.control_topics import ProgressReader, read_schema_records
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topics import SCHEMA, control_topic, table_topic
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
 from jobs.arrow_map import ArrowMap
-from jobs.checkpoint import Checkpoint, Offsets, checkpoint_location
+from jobs.checkpoint import Checkpoint, checkpoint_location
 from jobs.config import SparkSettings
 from jobs.dead_letter import DeadLetters, RejectedEvent
 from jobs.delivery import (
@@ -34,9 +35,14 @@ from jobs.delivery import (
     deliver,
     from_arrow,
 )
+from jobs.gate import Gate
+from jobs.generations import Runner
+from jobs.offsets import Offsets
 from jobs.progress import ProgressKeeper
+from jobs.reading import Reading, load_reading, skipped_by
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.resume import ResumePoint, TopicFacts, check_resume
+from jobs.shape_history import TableHistory, histories, newest_shapes
 from jobs.source import read_topics
 from jobs.watermark import Watermark
 from sinks.registry import SinkSettings, open_sink
@@ -64,17 +70,22 @@ _DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "S
 
 @dataclass(frozen=True)
 class SinkPlan:
-    """What one sink's job is about. Everything here is configuration; nothing is opened."""
+    """What one sink's job is about. Everything here is configuration; nothing is opened.
+
+    ``settings`` are those that this generation is built with. ``go_live`` lets it become the live generation when there is none;
+    ``bulk`` loads it in the destination's fastest way, for which nobody may read it yet.
+    """
 
     name: str
     settings: SinkSettings
-    generation: int | None
-    """None: the live generation, or the first."""
+    generation: int
     pipeline: str
     kafka: KafkaSettings
     tables: Sequence[TableName]
     spark: SparkSettings
     once: bool
+    go_live: bool = True
+    bulk: bool = False
     open: OpenSink = open_sink
 
 
@@ -129,16 +140,21 @@ class SinkJob:
     def _run_query(self) -> None:
         plan = self._plan
         cluster = Cluster(plan.kafka.client())
-        tables = self._read_tables(cluster)
+        tables, older = self._read_tables(cluster)
         topics = {table_topic(plan.pipeline, name): name for name in plan.tables}
         facts = self._topic_facts(cluster, topics)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
-        generation = self._generation()
+        generation = plan.generation
         sink = plan.open(plan.name, plan.settings, generation)
         try:
-            sink.prepare(list(tables.values()))
+            sink.prepare(list(tables.values()), go_live=plan.go_live)
+            if plan.bulk:
+                sink.begin_bulk()
             self._prepared = tables
-            location = checkpoint_location(plan.spark.checkpoint_directory, sink=plan.name, generation=generation)
+            reading = load_reading(sink, generation)
+            location = checkpoint_location(
+                plan.spark.checkpoint_directory, sink=plan.name, generation=generation, reading=reading
+            )
             checkpoint = Checkpoint(self._spark, location)
             ends = cluster.end_offsets([(topic, n) for topic, fact in facts.items() for n in range(fact.partitions)])
             stored = sink.load_progress()
@@ -158,6 +174,7 @@ class SinkJob:
                 stored=stored,
                 topic_ids={topic: fact.topic_id for topic, fact in facts.items()},
                 now_ms=_now_ms,
+                skipped=skipped_by(reading.start, stored),
             )
             task = Task(
                 sink=plan.name,
@@ -165,35 +182,27 @@ class SinkJob:
                 generation=generation,
                 fence=sink.claim(),
                 tables=topics,
+                histories=older,
                 retry_s=plan.spark.retry_s,
                 run=uuid.uuid4().hex,
                 open=plan.open,
             )
-            _Run(plan, self._spark, task, checkpoint, keeper, stop=self._stop, report=self._report).run()
+            _Run(plan, self._spark, task, checkpoint, keeper, reading, stop=self._stop, report=self._report).run()
         finally:
             sink.close()
 
-    def _generation(self) -> int:
-        """The configured generation, else the one that readers see, else the first."""
+    def _read_tables(self, cluster: Cluster) -> tuple[dict[TableName, Table], dict[TableName, TableHistory]]:
+        """This sink's tables, and the earlier shapes of those that had any. Raises Unavailable while capture hasn't published one."""
         plan = self._plan
-        if plan.generation is not None:
-            return plan.generation
-        sink = plan.open(plan.name, plan.settings, 1)
-        try:
-            return sink.live_generation() or 1
-        finally:
-            sink.close()
-
-    def _read_tables(self, cluster: Cluster) -> dict[TableName, Table]:
-        """The shapes of this sink's tables. Raises Unavailable while capture hasn't published one of them."""
-        plan = self._plan
-        known: Mapping[TableName, Table] = {}
+        records = []
         if control_topic(plan.pipeline, SCHEMA) in cluster.partition_counts():
-            known = read_tables(plan.kafka.client(), plan.pipeline)
+            records = read_schema_records(plan.kafka.client(), plan.pipeline)
+        known = newest_shapes(records)
         missing = [name for name in plan.tables if name not in known]
         if missing:
             raise self._not_yet(f"table {missing[0]} isn't in the log of pipeline {plan.pipeline!r}")
-        return {name: known[name] for name in plan.tables}
+        older = histories(record for record in records if record.table.name in plan.tables)
+        return {name: known[name] for name in plan.tables}, older
 
     def _topic_facts(self, cluster: Cluster, topics: Mapping[str, TableName]) -> dict[str, TopicFacts]:
         counts = cluster.partition_counts()
@@ -214,7 +223,7 @@ class SinkJob:
         """Whether the log knows a newer shape of a table than the sink was prepared for."""
         if not self._prepared:
             return False
-        known = read_tables(self._plan.kafka.client(), self._plan.pipeline)
+        known = newest_shapes(read_schema_records(self._plan.kafka.client(), self._plan.pipeline))
         moved = any(known.get(name, table) != table for name, table in self._prepared.items())
         self._prepared = {}  # the next failure without a new preparation is final
         return moved
@@ -230,6 +239,7 @@ class _Run:
         task: Task,
         checkpoint: Checkpoint,
         keeper: ProgressKeeper,
+        reading: Reading,
         *,
         stop: threading.Event,
         report: Reporter,
@@ -239,6 +249,7 @@ class _Run:
         self._task = task
         self._checkpoint = checkpoint
         self._keeper = keeper
+        self._reading = reading
         self._stop = stop
         self._report = report
         client = plan.kafka.client()
@@ -247,7 +258,7 @@ class _Run:
         self._progress_reader = ProgressReader(client, plan.pipeline, list(task.tables))
         self._write = self._writer()
         self._failure: Exception | None = None
-        self._batch_runs = threading.Lock()
+        self._gate = Gate()
         self._batch_done = threading.Event()
         self._ended = threading.Event()
         self._previous_ends: tuple[int, Offsets] | None = None
@@ -266,8 +277,12 @@ class _Run:
 
     def _attend(self, query: StreamingQuery) -> None:
         """Follow the watermark until the query has ended, or end it when the job is asked to stop."""
-        follower = threading.Thread(target=self._follow_watermark, name=f"watermark-{self._task.sink}", daemon=True)
-        follower.start()
+        threads = [
+            threading.Thread(target=self._follow_watermark, name=f"watermark-{self._task.sink}", daemon=True),
+            threading.Thread(target=self._tend_runner, name=f"runner-{self._task.sink}", daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
         try:
             while query.isActive and not self._stop.is_set() and self._failure is None:
                 self._ended.wait(_POLL_S)
@@ -275,7 +290,8 @@ class _Run:
         finally:
             self._ended.set()
             self._batch_done.set()
-            follower.join()
+            for thread in threads:
+                thread.join()
 
     def _writer(self) -> ArrowMap:
         task = replace(self._task, rejected_before=dict(self._rejections))
@@ -288,6 +304,7 @@ class _Run:
             self._plan.kafka,
             list(self._task.tables),
             max_offsets_per_trigger=settings.max_offsets_per_trigger,
+            start=self._reading.start,
         )
         writer = (
             frame.writeStream.foreachBatch(self._batch)
@@ -302,21 +319,17 @@ class _Run:
     def _end(self, query: StreamingQuery) -> None:
         """Let the running batch finish, for a bounded time, and stop the query."""
         if query.isActive:
-            finished = self._batch_runs.acquire(timeout=self._plan.spark.stop_timeout_s)
+            self._gate.close(self._plan.spark.stop_timeout_s)
             try:
                 query.stop()
             except PySparkException:  # it didn't end in time; with the process it will, and its batch is read again
                 self._failure = self._failure or LockstepError(
                     f"the query of sink {self._task.sink!r} didn't stop in time"
                 )
-            finally:
-                if finished:
-                    self._batch_runs.release()
 
     def _batch(self, frame: DataFrame, batch_id: int) -> None:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
-        # Whoever stops the job holds the lock and waits for Spark, which waits for us: never wait for it here.
-        if not self._batch_runs.acquire(blocking=False):
+        if not self._gate.enter():
             raise _Stopping
         try:
             self._run_batch(frame, batch_id)
@@ -325,8 +338,22 @@ class _Run:
                 self._failure = error
             raise
         finally:
-            self._batch_runs.release()
+            self._gate.leave()
             self._batch_done.set()
+
+    def _tend_runner(self) -> None:
+        """Thread: show others that this generation is applied to, and stand still when they ask for it."""
+        sink = self._plan.open(self._task.sink, self._task.settings, self._task.generation)
+        runner = Runner(sink, self._task.generation, self._gate)
+        try:
+            while not self._ended.wait(_TICK_S):
+                # The batches have the same destination, and tell what is wrong with it.
+                with suppress(LockstepError):
+                    runner.tend()
+            with suppress(LockstepError):
+                runner.end()
+        finally:
+            sink.close()
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()

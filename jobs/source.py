@@ -1,5 +1,6 @@
 """Topics -> raw frame: the columns of a record that a sink needs, as they stand on the topic."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -10,6 +11,7 @@ from pyspark.sql import functions as f
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.protocol.envelope import TAG_HEADER
+from jobs.offsets import Offsets
 
 _LOGIN_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -19,16 +21,21 @@ _LOGIN_MODULES: Final = {
 
 
 def read_topics(
-    spark: SparkSession, kafka: KafkaSettings, topics: Sequence[str], *, max_offsets_per_trigger: int
+    spark: SparkSession,
+    kafka: KafkaSettings,
+    topics: Sequence[str],
+    *,
+    max_offsets_per_trigger: int,
+    start: Offsets | None = None,
 ) -> DataFrame:
-    """The records of these topics from their beginning: key, value, topic, partition, offset, tombstone_tag.
+    """The records of these topics from ``start``, else their beginning: key, value, topic, partition, offset, tombstone_tag.
 
-    The topics are named one by one: a pattern would let a new topic into a running generation.
+    ``start`` names every partition, and holds for a query that has no checkpoint yet. The topics are named one by one: a pattern would let a new topic into a running generation.
     """
     options = {
         **kafka_options(kafka),
         "subscribe": ",".join(sorted(topics)),
-        "startingOffsets": "earliest",
+        "startingOffsets": "earliest" if start is None else starting_offsets(start),
         "maxOffsetsPerTrigger": str(max_offsets_per_trigger),
         # A gap in the log means lost events, and that must stop the job. Compaction doesn't count as one.
         "failOnDataLoss": "true",
@@ -37,6 +44,14 @@ def read_topics(
         # No minPartitions: it splits a Kafka partition among tasks, and the order of a key's events is lost.
     }
     return select_records(spark.readStream.format("kafka").options(**options).load())
+
+
+def starting_offsets(start: Offsets) -> str:
+    """Offsets in the notation of Spark's option."""
+    by_topic: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(start.items()):
+        by_topic.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(by_topic)
 
 
 def select_records(frame: DataFrame) -> DataFrame:

@@ -1,9 +1,67 @@
 """Runs the jobs of some or all sinks, with the jars and the Java of the local package cache where none are configured."""
 
-from cdc.model.errors import ConfigurationError
+from collections.abc import Callable
+
+from cdc.kafka.cluster import Cluster
+from cdc.kafka.control_topics import read_progress
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
 from jobs.config import SparkSettings
+from jobs.generations import is_running, list_generations
+from jobs.reading import begin_reading, offsets_behind_lsn
 from jobs.run import run_sinks
 from lockstep.config import Config
+from lockstep.generations import settings_of, settings_of_generation
+from sinks.registry import open_sink
+
+
+def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None, say: Callable[[str], None]) -> None:
+    """Let the next job of a sink's live generation read from what was committed after ``lsn``, or published since ``time_ms``.
+
+    Raises LockstepError while a job applies to it.
+    """
+    settings = settings_of(config, name)
+    sink = open_sink(name, settings, 1)
+    try:
+        live = next((generation for generation in list_generations(sink) if generation.is_live), None)
+        if live is None:
+            raise LockstepError(
+                f"sink {name!r} has no live generation yet", hint="`lockstep apply` builds it, from the log's beginning"
+            )
+        if is_running(sink, live.number):
+            raise LockstepError(
+                f"a job applies to sink {name!r} now",
+                hint="stop `lockstep apply` or `lockstep run` first, then try again",
+            )
+    finally:
+        sink.close()
+    chosen = settings_of_generation(config, name, live)
+    tables = [TableName.parse(table) for table in chosen.tables] or config.source.keyed_names
+    cluster = Cluster(config.kafka.client())
+    counts = cluster.partition_counts()
+    partitions = [(config.topics()[table], n) for table in tables for n in range(counts.get(config.topics()[table], 0))]
+    if lsn is not None:
+        start = offsets_behind_lsn(read_progress(config.kafka.client(), config.pipeline.name), lsn, partitions)
+    else:
+        assert time_ms is not None
+        start = cluster.offsets_at(partitions, time_ms)
+    sink = open_sink(name, chosen, live.number)
+    try:
+        progress = sink.load_progress()
+        applied = {} if progress is None else progress.next_offsets
+        left_out = sum(max(0, offset - applied.get(at, 0)) for at, offset in start.items())
+        again = sum(max(0, applied.get(at, 0) - offset) for at, offset in start.items())
+        begin_reading(sink, live.number, start)
+    finally:
+        sink.close()
+    say(f"sink {name}, generation {live.number}: {again:,} records of the log are read again")
+    if left_out:
+        watermark = format_lsn(0 if progress is None else progress.watermark_lsn)
+        say(
+            f"{left_out:,} records are left out: rows may be old from here on, and the watermark stays at {watermark} until they"
+            " are read after all (an earlier --from-lsn, or a rebuild)"
+        )
 
 
 def apply_sinks(config: Config, *, sinks: tuple[str, ...], once: bool) -> int:

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -143,14 +144,158 @@ def apply(
         list[str] | None, typer.Argument(help="Sinks to apply to; default all of the configuration.")
     ] = None,
     once: Annotated[bool, typer.Option(help="Stop at the topics' end as of now.")] = False,
+    from_lsn: Annotated[
+        str | None, typer.Option(help="Read from what was committed after this LSN (0/16B3748); one sink only.")
+    ] = None,
+    from_time: Annotated[
+        datetime | None,
+        typer.Option(
+            formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%z"],
+            help="Read from what was published at this time (UTC where no offset is given); one sink only.",
+        ),
+    ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Run the Spark jobs that apply the topics to the sinks, one query per sink in one driver."""
-    from lockstep.apply import apply_sinks
+    """Run the Spark jobs that apply the topics to the sinks, one query per sink and generation in one driver.
+
+    Reading something again is harmless: rows that are there in the same or a newer version stay.
+    """
+    from cdc.model.errors import ConfigurationError
+    from cdc.model.lsn import parse_lsn
+    from lockstep.apply import apply_sinks, read_from
     from lockstep.config import load
 
     log_to_stderr()
-    raise typer.Exit(apply_sinks(load(config), sinks=tuple(sink or ()), once=once))
+    loaded, names = load(config), tuple(sink or ())
+    if from_lsn is not None or from_time is not None:
+        if len(names) != 1 or (from_lsn is not None and from_time is not None):
+            raise ConfigurationError("--from-lsn and --from-time take one sink, and only one of them can be given")
+        try:
+            lsn = None if from_lsn is None else parse_lsn(from_lsn)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--from-lsn: {error}", hint="as PostgreSQL writes it, for example 0/16B3748"
+            ) from None
+        moment = from_time if from_time is None or from_time.tzinfo else from_time.replace(tzinfo=UTC)
+        read_from(
+            loaded,
+            names[0],
+            lsn=lsn,
+            time_ms=None if moment is None else int(moment.timestamp() * 1000),
+            say=say,
+        )
+    raise typer.Exit(apply_sinks(loaded, sinks=names, once=once))
+
+
+SinkArgument = Annotated[str, typer.Argument(metavar="SINK", help="A sink of the configuration.")]
+
+
+@app.command()
+def rebuild(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    switch_over: Annotated[
+        bool, typer.Option("--switch", help="Let readers see the new generation once it is equal to the source.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a sink's next generation from the log's beginning, with today's configuration, beside the one that readers see.
+
+    Loads, catches up, compares with the source. Run it again after Ctrl-C or a crash: it goes on where it was.
+    """
+    from lockstep.config import load
+    from lockstep.rebuild_display import run_rebuild
+
+    log_to_stderr()
+    raise typer.Exit(run_rebuild(load(config), sink, switch_over=switch_over, as_json=as_json))
+
+
+@app.command()
+def switch(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    generation: Annotated[int | None, typer.Option(help="This one; default the newest that is ready.")] = None,
+    back: Annotated[bool, typer.Option("--back", help="The one that was live before the last switch.")] = False,
+) -> None:
+    """Let readers of a sink see another generation, at once and without going back in time."""
+    from lockstep.config import load
+    from lockstep.generations import switch_to
+
+    before, after = switch_to(load(config), sink, number=generation, back=back)
+    if before == after:
+        say(f"generation {after} of {sink} is live already")
+    else:
+        say(f"readers of {sink} see generation {after} now" + ("" if before is None else f"; before, it was {before}"))
+
+
+@app.command()
+def generations(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    drop: Annotated[int | None, typer.Option(help="Remove this generation, its data included.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The builds of a sink's data: which one readers see, how far each is. Those that aren't live stay until they are dropped."""
+    from lockstep.config import load
+    from lockstep.generations import describe, generations_table
+    from lockstep.generations import drop as drop_generation
+
+    loaded = load(config)
+    if drop is not None:
+        drop_generation(loaded, sink, drop)
+        say(f"generation {drop} of {sink} is gone")
+        return
+    found = describe(loaded, sink)
+    if as_json:
+        _print_json([one.to_json() for one in found])
+    else:
+        out.print(generations_table(found))
+
+
+@app.command()
+def verify(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--keys", help="Only this key of one table, as JSON; may be repeated.")
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Have the rows that differ published again.")] = False,
+    against: Annotated[str, typer.Option(help="source, topic, or a generation's number.")] = "source",
+    generation: Annotated[int | None, typer.Option(help="This generation; default the live one.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare a sink with the source, row by row, while both go on. Exit code 1 when something differs.
+
+    Shows keys, columns and tags of what differs, and no other values.
+    """
+    from lockstep.config import load
+    from lockstep.verify.command import run_verify
+    from lockstep.verify.verify import VerifyOptions
+
+    options = VerifyOptions(
+        sink=sink,
+        tables=tuple(table or ()),
+        keys=tuple(key or ()),
+        repair=repair,
+        against=against,
+        generation=generation,
+    )
+    raise typer.Exit(run_verify(load(config), options, as_json=as_json))
+
+
+@app.command()
+def package(
+    output: Annotated[Path, typer.Option(help="The archive to write.")] = Path("lockstep-package.zip"),
+    environment: Annotated[
+        bool, typer.Option("--environment", help="With the third-party packages, for executors like this machine.")
+    ] = False,
+) -> None:
+    """Make the archive that a Spark cluster's executors need: spark.package in lockstep.toml names it."""
+    from lockstep.package import package as make_package
+
+    written = make_package(output, environment=environment)
+    say(f"wrote {written} ({written.stat().st_size / 1e6:.1f} MB)")
 
 
 @app.command()

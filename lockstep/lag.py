@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import psycopg
@@ -14,14 +14,16 @@ from cdc.model.errors import Unavailable
 from cdc.model.lsn import format_lsn, parse_lsn
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect, connection_error
+from jobs.generations import Generation, list_generations
 from lockstep.config import Config
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
-from sinks.registry import open_sink
+from sinks.registry import open_sink, with_definition
 from sinks.sink import Sink
 
 APPLICATION = "lockstep lag"
 
-FIRST_GENERATION = 1
+_LIST_EVERY_S = 2.0
+"""How often the sinks are asked which generations they have."""
 
 _KIB, _MIB = 1024, 1024 * 1024
 
@@ -36,12 +38,14 @@ class LagCollector:
         self._cluster = Cluster(config.kafka.client())
         self._progress: ProgressReader | None = None
         self._published: tuple[int, int] | None = None
-        self._sinks: dict[str, Sink] = {}
+        self._sinks: dict[tuple[str, int], Sink] = {}
+        self._generations: dict[str, list[Generation]] = {}
+        self._listed_at = 0.0
 
     def collect(self) -> LagReport:
         """The lag now. Raises Unavailable or LockstepError."""
         # Against the flow: what is asked first can't be beyond what is asked later.
-        sinks = [self._sink(name) for name in self._config.sinks]
+        sinks = [self._facts(name, generation) for name in self._config.sinks for generation in self._list(name)]
         published = self._newest_progress()
         return report(self._source(published), sinks, now_ms=time.time_ns() // 1_000_000)
 
@@ -96,28 +100,52 @@ class LagCollector:
             self._published = (record.lsn, record.commit_time_ms)
         return self._published or (None, None)
 
-    def _sink(self, name: str) -> SinkFacts:
-        settings = self._config.sinks[name]
-        sink = self._sinks.get(name)
+    def _list(self, name: str) -> list[Generation]:
+        """A sink's generations, what readers see first. One that nobody has begun yet counts as the first."""
+        now = time.monotonic()
+        if now - self._listed_at > _LIST_EVERY_S:
+            self._generations.clear()
+            self._listed_at = now
+        if name not in self._generations:
+            found = list_generations(self._sink(name, 1))
+            found.sort(key=lambda generation: not generation.is_live)
+            self._generations[name] = found or [Generation(1, True, None)]
+        return self._generations[name]
+
+    def _sink(self, name: str, number: int) -> Sink:
+        sink = self._sinks.get((name, number))
         if sink is None:
-            sink = self._sinks[name] = open_sink(name, settings, FIRST_GENERATION)
+            sink = self._sinks[name, number] = open_sink(name, self._config.sinks[name], number)
             self._closing.callback(sink.close)
-        progress = sink.load_progress()
+        return sink
+
+    def _facts(self, name: str, generation: Generation) -> SinkFacts:
+        progress = self._sink(name, generation.number).load_progress()
+        # A sink's only generation is what it is about, also before readers see it.
+        is_live = generation.is_live or len(self._generations[name]) == 1
+        tables = self._tables(name, generation)
         if progress is None:
-            return SinkFacts(name, FIRST_GENERATION, 0, 0, self._records_behind(name, {}), 0)
+            behind = self._records_behind(tables, {})
+            return SinkFacts(name, generation.number, is_live, 0, 0, behind, 0)
         return SinkFacts(
             name,
-            FIRST_GENERATION,
+            generation.number,
+            is_live,
             progress.watermark_lsn,
             progress.commit_time_ms,
-            self._records_behind(name, dict(progress.next_offsets)),
+            self._records_behind(tables, dict(progress.next_offsets)),
             progress.rejected,
         )
 
-    def _records_behind(self, name: str, next_offsets: dict[tuple[str, int], int]) -> int | None:
+    def _tables(self, name: str, generation: Generation) -> Sequence[TableName]:
+        settings = self._config.sinks[name]
+        if generation.record is not None:
+            settings = with_definition(settings, generation.record.definition)
+        return [TableName.parse(table) for table in settings.tables] or self._config.source.keyed_names
+
+    def _records_behind(self, tables: Sequence[TableName], next_offsets: dict[tuple[str, int], int]) -> int | None:
         topics = self._config.topics()
-        chosen = self._config.sinks[name].tables
-        read = [topics[TableName.parse(table)] for table in chosen] if chosen else list(topics.values())
+        read = [topics[table] for table in tables if table in topics]
         counts = self._cluster.partition_counts()
         partitions = [(topic, p) for topic in read for p in range(counts.get(topic, 0))]
         if not partitions:
@@ -151,15 +179,14 @@ def readable_bytes(count: int) -> str:
 def wait_for_lsn(
     collector: LagCollector, lsn: int, *, timeout_s: float, sinks: tuple[str, ...] = (), sleep: Callable[[float], None]
 ) -> bool:
-    """Wait until the sinks (all, when none is named) have applied everything up to ``lsn``; False at the time-out."""
+    """Wait until readers of the sinks (all, when none is named) see everything up to ``lsn``; False at the time-out."""
     deadline = time.monotonic() + timeout_s
-    wanted = {f"applied: {name}" for name in sinks}
     while True:
         with contextlib.suppress(Unavailable):
             stages = [
                 stage
                 for stage in collector.collect().stages
-                if stage.name.startswith("applied: ") and (not wanted or stage.name in wanted)
+                if stage.sink is not None and stage.sink.is_live and (not sinks or stage.sink.name in sinks)
             ]
             if all(stage.lsn is not None and stage.lsn >= lsn for stage in stages):
                 return True

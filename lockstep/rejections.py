@@ -12,7 +12,7 @@ from lockstep.config import Config
 
 
 def open_rejections(config: Config) -> list[dict[str, Any]]:
-    """What the dead-letter topic holds now, oldest first; one entry per sink and key. Raises Unavailable."""
+    """What the dead-letter topic holds now, oldest first; one entry per sink, generation and key. Raises Unavailable."""
     client = config.kafka.client()
     topic = control_topic(config.pipeline.name, REJECTED)
     if topic not in Cluster(client).partition_counts():
@@ -24,9 +24,9 @@ def open_rejections(config: Config) -> list[dict[str, Any]]:
 def rejections_table(letters: list[dict[str, Any]]) -> Table:
     """For people."""
     table = Table()
-    for heading in ("sink", "topic", "partition", "offset", "key", "tag", "reason"):
+    for heading in ("sink", "generation", "topic", "partition", "offset", "key", "tag", "reason"):
         table.add_column(heading, overflow="fold")
     for letter in letters:
-        facts = (letter["sink"], letter["topic"], letter["partition"], letter["offset"])
+        facts = (letter["sink"], letter["generation"], letter["topic"], letter["partition"], letter["offset"])
         table.add_row(*map(str, facts), orjson.dumps(letter["key"]).decode(), letter["tag"], letter["reason"])
     return table

@@ -9,7 +9,7 @@ from cdc.model.lsn import format_lsn
 
 @dataclass(frozen=True, slots=True)
 class SinkFacts:
-    """What a sink's own progress says. ``watermark_lsn`` is 0 before anything is known to be complete.
+    """What the progress of one generation of a sink says. ``watermark_lsn`` is 0 before anything is known to be complete.
 
     ``records_behind`` counts what lies between the sink's next offsets and the topics' ends; transaction markers, which
     are no events, count too.
@@ -17,10 +17,16 @@ class SinkFacts:
 
     name: str
     generation: int
+    is_live: bool
     watermark_lsn: int
     commit_time_ms: int
     records_behind: int | None
     rejected: int
+
+    @property
+    def label(self) -> str:
+        """What readers see has the sink's name, other generations their number with it."""
+        return self.name if self.is_live else f"{self.name} g{self.generation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,8 @@ class SourceFacts:
 class Stage:
     """One stage. ``bytes_behind`` counts WAL, which other tables fill too; a few bytes are normal on an idle database.
 
-    ``seconds_behind`` is the age of the newest commit that the stage has, 0 when it has all that the WAL holds.
+    ``seconds_behind`` is the age of the newest commit that the stage has, 0 when it has all that the WAL holds. ``sink`` is the
+    generation that the stage is about, where it is about one.
     """
 
     name: str
@@ -47,11 +54,15 @@ class Stage:
     bytes_behind: int | None
     seconds_behind: float | None
     events_behind: int | None
+    sink: SinkFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LagReport:
-    """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server keep."""
+    """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server keep.
+
+    ``rejected`` counts events by the label of the generation that refused them.
+    """
 
     stages: tuple[Stage, ...]
     slot_active: bool
@@ -67,6 +78,11 @@ class LagReport:
                     "bytes_behind": stage.bytes_behind,
                     "seconds_behind": stage.seconds_behind,
                     "events_behind": stage.events_behind,
+                    **(
+                        {}
+                        if stage.sink is None
+                        else {"sink": stage.sink.name, "generation": stage.sink.generation, "live": stage.sink.is_live}
+                    ),
                 }
                 for stage in self.stages
             ],
@@ -92,15 +108,16 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         sink_age_s = _age_s(sink.commit_time_ms, now_ms) if known else None
         stages.append(
             _stage(
-                f"applied: {sink.name}",
+                f"applied: {sink.label}",
                 sink.watermark_lsn if known else None,
                 source.wal_end,
                 sink_age_s,
                 sink.records_behind,
+                sink,
             )
         )
     return LagReport(
-        tuple(stages), source.slot_active, source.retained_bytes, {sink.name: sink.rejected for sink in sinks}
+        tuple(stages), source.slot_active, source.retained_bytes, {sink.label: sink.rejected for sink in sinks}
     )
 
 
@@ -108,8 +125,10 @@ def _age_s(commit_time_ms: int | None, now_ms: int) -> float | None:
     return None if commit_time_ms is None else max(0, now_ms - commit_time_ms) / 1000
 
 
-def _stage(name: str, lsn: int | None, wal_end: int, age_s: float | None, events: int | None) -> Stage:
+def _stage(
+    name: str, lsn: int | None, wal_end: int, age_s: float | None, events: int | None, sink: SinkFacts | None = None
+) -> Stage:
     if lsn is None:
-        return Stage(name, None, None, None, events)
+        return Stage(name, None, None, None, events, sink)
     behind = max(0, wal_end - lsn)
-    return Stage(name, lsn, behind, 0.0 if behind == 0 else age_s, events)
+    return Stage(name, lsn, behind, 0.0 if behind == 0 else age_s, events, sink)

@@ -16,6 +16,7 @@ def dump_progress(progress: Progress) -> bytes:
             "updated_at_ms": progress.updated_at_ms,
             "topic_ids": dict(progress.topic_ids),
             "rejected": progress.rejected,
+            "skipped": [[topic, partition, next_] for (topic, partition), next_ in progress.skipped.items()],
         }
     )
 
@@ -30,4 +31,5 @@ def load_progress(text: bytes | str) -> Progress:
         updated_at_ms=value["updated_at_ms"],
         topic_ids=value["topic_ids"],
         rejected=value["rejected"],
+        skipped={(topic, partition): next_ for topic, partition, next_ in value.get("skipped", ())},
     )

@@ -1,10 +1,20 @@
-"""A sink's settings -> the sink: the one file that knows them all. Importing it loads no client library."""
+"""A sink's settings -> the sink: the one file that knows them all. Importing it loads no client library.
 
-from typing import Annotated, assert_never
+Some settings shape the data of a generation, and every other may change while it lives. Each settings class names the former in
+``SHAPING``; ``definition`` takes them out, to be kept with a generation, and ``with_definition`` puts them back into what the
+configuration says today.
+"""
 
-from pydantic import Field
+from collections.abc import Mapping
+from typing import Annotated, Any, assert_never, cast
 
+from pydantic import Field, ValidationError
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue
 from sinks.opensearch_sink import OpenSearchSettings, OpenSearchSink
+from sinks.projecting_sink import ProjectingSink
+from sinks.projection import Projection
 from sinks.redis_sink import RedisSettings, RedisSink
 from sinks.sink import Sink
 from sinks.warehouse_sink import WarehouseSettings, WarehouseSink
@@ -15,6 +25,12 @@ SinkSettings = Annotated[OpenSearchSettings | RedisSettings | WarehouseSettings,
 
 def open_sink(name: str, settings: SinkSettings, generation: int) -> Sink:
     """The sink of these settings, bound to one generation. It connects when it is first used."""
+    sink = _open(name, settings, generation)
+    projection = projection_of(settings)
+    return ProjectingSink(sink, projection, generation) if projection else sink
+
+
+def _open(name: str, settings: SinkSettings, generation: int) -> Sink:
     match settings:
         case OpenSearchSettings():
             return OpenSearchSink(name, settings, generation)
@@ -24,3 +40,40 @@ def open_sink(name: str, settings: SinkSettings, generation: int) -> Sink:
             return WarehouseSink(name, settings, generation)
         case _:
             assert_never(settings)
+
+
+def projection_of(settings: SinkSettings) -> Projection:
+    """What of the source's rows this sink holds: to be applied to the source's side of a comparison."""
+    return Projection.parse(settings.exclude)
+
+
+def definition(settings: SinkSettings) -> dict[str, JsonValue]:
+    """The settings that shape a generation's data, as JSON."""
+    return cast("dict[str, JsonValue]", settings.model_dump(mode="json", include=set(settings.SHAPING)))
+
+
+def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) -> SinkSettings:
+    """These settings, but shaped as the definition says; what it lacks has its default. Raises LockstepError for one that
+    isn't of this kind of sink."""
+    unknown = sorted(set(shaping) - settings.SHAPING)
+    if unknown:
+        raise LockstepError(
+            f"the definition of a generation has settings that a sink of type {settings.type!r} doesn't know: "
+            f"{', '.join(unknown)}",
+            hint="another version of Lockstep wrote it; use that one, or build the sink anew from the log",
+        )
+    fields = type(settings).model_fields
+    values: dict[str, Any] = {name: getattr(settings, name) for name in fields}
+    for name in settings.SHAPING:
+        values[name] = shaping[name] if name in shaping else fields[name].get_default(call_default_factory=True)
+    try:
+        return type(settings).model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+            for problem in error.errors(include_url=False, include_input=False)
+        )
+        raise LockstepError(
+            f"the definition of a generation doesn't fit a sink of type {settings.type!r}: {problems}",
+            hint="another version of Lockstep wrote it; use that one, or build the sink anew from the log",
+        ) from None

@@ -62,7 +62,8 @@ class Progress:
     ``watermark_lsn``: everything committed up to it has been applied; 0 when nothing is known yet. ``commit_time_ms`` is
     the commit time of that position and ``updated_at_ms`` the time as of which the whole log had been applied, both in
     milliseconds since 1970. A sink in a backlog hasn't, so it can't pass for present while deletes are forgotten.
-    ``topic_ids`` are Kafka's ids of the topics read, to notice that one was made anew.
+    ``topic_ids`` are Kafka's ids of the topics read, to notice that one was made anew. ``skipped`` names partitions of which a part
+    was left out on purpose, from their next offset on; everything else below the offset given there has been applied.
     """
 
     next_offsets: Mapping[TopicPartition, int]
@@ -71,6 +72,7 @@ class Progress:
     updated_at_ms: int
     topic_ids: Mapping[str, str]
     rejected: int = 0
+    skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

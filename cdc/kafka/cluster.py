@@ -26,6 +26,9 @@ COMMIT_MARKER_LOSS = (
 _SINCE_4_1 = "group.streams.session.timeout.ms"
 
 
+_LEADERLESS = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+
+
 def reason(error: BaseException) -> str:
     """The client's words for an error."""
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
@@ -218,12 +221,42 @@ class Cluster:
 
         ``while_waiting`` is called now and then while the brokers take their time.
         """
-        futures = self._admin.list_offsets(
-            {TopicPartition(topic, partition): OffsetSpec.latest() for topic, partition in partitions},
-            isolation_level=IsolationLevel.READ_UNCOMMITTED,
-            request_timeout=_REQUEST_TIMEOUT_S,
-        )
-        return {(at.topic, at.partition): self._result(future, while_waiting).offset for at, future in futures.items()}
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), while_waiting)
+
+    def begin_offsets(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Where each (topic, partition) begins: 0 unless records were deleted. Compaction leaves it where it is."""
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
+
+    def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
+        """The first record of each (topic, partition) that was written at this time or later; its end where there is none."""
+        found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
+        late = [at for at, offset in found.items() if offset < 0]
+        return found | (self.end_offsets(late) if late else {})
+
+    def _offsets(
+        self, specs: Mapping[tuple[str, int], OffsetSpec], while_waiting: Callable[[], None] | None = None
+    ) -> dict[tuple[str, int], int]:
+        """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places."""
+        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        while True:
+            futures = self._admin.list_offsets(
+                {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=_REQUEST_TIMEOUT_S,
+            )
+            try:
+                return {
+                    (at.topic, at.partition): self._result(future, while_waiting).offset
+                    for at, future in futures.items()
+                }
+            except Unavailable as error:
+                cause = error.__cause__
+                leaderless = isinstance(cause, KafkaException) and cause.args[0].code() in _LEADERLESS
+                if not leaderless or time.monotonic() > deadline:
+                    raise
+                if while_waiting is not None:
+                    while_waiting()
+                time.sleep(0.1)
 
     @staticmethod
     def _result(future: Any, while_waiting: Callable[[], None] | None = None) -> Any:

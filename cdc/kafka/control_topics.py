@@ -82,18 +82,32 @@ def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState |
     return None if value is None else CaptureState.from_bytes(value)
 
 
+def read_schema_records(client: ClientSettings, prefix: str) -> list[SchemaRecord]:
+    """Every shape that any table ever had, in the order in which they held. Raises as ``read_compacted``."""
+    return [SchemaRecord.from_bytes(value) for value in read_compacted(client, control_topic(prefix, SCHEMA)).values()]
+
+
 def read_shapes(client: ClientSettings, prefix: str) -> dict[str, Table]:
     """Every shape that any table ever had, by schema id."""
-    records = map(SchemaRecord.from_bytes, read_compacted(client, control_topic(prefix, SCHEMA)).values())
-    return {record.table.schema_id: record.table for record in records}
+    return {record.table.schema_id: record.table for record in read_schema_records(client, prefix)}
 
 
 def read_tables(client: ClientSettings, prefix: str) -> dict[TableName, Table]:
     """Every table's newest shape."""
-    records = [
-        SchemaRecord.from_bytes(value) for value in read_compacted(client, control_topic(prefix, SCHEMA)).values()
-    ]
-    return {record.table.name: record.table for record in records}
+    return {record.table.name: record.table for record in read_schema_records(client, prefix)}
+
+
+def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecord]:
+    """All that the progress topic still holds, oldest first. Raises Unavailable."""
+    topic = control_topic(prefix, PROGRESS)
+    consumer = open_consumer(client)
+    try:
+        for message in _records_to_end(consumer, topic, 0):
+            yield ProgressRecord.from_bytes(_content(message)[1] or b"")
+    except KafkaException as error:
+        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
+    finally:
+        consumer.close()
 
 
 class ProgressReader:

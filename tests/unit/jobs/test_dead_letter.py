@@ -15,10 +15,10 @@ EVENT = RejectedEvent(
 )
 
 
-def test_the_key_is_the_sink_and_the_row() -> None:
+def test_the_key_is_the_generation_and_the_row() -> None:
     assert (
-        dead_letter_key("search", EVENT.topic, EVENT.key)
-        == b'["search","shop.public.orders",{"id":12345678901234567890}]'
+        dead_letter_key("search", 3, EVENT.topic, EVENT.key)
+        == b'["search",3,"shop.public.orders",{"id":12345678901234567890}]'
     )
 
 
@@ -49,9 +49,15 @@ def test_a_tombstone_has_no_value() -> None:
     assert orjson.loads(dead_letter_value("search", 1, event, rejected_at_ms=5))["value"] is None
 
 
-def test_a_sink_finds_its_own_open_rejections_by_the_bytes_of_their_keys() -> None:
-    mine = dead_letter_key("search", EVENT.topic, EVENT.key)
+def test_a_generation_finds_its_own_open_rejections_by_the_bytes_of_their_keys() -> None:
+    mine = dead_letter_key("search", 3, EVENT.topic, EVENT.key)
     letter = dead_letter_value("search", 3, EVENT, rejected_at_ms=5)
-    others = [dead_letter_key("cache", EVENT.topic, EVENT.key), dead_letter_key("search", "shop.public.x", EVENT.key)]
+    others = [
+        dead_letter_key("cache", 3, EVENT.topic, EVENT.key),
+        dead_letter_key("search", 3, "shop.public.x", EVENT.key),
+        dead_letter_key("search", 2, EVENT.topic, EVENT.key),
+    ]
     letters = {mine: letter, **dict.fromkeys(others, letter)}
-    assert open_rejections(letters, sink="search", topics=[EVENT.topic]) == {(EVENT.topic, EVENT.key): EVENT.tag}
+    assert open_rejections(letters, sink="search", generation=3, topics=[EVENT.topic]) == {
+        (EVENT.topic, EVENT.key): EVENT.tag
+    }

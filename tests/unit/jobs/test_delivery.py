@@ -12,6 +12,7 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import Position, RowEvent
 from jobs import delivery
 from jobs.delivery import Delivered, Failure, RejectedRecord, Task, deliver, from_arrow, to_arrow
+from jobs.shape_history import TableHistory
 from sinks.memory_sink import MemorySink, MemoryStore
 from sinks.redis_sink import RedisSettings
 from sinks.registry import SinkSettings
@@ -104,6 +105,24 @@ def test_a_tombstone_alone_deletes(store: MemoryStore) -> None:
     run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)])
     run(task(MemorySink(store, 1)), [tombstone(1, lsn=16)])
     assert rows(store) == {}
+
+
+def test_events_of_an_earlier_shape_become_rows_of_the_newest(store: MemoryStore) -> None:
+    before = table(ORDERS.columns[0], replace(ORDERS.columns[1], name="remark"))
+    carry = (("id", "id", None), ("note", "remark", None))
+    history = TableHistory(ORDERS.name, ORDERS.key, {ORDERS.schema_id: (), before.schema_id: carry, "gone": None})
+    old = value_bytes(before, "u", {"id": 1, "remark": "a"}, lsn=8, seq=1)
+    gone = old.replace(before.schema_id.encode(), b"gone")
+    records: list[Record] = [
+        (key_bytes(before, {"id": 1}), old, TOPIC, 0, next(_offsets), None),
+        put(2, "b", lsn=16),
+        (key_bytes(before, {"id": 3}), gone, TOPIC, 0, next(_offsets), None),
+        tombstone(4, lsn=24),
+    ]
+    delivered = run(replace(task(MemorySink(store, 1)), histories={ORDERS.name: history}), records)
+    assert rows(store) == {1: "a", 2: "b"}
+    assert (delivered.rows, delivered.applied, delivered.failures) == (4, 3, [])
+    assert delivered.next_offsets == {(TOPIC, 0): records[-1][4] + 1}
 
 
 def test_records_are_folded_over_all_arrow_batches_of_a_task(store: MemoryStore) -> None:

@@ -89,3 +89,22 @@ def test_a_sink_that_is_behind_does_not_look_as_if_it_had_been_here() -> None:
     kept.batch_applied({(TOPIC, 0): 25}, rejected=0)
     kept.learn([])
     assert kept.batch_applied({(TOPIC, 0): 26}, rejected=0).updated_at_ms == clock.now_ms
+
+
+def test_behind_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
+    sink = MemorySink(MemoryStore(), 1)
+    sink.prepare([table()])
+    sink.claim()
+    stored = Progress({(TOPIC, 0): 5}, 100, 0, 0, {TOPIC: "id"})
+    kept = ProgressKeeper(
+        sink,
+        Watermark([TOPIC], lsn=100),
+        stored=stored,
+        topic_ids={TOPIC: "id"},
+        now_ms=Clock(),
+        skipped={(TOPIC, 0): 8},
+    )
+    kept.learn([record(900, 20)])
+    after = kept.batch_applied({(TOPIC, 0): 20}, rejected=1)
+    assert (after.next_offsets, after.skipped) == ({(TOPIC, 0): 5}, {(TOPIC, 0): 20})
+    assert (after.watermark_lsn, after.rejected) == (100, 1)

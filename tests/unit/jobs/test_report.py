@@ -15,8 +15,8 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         StatusReport("search", 2, 7, 10, 8, 1, 1, 4, 90, 1_700_000_000_000, 0x16_B374D848),
         WatermarkRaised("search", 2, 0x16_B374D848, 0),
         SinkWaiting("search", "redis: connection lost", 0.5),
-        SinkFailed("search", LockstepError("the disk is full")),
-        SinkStopped("search"),
+        SinkFailed("search", 1, LockstepError("the disk is full")),
+        SinkStopped("search", 1),
     ):
         log_report(report)
     messages = [record.getMessage() for record in caplog.records]

@@ -1,11 +1,12 @@
 """When a sink may go on, and when it must not."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
 from cdc.model.errors import PositionMismatch
-from jobs.checkpoint import Offsets
+from jobs.offsets import Offsets
 from jobs.resume import ResumePoint, TopicFacts, check_resume
 from sinks.sink import Progress
 
@@ -86,3 +87,7 @@ def test_a_checkpoint_for_other_topics_is_refused() -> None:
         PositionMismatch, match=r"other topics: shop.public.items is new, shop.public.orders is no longer"
     ):
         check(progress(), STORED, topics={"shop.public.items": FACTS})
+
+
+def test_what_lies_behind_a_gap_counts_as_there() -> None:
+    check(replace(progress(), skipped={(TOPIC, 0): 40}), {(TOPIC, 0): 40, (TOPIC, 1): 20})

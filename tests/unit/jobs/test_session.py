@@ -1,11 +1,13 @@
 """Spark's settings, without starting it."""
 
+import sys
 from pathlib import Path
 
 from jobs.config import SparkSettings
-from jobs.session import spark_conf
+from jobs.session import spark_conf, worker_python
 
 LOG = Path("log4j2.properties")
+CLUSTER = "spark://cluster:7077"
 
 
 def test_own_settings_win() -> None:
@@ -16,11 +18,51 @@ def test_own_settings_win() -> None:
 
 def test_only_a_local_master_learns_where_this_checkout_is() -> None:
     assert "spark.executorEnv.PYTHONPATH" in spark_conf(SparkSettings(), log_settings=LOG)
-    remote = spark_conf(SparkSettings(master="spark://cluster:7077"), log_settings=LOG)
+    remote = spark_conf(SparkSettings(master=CLUSTER), log_settings=LOG)
     assert "spark.executorEnv.PYTHONPATH" not in remote
     assert "spark.driver.host" not in remote
+    assert "spark.driver.bindAddress" not in remote
 
 
 def test_jars_are_handed_over_by_path() -> None:
     conf = spark_conf(SparkSettings(jars=(Path("a.jar"), Path("b.jar"))), log_settings=LOG)
     assert conf["spark.jars"] == "a.jar,b.jar"
+
+
+def test_executors_of_a_cluster_unpack_the_archive_and_import_from_it() -> None:
+    conf = spark_conf(SparkSettings(master=CLUSTER, package=Path("/x/some package.zip")), log_settings=LOG)
+    location, _, directory = conf["spark.archives"].partition("#")
+    assert location == "file:///x/some%20package.zip"
+    assert conf["spark.executorEnv.PYTHONPATH"] == directory
+
+
+def test_a_local_master_needs_no_archive() -> None:
+    conf = spark_conf(SparkSettings(package=Path("/x/package.zip")), log_settings=LOG)
+    assert "spark.archives" not in conf
+
+
+def test_own_jars_archives_and_paths_come_after_those_that_the_jobs_need() -> None:
+    own = {"spark.jars": "s3.jar", "spark.archives": "e.tgz#e", "spark.executorEnv.PYTHONPATH": "e/packages"}
+    settings = SparkSettings(master=CLUSTER, package=Path("/x/p.zip"), jars=(Path("kafka.jar"),), conf=own)
+    conf = spark_conf(settings, log_settings=LOG)
+    assert conf["spark.jars"] == "kafka.jar,s3.jar"
+    assert conf["spark.archives"] == "file:///x/p.zip#lockstep_package,e.tgz#e"
+    assert conf["spark.executorEnv.PYTHONPATH"] == "lockstep_package:e/packages"
+
+
+def test_own_lists_stand_alone_where_the_jobs_need_none() -> None:
+    conf = spark_conf(SparkSettings(master=CLUSTER, conf={"spark.archives": "e.tgz#e"}), log_settings=LOG)
+    assert conf["spark.archives"] == "e.tgz#e"
+
+
+def test_on_a_cluster_a_task_may_be_lost_with_its_worker() -> None:
+    assert spark_conf(SparkSettings(), log_settings=LOG)["spark.task.maxFailures"] == "1"
+    assert int(spark_conf(SparkSettings(master=CLUSTER), log_settings=LOG)["spark.task.maxFailures"]) > 1
+
+
+def test_the_path_of_this_python_is_not_imposed_on_other_machines() -> None:
+    assert worker_python(SparkSettings()) == sys.executable
+    assert worker_python(SparkSettings(master=CLUSTER)) == "python3"
+    assert worker_python(SparkSettings(master=CLUSTER, python="/opt/python")) == "/opt/python"
+    own = {"spark.pyspark.python": "/mine"}
+    assert worker_python(SparkSettings(master=CLUSTER, python="/opt/python", conf=own)) == "/mine"

@@ -18,13 +18,18 @@ def test_the_commands_are_those_that_the_readme_names() -> None:
                 "demo",
                 "doctor",
                 "down",
+                "generations",
                 "init",
                 "lag",
+                "package",
+                "rebuild",
                 "rejections",
                 "run",
                 "status",
+                "switch",
                 "tail",
                 "up",
+                "verify",
                 "wait",
             ]
         )

@@ -21,6 +21,7 @@ def _sink(**changes: object) -> SinkFacts:
     facts: dict[str, object] = {
         "name": "cache",
         "generation": 1,
+        "is_live": True,
         "watermark_lsn": 600,
         "commit_time_ms": NOW_MS - 5000,
         "records_behind": 7,
@@ -58,6 +59,14 @@ def test_before_capture_has_run_its_stages_are_unknown() -> None:
 def test_what_was_published_counts_as_received_while_capture_is_down() -> None:
     _, received, _ = report(_source(received_lsn=None), [], now_ms=NOW_MS).stages
     assert received.lsn == 800
+
+
+def test_a_generation_that_readers_do_not_see_has_its_number_with_it() -> None:
+    lag = report(_source(), [_sink(), _sink(generation=2, is_live=False, rejected=4)], now_ms=NOW_MS)
+    assert [stage.name for stage in lag.stages[3:]] == ["applied: cache", "applied: cache g2"]
+    assert lag.rejected == {"cache": 0, "cache g2": 4}
+    *_, stage = lag.to_json()["stages"]
+    assert (stage["sink"], stage["generation"], stage["live"]) == ("cache", 2, False)
 
 
 def test_json_holds_lsns_as_postgresql_writes_them() -> None:

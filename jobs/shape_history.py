@@ -1,0 +1,99 @@
+"""Events of a table's earlier shapes, as rows of its newest one. Pure.
+
+A compacted topic keeps a row's last event for as long as the row isn't changed, so a log that is read from its beginning has events of
+every shape that the table ever had. Columns are followed by their number at the source, whatever they were called; a column that was
+added later has the value that the source gave to the rows that were there. What can't be carried over - values of another type, another
+key - stands before a copy that capture has taken of the whole table since, and is left out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, RowEvent
+from cdc.model.table import Table, TableName
+from cdc.protocol.control import SchemaRecord
+
+Source = tuple[str, str | None, JsonValue]
+"""A column's name, what it is called in the event (None: the event doesn't have it), and the value it has then."""
+
+Carry = tuple[Source, ...]
+"""A row of the newest shape from one of an earlier; empty where the row fits as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableHistory:
+    """One table's shapes by schema id; None are those whose rows a later copy has replaced. ``key`` is that of the newest shape."""
+
+    table: TableName
+    key: tuple[str, ...]
+    shapes: Mapping[str, Carry | None]
+
+    def translate(self, event: RowEvent, schema_id: str) -> RowEvent | None:
+        """The event in the newest shape; None when a later copy of the table made it void. A tombstone has no schema id.
+
+        Raises LockstepError for a shape that isn't known, which is a newer one.
+        """
+        if tuple(event.key) != self.key:
+            return None
+        if event.row is None:
+            return event
+        try:
+            carry = self.shapes[schema_id]
+        except KeyError:
+            raise LockstepError(
+                f"table {self.table} has a shape that this generation was not prepared for",
+                hint="restart the job: it prepares the table's newest shape before it applies rows",
+            ) from None
+        if carry is None:
+            return None
+        if not carry:
+            return event
+        row = event.row
+        return replace(
+            event, row={name: default if before is None else row.get(before) for name, before, default in carry}
+        )
+
+
+def newest_shapes(records: Iterable[SchemaRecord]) -> dict[TableName, Table]:
+    """Every table's newest shape; ``records`` in the order of the topic."""
+    return {record.table.name: record.table for record in records}
+
+
+def histories(records: Iterable[SchemaRecord]) -> dict[TableName, TableHistory]:
+    """The tables that had more than one shape; ``records`` in the order of the topic."""
+    by_table: dict[TableName, list[SchemaRecord]] = {}
+    for record in records:
+        by_table.setdefault(record.table.name, []).append(record)
+    return {name: _history(name, of_table) for name, of_table in by_table.items() if len(of_table) > 1}
+
+
+def _history(name: TableName, records: Sequence[SchemaRecord]) -> TableHistory:
+    newest = records[-1].table
+    # By identity: a column that is renamed after it was added keeps the value that older rows have in it.
+    added = {
+        record.table.column(column).identity: value
+        for record in records
+        for column, value in record.change.defaults.items()
+    }
+    return TableHistory(name, newest.key, {r.table.schema_id: _carry(r.table, newest, added) for r in records})
+
+
+def _carry(old: Table, newest: Table, added: Mapping[str, JsonValue]) -> Carry | None:
+    if old.schema_id == newest.schema_id:
+        return ()
+    if old.key != newest.key:
+        return None
+    held = {column.identity: column for column in old.columns}
+    carry: list[Source] = []
+    for column in newest.columns:
+        before = held.get(column.identity)
+        if before is None:
+            carry.append((column.name, None, added.get(column.identity)))
+        elif (before.value_type, before.is_array) != (column.value_type, column.is_array):
+            return None
+        else:
+            carry.append((column.name, before.name, None))
+    if all(name == before for name, before, _ in carry) and len(carry) == len(old.columns):
+        return ()
+    return tuple(carry)

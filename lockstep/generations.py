@@ -1,0 +1,204 @@
+"""``lockstep generations``, ``lockstep switch``: what builds of a sink's data there are, which one readers see, and dropping one."""
+
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rich.table import Table
+
+from cdc.kafka.cluster import Cluster
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.lsn import format_lsn
+from jobs.dead_letter import DeadLetters
+from jobs.generations import (
+    PREVIOUS,
+    Generation,
+    Phase,
+    Record,
+    check_owner,
+    is_running,
+    list_generations,
+    save_record,
+    switch,
+)
+from jobs.offsets import Offsets
+from lockstep.config import Config
+from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.sink import Progress, Sink
+
+_DROP_WAIT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A generation for people: ``differs`` names the settings that today's configuration has otherwise."""
+
+    generation: Generation
+    progress: Progress | None
+    differs: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        progress = self.progress
+        return {
+            "generation": self.generation.number,
+            "live": self.generation.is_live,
+            "phase": self.generation.phase.value,
+            "watermark": None if progress is None else format_lsn(progress.watermark_lsn),
+            "commit_time_ms": None if progress is None else progress.commit_time_ms,
+            "rejected": 0 if progress is None else progress.rejected,
+            "differs_in": list(self.differs),
+        }
+
+
+def settings_of(config: Config, name: str) -> SinkSettings:
+    """A sink's settings. Raises ConfigurationError for a name that isn't there."""
+    if name not in config.sinks:
+        raise ConfigurationError(
+            f"no such sink: {name}", hint=f"sinks of this configuration: {', '.join(config.sinks) or 'none'}"
+        )
+    return config.sinks[name]
+
+
+def settings_of_generation(config: Config, name: str, generation: Generation) -> SinkSettings:
+    """The settings that a generation was built with, with today's way to reach the server."""
+    settings = settings_of(config, name)
+    return settings if generation.record is None else with_definition(settings, generation.record.definition)
+
+
+def describe(config: Config, name: str) -> list[Description]:
+    """All generations of a sink, oldest first."""
+    settings = settings_of(config, name)
+    today = definition(settings)
+    found = []
+    for generation in _list(config, name):
+        sink = open_sink(name, settings, generation.number)
+        try:
+            progress = sink.load_progress()
+        finally:
+            sink.close()
+        held = today if generation.record is None else generation.record.definition
+        differs = tuple(sorted(key for key in today if today[key] != held.get(key)))
+        found.append(Description(generation, progress, differs))
+    return found
+
+
+def generations_table(found: list[Description]) -> Table:
+    """For people."""
+    table = Table()
+    for heading in ("generation", "readers", "phase", "applied up to", "rejected", "built with other"):
+        table.add_column(heading)
+    for one in found:
+        watermark = "-" if one.progress is None else format_lsn(one.progress.watermark_lsn)
+        table.add_row(
+            str(one.generation.number),
+            "live" if one.generation.is_live else "",
+            one.generation.phase.value,
+            watermark,
+            str(0 if one.progress is None else one.progress.rejected),
+            ", ".join(one.differs),
+        )
+    return table
+
+
+def find(config: Config, name: str, number: int) -> Generation:
+    """One generation. Raises LockstepError when it isn't there."""
+    found = _list(config, name)
+    for generation in found:
+        if generation.number == number:
+            return generation
+    there = ", ".join(str(generation.number) for generation in found) or "none"
+    raise LockstepError(f"sink {name!r} has no generation {number}", hint=f"it has: {there}")
+
+
+def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> tuple[int | None, int]:
+    """Make a generation live: ``number``, else with ``back`` the one before the last switch, else the newest. Returns before and after.
+
+    Raises LockstepError when there is none, when it is still being built or when it is behind.
+    """
+    settings = settings_of(config, name)
+    sink = open_sink(name, settings, 1)
+    try:
+        if number is None:
+            number = _previous(sink, name) if back else _newest(sink, name)
+        generation = find(config, name, number)
+        if generation.record is not None:
+            check_owner(name, number, generation.record, config.pipeline.name)
+        if generation.phase is not Phase.READY:
+            raise LockstepError(
+                f"generation {number} of sink {name!r} is {generation.phase.value}, not ready",
+                hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
+            )
+        before = switch(partial(open_sink, name, settings), number, log_ends=partial(log_ends, config))
+    finally:
+        sink.close()
+    return before, number
+
+
+def drop(config: Config, name: str, number: int) -> None:
+    """Stop applying to a generation and remove it. Raises LockstepError when it is live or a job doesn't let go of it."""
+    settings = settings_of(config, name)
+    generation = find(config, name, number)
+    record = generation.record or Record(config.pipeline.name, definition(settings))
+    check_owner(name, number, record, config.pipeline.name)
+    sink = open_sink(name, settings, number)
+    try:
+        if generation.is_live:
+            raise LockstepError(
+                f"generation {number} of sink {name!r} is live", hint=f"`lockstep switch {name}` to another one first"
+            )
+        retire(sink, number, record)
+        DeadLetters(config.kafka.client(), config.pipeline.name, sink=name, generation=number).close_all(
+            config.topics().values()
+        )
+        sink.drop()
+    finally:
+        sink.close()
+
+
+def retire(sink: Sink, number: int, record: Record) -> None:
+    """Let whoever applies to a generation stop. Raises LockstepError, with the record as before, when it doesn't."""
+    save_record(sink, number, replace(record, phase=Phase.RETIRED))
+    deadline = time.monotonic() + _DROP_WAIT_S
+    while is_running(sink, number):
+        if time.monotonic() > deadline:
+            save_record(sink, number, record)
+            raise LockstepError(
+                f"a job still applies to generation {number}", hint="stop the `lockstep rebuild` that builds it first"
+            )
+
+
+def log_ends(config: Config) -> Offsets:
+    """Where the tables' topics end now."""
+    cluster = Cluster(config.kafka.client())
+    counts = cluster.partition_counts()
+    return cluster.end_offsets([(topic, n) for topic in config.topics().values() for n in range(counts.get(topic, 0))])
+
+
+def _list(config: Config, name: str) -> list[Generation]:
+    sink = open_sink(name, settings_of(config, name), 1)
+    try:
+        return list_generations(sink)
+    finally:
+        sink.close()
+
+
+def _previous(sink: Sink, name: str) -> int:
+    note = sink.load_note(PREVIOUS)
+    if note is None or int(note) not in sink.generations():
+        raise LockstepError(
+            f"sink {name!r} has no generation to go back to",
+            hint="it was never switched, or what was live before has been dropped",
+        )
+    return int(note)
+
+
+def _newest(sink: Sink, name: str) -> int:
+    live = sink.live_generation()
+    newer = [generation.number for generation in list_generations(sink) if generation.number > (live or 0)]
+    if not newer:
+        raise LockstepError(
+            f"sink {name!r} has no generation newer than the live one",
+            hint=f"`lockstep rebuild {name}` builds one; `lockstep switch {name} --back` returns to the one before",
+        )
+    return newer[-1]

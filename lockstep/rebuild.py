@@ -1,0 +1,290 @@
+"""``lockstep rebuild``: the next generation of a sink from the log's beginning, beside the live one, compared and switched.
+
+What has been reached is kept in the destination: the record of the generation that is being built, its progress, and Spark's
+checkpoint. So a build that was interrupted goes on when the command is run again. A lock in the source keeps a second one out, and
+goes with the process that holds it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.postgres.connection import connect, connection_error
+from jobs.generations import (
+    Phase,
+    Record,
+    behind,
+    check_owner,
+    list_generations,
+    load_record,
+    next_number,
+    save_record,
+    switch,
+)
+from jobs.offsets import Offsets
+from jobs.report import Report, SinkFailed, SinkWaiting, StatusReport, log_report
+from jobs.run import JobThread, Source, session
+from lockstep.apply import spark_settings
+from lockstep.config import Config
+from lockstep.generations import log_ends, retire, settings_of
+from lockstep.verify.report import VerifyReport
+from lockstep.verify.verify import Step, VerifyOptions, verify
+from sinks.registry import SinkSettings, definition, open_sink
+from sinks.sink import Progress, Sink
+
+_LOOK_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """How far a build is: ``read`` of ``total`` offsets of the log, and the events applied by this process."""
+
+    generation: int
+    read: int
+    total: int
+    events: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What came out. ``switched`` is None where readers still see the generation they saw before."""
+
+    generation: int
+    report: VerifyReport
+    switched_from: int | None
+    is_live: bool
+    explained: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Who wants to know: ``say`` gets sentences, ``progress`` numbers."""
+
+    say: Callable[[str], None]
+    progress: Callable[[BuildProgress], None]
+    compared: Callable[[Step], None]
+
+
+class Interrupted(Exception):
+    """Asked to stop; the build goes on the next time."""
+
+
+def rebuild(config: Config, name: str, *, switch_over: bool, stop: threading.Event, observer: Observer) -> Rebuilt:
+    """Build, catch up, compare, and switch when asked to. Raises Interrupted, LockstepError."""
+    settings = settings_of(config, name)
+    with _only_rebuild(config, name):
+        source = Source(config.pipeline.name, config.kafka, config.source.keyed_names, spark_settings(config))
+        number, record = _begin(config, name, settings, observer.say)
+        sink = open_sink(name, settings, number)
+        try:
+            with session(source, stop) as spark:
+                build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer)
+                return build.run(switch_over=switch_over)
+        finally:
+            sink.close()
+
+
+@contextmanager
+def _only_rebuild(config: Config, name: str) -> Iterator[None]:
+    """Hold the lock that one rebuild of a sink has. Raises LockstepError when another one runs."""
+    lock = f"lockstep rebuild {config.pipeline.name} {name}"
+    try:
+        with connect(config.source, application="lockstep rebuild") as connection:
+            row = connection.execute("select pg_try_advisory_lock(hashtextextended(%s, 0))", (lock,)).fetchone()
+            if row is None or not row[0]:
+                raise LockstepError(
+                    f"sink {name!r} is being rebuilt already",
+                    hint="wait for the other `lockstep rebuild`, or stop it: this one then goes on where it was",
+                )
+            yield
+    except psycopg.OperationalError as error:
+        raise connection_error(error) from error
+
+
+def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]) -> tuple[int, Record]:
+    """The generation to build: one that was begun with the same settings, else a new one."""
+    sink = open_sink(name, settings, 1)
+    try:
+        wanted = definition(settings)
+        for generation in list_generations(sink):
+            record = generation.record
+            if record is None or record.phase is not Phase.BUILDING:
+                continue
+            check_owner(name, generation.number, record, config.pipeline.name)
+            if dict(record.definition) == wanted:
+                say(f"going on with generation {generation.number}")
+                return generation.number, record
+            say(f"generation {generation.number} was begun with other settings: dropping it")
+            half_built = open_sink(name, settings, generation.number)
+            try:
+                retire(half_built, generation.number, record)
+                half_built.drop()
+            finally:
+                half_built.close()
+        number = next_number(sink)
+        record = Record(
+            config.pipeline.name,
+            wanted,
+            phase=Phase.BUILDING,
+            loaded=False,
+            created_at_ms=time.time_ns() // 1_000_000,
+        )
+        save_record(sink, number, record)
+        live = sink.live_generation()
+    finally:
+        sink.close()
+    beside = "" if live is None else f" beside generation {live}, which readers go on to see"
+    say(f"building generation {number}{beside}")
+    return number, record
+
+
+class _Build:
+    """One process's work on a generation."""
+
+    def __init__(
+        self,
+        config: Config,
+        source: Source,
+        name: str,
+        settings: SinkSettings,
+        number: int,
+        record: Record,
+        sink: Sink,
+        spark: SparkSession,
+        stop: threading.Event,
+        observer: Observer,
+    ) -> None:
+        self._config = config
+        self._source = source
+        self._name = name
+        self._settings = settings
+        self._number = number
+        self._record = record
+        self._sink = sink
+        self._spark = spark
+        self._stop = stop
+        self._observer = observer
+        self._events = 0
+
+    def run(self, *, switch_over: bool) -> Rebuilt:
+        if not self._record.loaded:
+            self._load()
+        job = self._start(once=False, bulk=False)
+        try:
+            self._catch_up(job)
+            report = self._compare(job)
+            explained = self._explain()
+            live = self._sink.live_generation()
+            if not report.is_equal:
+                return Rebuilt(self._number, report, None, live == self._number, explained)
+            before = None
+            if switch_over or live is None:
+                # Still applied to by our job: it must not fall behind before readers see it.
+                before = switch(
+                    partial(open_sink, self._name, self._settings),
+                    self._number,
+                    log_ends=partial(log_ends, self._config),
+                )
+        finally:
+            job.stop()
+        # From now on a running `lockstep apply` keeps it up to date.
+        save_record(self._sink, self._number, replace(self._record, phase=Phase.READY, loaded=True))
+        return Rebuilt(self._number, report, before, switch_over or live is None, explained)
+
+    def _load(self) -> None:
+        """Apply what the log holds now, in the destination's fastest way."""
+        ends = log_ends(self._config)
+        job = self._start(once=True, bulk=True)
+        try:
+            while job.is_alive:
+                self._check(job)
+                self._tell(ends, finished=False)
+        finally:
+            job.stop()
+        if job.failure is not None:
+            raise job.failure
+        self._tell(ends, finished=True)
+        self._observer.say("finishing the load")
+        self._sink.end_bulk()
+        self._record = replace(self._record, loaded=True)
+        save_record(self._sink, self._number, self._record)
+
+    def _catch_up(self, job: JobThread) -> None:
+        """Apply what was published meanwhile, until what is lacking is what came in the last moment."""
+        ends = log_ends(self._config)
+        while True:
+            self._check(job)
+            lacking = behind(self._loaded_progress(), ends)
+            self._tell(ends, finished=not lacking)
+            if not lacking:
+                return
+
+    def _compare(self, job: JobThread) -> VerifyReport:
+        self._observer.say("comparing with the source")
+        options = VerifyOptions(sink=self._name, generation=self._number, settings=self._settings)
+
+        def stopping() -> bool:
+            return self._stop.is_set() or not job.is_alive
+
+        try:
+            return verify(
+                self._config, options, say=self._observer.say, progress=self._observer.compared, stopping=stopping
+            )
+        except LockstepError:
+            self._check(job)  # why the job ended says more than that the comparison was stopped
+            raise
+
+    def _explain(self) -> tuple[str, ...]:
+        """What readers will find otherwise than in the live generation, by what it was built with."""
+        live = self._sink.live_generation()
+        record = None if live is None or live == self._number else load_record(self._sink, live)
+        if record is None:
+            return ()
+        now = definition(self._settings)
+        return tuple(
+            f"{setting}: {record.definition.get(setting)!r} -> {now[setting]!r}"
+            for setting in sorted(now)
+            if now[setting] != record.definition.get(setting)
+        )
+
+    def _start(self, *, once: bool, bulk: bool) -> JobThread:
+        plan = self._source.plan(self._name, self._settings, self._number, once=once, go_live=False, bulk=bulk)
+        return JobThread(plan, self._spark, report=self._report)
+
+    def _report(self, report: Report) -> None:
+        match report:
+            case StatusReport():
+                self._events += report.rows
+            case SinkFailed():
+                pass  # it is raised where the job is waited for
+            case SinkWaiting():
+                self._observer.say(f"waiting: {report.reason}")
+            case _:
+                log_report(report)
+
+    def _check(self, job: JobThread) -> None:
+        """Wait a moment. Raises what the job failed with, or Interrupted."""
+        if self._stop.wait(_LOOK_S):
+            raise Interrupted
+        if not job.is_alive and job.failure is not None:
+            raise job.failure
+
+    def _tell(self, ends: Offsets, *, finished: bool) -> None:
+        total = sum(ends.values())
+        read = total - behind(self._loaded_progress(), ends)
+        self._observer.progress(BuildProgress(self._number, read, total, self._events, finished))
+
+    def _loaded_progress(self) -> Progress | None:
+        try:
+            return self._sink.load_progress()
+        except Unavailable:
+            return None

@@ -1,0 +1,181 @@
+"""A sink is built anew beside the one that readers see, under traffic, and switched to and back without anybody noticing."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.generations import list_generations
+from lockstep.config import Config, load
+from sinks.opensearch_sink import alias_name
+from sinks.registry import open_sink
+from stack.stack import Endpoints
+from tests.pipeline import Pipeline, traffic, wait_until
+from tests.readers import Read, cache_reader, reading, search_reader, warehouse_reader
+
+pytestmark = pytest.mark.live
+
+_numbers = itertools.count(1)
+KEYS = range(1, 11)
+KINDS = ("search", "cache", "warehouse")
+
+
+class Counters(threading.Thread):
+    """Raises the balance of the read rows without a pause."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(daemon=True)
+        self._pipeline = pipeline
+        self._finished = threading.Event()
+
+    def run(self) -> None:
+        with self._pipeline.sql() as sql:
+            while not self._finished.is_set():
+                sql.execute(
+                    f"update {self._pipeline.name}.account set balance = balance + 1 where id = any(%s)", (list(KEYS),)
+                )
+                time.sleep(0.02)
+
+    def finish(self) -> None:
+        self._finished.set()
+        self.join()
+
+
+@pytest.fixture(scope="module")
+def pipeline(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """A pipeline whose rows 1 to 10 are counters, with capture and apply running."""
+    name = f"rebuild{os.getpid()}_{next(_numbers)}"
+    made = Pipeline(endpoints, tmp_path_factory.mktemp("rebuild"), name, sinks=True)
+    with made.sql() as sql:
+        sql.execute(
+            f"insert into {name}.account (id, owner, balance) select i, 'counter', 1 from generate_series(1, 10) i"
+        )
+        sql.execute(f"insert into {name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 3000) i")
+    capture = made.start_capture()
+    made.wait_streaming(capture)
+    made.apply = made.start_apply()  # type: ignore[attr-defined]
+    made.wait_applied(made.apply)  # type: ignore[attr-defined]
+    yield made
+    made.close()
+
+
+def _reads(pipeline: Pipeline) -> dict[str, Read]:
+    endpoints, name = pipeline.endpoints, pipeline.name
+    account = pipeline.config.source.table_names[0]
+    return {
+        "search": search_reader(endpoints, alias_name(f"{name}_search", account), "balance"),
+        "cache": cache_reader(endpoints, f"{name}_cache", f"{name}.account", "balance"),
+        "warehouse": warehouse_reader(endpoints, f'"{name}_warehouse"."{name}__account"', "balance"),
+    }
+
+
+def _changed(pipeline: Pipeline, kind: str, line: str) -> Path:
+    """The configuration with a line more for one sink, in a file of its own."""
+    section = f"[sinks.{pipeline.name}_{kind}]"
+    path = pipeline.directory / f"{pipeline.name}-{kind}.toml"
+    path.write_text(pipeline.path.read_text().replace(section, f"{section}\n{line}"))
+    return path
+
+
+def _run(pipeline: Pipeline, config: Path, *command: str) -> Any:
+    """Run a command to its end; its standard output, from JSON where it is that."""
+    process = pipeline.start("lockstep", *command, "--config", str(config))
+    code = process.wait(300)
+    text: str = process.log.read_text()  # type: ignore[attr-defined]
+    assert code == 0, text
+    return text
+
+
+def _generations(config: Config, sink: str) -> list[tuple[int, bool, str]]:
+    opened = open_sink(sink, config.sinks[sink], 1)
+    try:
+        return [(one.number, one.is_live, one.phase.value) for one in list_generations(opened)]
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rebuild_with_another_mapping_is_switched_and_switched_back_while_readers_read(
+    pipeline: Pipeline, kind: str
+) -> None:
+    sink = f"{pipeline.name}_{kind}"
+    path = _changed(pipeline, kind, f'exclude = ["{pipeline.name}.account.tags"]')
+    config = load(path)
+    counters = Counters(pipeline)
+    counters.start()
+    try:
+        with (
+            traffic(pipeline, seed=20 + KINDS.index(kind), pause_s=0.05),
+            reading({kind: _reads(pipeline)[kind]}, KEYS),
+        ):
+            told = _run(pipeline, path, "rebuild", sink, "--switch")
+            assert "readers see it now" in told
+            assert _generations(config, sink) == [(1, False, "ready"), (2, True, "ready")]
+            _wait_applies(pipeline, sink, 2)
+            _run(pipeline, path, "switch", sink, "--back")
+            assert _generations(config, sink) == [(1, True, "ready"), (2, False, "ready")]
+            _run(pipeline, path, "switch", sink)
+            assert _generations(config, sink) == [(1, False, "ready"), (2, True, "ready")]
+    finally:
+        counters.finish()
+    lag = json.loads(_stdout(pipeline, "lag", "--json"))
+    assert {(stage["generation"], stage["live"]) for stage in lag["stages"] if stage.get("sink") == sink} == {
+        (1, False),
+        (2, True),
+    }
+    _run(pipeline, path, "verify", sink)
+    _run(pipeline, path, "generations", sink, "--drop", "1")
+    assert _generations(config, sink) == [(2, True, "ready")]
+
+
+def _wait_applies(pipeline: Pipeline, sink: str, generation: int) -> None:
+    """Until the running apply has taken the generation over."""
+    log = pipeline.apply.log  # type: ignore[attr-defined]
+    wait_until(
+        lambda: f"sink started sink={sink} generation={generation} " in log.read_text(),
+        what=f"apply applies to generation {generation}",
+    )
+
+
+def _stdout(pipeline: Pipeline, *command: str) -> str:
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", *command, "--config", str(pipeline.path)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.stdout
+
+
+def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(pipeline: Pipeline) -> None:
+    sink = f"{pipeline.name}_cache"
+    path = _changed(pipeline, "cache", f'exclude = ["{pipeline.name}.account.owner"]')
+    config = load(path)
+    live = next(number for number, is_live, _ in _generations(config, sink) if is_live)
+    killed = pipeline.start("lockstep", "rebuild", sink, "--config", str(path))
+    wait_until(
+        lambda: f"sink started sink={sink} generation={live + 1}" in killed.log.read_text(),  # type: ignore[attr-defined]
+        what="the build has begun",
+        timeout_s=120,
+    )
+    second = pipeline.start("lockstep", "rebuild", sink, "--config", str(path))
+    assert second.wait(60) == 1
+    assert "being rebuilt already" in second.log.read_text()  # type: ignore[attr-defined]
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert _generations(config, sink)[-1] == (live + 1, False, "building")
+    told = _run(pipeline, path, "rebuild", sink)
+    assert f"going on with generation {live + 1}" in told
+    assert _generations(config, sink)[-1] == (live + 1, False, "ready")
+    _run(pipeline, path, "generations", sink, "--drop", str(live + 1))

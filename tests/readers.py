@@ -1,0 +1,109 @@
+"""Readers of a sink as applications are: through alias, pointer and views, all the time, and never satisfied with an older row."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import psycopg
+import redis
+import urllib3
+
+from stack.stack import Endpoints
+
+Read = Callable[[int], int | None]
+"""The counter of a row, or None when the row isn't there."""
+
+
+class Reader(threading.Thread):
+    """Reads the counters of some rows in turn until it is told to stop."""
+
+    def __init__(self, name: str, read: Read, keys: range) -> None:
+        super().__init__(daemon=True, name=name)
+        self._read = read
+        self._keys = keys
+        self._stop_reading = threading.Event()
+        self.reads = 0
+        self.problems: list[str] = []
+
+    def run(self) -> None:
+        seen: dict[int, int] = {}
+        while not self._stop_reading.is_set():
+            for key in self._keys:
+                try:
+                    counter = self._read(key)
+                except Exception as error:
+                    self.problems.append(f"{type(error).__name__}: {error}"[:500])
+                    continue
+                self.reads += 1
+                if counter is None:
+                    self.problems.append(f"row {key} is missing")
+                elif counter < seen.get(key, 0):
+                    self.problems.append(f"row {key} went from {seen[key]} back to {counter}")
+                else:
+                    seen[key] = counter
+
+    def finish(self) -> None:
+        self._stop_reading.set()
+        self.join(30)
+
+
+@contextmanager
+def reading(reads: Mapping[str, Read], keys: range) -> Iterator[list[Reader]]:
+    """Readers for the length of the block; at its end nothing may have been wrong."""
+    readers = [Reader(name, read, keys) for name, read in reads.items()]
+    began = time.monotonic()
+    for reader in readers:
+        reader.start()
+    try:
+        yield readers
+    finally:
+        for reader in readers:
+            reader.finish()
+    elapsed_s = time.monotonic() - began
+    for reader in readers:
+        assert reader.problems == [], f"{reader.name}: {reader.problems[:10]} in {reader.reads} reads"
+        assert reader.reads > 20 * elapsed_s, f"{reader.name} read {reader.reads} times in {elapsed_s:.0f} s"
+
+
+def search_reader(endpoints: Endpoints, alias: str, column: str) -> Read:
+    """By searching, which shows what was refreshed."""
+    pool = urllib3.PoolManager()
+
+    def read(key: int) -> int | None:
+        answer = pool.request(
+            "POST",
+            f"{endpoints.opensearch_url}/{alias}/_search",
+            body=orjson.dumps({"query": {"ids": {"values": [str(key)]}}}),
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status == 200, answer.data[:300]
+        hits = orjson.loads(answer.data)["hits"]["hits"]
+        return int(hits[0]["_source"][column]) if hits else None
+
+    return read
+
+
+def cache_reader(endpoints: Endpoints, prefix: str, table: str, column: str) -> Read:
+    """Pointer, then row."""
+    client: Any = redis.Redis.from_url(endpoints.redis_url)
+
+    def read(key: int) -> int | None:
+        live = client.get(f"{prefix}:live").decode()
+        row = client.hget(f"{prefix}:{live}:{table}:{key}", "v")
+        return None if row is None else int(orjson.loads(row)[column])
+
+    return read
+
+
+def warehouse_reader(endpoints: Endpoints, view: str, column: str) -> Read:
+    """Through the view, prepared once, as drivers do."""
+    connection = psycopg.connect(endpoints.warehouse_dsn, autocommit=True)
+
+    def read(key: int) -> int | None:
+        row = connection.execute(f"select {column} from {view} where id = %s".encode(), (key,), prepare=True).fetchone()
+        return None if row is None else int(row[0])
+
+    return read

@@ -1,0 +1,233 @@
+"""How jobs and commands agree about generations, with a destination in memory."""
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from cdc.model.errors import LockstepError, Unavailable
+from jobs.gate import Gate
+from jobs.generations import (
+    BEAT_S,
+    HOLD_S,
+    PREVIOUS,
+    Clock,
+    Phase,
+    Record,
+    Runner,
+    behind,
+    check_owner,
+    is_running,
+    list_generations,
+    next_number,
+    save_record,
+    stands_still,
+    switch,
+)
+from sinks.memory_sink import MemorySink, MemoryStore
+from sinks.sink import Progress
+from tests.builders import column, table
+
+ORDERS = table(column("id", "int8"), column("note"))
+AT = ("shop.public.orders", 0)
+
+
+class Time:
+    """A clock that moves when somebody sleeps; ``every`` is called each time."""
+
+    def __init__(self, every: Callable[[], None] = lambda: None) -> None:
+        self.now = 100.0
+        self.every = every
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.now, self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.every()
+
+
+def _store(*generations: int) -> MemoryStore:
+    store = MemoryStore()
+    for number in generations:
+        MemorySink(store, number).prepare([ORDERS])
+    return store
+
+
+def _at(store: MemoryStore, generation: int, offset: int) -> None:
+    sink = MemorySink(store, generation)
+    sink.claim()
+    sink.save_progress(Progress({AT: offset}, offset, 0, 0, {AT[0]: "id"}))
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    store = _store(1, 2)
+    record = Record("shop", {"exclude": ["public.orders.note"]}, Phase.BUILDING, loaded=False, created_at_ms=5)
+    save_record(MemorySink(store, 1), 2, record)
+    first, second = list_generations(MemorySink(store, 1))
+    assert (first.number, first.is_live, first.record, first.phase) == (1, True, None, Phase.READY)
+    assert (second.number, second.is_live, second.record, second.phase) == (2, False, record, Phase.BUILDING)
+
+
+def test_a_number_is_given_once_also_when_its_generation_is_gone() -> None:
+    store = _store(1)
+    assert next_number(MemorySink(store, 1)) == 2
+    MemorySink(store, 2).prepare([ORDERS])
+    MemorySink(store, 2).drop()
+    assert next_number(MemorySink(store, 1)) == 3
+
+
+def test_a_generation_that_is_only_planned_is_among_them_once_it_has_a_record() -> None:
+    store = _store(1)
+    number = next_number(MemorySink(store, 1))
+    assert [generation.number for generation in list_generations(MemorySink(store, 1))] == [1]
+    save_record(MemorySink(store, 1), number, Record("shop", {}, Phase.BUILDING))
+    assert [generation.number for generation in list_generations(MemorySink(store, 1))] == [1, 2]
+
+
+def test_another_pipelines_generation_is_refused() -> None:
+    with pytest.raises(LockstepError, match="written by pipeline 'other'"):
+        check_owner("search", 1, Record("other", {}), "shop")
+    check_owner("search", 1, Record("shop", {}), "shop")
+
+
+def _runner(store: MemoryStore, gate: Gate, now: Time) -> Runner:
+    return Runner(MemorySink(store, 1), 1, gate, monotonic=lambda: now.now)
+
+
+def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
+    store, now = _store(1), Time()
+    runner = _runner(store, Gate(), now)
+    assert not is_running(MemorySink(store, 1), 1, now.clock())
+    runner.tend()
+    now.every = runner.tend
+    assert is_running(MemorySink(store, 1), 1, now.clock())
+    now.every = lambda: None
+    assert not is_running(MemorySink(store, 1), 1, now.clock())  # killed: its note is there and doesn't move
+    runner.end()
+    began = now.now
+    assert not is_running(MemorySink(store, 1), 1, now.clock())
+    assert now.now == began
+
+
+def test_a_job_stands_still_while_it_is_asked_to_and_not_for_ever() -> None:
+    store, now, gate = _store(1), Time(), Gate()
+    runner = _runner(store, gate, now)
+    runner.tend()
+    MemorySink(store, 1).save_note("g1.hold", "mine")
+    now.every = runner.tend
+    assert stands_still(MemorySink(store, 1), 1, "mine", now.clock())
+    assert not _may_enter(gate)
+    now.now += HOLD_S + 1
+    runner.tend()
+    assert _may_enter(gate)
+    now.now += BEAT_S
+    runner.tend()  # the same wish is not fulfilled twice
+    assert _may_enter(gate)
+    MemorySink(store, 1).save_note("g1.hold", "another")
+    runner.tend()
+    assert not _may_enter(gate)
+    MemorySink(store, 1).save_note("g1.hold", None)
+    runner.tend()
+    assert _may_enter(gate)
+
+
+def _may_enter(gate: Gate) -> bool:
+    entered: list[bool] = []
+    batch = threading.Thread(target=lambda: entered.append(gate.enter()), daemon=True)
+    batch.start()
+    batch.join(0.1)
+    if entered:
+        gate.leave()
+        return True
+    # Let it through, so that no thread is left behind that would take the next turn.
+    gate.release()
+    batch.join(5)
+    gate.leave()
+    gate.hold(0)
+    return False
+
+
+def test_a_job_stands_still_only_when_its_batch_is_over() -> None:
+    store, now, gate = _store(1), Time(), Gate()
+    runner = _runner(store, gate, now)
+    assert gate.enter()
+    MemorySink(store, 1).save_note("g1.hold", "mine")
+    now.every = runner.tend
+    runner.tend()
+    with pytest.raises(Unavailable, match="long batch"):
+        stands_still(MemorySink(store, 1), 1, "mine", now.clock())
+    gate.leave()
+    assert stands_still(MemorySink(store, 1), 1, "mine", now.clock())
+
+
+def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> None:
+    store, now, gate = _store(1), Time(), Gate()
+    sink = MemorySink(store, 1)
+    runner = Runner(sink, 1, gate, monotonic=lambda: now.now)
+    sink.save_note("g1.hold", "mine")
+    runner.tend()
+
+    def fails(_: str) -> str | None:
+        raise Unavailable("away")
+
+    sink.load_note = fails  # type: ignore[method-assign]
+    now.now += HOLD_S + 1
+    with suppress(Unavailable):
+        runner.tend()
+    assert _may_enter(gate)
+
+
+def test_the_first_generation_is_switched_to_at_once() -> None:
+    store = MemoryStore()
+    MemorySink(store, 1).prepare([ORDERS], go_live=False)
+    assert switch(lambda number: MemorySink(store, number), 1, log_ends=dict, clock=Time().clock()) is None
+    assert store.live == 1
+
+
+def test_a_switch_waits_until_the_new_generation_has_all_that_the_old_one_shows() -> None:
+    store, now, gate = _store(1, 2), Time(), Gate()
+    runner = _runner(store, gate, now)
+    runner.tend()
+    _at(store, 1, 10)
+    _at(store, 2, 7)
+    steps = iter(range(8, 100))
+
+    def every() -> None:
+        runner.tend()
+        if store.notes.get("g1.hold") and now.now > 102:
+            _at(store, 2, min(10, next(steps)))
+        assert store.live == 1 or store.generations[2].progress.next_offsets[AT] == 10  # type: ignore[union-attr]
+
+    now.every = every
+    assert switch(lambda number: MemorySink(store, number), 2, log_ends=dict, clock=now.clock()) == 1
+    assert store.live == 2
+    assert store.notes[PREVIOUS] == "1"
+    assert "g1.hold" not in store.notes
+    assert store.generations[2].progress.next_offsets == {AT: 10}  # type: ignore[union-attr]
+
+
+def test_a_generation_that_does_not_catch_up_is_not_switched_to() -> None:
+    store, now = _store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 7)
+    with pytest.raises(LockstepError, match="lacks 3 events"):
+        switch(lambda number: MemorySink(store, number), 2, log_ends=dict, clock=now.clock())
+    assert store.live == 1
+    assert "g1.hold" not in store.notes
+
+
+def test_where_no_job_applies_the_new_generation_needs_all_that_the_log_has() -> None:
+    store, now = _store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 10)
+    with pytest.raises(LockstepError, match="lacks 2 events"):
+        switch(lambda number: MemorySink(store, number), 2, log_ends=lambda: {AT: 12}, clock=now.clock())
+    _at(store, 2, 12)
+    assert switch(lambda number: MemorySink(store, number), 2, log_ends=lambda: {AT: 12}, clock=now.clock()) == 1
+
+
+def test_topics_that_the_new_generation_does_not_read_are_not_waited_for() -> None:
+    assert behind(Progress({AT: 3}, 0, 0, 0, {AT[0]: "id"}), {AT: 5, ("shop.public.other", 0): 9}) == 2
+    assert behind(None, {AT: 5}) == 5

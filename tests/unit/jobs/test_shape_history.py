@@ -1,0 +1,102 @@
+"""Rows of a table's earlier shapes."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.table import Column, Table
+from cdc.protocol.control import SchemaRecord, ShapeChange
+from jobs.shape_history import TableHistory, histories, newest_shapes
+from tests.builders import column, table
+
+ID, NOTE, PRICE = (
+    replace(column("id", "int8"), number=1),
+    replace(column("note"), number=2),
+    replace(column("price", "numeric"), number=3),
+)
+FIRST = table(ID, NOTE)
+
+
+def _of(*columns: Column, key: tuple[str, ...] = ("id",)) -> Table:
+    return replace(FIRST, columns=columns, key=key)
+
+
+def _history(*records: SchemaRecord) -> TableHistory:
+    return histories(records)[FIRST.name]
+
+
+def _event(row: dict[str, JsonValue] | None, key: dict[str, JsonValue] | None = None) -> RowEvent:
+    return RowEvent(FIRST.name, key or {"id": 1}, "0" * 28, row, Position("t", 0, 0))
+
+
+def _row(history: TableHistory, shape: Table, row: dict[str, JsonValue]) -> dict[str, JsonValue] | None:
+    translated = history.translate(_event(row), shape.schema_id)
+    return None if translated is None else dict(translated.row or {})
+
+
+def test_a_table_with_one_shape_costs_nothing() -> None:
+    assert histories([SchemaRecord(FIRST, 1)]) == {}
+
+
+def test_a_renamed_column_keeps_its_value() -> None:
+    second = _of(ID, replace(NOTE, name="remark"))
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2, ShapeChange(renamed={"remark": "note"})))
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "remark": "x"}
+    assert _row(history, second, {"id": 1, "remark": "y"}) == {"id": 1, "remark": "y"}
+
+
+def test_an_added_column_has_the_sources_value_in_rows_from_before_also_when_it_is_renamed_later() -> None:
+    second = _of(ID, NOTE, PRICE)
+    third = _of(ID, NOTE, replace(PRICE, name="cost"))
+    history = _history(
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(second, 2, ShapeChange(defaults={"price": "1.50"})),
+        SchemaRecord(third, 3, ShapeChange(renamed={"cost": "price"})),
+    )
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "note": "x", "cost": "1.50"}
+    assert _row(history, second, {"id": 1, "note": "x", "price": None}) == {"id": 1, "note": "x", "cost": None}
+
+
+def test_a_dropped_column_is_gone_and_one_of_its_name_is_another() -> None:
+    again = replace(NOTE, number=4)
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID), 2), SchemaRecord(_of(ID, again), 3))
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "note": None}
+    assert _row(history, _of(ID), {"id": 1}) == {"id": 1, "note": None}
+
+
+def test_values_of_another_type_are_left_to_the_copy_that_follows() -> None:
+    second = _of(ID, replace(NOTE, value_type="int8"))
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2, ShapeChange(rewritten="note has another type")))
+    assert _row(history, FIRST, {"id": 1, "note": "7"}) is None
+    assert _row(history, second, {"id": 1, "note": 7}) == {"id": 1, "note": 7}
+
+
+def test_rows_and_deletes_of_another_key_are_left_out() -> None:
+    second = _of(ID, NOTE, key=("note",))
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2, ShapeChange(rewritten="its key is another one")))
+    assert history.translate(_event({"id": 1, "note": "x"}), FIRST.schema_id) is None
+    assert history.translate(_event(None), "") is None
+    gone = _event(None, {"note": "x"})
+    assert history.translate(gone, "") is gone
+
+
+def test_a_shape_that_came_back_is_the_newest() -> None:
+    second = _of(ID, replace(NOTE, name="remark"))
+    # The topic is compacted: the first record of a shape is replaced by its last.
+    history = _history(SchemaRecord(second, 2), SchemaRecord(FIRST, 3))
+    assert _row(history, second, {"id": 1, "remark": "x"}) == {"id": 1, "note": "x"}
+    assert newest_shapes([SchemaRecord(second, 2), SchemaRecord(FIRST, 3)])[FIRST.name] == FIRST
+
+
+def test_a_shape_that_nobody_told_of_is_an_error() -> None:
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
+    with pytest.raises(LockstepError, match="not prepared for"):
+        history.translate(_event({"id": 1}), _of(ID).schema_id)
+
+
+def test_it_travels_to_other_machines() -> None:
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
+    assert pickle.loads(pickle.dumps(history)) == history
