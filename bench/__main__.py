@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import drain, latency, machine, report, visible
+from bench import bootstrap, drain, latency, machine, report, visible
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
 from bench.sizes import FULL, QUICK, Sizes
@@ -28,7 +28,12 @@ _TABLE_WIDTH = 140
 
 Phase = Callable[[Rig, Sizes, Say], tuple[list[Figure], dict[str, Any]]]
 
-PHASES: Mapping[str, Phase] = {"drain": drain.measure, "latency": latency.measure, "sinks": visible.measure}
+PHASES: Mapping[str, Phase] = {
+    "drain": drain.measure,
+    "latency": latency.measure,
+    "sinks": visible.measure,
+    "bootstrap": bootstrap.measure,
+}
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -50,6 +55,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rate", type=int, help="transactions per second into Kafka")
     parser.add_argument("--seconds", type=float, help="length of the latency measurement")
     parser.add_argument("--probes", type=int, help="probes of each sink")
+    parser.add_argument("--keys", type=int, help="keys of the log that sinks are built from, with two events each")
     found = parser.parse_args(words)
     found.only = [name for name in found.only.split(",") if name]
     unknown = [name for name in found.only if name not in PHASES]
@@ -72,6 +78,8 @@ def chosen_sizes(found: argparse.Namespace) -> Sizes:
         sizes = replace(sizes, latency_s=found.seconds)
     if found.probes is not None:
         sizes = replace(sizes, sink_probes=found.probes)
+    if found.keys is not None:
+        sizes = replace(sizes, bootstrap_keys=found.keys)
     return sizes
 
 

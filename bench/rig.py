@@ -67,6 +67,10 @@ class Child:
     started: float
     """Unix time just before it was started."""
 
+    @property
+    def is_alive(self) -> bool:
+        return processes.is_alive(self.process)
+
     def check(self) -> None:
         """Raises LockstepError with the end of its log when it has ended by itself."""
         if not processes.is_alive(self.process):
@@ -186,6 +190,9 @@ class Pipeline:
 
     def start_apply(self) -> Child:
         return self._rig.start("apply", "apply", "--config", str(self._path))
+
+    def start_rebuild(self, sink: str) -> Child:
+        return self._rig.start("rebuild", "rebuild", sink, "--json", "--config", str(self._path))
 
     def stop(self, child: Child) -> None:
         self._rig.stop(child)

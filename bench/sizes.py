@@ -17,6 +17,8 @@ class Sizes:
     sink_rate: int
     sink_probes: int
     sink_warm_s: float
+    bootstrap_keys: int
+    """Each has two events in the log."""
 
 
 FULL = Sizes(
@@ -29,6 +31,7 @@ FULL = Sizes(
     sink_rate=50,
     sink_probes=80,
     sink_warm_s=30.0,
+    bootstrap_keys=1_000_000,
 )
 
 QUICK = Sizes(
@@ -41,4 +44,5 @@ QUICK = Sizes(
     sink_rate=50,
     sink_probes=12,
     sink_warm_s=10.0,
+    bootstrap_keys=50_000,
 )

@@ -26,20 +26,40 @@ class ResumePoint:
     progress: Progress | None
     committed: Offsets | None
     checkpoint_location: str
+    start: Offsets | None = None
+    """Where to read from without a checkpoint; None: from offset 0."""
 
 
-def check_resume(point: ResumePoint, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int) -> None:
+def check_resume(
+    point: ResumePoint, *, topics: Mapping[str, TopicFacts], begins: Offsets, ends: Offsets, now_ms: int
+) -> None:
     """Raise PositionMismatch when going on would lose something; the hint is the way out.
 
-    ``topics`` are the topics to be read and ``ends`` where they end now. A missing checkpoint is fine: everything is read
-    again, and the tags make that harmless.
+    ``topics`` are the topics to be read, which begin and end at these offsets now. A missing checkpoint is fine: everything is
+    read again, and the tags make that harmless.
     """
+    _check_log_is_whole(point, begins)
     if point.progress is not None:
         _check_topics(point, point.progress, topics)
         _check_absence(point, point.progress, topics=topics, ends=ends, now_ms=now_ms)
     if point.committed is not None:
         _check_subscription(point, point.committed, topics)
         _check_destination(point, point.committed)
+
+
+def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
+    """What is still to be read must be there. Compaction doesn't move a topic's beginning, so somebody has deleted records."""
+    reads_from = point.start if point.committed is None else point.committed
+    for at, begin in sorted(begins.items()):
+        wanted = 0 if reads_from is None else reads_from.get(at, 0)
+        if wanted < begin:
+            topic, partition = at
+            raise PositionMismatch(
+                f"topic {topic}, partition {partition}, begins at {begin}: the records from {wanted} on, which sink"
+                f" {point.sink!r} has still to read, were deleted",
+                hint="rows that weren't written since are missing in the log: let capture copy the table again"
+                " (lockstep snapshot table TABLE), then build with `lockstep rebuild --trimmed`, which compares with the source",
+            )
 
 
 def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, TopicFacts]) -> None:

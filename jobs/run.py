@@ -20,9 +20,11 @@ from cdc.model.table import TableName
 from jobs.config import SparkSettings
 from jobs.delivery import Failure, OpenSink
 from jobs.generations import (
+    Generation,
     Phase,
     Record,
     check_owner,
+    is_running,
     list_generations,
     next_number,
     save_record,
@@ -57,6 +59,7 @@ class Source:
         once: bool = False,
         go_live: bool = True,
         bulk: bool = False,
+        trimmed: bool = False,
         open_sink: OpenSink = open_sink,
     ) -> SinkPlan:
         """The plan of one generation's job. Raises ConfigurationError for tables that aren't captured."""
@@ -71,6 +74,7 @@ class Source:
             once=once,
             go_live=go_live,
             bulk=bulk,
+            trimmed=trimmed,
             open=open_sink,
         )
 
@@ -267,17 +271,24 @@ class _Group:
             return {number: member.settings}
         wanted: dict[int, SinkSettings] = {}
         for generation in found:
-            if generation.phase is not Phase.READY:
+            if generation.phase is not Phase.READY and not self._was_left_live(member, generation):
                 continue
             record = generation.record or Record(self._source.pipeline, today)
             if generation.record is None:
                 save_record(member.sink, generation.number, record)
             check_owner(member.name, generation.number, record, self._source.pipeline)
-            wanted[generation.number] = with_definition(member.settings, record.definition)
-            if generation.is_live and generation.number not in member.jobs and dict(record.definition) != today:
-                changed = sorted(name for name in today if today[name] != record.definition.get(name))
+            built_with = wanted[generation.number] = with_definition(member.settings, record.definition)
+            held = definition(built_with)
+            if generation.is_live and generation.number not in member.jobs and held != today:
+                changed = sorted(name for name in today if today[name] != held[name])
                 self._report(DefinitionDiffers(member.name, generation.number, tuple(changed)))
         return wanted
+
+    def _was_left_live(self, member: _Member, generation: Generation) -> bool:
+        """Whether a rebuild has died after it had switched readers to what it built, and before it gave it away."""
+        if generation.phase is not Phase.BUILDING or not generation.is_live:
+            return False
+        return generation.number in member.jobs or not is_running(member.sink, generation.number)
 
 
 @contextmanager

@@ -61,8 +61,8 @@ _SETTINGS: Mapping[str, str] = {
 }
 
 _CLUSTER_SETTINGS: Mapping[str, str] = {
-    # A worker that dies takes its tasks with it, and that counts as their failure; another executor does them again, and the
-    # tags make that harmless. Our own errors never fail a task (jobs.delivery), so no bad row is tried four times.
+    # Processes die more often on many machines: when Python is killed for want of memory, its task fails, and may be done
+    # again elsewhere; the tags make that harmless. Our own errors fail no task (jobs.delivery), so no bad row is tried so often.
     "spark.task.maxFailures": "4",
 }
 

@@ -73,7 +73,8 @@ class SinkPlan:
     """What one sink's job is about. Everything here is configuration; nothing is opened.
 
     ``settings`` are those that this generation is built with. ``go_live`` lets it become the live generation when there is none;
-    ``bulk`` loads it in the destination's fastest way, for which nobody may read it yet.
+    ``bulk`` loads it in the destination's fastest way, for which nobody may read it yet. ``trimmed`` reads a log that has lost its
+    beginning.
     """
 
     name: str
@@ -86,6 +87,7 @@ class SinkPlan:
     once: bool
     go_live: bool = True
     bulk: bool = False
+    trimmed: bool = False
     open: OpenSink = open_sink
 
 
@@ -156,12 +158,13 @@ class SinkJob:
                 plan.spark.checkpoint_directory, sink=plan.name, generation=generation, reading=reading
             )
             checkpoint = Checkpoint(self._spark, location)
-            ends = cluster.end_offsets([(topic, n) for topic, fact in facts.items() for n in range(fact.partitions)])
+            partitions = [(topic, n) for topic, fact in facts.items() for n in range(fact.partitions)]
             stored = sink.load_progress()
             check_resume(
-                ResumePoint(plan.name, generation, stored, checkpoint.committed(), location),
+                ResumePoint(plan.name, generation, stored, checkpoint.committed(), location, reading.start),
                 topics=facts,
-                ends=ends,
+                begins={} if plan.trimmed else cluster.begin_offsets(partitions),
+                ends=cluster.end_offsets(partitions),
                 now_ms=_now_ms(),
             )
             keeper = ProgressKeeper(
@@ -483,7 +486,8 @@ def spark_error(sink: str, text: str) -> LockstepError:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return LockstepError(
         f"the query of sink {sink!r} failed: {lines[0][:300] if lines else 'without a message'}",
-        hint="nothing was skipped: the batch is read again at the next start",
+        hint="nothing was skipped: the batch is read again at the next start. On a cluster, see that the executors have this"
+        " version of Lockstep and its packages: spark.package and spark.python in lockstep.toml",
     )
 
 

@@ -197,6 +197,10 @@ def rebuild(
     switch_over: Annotated[
         bool, typer.Option("--switch", help="Let readers see the new generation once it is equal to the source.")
     ] = False,
+    trimmed: Annotated[
+        bool,
+        typer.Option("--trimmed", help="Also from topics whose beginning was deleted; see `lockstep snapshot table`."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build a sink's next generation from the log's beginning, with today's configuration, beside the one that readers see.
@@ -207,7 +211,7 @@ def rebuild(
     from lockstep.rebuild_display import run_rebuild
 
     log_to_stderr()
-    raise typer.Exit(run_rebuild(load(config), sink, switch_over=switch_over, as_json=as_json))
+    raise typer.Exit(run_rebuild(load(config), sink, switch_over=switch_over, trimmed=trimmed, as_json=as_json))
 
 
 @app.command()
@@ -282,6 +286,28 @@ def verify(
         generation=generation,
     )
     raise typer.Exit(run_verify(load(config), options, as_json=as_json))
+
+
+snapshot_app = typer.Typer(help="Copies of tables.", no_args_is_help=True)
+app.add_typer(snapshot_app, name="snapshot")
+
+
+@snapshot_app.callback()
+def snapshot() -> None:
+    """Copies of tables; the first one is taken by `lockstep capture` by itself."""
+
+
+@snapshot_app.command("table")
+def snapshot_table(
+    table: Annotated[list[str], typer.Argument(help="schema.table; several may be given.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Have capture copy tables anew, where the stream stands: every row gets an event, and every key that is gone a delete."""
+    from lockstep.config import load
+    from lockstep.recopy import request_copies
+
+    for name in request_copies(load(config), table):
+        say(f"asked capture to copy {name}; its log says when it is done")
 
 
 @app.command()

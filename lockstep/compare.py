@@ -13,20 +13,17 @@ from typing import Any
 import orjson
 import psycopg
 
-from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copytext import split_row
 from cdc.protocol.envelope import TableEncoder
+from lockstep.verify.form import Key, Row, differing_columns, key_of
+from sinks.projection import Projection
 from sinks.sink import Sink, StoredRow
 
 _EXAMPLES_MAX = 5
-
-Row = Mapping[str, JsonValue]
-Key = bytes
-"""A key as canonical JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +98,20 @@ def open_source(
         yield SourceRows(connection, load_tables(connection, names, publication))
 
 
-def compare_sinks(source: SourceRows, sinks: Mapping[str, Sink]) -> dict[str, list[TableComparison]]:
-    """Compare every table in every sink. One table at a time is held in memory."""
+def compare_sinks(source: SourceRows, sinks: Mapping[str, tuple[Sink, Projection]]) -> dict[str, list[TableComparison]]:
+    """Compare every table in every sink, with what its projection leaves. One table at a time is held in memory."""
     found: dict[str, list[TableComparison]] = {name: [] for name in sinks}
     for table in source.tables.values():
-        expected = by_key(table, source.rows(table))
-        for name, sink in sinks.items():
+        rows = by_key(table, source.rows(table))
+        for name, (sink, projection) in sinks.items():
+            expected = {key: projection.row(table.name, row) for key, row in rows.items()} if projection else rows
             found[name].append(compare_table(table, expected, sink.scan(table)))
     return found
 
 
 def by_key(table: Table, rows: Iterable[Row]) -> dict[Key, Row]:
     """Rows by their key."""
-    return {_key(table, row): row for row in rows}
+    return {key_of(table, row): row for row in rows}
 
 
 def compare_table(table: Table, expected: Mapping[Key, Row], stored: Iterable[StoredRow]) -> TableComparison:
@@ -125,13 +123,13 @@ def compare_table(table: Table, expected: Mapping[Key, Row], stored: Iterable[St
     sink_rows = 0
     for actual in stored:
         sink_rows += 1
-        key = _key(table, actual.key)
+        key = key_of(table, actual.key)
         wanted = expected.get(key)
         if wanted is None or key in seen:
             extra.append(key)
             continue
         seen.add(key)
-        unequal = [name for name in wanted.keys() | actual.row.keys() if not _is_same(name, wanted, actual.row)]
+        unequal = differing_columns(table, wanted, actual.row)
         if unequal:
             different.append(key)
             columns.update(unequal)
@@ -145,17 +143,6 @@ def compare_table(table: Table, expected: Mapping[Key, Row], stored: Iterable[St
         _differences(different),
         tuple(sorted(columns)),
     )
-
-
-def _key(table: Table, values: Row) -> Key:
-    return orjson.dumps({name: values[name] for name in table.key})
-
-
-def _is_same(name: str, wanted: Row, actual: Row) -> bool:
-    # As JSON, since Python takes 1, 1.0 and True for equal. A column that is not there isn't a null.
-    if name not in wanted or name not in actual:
-        return False
-    return orjson.dumps(wanted[name]) == orjson.dumps(actual[name])
 
 
 def _differences(keys: Sequence[Key]) -> Differences:

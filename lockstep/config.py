@@ -160,8 +160,14 @@ def _below(directory: Path, config: Config) -> Config:
     """Paths in the file count from where the file is, not from where the command is run."""
     checkpoints = config.spark.checkpoint_directory
     if "://" not in checkpoints and not Path(checkpoints).is_absolute():
-        spark = config.spark.model_copy(update={"checkpoint_directory": str(directory / checkpoints)})
-        config = config.model_copy(update={"spark": spark})
+        config = _with_spark(config, checkpoint_directory=str(directory / checkpoints))
+    if config.spark.package is not None:
+        config = _with_spark(config, package=directory / config.spark.package)
+    config = _with_spark(config, jars=tuple(directory / jar for jar in config.spark.jars))
     # Joined to an absolute one, the directory counts for nothing.
     values = str(directory / config.capture.values_directory)
     return config.model_copy(update={"capture": config.capture.model_copy(update={"values_directory": values})})
+
+
+def _with_spark(config: Config, **changes: object) -> Config:
+    return config.model_copy(update={"spark": config.spark.model_copy(update=changes)})

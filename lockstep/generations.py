@@ -71,14 +71,14 @@ def describe(config: Config, name: str) -> list[Description]:
     settings = settings_of(config, name)
     today = definition(settings)
     found = []
-    for generation in _list(config, name):
+    for generation in list_of(config, name):
         sink = open_sink(name, settings, generation.number)
         try:
             progress = sink.load_progress()
         finally:
             sink.close()
-        held = today if generation.record is None else generation.record.definition
-        differs = tuple(sorted(key for key in today if today[key] != held.get(key)))
+        held = definition(settings_of_generation(config, name, generation))
+        differs = tuple(sorted(key for key in today if today[key] != held[key]))
         found.append(Description(generation, progress, differs))
     return found
 
@@ -103,7 +103,7 @@ def generations_table(found: list[Description]) -> Table:
 
 def find(config: Config, name: str, number: int) -> Generation:
     """One generation. Raises LockstepError when it isn't there."""
-    found = _list(config, name)
+    found = list_of(config, name)
     for generation in found:
         if generation.number == number:
             return generation
@@ -175,7 +175,8 @@ def log_ends(config: Config) -> Offsets:
     return cluster.end_offsets([(topic, n) for topic in config.topics().values() for n in range(counts.get(topic, 0))])
 
 
-def _list(config: Config, name: str) -> list[Generation]:
+def list_of(config: Config, name: str) -> list[Generation]:
+    """All generations of a sink, oldest first."""
     sink = open_sink(name, settings_of(config, name), 1)
     try:
         return list_generations(sink)

@@ -30,14 +30,14 @@ from jobs.generations import (
     switch,
 )
 from jobs.offsets import Offsets
-from jobs.report import Report, SinkFailed, SinkWaiting, StatusReport, log_report
+from jobs.report import Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
 from jobs.run import JobThread, Source, session
 from lockstep.apply import spark_settings
 from lockstep.config import Config
 from lockstep.generations import log_ends, retire, settings_of
 from lockstep.verify.report import VerifyReport
 from lockstep.verify.verify import Step, VerifyOptions, verify
-from sinks.registry import SinkSettings, definition, open_sink
+from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.sink import Progress, Sink
 
 _LOOK_S: Final = 0.5
@@ -56,13 +56,20 @@ class BuildProgress:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What came out. ``switched`` is None where readers still see the generation they saw before."""
+    """What came out. ``switched_from`` is what readers saw before, where they see this generation now.
+
+    ``explained`` are the settings that shape its rows otherwise than those of the live one. ``loaded`` records were read from the
+    log's beginning in ``load_s`` seconds by this process, and compared in ``compare_s``.
+    """
 
     generation: int
     report: VerifyReport
     switched_from: int | None
     is_live: bool
     explained: tuple[str, ...]
+    loaded: int
+    load_s: float
+    compare_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +85,13 @@ class Interrupted(Exception):
     """Asked to stop; the build goes on the next time."""
 
 
-def rebuild(config: Config, name: str, *, switch_over: bool, stop: threading.Event, observer: Observer) -> Rebuilt:
-    """Build, catch up, compare, and switch when asked to. Raises Interrupted, LockstepError."""
+def rebuild(
+    config: Config, name: str, *, switch_over: bool, trimmed: bool = False, stop: threading.Event, observer: Observer
+) -> Rebuilt:
+    """Build, catch up, compare, and switch when asked to. Raises Interrupted, LockstepError.
+
+    ``trimmed`` reads topics that have lost their beginning; the comparison tells whether that was harmless.
+    """
     settings = settings_of(config, name)
     with _only_rebuild(config, name):
         source = Source(config.pipeline.name, config.kafka, config.source.keyed_names, spark_settings(config))
@@ -87,7 +99,7 @@ def rebuild(config: Config, name: str, *, switch_over: bool, stop: threading.Eve
         sink = open_sink(name, settings, number)
         try:
             with session(source, stop) as spark:
-                build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer)
+                build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer, trimmed)
                 return build.run(switch_over=switch_over)
         finally:
             sink.close()
@@ -120,7 +132,7 @@ def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str
             if record is None or record.phase is not Phase.BUILDING:
                 continue
             check_owner(name, generation.number, record, config.pipeline.name)
-            if dict(record.definition) == wanted:
+            if definition(with_definition(settings, record.definition)) == wanted:
                 say(f"going on with generation {generation.number}")
                 return generation.number, record
             say(f"generation {generation.number} was begun with other settings: dropping it")
@@ -162,7 +174,9 @@ class _Build:
         spark: SparkSession,
         stop: threading.Event,
         observer: Observer,
+        trimmed: bool,
     ) -> None:
+        self._trimmed = trimmed
         self._config = config
         self._source = source
         self._name = name
@@ -174,6 +188,9 @@ class _Build:
         self._stop = stop
         self._observer = observer
         self._events = 0
+        self._load_began: float | None = None
+        self._loaded = 0
+        self._load_s = self._compare_s = 0.0
 
     def run(self, *, switch_over: bool) -> Rebuilt:
         if not self._record.loaded:
@@ -185,7 +202,7 @@ class _Build:
             explained = self._explain()
             live = self._sink.live_generation()
             if not report.is_equal:
-                return Rebuilt(self._number, report, None, live == self._number, explained)
+                return self._result(report, None, live == self._number, explained)
             before = None
             if switch_over or live is None:
                 # Still applied to by our job: it must not fall behind before readers see it.
@@ -198,7 +215,21 @@ class _Build:
             job.stop()
         # From now on a running `lockstep apply` keeps it up to date.
         save_record(self._sink, self._number, replace(self._record, phase=Phase.READY, loaded=True))
-        return Rebuilt(self._number, report, before, switch_over or live is None, explained)
+        return self._result(report, before, switch_over or live is None, explained)
+
+    def _result(
+        self, report: VerifyReport, switched_from: int | None, is_live: bool, explained: tuple[str, ...]
+    ) -> Rebuilt:
+        return Rebuilt(
+            self._number,
+            report,
+            switched_from,
+            is_live,
+            explained,
+            self._loaded,
+            self._load_s,
+            self._compare_s,
+        )
 
     def _load(self) -> None:
         """Apply what the log holds now, in the destination's fastest way."""
@@ -215,6 +246,8 @@ class _Build:
         self._tell(ends, finished=True)
         self._observer.say("finishing the load")
         self._sink.end_bulk()
+        if self._load_began is not None:
+            self._loaded, self._load_s = self._events, time.monotonic() - self._load_began
         self._record = replace(self._record, loaded=True)
         save_record(self._sink, self._number, self._record)
 
@@ -235,6 +268,7 @@ class _Build:
         def stopping() -> bool:
             return self._stop.is_set() or not job.is_alive
 
+        began = time.monotonic()
         try:
             return verify(
                 self._config, options, say=self._observer.say, progress=self._observer.compared, stopping=stopping
@@ -242,6 +276,8 @@ class _Build:
         except LockstepError:
             self._check(job)  # why the job ended says more than that the comparison was stopped
             raise
+        finally:
+            self._compare_s = time.monotonic() - began
 
     def _explain(self) -> tuple[str, ...]:
         """What readers will find otherwise than in the live generation, by what it was built with."""
@@ -249,19 +285,24 @@ class _Build:
         record = None if live is None or live == self._number else load_record(self._sink, live)
         if record is None:
             return ()
-        now = definition(self._settings)
+        now, before = definition(self._settings), definition(with_definition(self._settings, record.definition))
         return tuple(
-            f"{setting}: {record.definition.get(setting)!r} -> {now[setting]!r}"
+            f"{setting} was {before[setting]!r} and is {now[setting]!r}"
             for setting in sorted(now)
-            if now[setting] != record.definition.get(setting)
+            if now[setting] != before[setting]
         )
 
     def _start(self, *, once: bool, bulk: bool) -> JobThread:
-        plan = self._source.plan(self._name, self._settings, self._number, once=once, go_live=False, bulk=bulk)
+        plan = self._source.plan(
+            self._name, self._settings, self._number, once=once, go_live=False, bulk=bulk, trimmed=self._trimmed
+        )
         return JobThread(plan, self._spark, report=self._report)
 
     def _report(self, report: Report) -> None:
         match report:
+            case SinkStarted():
+                self._load_began = self._load_began or time.monotonic()  # not Spark's own start
+                log_report(report)
             case StatusReport():
                 self._events += report.rows
             case SinkFailed():

@@ -57,7 +57,7 @@ class _Bar:
             self._progress.stop()
 
 
-def run_rebuild(config: Config, name: str, *, switch_over: bool, as_json: bool) -> int:
+def run_rebuild(config: Config, name: str, *, switch_over: bool, trimmed: bool, as_json: bool) -> int:
     """Rebuild and show it; returns the exit code: 0 built and equal, 1 when it differs, 130 when it was interrupted."""
     stop = threading.Event()
     bar = _Bar(err)
@@ -67,7 +67,8 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, as_json: bool) 
         logger.info("%s", sentence)
 
     try:
-        built = rebuild(config, name, switch_over=switch_over, stop=stop, observer=Observer(tell, bar, lambda _: None))
+        observer = Observer(tell, bar, lambda _: None)
+        built = rebuild(config, name, switch_over=switch_over, trimmed=trimmed, stop=stop, observer=observer)
     except Interrupted:
         say(f"stopped; `lockstep rebuild {name}` goes on where it was")
         return _INTERRUPTED
@@ -108,5 +109,8 @@ def _to_json(built: Rebuilt) -> dict[str, Any]:
         "live": built.is_live,
         "live_before": built.switched_from,
         "built_otherwise": list(built.explained),
+        "loaded": built.loaded,
+        "load_seconds": round(built.load_s, 3),
+        "compare_seconds": round(built.compare_s, 3),
         "comparison": built.report.to_json(),
     }

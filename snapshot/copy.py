@@ -6,7 +6,7 @@ stream, whose last one has the content that the later snapshot saw, so both orde
 
 A table that joins later, or that changed without events, is copied in the middle of the stream: when everything that committed
 before the consistent point has been published and nothing behind it. Then the order of the log is the order of the tags, also for
-the deletes of the keys that the table no longer has.
+the deletes of the keys that the table no longer has. In the same way the rows of chosen keys are published again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +22,8 @@ from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.protocol.control import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import Fields
+from snapshot.keys import KeyTexts
+from snapshot.table_reader import FoundKey
 
 _REPORT_EVERY = 5000
 
@@ -33,6 +35,30 @@ class Reader(Protocol):
 
     def rows(self, table: Table, leaves: Sequence[int] = ()) -> Iterable[Fields]:
         """All rows, or only those of these partitions."""
+        ...
+
+
+class KeyReader(Reader, Protocol):
+    """The same by key."""
+
+    def find(self, table: Table, keys: Sequence[KeyTexts]) -> Sequence[FoundKey]:
+        """Which of the keys have a row."""
+        ...
+
+    def rows_of(self, table: Table, keys: Sequence[KeyTexts]) -> Iterable[Fields]: ...
+
+
+class RowMemory(Protocol):
+    """What is remembered of rows beside the log, and must follow when they are published anew."""
+
+    def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
+        """A row is this one by now."""
+        ...
+
+    def forget(self, published: PublishedTable, key: bytes) -> None: ...
+
+    def commit(self) -> None:
+        """Keep what was remembered and forgotten; Kafka has committed the events that it was read from."""
         ...
 
 
@@ -79,7 +105,8 @@ class _TableCopy:
         consistent_point: int,
         settings: CaptureSettings,
         stopping: Callable[[], bool],
-        report: Callable[[CopyProgress], None],
+        report: Callable[[CopyProgress], None] = lambda _: None,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         self._published = published
         self._reader = reader
@@ -89,6 +116,7 @@ class _TableCopy:
         self._settings = settings
         self._stopping = stopping
         self._report = report
+        self._committed = committed
         self._prefix = tag_prefix(state.epoch, consistent_point)
         self._source = published.encoder.source(commit_time_ms=state.commit_time_ms, xid=0, snapshot=True)
         self._pending = 0
@@ -97,30 +125,32 @@ class _TableCopy:
 
     def rows(self, leaves: Sequence[int] = (), copied: Callable[[bytes], None] = lambda _: None) -> int:
         """Publish every row and return their number; ``copied`` gets their keys. Raises Interrupted."""
-        published = self._published
-        encode_key, encode_row = published.encoder.key, published.encoder.row
+        name = self._published.table.name
         rows = 0
-        for fields in self._reader.rows(published.table, leaves):
-            try:
-                key, row = encode_key(fields), encode_row(fields)
-            except ValueError as error:
-                # The error may not show the value, so the cause isn't chained.
-                raise LockstepError(
-                    f"a row of {published.table.name} can't be encoded ({type(error).__name__})",
-                    hint="is the database's encoding SQL_ASCII? Its text must be valid UTF-8",
-                ) from None
-            self._send(key, self._value(b"r", row))
-            copied(key)
+        for fields in self._reader.rows(self._published.table, leaves):
+            copied(self.row(fields))
             rows += 1
             if rows % _REPORT_EVERY == 0:
-                self._report(CopyProgress(published.table.name, rows, self._estimated, self._size, finished=False))
+                self._report(CopyProgress(name, rows, self._estimated, self._size, finished=False))
         return rows
 
-    def deletes(self, keys: Iterable[bytes]) -> None:
-        """Publish that these keys are gone. Raises Interrupted."""
-        for key in keys:
-            self._send(key, self._value(b"d", b"null"))
-            self._publisher.send(self._published.topic, key, None, tag_text(self._prefix, SNAPSHOT_SEQ))
+    def row(self, fields: Fields) -> bytes:
+        """Publish one row and return its key. Raises Interrupted."""
+        encoder = self._published.encoder
+        try:
+            key, row = encoder.key(fields), encoder.row(fields)
+        except ValueError as error:
+            # The error may not show the value, so the cause isn't chained.
+            raise LockstepError(
+                f"a row of {self._published.table.name} can't be encoded ({type(error).__name__})",
+                hint="is the database's encoding SQL_ASCII? Its text must be valid UTF-8",
+            ) from None
+        self._send(key, self._value(b"r", row))
+        return key
+
+    def delete(self, key: bytes) -> None:
+        """Publish that a key is gone. Raises Interrupted."""
+        self._send(key, self._value(b"d", b"null"), tombstone=tag_text(self._prefix, SNAPSHOT_SEQ))
 
     def finished(self, rows: int) -> None:
         """Say that the last row is committed."""
@@ -139,12 +169,15 @@ class _TableCopy:
             self._state.commit_time_ms,
         )
 
-    def _send(self, key: bytes, value: bytes) -> None:
+    def _send(self, key: bytes, value: bytes, *, tombstone: bytes | None = None) -> None:
         self._publisher.send(self._published.topic, key, value)
+        if tombstone is not None:
+            self._publisher.send(self._published.topic, key, None, tombstone)
         self._pending += 1
         self._size += len(value)
         if self._pending >= self._settings.batch_rows:
             self._publisher.commit(self._state, progress=False)
+            self._committed()
             self._pending = 0
             if self._stopping():
                 raise Interrupted
@@ -227,8 +260,62 @@ def copy_into_stream(
         # Keys of an append-only table are all the same, so nothing is ever left of them to delete.
         vanished = set(live_keys(published.topic)) if published.table.key else set()
         rows = copy.rows(copied=vanished.discard)
-        copy.deletes(vanished)
+        for key in vanished:
+            copy.delete(key)
     state = replace(state, copied={**state.copied, name: rows}, memberships={**state.memberships, name: membership})
     publisher.commit(state, covering=[published.topic])
     copy.finished(rows)
     return state
+
+
+@dataclass(frozen=True, slots=True)
+class Republished:
+    """What was published of chosen keys: their rows, and that keys have none."""
+
+    rows: int
+    deletes: int
+
+
+def republish_keys(
+    published: PublishedTable,
+    keys: Sequence[KeyTexts],
+    *,
+    reader: KeyReader,
+    publisher: Publisher,
+    memory: RowMemory,
+    state: CaptureState,
+    consistent_point: int,
+    settings: CaptureSettings,
+    stopping: Callable[[], bool],
+) -> Republished:
+    """Publish the rows of these keys where the stream stands, and a delete for each key without one; all is committed after.
+
+    Raises UnreadableKey before anything is published, and Interrupted in the middle when ``stopping`` came first: each key that is
+    published by then is complete, and the others are as they were.
+    """
+    table, encoder = published.table, published.encoder
+    copy = _TableCopy(
+        published,
+        reader=reader,
+        publisher=publisher,
+        state=state,
+        consistent_point=consistent_point,
+        settings=settings,
+        stopping=stopping,
+        committed=memory.commit,
+    )
+    found = {encoder.key(key.fields): key.has_row for key in reader.find(table, keys)}
+    # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.
+    for key in found:
+        memory.forget(published, key)
+    memory.commit()
+    rows = 0
+    for fields in reader.rows_of(table, keys):
+        memory.remember(published, copy.row(fields), fields)
+        rows += 1
+    vanished = [key for key, has_row in found.items() if not has_row]
+    for key in vanished:
+        copy.delete(key)
+    publisher.commit(state, covering=[published.topic])
+    memory.commit()
+    return Republished(rows, len(vanished))

@@ -1,18 +1,62 @@
 """Reads tables under a slot's exported snapshot: exactly the rows that committed before its consistent point."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import psycopg
+from psycopg import sql
 
+from cdc.model.errors import Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import Membership, load_tables, memberships, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copytext import split_row
 from cdc.protocol.pgoutput import Fields
+from snapshot.keys import KeyTexts
 
 APPLICATION = "lockstep snapshot"
+
+# Domains come down to their base, and no type has a modifier: a cast to varchar(3) would cut a longer key off and so find another
+# row. The operator is the one of the type's index order: by its name alone, the search path would decide, which may know another
+# or, for a type of an extension, none.
+_KEY_TYPES = """
+with recursive resolved as (
+    select k.place, t.oid, t.typtype, t.typbasetype
+    from unnest(%s::oid[]) with ordinality as k(oid, place) join pg_type t on t.oid = k.oid
+    union all
+    select r.place, t.oid, t.typtype, t.typbasetype
+    from resolved r join pg_type t on t.oid = r.typbasetype
+    where r.typtype = 'd'
+)
+select format('%%I.%%I', n.nspname, t.typname), coalesce((
+    select format('operator(%%I.%%s)', s.nspname, o.oprname)
+    from pg_opclass c
+    join pg_am m on m.oid = c.opcmethod and m.amname = 'btree'
+    join pg_amop a on a.amopfamily = c.opcfamily and a.amopstrategy = 3
+        and a.amoplefttype = c.opcintype and a.amoprighttype = c.opcintype
+    join pg_operator o on o.oid = a.amopopr
+    join pg_namespace s on s.oid = o.oprnamespace
+    where c.opcdefault and c.opcintype = t.oid
+), 'operator(pg_catalog.=)')
+from resolved r join pg_type t on t.oid = r.oid join pg_namespace n on n.oid = t.typnamespace
+where r.typtype <> 'd'
+order by r.place
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKey:
+    """A key that was looked for: its values in the order of the table's columns, the others None, as the row has them if there is
+    one, else as PostgreSQL prints what was given."""
+
+    fields: Fields
+    has_row: bool
+
+
+class UnreadableKey(Exception):
+    """One of the keys isn't one of the table's type, or can't be compared. Says which kind of error it was, never a value."""
 
 
 class SnapshotReader:
@@ -39,17 +83,24 @@ class SnapshotReader:
         """What the tables were and how they were published, as of the snapshot."""
         return memberships(self._connection, publication, names)
 
-    def lock(self, names: Sequence[TableName]) -> None:
-        """Keep the tables from being altered until the copy is done; writing to them goes on.
+    def lock_unchanged(
+        self, found: Mapping[TableName, Membership], publication: str, other: psycopg.Connection[Any]
+    ) -> None:
+        """Keep the tables from being altered until this is closed; writing to them goes on.
 
         A snapshot doesn't keep old columns readable, and a table that was rewritten or truncated after it looks empty in it. So
-        compare ``memberships`` with another connection's when this has returned.
+        they are compared with what the ``other`` connection sees by now. Raises Unavailable when they are locked or differ
+        from ``found``, the snapshot's memberships.
         """
-        tables = ", ".join(name.sql for name in names)
+        tables = ", ".join(name.sql for name in found)
         try:
             self._connection.execute(f"lock table {tables} in access share mode".encode())
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
+        now = memberships(other, publication, list(found))
+        altered = [str(name) for name, before in found.items() if now.get(name) != before]
+        if altered:
+            raise Unavailable(f"{', '.join(altered)} changed while the copy began")
 
     def estimated_rows(self, table: Table) -> int:
         """The planner's estimate, for the progress bar; 0 when the table was never analysed."""
@@ -65,18 +116,69 @@ class SnapshotReader:
 
         With ``leaves``, oids of partitions, the rows of these alone.
         """
-        columns = ", ".join(quote_identifier(column.name) for column in table.columns)
-        condition = self._filters.get(table.name)
-        where = f" where {condition}" if condition else ""
+        columns = _columns(table)
+        for source in self._sources(table, leaves):
+            # Through a query: COPY of a table by name takes neither a partitioned one nor a condition.
+            yield from self._copied(f"select {columns} from {source}{self._where(table)}")
+
+    def find(self, table: Table, keys: Sequence[KeyTexts]) -> list[FoundKey]:
+        """Which of these keys have a row that is published, in no particular order. Raises UnreadableKey."""
+        wanted, matches = self._wanted(table, keys)
+        names = [quote_identifier(name) for name in table.key]
+        values = ", ".join(f"coalesce(t.{name}, k.{name})" for name in names)
+        (source,) = self._sources(table, ())
+        query = (
+            f"select t.{names[0]} is not null, {values} from {wanted}"
+            f" left join (select * from {source}{self._where(table)}) t on {matches}"
+        )
+        places = [[column.name for column in table.columns].index(name) for name in table.key]
+        found = []
         try:
-            for source in self._sources(table, leaves):
-                # Through a query: COPY of a table by name takes neither a partitioned one nor a condition.
-                query = f"copy (select {columns} from {source}{where}) to stdout"
-                with self._connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
-                    for line in copy:
-                        yield split_row(bytes(line)[:-1])
+            # A savepoint: after an error the snapshot goes on.
+            with self._connection.transaction():
+                for is_there, *key in self._copied(query):
+                    fields: list[Any] = [None] * len(table.columns)
+                    for place, value in zip(places, key, strict=True):
+                        fields[place] = value
+                    found.append(FoundKey(tuple(fields), is_there == b"t"))
+        except psycopg.Error as error:  # those of the connection have become ours
+            raise UnreadableKey(type(error).__name__) from None
+        return found
+
+    def rows_of(self, table: Table, keys: Sequence[KeyTexts]) -> Iterator[Fields]:
+        """The rows of these keys, as ``rows`` has them. ``find`` must have read the keys before."""
+        wanted, matches = self._wanted(table, keys)
+        (source,) = self._sources(table, ())
+        columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
+        query = f"select {columns} from {wanted} join (select * from {source}{self._where(table)}) t on {matches}"
+        return self._copied(query)
+
+    def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str]:
+        """(the keys in their types, as ``k``; how they match the table as ``t``)."""
+        oids = [column.type_oid for column in table.key_columns]
+        types = self._connection.execute(_KEY_TYPES, (oids,)).fetchall()
+        names = [quote_identifier(name) for name in table.key]
+        texts = [f"c{place}" for place in range(len(names))]
+        casts = ", ".join(
+            f"{text}::{kind} as {name}" for text, (kind, _), name in zip(texts, types, names, strict=True)
+        )
+        values = ", ".join(
+            f"{sql.Literal(list(column)).as_string(self._connection)}::text[]" for column in zip(*keys, strict=True)
+        )
+        matches = " and ".join(f"t.{name} {equals} k.{name}" for name, (_, equals) in zip(names, types, strict=True))
+        return f"(select {casts} from unnest({values}) as texts({', '.join(texts)})) k", matches
+
+    def _copied(self, query: str) -> Iterator[Fields]:
+        try:
+            with self._connection.cursor() as cursor, cursor.copy(f"copy ({query}) to stdout".encode()) as copy:
+                for line in copy:
+                    yield split_row(bytes(line)[:-1])
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
+
+    def _where(self, table: Table) -> str:
+        condition = self._filters.get(table.name)
+        return f" where {condition}" if condition else ""
 
     def _sources(self, table: Table, leaves: Sequence[int]) -> list[str]:
         """What to select from. Tables that inherit from an ordinary one are tables of their own."""
@@ -98,3 +200,7 @@ class SnapshotReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _columns(table: Table) -> str:
+    return ", ".join(quote_identifier(column.name) for column in table.columns)

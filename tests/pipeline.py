@@ -29,6 +29,7 @@ from cdc.protocol.pgoutput import decode
 from lockstep.compare import compare_sinks, open_source
 from lockstep.config import Config, load
 from lockstep.lag import LagCollector, wait_for_lsn
+from sinks.projection import Projection
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.topics import read_committed
@@ -205,7 +206,7 @@ url = "{self.endpoints.warehouse_url}"
             publication=self.config.publication,
             application="test",
         ) as source:
-            compared = compare_sinks(source, sinks)
+            compared = compare_sinks(source, {name: (sink, Projection()) for name, sink in sinks.items()})
         for sink in sinks.values():
             progress = sink.load_progress()
             assert progress is not None

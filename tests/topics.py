@@ -1,9 +1,10 @@
-"""What a read-committed consumer sees of topics."""
+"""What a read-committed consumer sees of topics, and topics that are compacted at once."""
 
 import time
 from collections.abc import Collection, Mapping
 
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from cdc.capture.assembler import Event
 from cdc.kafka.cluster import Cluster
@@ -43,3 +44,27 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
     finally:
         consumer.close()
     return found
+
+
+def compact_soon(client: Mapping[str, str | int], *topics: str) -> None:
+    """Let the broker compact topics as soon as it can, deletes included. A segment is rolled by the next record of its partition."""
+    settings = {
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.001",
+        "delete.retention.ms": "0",
+        "min.compaction.lag.ms": "0",
+    }
+    resources = [
+        ConfigResource(
+            ResourceType.TOPIC,
+            topic,
+            incremental_configs=[
+                ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+                for name, value in settings.items()
+            ],
+        )
+        for topic in topics
+    ]
+    admin = AdminClient(dict(client))
+    for future in admin.incremental_alter_configs(resources).values():
+        future.result(30)

@@ -40,6 +40,7 @@ Event = tuple[str, bytes, bytes | None, bytes | Headers | None]
 
 _NULL = b"null"
 _NOTHING: Mapping[int, bytes] = {}
+_NO_NOTICES: Mapping[str, Callable[[bytes], None]] = {}
 
 
 class PublishedTable:
@@ -91,7 +92,7 @@ class Assembler:
     """Follows one stream. ``skip_to`` is the (commit LSN, seq) of the last published change.
 
     ``shapes``, ``log`` and ``memory`` are asked for what the stream doesn't tell; without them a change that needs one stops the
-    run.
+    run. ``notices`` get the content of the messages that are for capture itself, by prefix; those are never published.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Assembler:
         memory: ToastMemory | None = None,
         messages: MessageChannel | None = None,
         outbox: OutboxChannel | None = None,
+        notices: Mapping[str, Callable[[bytes], None]] = _NO_NOTICES,
     ) -> None:
         self._tables = dict(tables)
         self._of_oid = {published.table.oid: name for name, published in tables.items() if published.table.oid}
@@ -119,6 +121,7 @@ class Assembler:
         self._memory = memory
         self._messages = messages
         self._outbox = outbox
+        self._notices = notices
         self._relations: dict[int, PublishedTable | OutboxRoute | None] = {}
         """None: a table that the publication sends and nobody captures."""
         self._described: dict[int, Relation] = {}
@@ -232,6 +235,10 @@ class Assembler:
 
     def _message(self, message: LogicalMessage) -> Sequence[Event]:
         """A message with one of our prefixes. One outside of transactions counts as one of its own."""
+        notice = self._notices.get(message.prefix)
+        if notice is not None:
+            notice(message.content)
+            return ()
         channel = self._messages
         if channel is None or message.prefix not in channel.prefixes:
             return ()  # heartbeats matter by their commit alone
@@ -510,10 +517,33 @@ class Assembler:
             return
         complete = [kept.get(place, value) for place, value in enumerate(fields)] if kept else fields
         values = cast(Sequence[bytes | None], complete)
+        self._put(published, key, values, rule.out_of_line(values, unchanged), kept)
+
+    def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
+        """A row was read as of this point of the stream: keep what a later update may leave out, as far as the row tells."""
+        if published.toast is not None:
+            values = cast(Sequence[bytes | None], fields)
+            self._put(published, key, values, published.toast.suspects(values))
+
+    def forget(self, published: PublishedTable, key: bytes) -> None:
+        """Nothing is known of a row any more: an update that leaves values out has them read from its topic."""
+        if published.toast is not None and self._memory is not None:
+            self._memory.forget(published.topic, key)
+
+    def _put(
+        self,
+        published: PublishedTable,
+        key: bytes,
+        values: Sequence[bytes | None],
+        places: Sequence[int],
+        kept: Mapping[int, bytes] = _NOTHING,
+    ) -> None:
+        if self._memory is None:
+            return
         columns, encode = published.table.columns, published.encoder.column
         found = {
             columns[place].identity: kept[place] if place in kept else encode(place, value)
-            for place in rule.out_of_line(values, unchanged)
+            for place in places
             if (value := values[place]) is not None
         }
         if found:

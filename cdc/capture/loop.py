@@ -117,7 +117,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Why the loop returned without being told to stop: tables can be copied now, or ``until`` is reached.
+    """Why the loop returned without being told to stop: something can be copied now, or ``until`` is reached.
 
     ``frame`` was received already and belongs behind the pause.
     """
@@ -132,7 +132,7 @@ class CaptureLoop:
     A batch ends when the socket is dry, or when it is large or old enough; in the middle of a transaction only for the latter.
     ``heartbeat`` is called when nothing was committed for ``heartbeat_interval_s``, so that an idle database's slot and the
     watermark go on, and at least that often ``look`` at what the stream doesn't show. ``memory`` is what the assembler remembers
-    with. ``may_copy`` is asked between transactions whether a table is to be copied and that can begin. Everything that ``stream``
+    with. ``may_copy`` is asked between transactions whether something is to be copied and that can begin. Everything that ``stream``
     and ``publisher`` raise ends the loop; nothing is confirmed that Kafka hasn't committed.
     """
 
@@ -260,6 +260,10 @@ class CaptureLoop:
                 self.state = self._look(self.state)
             if reached or (until is None and self._may_copy(self.state)):
                 return Pause(self.state, None)
+
+    def commit(self) -> None:
+        """Commit the position, and shapes that were recorded between two runs."""
+        self._commit(self._assembler.position)
 
     def _lacks_copies(self, state: CaptureState) -> bool:
         return any(name not in state.copied for name in self._assembler.tables)

@@ -30,6 +30,7 @@ class _Child:
     name: str
     process: ProcessId
     tail: Tail
+    may_end: bool
 
 
 class Children:
@@ -55,8 +56,8 @@ class Children:
         self._file.unlink(missing_ok=True)
         return len(left)
 
-    def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start ``python -m module``. Raises LockstepError when it ends at once."""
+    def start(self, name: str, module: str, arguments: Sequence[str], *, may_end: bool = False) -> None:
+        """Start ``python -m module``. Raises LockstepError when it ends at once. One that ``may_end`` has a work to finish."""
         launch = Launch(
             command=[sys.executable, "-m", module, *arguments],
             environment={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -67,7 +68,7 @@ class Children:
         process, tail = processes.spawn(launch)
         if process is None:
             raise _ended(name, tail)
-        self._running[name] = _Child(name, process, tail)
+        self._running[name] = _Child(name, process, tail, may_end)
         self._write()
 
     def log(self, name: str) -> Path:
@@ -81,11 +82,21 @@ class Children:
         """Raises LockstepError when a child has ended, or lives on with an error in its log: its part of the work is over."""
         for child in list(self._running.values()):
             if not processes.is_alive(child.process):
+                if child.may_end:
+                    continue
                 del self._running[child.name]
                 raise _ended(child.name, child.tail)
             error = self._logged_error(child)
             if error:
                 raise LockstepError(f"{child.name} has failed:\n{error}", hint=f"the whole log: {child.tail.log}")
+
+    def has_ended(self, name: str) -> bool:
+        """Whether a child that may end has done so."""
+        return not processes.is_alive(self._running[name].process)
+
+    def failure(self, name: str) -> LockstepError:
+        """An error that shows the end of a child's log."""
+        return _ended(name, self._running[name].tail)
 
     def stop(self, *names: str, grace_s: float) -> list[str]:
         """Ask these children (all, when none is named) to end, kill what doesn't; returns who had to be killed."""

@@ -24,6 +24,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import emit_heartbeat
+from jobs.generations import Generation
 from lockstep.compare import TableComparison, compare_sinks, open_source
 from lockstep.config import Config, load
 from lockstep.console import EXIT_FAILED, err, out, say
@@ -32,12 +33,13 @@ from lockstep.demo.examples import Example, examples, some_order
 from lockstep.demo.interrupt import Interrupts
 from lockstep.demo.reset import empty
 from lockstep.demo.screen import Facts, comparison_table, links, queries, screen
-from lockstep.demo.settings import configuration
+from lockstep.demo.settings import SEARCH, configuration
 from lockstep.demo.shop import count_rows, create_shop
 from lockstep.demo.writer import Counts
+from lockstep.generations import list_of, settings_of_generation
 from lockstep.lag import LagCollector
 from monitor.lag import LagReport
-from sinks.registry import open_sink
+from sinks.registry import open_sink, projection_of
 from stack.errors import StackError
 from stack.stack import Endpoints, Stack
 
@@ -46,9 +48,8 @@ INTERRUPTED = 130
 """The shell's number for a command that Ctrl-C ended before it had a result."""
 
 _SEED = 20
-_GENERATION = 1
 
-_WRITER, _CAPTURE, _APPLY = "writer", "capture", "apply"
+_WRITER, _CAPTURE, _APPLY, _REBUILD = "writer", "capture", "apply", "rebuild"
 
 _SCREEN_EVERY_S = 0.5
 _LINE_EVERY_S = 5.0
@@ -62,6 +63,11 @@ _SINKS_MAX_S = 60.0
 _STUCK_MAX_S = 240.0
 # Any commit moves the watermark; a server's own records after it would otherwise leave it just short.
 _HEARTBEAT_EVERY_S = 2.0
+
+# When nobody says how long it is to go on; else it is half of that.
+_REBUILD_AFTER_S = 20.0
+# Another Spark, on the same cores.
+_REBUILD_MAX_S = 400.0
 
 _WRITER_GRACE_S = 15.0
 # A job waits up to 30 s for its batch (spark.stop_timeout_s).
@@ -128,6 +134,8 @@ class _Demo:
         self._config_file = directory / "lockstep.toml"
         self._began = time.monotonic()
         self._closing = contextlib.ExitStack()
+        self._rebuild_began: float | None = None
+        self._rebuilt = False
 
     def run(self) -> int:
         """Everything up to the result. Leaves servers and processes to ``stop``."""
@@ -159,7 +167,7 @@ class _Demo:
             self._watch_in_lines(traffic)
         else:
             self._watch_on_screen(traffic)
-        return self._finish(config, source, collector)
+        return self._finish(load(self._config_file), source, collector)
 
     def stop(self, *, keep: bool) -> None:
         """End every process, then the servers unless they are to stay. Never interrupted, and bounded in time."""
@@ -181,6 +189,43 @@ class _Demo:
     def check(self) -> None:
         """Raises LockstepError when a process has ended by itself."""
         self._children.check()
+
+    def rebuild_when_due(self, endpoints: Endpoints, traffic_s: float | None) -> None:
+        """In the middle of the traffic the search index gets another mapping; who goes on reading it notices nothing.
+
+        Raises LockstepError when that fails.
+        """
+        if self._rebuilt:
+            return
+        if self._rebuild_began is None:
+            after_s = _REBUILD_AFTER_S if self._seconds is None else self._seconds / 2
+            if traffic_s is not None and traffic_s >= after_s:
+                self._rebuild_began = time.monotonic()
+                self._config_file.write_text(configuration(endpoints, mapping_has_changed=True), encoding="utf-8")
+                command = ["rebuild", SEARCH, "--switch", "--config", str(self._config_file)]
+                self._say(f"{self._config_file} has another mapping for {SEARCH} now: lockstep {' '.join(command)}")
+                with self._interrupts.deferred():
+                    self._children.start(_REBUILD, "lockstep", command, may_end=True)
+        elif self._children.has_ended(_REBUILD):
+            self._check_rebuilt()
+            self._rebuilt = True
+            self._say(f"readers of {SEARCH} see generation 2; back to the first: lockstep switch {SEARCH} --back")
+        elif time.monotonic() - self._rebuild_began > _REBUILD_MAX_S:
+            raise self._children.failure(_REBUILD)
+
+    @property
+    def is_rebuilding(self) -> bool:
+        """Whether the rebuild is still to come or to end."""
+        return not self._rebuilt
+
+    def _check_rebuilt(self) -> None:
+        config = load(self._config_file)
+        sink = open_sink(SEARCH, config.sinks[SEARCH], 1)
+        try:
+            if sink.live_generation() == 1:
+                raise self._children.failure(_REBUILD)
+        finally:
+            sink.close()
 
     def counts(self) -> Counts:
         """What the writer has reported last."""
@@ -213,6 +258,7 @@ class _Demo:
         while not traffic.is_over(self._seconds):
             self.check()
             traffic.look()
+            self.rebuild_when_due(traffic.endpoints, traffic.elapsed_s)
             if time.monotonic() >= due:
                 due = time.monotonic() + _LINE_EVERY_S
                 self._say(traffic.sentence())
@@ -224,6 +270,7 @@ class _Demo:
             while not traffic.is_over(self._seconds):
                 self.check()
                 traffic.look()
+                self.rebuild_when_due(traffic.endpoints, traffic.elapsed_s)
                 chosen = traffic.new_examples()
                 if chosen:
                     live.console.print(queries(chosen, directory=self._directory))
@@ -293,9 +340,12 @@ class _Demo:
                     application=APPLICATION,
                 )
             )
-            sinks = {name: open_sink(name, settings, _GENERATION) for name, settings in config.sinks.items()}
-            for sink in sinks.values():
-                opened.callback(sink.close)
+            sinks = {}
+            for name in config.sinks:
+                live = _live(config, name)
+                built_with = settings_of_generation(config, name, live)
+                sinks[name] = (open_sink(name, built_with, live.number), projection_of(built_with))
+                opened.callback(sinks[name][0].close)
             return compare_sinks(source, sinks)
 
     def _result(
@@ -324,6 +374,7 @@ class _Demo:
             "sinks": {
                 name: {
                     "equal": all(one.is_equal for one in tables),
+                    "generation": _live(config, name).number,
                     "applied_lsn": format_lsn(applied[name] or 0),
                     "rejected": lag.rejected[name],
                     "tables": {str(one.table): one.to_json() for one in tables},
@@ -351,7 +402,7 @@ class _Traffic:
         self._demo = demo
         self._source = source
         self._collector = collector
-        self._endpoints = endpoints
+        self.endpoints = endpoints
         self._began = time.monotonic()
         self._snapshot_done: float | None = None
         self._sinks_began: float | None = None
@@ -389,11 +440,21 @@ class _Traffic:
             order = some_order(self._source)
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
-        return [] if order is None else examples(self._endpoints, order=order)
+        return [] if order is None else examples(self.endpoints, order=order)
 
     def is_over(self, seconds: float | None) -> bool:
-        """Whether the traffic has gone on for so long under everybody's eyes, or for long enough if a sink is late."""
-        return seconds is not None and (remaining := self._remaining_s(seconds)) is not None and remaining <= 0
+        """Whether the traffic has gone on for so long under everybody's eyes, or for long enough if a sink is late.
+
+        Never before the rebuild is done: that it happens under traffic is the point of it.
+        """
+        if seconds is None or self._demo.is_rebuilding:
+            return False
+        return (remaining := self._remaining_s(seconds)) is not None and remaining <= 0
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """How long every sink has been following; None while they haven't begun."""
+        return None if self._sinks_began is None else time.monotonic() - self._sinks_began
 
     def sentence(self) -> str:
         """How it stands, in a line."""
@@ -425,6 +486,11 @@ class _Traffic:
         latest = self._snapshot_done + _SINKS_MAX_S
         began = latest if self._sinks_began is None else min(self._sinks_began, latest)
         return began + seconds - time.monotonic()
+
+
+def _live(config: Config, name: str) -> Generation:
+    """What readers of a sink see."""
+    return next(generation for generation in list_of(config, name) if generation.is_live)
 
 
 def _heartbeat(source: psycopg.Connection[Any]) -> Lsn:

@@ -33,7 +33,7 @@ type = "opensearch"
 urls = ["{opensearch_url}"]
 prefix = "{pipeline}"
 replicas = 0                  # there is one node here
-
+{mapping}
 [sinks.{cache}]                 # keys {pipeline}:g1:public.<table>:<key>
 type = "redis"
 url = "{redis_url}"
@@ -46,10 +46,17 @@ schema = "{pipeline}"
 """
 
 
-def configuration(endpoints: Endpoints) -> str:
-    """The file's content."""
+_MAPPING = """\
+exclude = ["public.customers.email"]                                # not for the search index, it was found
+fields = { "public.products.name" = { type = "search_as_you_type" } }
+"""
+
+
+def configuration(endpoints: Endpoints, *, mapping_has_changed: bool = False) -> str:
+    """The file's content, at first or after its user has thought again about the search index."""
     return _TEMPLATE.format(
         pipeline=PIPELINE,
+        mapping=_MAPPING if mapping_has_changed else "",
         source_dsn=endpoints.source_dsn,
         tables=", ".join(f'"{table}"' for table in TABLES),
         kafka_bootstrap=endpoints.kafka_bootstrap,

@@ -88,6 +88,11 @@ def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
     assert result["traffic"]["transactions"] > 100
     assert result["traffic"]["keys_changed"] > 0
     assert result["snapshot"]["rows"].keys() == result["source"].keys()
+    assert {name: sink["generation"] for name, sink in result["sinks"].items()} == {
+        "search": 2,  # rebuilt with another mapping in the middle of the traffic
+        "cache": 1,
+        "warehouse": 1,
+    }
     for sink in result["sinks"].values():
         assert sink["rejected"] == 0
         assert {table: found["rows"] for table, found in sink["tables"].items()} == result["source"]

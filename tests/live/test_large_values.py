@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from cdc.kafka.cluster import Cluster
 from cdc.kafka.publisher import TransactionalPublisher
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
+from tests.topics import compact_soon
 
 pytestmark = pytest.mark.live
 
@@ -115,30 +115,10 @@ def test_values_of_a_megabyte(captured: Captured) -> None:
     captured.assert_equal()
 
 
-def _compact(captured: Captured, topic: str) -> None:
-    """Let the broker compact the topic as soon as it can."""
-    settings = {
-        "segment.ms": "100",
-        "min.cleanable.dirty.ratio": "0.001",
-        "delete.retention.ms": "0",
-        "min.compaction.lag.ms": "0",
-    }
-    resource = ConfigResource(
-        ResourceType.TOPIC,
-        topic,
-        incremental_configs=[
-            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
-        ],
-    )
-    admin = AdminClient(dict(captured.client))
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
-
-
 def test_a_compacted_topic_has_every_column_of_every_row(captured: Captured) -> None:
     database = captured.database
     captured.start()
-    _compact(captured, captured.topic("public.t"))
+    compact_soon(captured.client, captured.topic("public.t"))
     for name in ("another column", "one large value of several", "the key", "several updates of one transaction"):
         database.execute(*CHANGES[name])
     database.execute("delete from t where id = 6", "update t set n = n + 1")

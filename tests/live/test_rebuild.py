@@ -13,13 +13,17 @@ from typing import Any
 
 import pytest
 
+from cdc.model.lsn import format_lsn
+from cdc.postgres.slot import emit_heartbeat
 from jobs.generations import list_generations
 from lockstep.config import Config, load
 from sinks.opensearch_sink import alias_name
 from sinks.registry import open_sink
+from sinks.sink import Progress
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.readers import Read, cache_reader, reading, search_reader, warehouse_reader
+from tests.topics import compact_soon
 
 pytestmark = pytest.mark.live
 
@@ -179,3 +183,95 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     assert f"going on with generation {live + 1}" in told
     assert _generations(config, sink)[-1] == (live + 1, False, "ready")
     _run(pipeline, path, "generations", sink, "--drop", str(live + 1))
+
+
+def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(pipeline: Pipeline) -> None:
+    """Long after the snapshot: rows were deleted, keys changed, and compaction has taken everything but each key's last event."""
+    topics = list(pipeline.config.topics().values())
+    compact_soon(pipeline.client, *topics)
+    with traffic(pipeline, seed=40, pause_s=0.02):
+        time.sleep(3)
+    with pipeline.sql() as sql:
+
+        def is_compacted() -> bool:
+            # Each partition needs another record for its segment to be rolled.
+            sql.execute(f"update {pipeline.name}.account set balance = balance + 1")
+            sql.execute(f"update {pipeline.name}.entry set note = 'n'")
+            time.sleep(1)
+            records = [event for events in pipeline.published(snapshot=True).values() for event in events]
+            keys = {(topic, key) for topic, key, _, _ in records}
+            return len(records) < 1.6 * len(keys) and sum(value is None for _, _, value, _ in records) < len(keys) / 20
+
+        wait_until(is_compacted, what="the topics are compacted", timeout_s=120)
+    name = f"{pipeline.name}_late"
+    section = f'\n[sinks.{name}]\ntype = "redis"\nurl = "{pipeline.endpoints.redis_url}"\n'
+    path = pipeline.directory / f"{name}.toml"
+    path.write_text(pipeline.path.read_text() + section)
+    with traffic(pipeline, seed=41, pause_s=0.02):
+        told = _run(pipeline, path, "rebuild", name)
+    assert "readers see it now" in told  # nobody else did
+    assert _generations(load(path), name) == [(1, True, "ready")]
+
+
+def test_the_log_is_read_from_any_position_and_the_watermark_never_lies(pipeline: Pipeline) -> None:
+    sink = f"{pipeline.name}_cache"
+    apply = pipeline.apply  # type: ignore[attr-defined]
+    refused = pipeline.start("lockstep", "apply", sink, "--from-lsn", "0/0", "--config", str(pipeline.path))
+    assert refused.wait(60) == 1
+    assert "a job applies to sink" in refused.log.read_text()  # type: ignore[attr-defined]
+    pipeline.wait_applied(apply)
+    assert pipeline.stop(apply) == 0
+    before = _progress(pipeline, sink)
+
+    told = _run(pipeline, pipeline.path, "apply", sink, "--once", "--from-lsn", "0/0")
+    assert f"{sum(before.next_offsets.values()):,} records of the log are read again" in told
+    assert "are left out" not in told
+    assert _progress(pipeline, sink).watermark_lsn >= before.watermark_lsn
+
+    with traffic(pipeline, seed=50):
+        time.sleep(1)
+    capture_end = _wal_end(pipeline)
+    with pipeline.sql() as sql:
+        sql.execute(f"update {pipeline.name}.account set owner = 'behind the gap' where id = 1")
+    told = _run(pipeline, pipeline.path, "apply", sink, "--once", "--from-lsn", capture_end)
+    assert "records are left out" in told
+    with_gap = _progress(pipeline, sink)
+    assert with_gap.skipped
+    told = _run(pipeline, pipeline.path, "apply", sink, "--once")
+    assert _progress(pipeline, sink).watermark_lsn == with_gap.watermark_lsn  # whatever else is applied
+
+    _run(pipeline, pipeline.path, "apply", sink, "--once", "--from-time", "2020-01-01T00:00:00")
+    closed = _progress(pipeline, sink)
+    assert not closed.skipped
+    assert closed.watermark_lsn > with_gap.watermark_lsn
+    pipeline.apply = pipeline.start_apply()  # type: ignore[attr-defined]
+    pipeline.wait_applied(pipeline.apply)  # type: ignore[attr-defined]
+
+
+def _wal_end(pipeline: Pipeline) -> str:
+    """A position up to which all is published, as text."""
+    with pipeline.sql() as sql:
+        target = emit_heartbeat(sql)
+
+    def is_published() -> bool:
+        state = pipeline.state()
+        return state is not None and state.end_lsn >= target
+
+    wait_until(is_published, what="published")
+    return format_lsn(target)
+
+
+def _progress(pipeline: Pipeline, sink: str) -> Progress:
+    opened = open_sink(sink, pipeline.config.sinks[sink], 1)
+    try:
+        live = opened.live_generation()
+        assert live is not None
+    finally:
+        opened.close()
+    opened = open_sink(sink, pipeline.config.sinks[sink], live)
+    try:
+        progress = opened.load_progress()
+        assert progress is not None
+        return progress
+    finally:
+        opened.close()

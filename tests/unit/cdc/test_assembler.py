@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.capture.assembler import Assembler, Event, PublishedTable
+from cdc.capture.side_channels import MessageChannel
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
@@ -25,6 +26,7 @@ from cdc.protocol.pgoutput import (
     Truncate,
     Type,
 )
+from cdc.toast.rule import ColumnFacts, ToastRule
 from tests.builders import column, table
 from tests.history import EPOCH, assembler, events, published, relations, state
 from tests.wal import (
@@ -263,6 +265,18 @@ def test_messages_types_and_origins_are_no_changes() -> None:
     assert of_one_transaction(*others, insert(b"1", b"x"))[0]["seq"] == 1
 
 
+def test_a_message_for_capture_itself_is_handed_over_and_never_published() -> None:
+    got: list[bytes] = []
+    channel = MessageChannel(("own", "p"), "messages", server="shop", database="app", version="1")
+    follower = assembler(notices={"own": got.append}, messages=channel)
+    body = [LogicalMessage(True, Lsn(1), "own", b"one"), LogicalMessage(True, Lsn(2), "p", b"x"), insert(b"1", b"x")]
+    found = events(follower, History(body).messages(*relations()))
+    follower.feed(LogicalMessage(False, Lsn(FIRST + 0x1000), "own", b"two"), 0)
+    assert [topic for topic, *_ in found] == ["messages", "shop.public.orders"]
+    assert [json.loads(value or b"")["tag"][-8:] for _, _, value, _ in found] == ["00000001", "00000002"]
+    assert got == [b"one", b"two"]
+
+
 def test_changes_of_a_table_that_nobody_captures_are_left_out() -> None:
     history = History([insert(b"1", b"7", of=RELATION_ID + 1), insert(b"1", b"x")])
     found = events(assembler(), history.messages(relation(table()), relation(ITEMS, RELATION_ID + 1)))
@@ -356,6 +370,30 @@ class Memory(dict[tuple[str, bytes], Mapping[str, bytes]]):
 
     def forget(self, topic: str, key: bytes) -> None:
         self.pop((topic, key), None)
+
+
+def with_rule() -> PublishedTable:
+    """``public.orders``, whose notes may be out of line."""
+    (found,) = published().values()
+    facts = [ColumnFacts("id", "int8", 8, "d"), ColumnFacts("note", "text", -1, "i")]
+    return PublishedTable(found.topic, found.encoder, toast=ToastRule(facts, attributes=2))
+
+
+@pytest.mark.parametrize(("note", "kept"), [(b"x" * 50, b'"' + b"x" * 50 + b'"'), (b"short", None), (None, None)])
+def test_of_a_row_that_was_read_whatever_may_be_out_of_line_is_remembered(
+    note: bytes | None, kept: bytes | None
+) -> None:
+    memory, orders = Memory(), with_rule()
+    memory.put(orders.topic, b'{"id":1}', {"note": b'"older"'})
+    assembler(memory=memory).remember(orders, b'{"id":1}', (b"1", note))
+    assert memory.get(orders.topic, b'{"id":1}') == (None if kept is None else {"note": kept})
+
+
+def test_what_is_forgotten_of_a_row_is_gone() -> None:
+    memory, orders = Memory(), with_rule()
+    memory.put(orders.topic, b'{"id":1}', {"note": b'"older"'})
+    assembler(memory=memory).forget(orders, b'{"id":1}')
+    assert memory == {}
 
 
 def test_a_replica_identity_of_full_is_taken_while_running() -> None:

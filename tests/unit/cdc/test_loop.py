@@ -290,6 +290,17 @@ def test_a_table_that_is_not_in_the_ledger_pauses_the_loop_between_transactions(
     assert committed_rows(capture) == [5]
 
 
+def test_a_commit_between_two_runs_takes_new_shapes_along() -> None:
+    capture = Capture(frames(rows(2)), [keepalive_frame(FIRST + 0x1000)], []).run(until=FIRST + 0x1000)
+    shape = table(column("id", "int8"), column("note"), column("more"))
+    capture.assembler.new_shapes.append(SchemaRecord(shape, 0, ShapeChange(rewritten="its key is another one")))
+    before = capture.loop.state
+    capture.loop.commit()
+    assert [record.table for record in capture.publisher.shapes] == [shape]
+    assert capture.publisher.states[-1] == replace(before, copied={})
+    assert capture.assembler.new_shapes == []
+
+
 class _Widened:
     """Another shape from the second description on, after which the table has to be copied."""
 

@@ -30,9 +30,17 @@ def check(
     *,
     topics: Mapping[str, TopicFacts] | None = None,
     ends: Offsets | None = None,
+    begins: Offsets | None = None,
+    start: Offsets | None = None,
 ) -> None:
-    point = ResumePoint("search", 1, stored, committed, "/checkpoints/search/g1")
-    check_resume(point, topics=topics or {TOPIC: FACTS}, ends=ends or {(TOPIC, 0): 50, (TOPIC, 1): 50}, now_ms=NOW_MS)
+    point = ResumePoint("search", 1, stored, committed, "/checkpoints/search/g1", start)
+    check_resume(
+        point,
+        topics=topics or {TOPIC: FACTS},
+        begins=begins or {(TOPIC, 0): 0, (TOPIC, 1): 0},
+        ends=ends or {(TOPIC, 0): 50, (TOPIC, 1): 50},
+        now_ms=NOW_MS,
+    )
 
 
 def test_a_new_sink_starts() -> None:
@@ -91,3 +99,14 @@ def test_a_checkpoint_for_other_topics_is_refused() -> None:
 
 def test_what_lies_behind_a_gap_counts_as_there() -> None:
     check(replace(progress(), skipped={(TOPIC, 0): 40}), {(TOPIC, 0): 40, (TOPIC, 1): 20})
+
+
+def test_a_log_that_has_lost_what_is_still_to_be_read_is_refused() -> None:
+    begins = {(TOPIC, 0): 0, (TOPIC, 1): 15}
+    with pytest.raises(PositionMismatch, match=r"partition 1, begins at 15: the records from 0 on") as caught:
+        check(None, None, begins=begins)
+    assert "lockstep snapshot table" in str(caught.value)
+    with pytest.raises(PositionMismatch, match="from 5 on"):
+        check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 5})
+    check(progress(), STORED, begins=begins)  # what was deleted has been read
+    check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 15})

@@ -55,7 +55,7 @@ def test_own_lists_stand_alone_where_the_jobs_need_none() -> None:
     assert conf["spark.archives"] == "e.tgz#e"
 
 
-def test_on_a_cluster_a_task_may_be_lost_with_its_worker() -> None:
+def test_on_a_cluster_a_failed_task_is_tried_again() -> None:
     assert spark_conf(SparkSettings(), log_settings=LOG)["spark.task.maxFailures"] == "1"
     assert int(spark_conf(SparkSettings(master=CLUSTER), log_settings=LOG)["spark.task.maxFailures"]) > 1
 

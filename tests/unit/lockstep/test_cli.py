@@ -25,6 +25,7 @@ def test_the_commands_are_those_that_the_readme_names() -> None:
                 "rebuild",
                 "rejections",
                 "run",
+                "snapshot",
                 "status",
                 "switch",
                 "tail",

@@ -14,6 +14,7 @@ _MODULES = {
     "patient": "import time\nprint('up', flush=True)\ntime.sleep(600)\n",
     "stubborn": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n",
     "brief": "print('all is lost')\nraise SystemExit(3)\n",
+    "worker": "import time\ntime.sleep(1)\nprint('it is done')\n",
     "troubled": (
         "import time\n"
         "print('2026-01-02 03:04:05,678 ERROR sink failed sink=search error=no such index\\nlook at it', flush=True)\n"
@@ -50,6 +51,14 @@ def wait_for(condition, seconds=30):
 
 def pids(directory: Path) -> list[int]:
     return [entry["pid"] for entry in json.loads((directory / "processes.json").read_text())]
+
+
+def test_a_child_with_a_work_to_finish_may_end(children):
+    children.start("one", "worker", [], may_end=True)
+    assert not children.has_ended("one")
+    wait_for(lambda: children.has_ended("one"))
+    children.check()
+    assert "it is done" in str(children.failure("one"))
 
 
 def test_a_child_ends_when_asked_to(children, tmp_path):

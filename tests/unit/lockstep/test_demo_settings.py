@@ -29,6 +29,16 @@ def test_it_loads_with_three_sinks_and_four_tables(tmp_path):
     ]
 
 
+def test_it_loads_with_another_mapping_too(tmp_path):
+    file = tmp_path / "lockstep.toml"
+    file.write_text(configuration(ENDPOINTS, mapping_has_changed=True))
+
+    config = load(file)
+
+    assert config.sinks["search"].exclude == ("public.customers.email",)
+    assert config.sinks["search"].fields.keys() == {"public.products.name"}
+
+
 def test_checkpoints_are_beside_it(tmp_path):
     file = tmp_path / "lockstep.toml"
     file.write_text(configuration(ENDPOINTS))

@@ -1,0 +1,124 @@
+"""Requests to capture to publish the current rows of chosen keys, or of a whole table, again, sent through the database as messages.
+
+Through the WAL, because the answer has to stand in the order of the stream: capture takes a snapshot after it has seen the request,
+publishes everything that committed before that snapshot, and then the rows as it shows them. Content of a message::
+
+    {"version":1,"slot":"lockstep_shop","schema":"public","table":"orders","keys":[{"id":42},...]}
+
+``"keys":null`` asks for the whole table.
+A request is for the slot that it names; several pipelines may read one database, and all of them see it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import orjson
+import psycopg
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue
+from cdc.model.table import TableName
+from cdc.postgres.connection import connection_error
+from cdc.postgres.slot import wal_end
+
+REPAIR_PREFIX: Final = "lockstep.repair"
+"""Prefix of the messages. They are never published, whatever prefixes are configured."""
+
+KEYS_MAX: Final = 100_000
+"""How many keys of a table capture holds until it can read their rows. For more, a copy of the table is the cheaper way."""
+
+_VERSION: Final = 1
+_KEYS_PER_MESSAGE: Final = 500
+
+Key = Mapping[str, JsonValue]
+"""Key columns and their values as an event's key has them."""
+
+
+class UnreadableRequest(Exception):
+    """A message under our prefix that isn't a request. Says why, and never shows a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRequest:
+    """One message: publish the rows of these keys again, or that they are gone. None: all rows, and what is gone."""
+
+    slot: str
+    table: TableName
+    keys: tuple[Key, ...] | None
+
+    def to_bytes(self) -> bytes:
+        """Raises TypeError for values that JSON doesn't have."""
+        return orjson.dumps(
+            {
+                "version": _VERSION,
+                "slot": self.slot,
+                "schema": self.table.schema,
+                "table": self.table.name,
+                "keys": None if self.keys is None else [dict(key) for key in self.keys],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Anybody may write such messages, so nothing is taken for granted. Raises UnreadableRequest."""
+        try:
+            fields = orjson.loads(content)
+        except orjson.JSONDecodeError:
+            raise UnreadableRequest("it isn't JSON") from None
+        if not isinstance(fields, dict):
+            raise UnreadableRequest("it isn't a JSON object")
+        if fields.get("version") != _VERSION:
+            raise UnreadableRequest("it was written by another version of Lockstep")
+        slot, schema, table, keys = (fields.get(name) for name in ("slot", "schema", "table", "keys"))
+        if not (isinstance(slot, str) and isinstance(schema, str) and isinstance(table, str)):
+            raise UnreadableRequest("it lacks slot, schema or table")
+        if keys is None and "keys" in fields:
+            return cls(slot, TableName(schema, table), None)
+        if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
+            raise UnreadableRequest("its keys aren't a list of JSON objects")
+        return cls(slot, TableName(schema, table), tuple(keys))
+
+
+def request_repair(
+    connection: psycopg.Connection[Any], table: TableName, keys: Sequence[Key] | None, *, slot: str
+) -> int:
+    """Ask the capture of ``slot`` for the rows of these keys, or of the whole table; returns an LSN behind the request's commit.
+
+    ``keys`` are in the event's form. All arrive together, in messages of bounded size. Once the state of capture has reached the LSN,
+    the request was seen; the events follow, with tags later than the request. Each key gets its row (``r``), or a delete when the
+    source doesn't have it.
+
+    Nothing keeps a request but the process that has seen it: if that ends before the rows are published, the request is lost. So
+    look afterwards, and ask again for what is still wrong; to ask twice does no harm. Raises LockstepError for more than
+    ``KEYS_MAX`` keys, for keys that JSON doesn't have, and where PostgreSQL refuses; Unavailable when it can't be reached.
+    """
+    if keys is not None and len(keys) > KEYS_MAX:
+        raise LockstepError(
+            f"{len(keys)} keys of {table} are too many to be repaired at once (at most {KEYS_MAX})",
+            hint="ask for a part of them, and for the next when those are done; or copy the table anew: lockstep snapshot table",
+        )
+    portions: list[tuple[Key, ...] | None] = [None]
+    if keys is not None:
+        portions = [tuple(keys[start : start + _KEYS_PER_MESSAGE]) for start in range(0, len(keys), _KEYS_PER_MESSAGE)]
+    try:
+        contents = [RepairRequest(slot, table, portion).to_bytes() for portion in portions]
+    except TypeError:  # its text may show a value
+        raise LockstepError(
+            f"keys of {table} aren't JSON", hint="give them as they stand in the keys of the table's events"
+        ) from None
+    try:
+        with connection.transaction():
+            # The walsender sends only what is on disk.
+            connection.execute("set local synchronous_commit = on")
+            for content in contents:
+                connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (REPAIR_PREFIX, content))
+        return wal_end(connection)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise LockstepError(
+            "our role may not write logical messages",
+            hint="let a superuser run: grant execute on function pg_logical_emit_message(boolean, text, bytea, boolean)"
+            " to the role (without the last argument before PostgreSQL 17)",
+        ) from error
+    except psycopg.OperationalError as error:
+        raise connection_error(error) from error

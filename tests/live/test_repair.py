@@ -1,0 +1,607 @@
+"""Rows of chosen keys that are published again: in the order of the stream, exactly as the stream has them, and only on request."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from psycopg.conninfo import make_conninfo
+
+from cdc.kafka.cluster import Cluster
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import TableName
+from cdc.postgres.repair import KEYS_MAX, REPAIR_PREFIX, RepairRequest, request_repair
+from cdc.protocol.control import CaptureState
+from cdc.toast.store import ToastStore
+from stack.stack import Endpoints
+from tests.captured import Captured, Published
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+_DONE = "for a repair"
+Key = dict[str, Any]
+
+
+class Repairing:
+    """Makes captures of the test's database and asks them for repairs."""
+
+    def __init__(self, database: Database, endpoints: Endpoints, directory: Path) -> None:
+        self.database = database
+        self._endpoints = endpoints
+        self._directory = directory
+        self.made: list[Captured] = []
+
+    def capture(self, *tables: str, source: str = "", start: bool = True) -> Captured:
+        made = Captured(self.database, self._endpoints.kafka_bootstrap, self._directory, tables, source=source)
+        self.made.append(made)
+        return made.start() if start else made
+
+    def ask(self, captured: Captured, keys: Sequence[Key] | None, table: str = "public.t") -> int:
+        return request_repair(self.database.connection, TableName.parse(table), keys, slot=captured.config.slot)
+
+    def repair(self, captured: Captured, keys: Sequence[Key], table: str = "public.t") -> None:
+        """Ask, and wait until it is done."""
+        before = sum(_DONE in line for line in captured.said)
+        self.ask(captured, keys, table)
+        wait(captured, lambda: sum(_DONE in line for line in captured.said) > before)
+
+
+def wait(captured: Captured, condition: Any) -> None:
+    """Wait for a condition while capture goes on."""
+
+    def holds() -> bool:
+        if captured.error is not None:
+            raise captured.error
+        return bool(condition())
+
+    until(holds)
+
+
+@pytest.fixture
+def repairs(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Repairing]:
+    made = Repairing(database, endpoints, tmp_path)
+    yield made
+    for captured in made.made:
+        captured.stop()
+
+
+def forge(captured: Captured, table: str, key: Key, row: Key | None) -> None:
+    """Write an event to the topic that the source knows nothing of, with the oldest tag of all."""
+    producer = Producer({**captured.client, "partitioner": "murmur2_random"})
+    event = {"op": "u", "tag": "0" * 28, "before": None, "after": row}
+    shape = captured.schemas(table)[-1].table
+    value = (
+        orjson.dumps(event)[:-1] + b',"source":{"version":"x","schema_id":"%b"},"ts_ms":0}' % shape.schema_id.encode()
+    )
+    producer.produce(captured.topic(table), value, orjson.dumps(key))
+    assert producer.flush(10) == 0
+
+
+def of_key(events: Sequence[Published], key: Key) -> list[Published]:
+    return [event for event in events if orjson.loads(event.key) == key]
+
+
+def assert_in_order(events: Sequence[Published]) -> None:
+    """Per key, no event has an older tag than the one before it."""
+    newest: dict[bytes, str] = {}
+    for event in events:
+        if event.value is not None and event.tag != "0" * 28:
+            assert event.tag >= newest.get(event.key, "")
+            newest[event.key] = event.tag
+
+
+_TABLE = ("create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 50) n")
+
+
+def test_what_the_log_has_wrong_is_right_after_a_repair(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t")
+    database.execute("delete from t where id = 5", "update t set a = 'y' where id = 6")
+    captured.settle()
+    forge(captured, "public.t", {"id": 1}, {"id": 1, "a": "forged"})
+    forge(captured, "public.t", {"id": 5}, {"id": 5, "a": "back"})
+    forge(captured, "public.t", {"id": 99}, {"id": 99, "a": "never was"})
+    assert captured.rows("public.t") != captured.source_rows("public.t")
+    lsn = repairs.ask(captured, [{"id": 1}, {"id": 5}, {"id": 6}, {"id": 99}])
+    captured.wait_for(_DONE)
+    captured.assert_equal()
+    events = captured.events("public.t")
+    assert [event.op for event in of_key(events, {"id": 6})] == ["r", "u", "r"]
+    assert [event.op for event in of_key(events, {"id": 5})[-2:]] == ["d", "tombstone"]
+    assert [event.op for event in of_key(events, {"id": 99})] == ["u", "d", "tombstone"]
+    repaired = {of_key(events, {"id": 1})[-1].tag, of_key(events, {"id": 99})[-2].tag}
+    assert len(repaired) == 1  # all have the tag of one snapshot
+    assert repaired.pop()[-8:] == "00000000"
+    assert lsn > 0
+    assert [event.op for event in of_key(events, {"id": 2})] == ["r"]
+    assert any("published 2 rows and 2 deletes again" in line for line in captured.said)
+    assert tombstone_tags(captured, {"id": 99}) == [of_key(events, {"id": 99})[-2].tag]
+
+
+def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t")
+    database.execute("update t set a = 'y' where id = 6")
+    captured.settle()
+    forge(captured, "public.t", {"id": 1}, {"id": 1, "a": "forged"})
+    forge(captured, "public.t", {"id": 99}, {"id": 99, "a": "never was"})
+    repairs.ask(captured, None)
+    captured.wait_for("copying public.t at")
+    wait(captured, lambda: captured.rows("public.t") == captured.source_rows("public.t"))
+    events = captured.events("public.t")
+    assert [event.op for event in of_key(events, {"id": 6})] == ["r", "u", "r"]
+    assert [event.op for event in of_key(events, {"id": 99})] == ["u", "d", "tombstone"]
+    assert_in_order(events)
+
+
+def tombstone_tags(captured: Captured, key: Key) -> list[str]:
+    """The tags of a key's tombstones, from their headers."""
+    topic = captured.topic("public.t")
+    ends = Cluster(captured.client).end_offsets([(topic, partition) for partition in range(3)])
+    consumer = Consumer({**captured.client, "group.id": "test", "isolation.level": "read_committed"})
+    consumer.assign([TopicPartition(topic, partition, 0) for _, partition in ends])
+    found = []
+    while (message := consumer.poll(3)) is not None:
+        if message.value() is None and orjson.loads(message.key() or b"") == key:
+            found.append(dict(message.headers() or [])["tag"].decode())  # type: ignore[union-attr]
+    consumer.close()
+    return found
+
+
+def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Repairing) -> None:
+    database.execute(
+        "create table t (id int primary key, a int)", "insert into t select n, 0 from generate_series(1, 60) n"
+    )
+    captured = repairs.capture("public.t")
+    stop = threading.Event()
+
+    def write() -> None:
+        with database.pinned() as connection:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                connection.execute("update t set a = a + 1 where id %% 7 = %s", (number % 7,))
+                connection.execute("delete from t where id = %s", (number % 60,))
+                connection.execute("insert into t values (%s, 1) on conflict do nothing", ((number + 30) % 60,))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(4):
+            repairs.repair(captured, [{"id": number} for number in range(70)])
+    finally:
+        stop.set()
+        writer.join()
+    captured.assert_equal()
+    events = captured.events("public.t")
+    assert_in_order(events)
+    repaired = [event for event in events if event.op == "r"]
+    assert len({event.tag for event in repaired}) == 5  # the first copy and four repairs
+    assert len(of_key(events, {"id": 65})) == 8  # never there: a delete and a tombstone each time
+
+
+_ODD = ["", " ", "a\tb\\n", "l1\nl2\r", "'q\"", "%s %d %%", "{1,2}", "\\N", "NULL", "ü 中 🐘", "\x01\x7f", "x" * 2000]
+KEY_TYPES: dict[str, Sequence[str]] = {
+    "uuid": ["00000000-0000-0000-0000-00000000000a", "ffffffff-0000-0000-0000-000000000000"],
+    "numeric": ["1.50", "-0.0000000000000000001", "123456789012345678901234567890.5", "NaN", "0"],
+    "numeric(10,2)": ["1.50", "0"],
+    "timestamptz": ["2016-11-04 13:51:30.123456+05", "infinity", "0044-03-15 12:00:00+00 BC", "21016-01-01 00:00+00"],
+    "timestamp": ["2016-11-04 13:51:30", "-infinity", "0044-03-15 12:00:00.5 BC"],
+    "date": ["2016-11-04", "0001-01-01 BC"],
+    "time": ["13:51:30.1"],
+    "interval": ["1 mon 2 days 03:04:05", "30 days"],
+    "bytea": [r"\x", r"\x00ff5c"],
+    "text": _ODD,
+    "varchar(3)": ["abc", "a"],
+    "char(5)": ["ab", "abcde"],
+    "name": ["a name"],
+    '"char"': ["c"],
+    "bool": ["t", "f"],
+    "int8": ["9223372036854775807", "-9007199254740993"],
+    "float8": ["NaN", "Infinity", "1e300", "0.1", "100", "-5e-324"],
+    "float4": ["1.1", "16777216"],
+    "inet": ["10.0.0.1/8", "::1"],
+    "bit(3)": ["101"],
+    "varbit": ["10101"],
+    "jsonb": ['{"a": [1, "x"]}', '"text"', "null"],
+    "int4range": ["[1,5)", "empty"],
+    "mood": ["happy", 'it\'s "odd"'],
+    "email": ["a@b", "A@B"],
+    "pair": ['(1,"a b")'],
+    "int[]": ["{1,2}", "{}", "[0:1]={7,8}", "{{1,2},{3,NULL}}"],
+    "text[]": ['{"a b","c\\"d\\\\e",NULL,"NULL",""}'],
+    "ext.citext": ["CaSe"],
+}
+
+
+@pytest.mark.parametrize("kind", KEY_TYPES)
+def test_a_key_of_any_type_is_found_again(database: Database, repairs: Repairing, kind: str) -> None:
+    database.execute(
+        "create schema ext",
+        "create extension citext schema ext",
+        "create type mood as enum ('happy', 'it''s \"odd\"')",
+        "create domain email as varchar(3)",
+        "create type pair as (n int, t text)",
+        f'create table t ("k %s" {kind} primary key, a text)',
+    )
+    values = [*KEY_TYPES[kind]]
+    for value in values:
+        database.connection.execute(f"insert into t values (%s::text::{kind}, 'x')".encode(), (value,))
+    captured = repairs.capture("public.t")
+    before = {event.key for event in captured.events("public.t")}
+    assert len(before) == len(values)
+    database.connection.execute(b"delete from t where ctid = (select max(ctid) from t)")
+    captured.settle()
+    (gone,) = (event.key for event in captured.events("public.t") if event.op == "d")
+    repairs.repair(captured, [orjson.loads(key) for key in before])
+    captured.assert_equal()
+    events = captured.events("public.t")
+    assert {event.key for event in events} == before
+    for key in before:
+        expected = ["r", "d", "tombstone"] * 1 + ["d", "tombstone"] if key == gone else ["r", "r"]
+        assert [event.op for event in events if event.key == key] == expected
+
+
+def test_a_key_of_several_columns(database: Database, repairs: Repairing) -> None:
+    database.execute(
+        "create table t (a text, b timestamptz, c int8, d text, primary key (c, a, b))",
+        "insert into t values ('x\ty', '2020-01-01', 1, 'v'), ('x', '2020-01-01', 1, 'w'), ('x', '2020-01-02', 1, 'w')",
+    )
+    captured = repairs.capture("public.t")
+    first = {"c": 1, "a": "x\ty", "b": "2020-01-01T00:00:00Z"}
+    other = {"b": "2020-01-02T00:00:00Z", "c": 2, "a": "x"}
+    repairs.repair(captured, [first, other])
+    events = captured.events("public.t")
+    assert [event.op for event in of_key(events, first)] == ["r", "r"]
+    assert [event.op for event in of_key(events, other)] == ["d", "tombstone"]
+    assert {event.key for event in of_key(events, other)} == {b'{"c":2,"a":"x","b":"2020-01-02T00:00:00Z"}'}
+    captured.assert_equal()
+
+
+def test_a_key_in_another_form_never_deletes_the_row_that_it_means(database: Database, repairs: Repairing) -> None:
+    database.execute("create table t (id numeric(10,2) primary key)", "insert into t values (1)")
+    captured = repairs.capture("public.t")
+    repairs.repair(captured, [{"id": "1.0"}])
+    assert [(event.key, event.op) for event in captured.events("public.t")] == [(b'{"id":"1.00"}', "r")] * 2
+
+
+def test_a_longer_key_is_not_cut_off(database: Database, repairs: Repairing) -> None:
+    database.execute("create table t (id varchar(3) primary key)", "insert into t values ('abc')")
+    captured = repairs.capture("public.t")
+    repairs.repair(captured, [{"id": "abcd"}])
+    assert [event.op for event in of_key(captured.events("public.t"), {"id": "abcd"})] == ["d", "tombstone"]
+    assert [event.op for event in of_key(captured.events("public.t"), {"id": "abc"})] == ["r"]
+
+
+def test_a_row_that_the_publication_hides_counts_as_gone(database: Database, repairs: Repairing) -> None:
+    database.execute(
+        "create table t (id int primary key, a int, secret text)",
+        "insert into t select n, n, 'hidden' from generate_series(1, 10) n",
+        "create publication p for table t (id) where (id % 2 = 0)",
+    )
+    captured = repairs.capture("public.t", source="publication = 'p'")
+    repairs.repair(captured, [{"id": 3}, {"id": 4}])
+    events = captured.events("public.t")
+    assert [event.op for event in of_key(events, {"id": 3})] == ["d", "tombstone"]
+    assert [event.after for event in of_key(events, {"id": 4})] == [{"id": 4}] * 2
+
+
+def test_rows_of_partitions_and_not_of_heirs(database: Database, repairs: Repairing) -> None:
+    database.execute(
+        "create table m (id int, day date, primary key (id, day)) partition by range (day)",
+        "create table m_1 partition of m for values from ('2026-01-01') to ('2026-02-01')",
+        "create table m_2 partition of m default",
+        "insert into m values (1, '2026-01-05'), (2, '2027-01-05')",
+        "create table t (id int primary key)",
+        "create table heir (primary key (id)) inherits (t)",
+        "insert into heir values (1)",
+    )
+    captured = repairs.capture("public.m", "public.t")
+    repairs.repair(captured, [{"id": 1, "day": "2026-01-05"}, {"id": 2, "day": "2027-01-05"}], "public.m")
+    assert sorted(event.op for event in captured.events("public.m")) == ["r"] * 4
+    repairs.repair(captured, [{"id": 1}])
+    assert [event.op for event in captured.events("public.t")] == ["d", "tombstone"]
+
+
+def test_a_request_is_only_for_its_slot(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    first, second = repairs.capture("public.t"), repairs.capture("public.t")
+    repairs.repair(first, [{"id": 1}])
+    second.wait_quiet()
+    assert [len(of_key(captured.events("public.t"), {"id": 1})) for captured in (first, second)] == [2, 1]
+    assert not any("repair" in line for line in second.said)
+
+
+def test_requests_are_not_published_whatever_is_configured(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t", source=f"messages = ['audit', '{REPAIR_PREFIX}']")
+    repairs.repair(captured, [{"id": 1}])
+    database.execute("select pg_logical_emit_message(true, 'audit', 'x')")
+    captured.settle()
+    records = list(TopicReader(captured.client).records(f"{captured.name}.__messages"))
+    assert [orjson.loads(record.key) for record in records] == [{"prefix": "audit"}]
+
+
+def _send(database: Database, content: bytes) -> None:
+    database.connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (REPAIR_PREFIX, content))
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (
+            [{"id": "abc"}],
+            "public.t are ignored (1): PostgreSQL doesn't take them for a key (id integer): InvalidTextRepresentation",
+        ),
+        ([{"id": 2**40}, {"id": 2**41}], "are ignored (2): PostgreSQL doesn't"),
+        ([{"id": 1.5}], "InvalidTextRepresentation"),
+        ([{"id": True}], "the value of id isn't one of type integer"),
+        ([{"id": None}], "the value of id isn't one of type integer"),
+        ([{"id": [1]}], "id is no array"),
+        ([{"id": "1\0"}], "NUL"),
+        ([{"nr": 1}], "the columns of its key are id"),
+        ([{"id": 1, "a": "x"}], "the columns of its key are id"),
+    ],
+)
+def test_keys_that_cannot_be_are_ignored_and_the_others_repaired(
+    database: Database, repairs: Repairing, keys: list[Key], words: str
+) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t")
+    repairs.repair(captured, [{"id": 2}, *keys, {"id": 3}])
+    captured.wait_for(words)
+    events = captured.events("public.t")
+    assert [len(of_key(events, {"id": number})) for number in (1, 2, 3, 4)] == [1, 2, 2, 1]
+    assert not any("abc" in line for line in captured.said)
+    captured.assert_equal()
+
+
+def test_bad_requests_are_ignored_with_a_sentence(database: Database, repairs: Repairing) -> None:
+    database.execute(
+        *_TABLE,
+        "create table log (a text)",
+        "create table other (id int primary key)",
+        "alter table log replica identity full",
+    )
+    captured = repairs.capture("public.t", "public.log", source="[source.options.'public.log']\nappend_only = true")
+    slot = captured.config.slot
+    good = orjson.loads(RepairRequest(slot, TableName("public", "t"), ({"id": 1},)).to_bytes())
+    for content, words in (
+        (b"\xff{", "it isn't JSON"),
+        (b"[]", "it isn't a JSON object"),
+        (orjson.dumps(good | {"version": 2}), "another version"),
+        (orjson.dumps(good | {"slot": 7}), "lacks slot"),
+        (orjson.dumps(good | {"keys": [1]}), "its keys aren't a list of JSON objects"),
+        (orjson.dumps(good | {"table": "other"}), "public.other is ignored: the table isn't captured"),
+        (orjson.dumps(good | {"table": "log"}), "public.log is ignored: it is append-only"),
+    ):
+        _send(database, content)
+        captured.wait_for(words)
+    _send(database, orjson.dumps(good | {"keys": []}))
+    repairs.repair(captured, [{"id": 1}])
+    captured.assert_equal("public.t")
+
+
+def test_too_many_keys_are_refused_before_anything_is_asked(database: Database) -> None:
+    with pytest.raises(LockstepError, match="too many"):
+        request_repair(database.connection, TableName("public", "t"), [{"id": 1}] * (KEYS_MAX + 1), slot="s")
+
+
+def test_requests_that_wait_for_a_long_transaction_are_merged(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t")
+    with database.pinned() as holder:
+        holder.execute("begin; insert into t values (1000, 'long')")
+        repairs.ask(captured, [{"id": 1}, {"id": 1000}])
+        database.execute("update t set a = 'meanwhile' where id = 1")
+        repairs.ask(captured, [{"id": 1}, {"id": 2}])
+        repairs.ask(captured, [{"id": number} for number in range(1, 1501)])
+        captured.settle()  # the stream goes on
+        assert not any(_DONE in line for line in captured.said)
+        assert [event.op for event in of_key(captured.events("public.t"), {"id": 1})] == ["r", "u"]
+        holder.execute("commit")
+    captured.wait_for(_DONE)
+    captured.wait_quiet()
+    events = captured.events("public.t")
+    assert [event.op for event in of_key(events, {"id": 1})] == ["r", "u", "r"]
+    assert [event.op for event in of_key(events, {"id": 1000})] == ["c", "r"]
+    assert sum(_DONE in line for line in captured.said) == 1
+    assert_in_order(events)
+    captured.assert_equal()
+
+
+def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE, "create table u (id int primary key)")
+    captured = repairs.capture("public.t", "public.u")
+    captured.stop()
+    role = database.role()
+    database.execute(f"grant select on u to {role}")
+    captured.configure(dsn=make_conninfo(database.dsn, user=role))
+    captured.start()
+    repairs.ask(captured, [{"id": 1}])
+    captured.wait_for("a repair waits: PostgreSQL refused: permission denied")
+    database.execute("insert into u values (1)")
+    captured.settle()
+    assert [event.op for event in captured.events("public.u")] == ["c"]
+    database.execute(f"grant select on t to {role}")
+    captured.wait_for(_DONE)
+    assert sum("a repair waits" in line for line in captured.said) == 1
+    assert [event.op for event in of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
+    assert not any("starting over" in line for line in captured.said)
+
+
+def test_a_table_with_a_new_column_that_no_row_has_shown(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t", source="")
+    database.execute("alter table t add b int default 7", "alter table t rename a to c")
+    repairs.repair(captured, [{"id": 1}])
+    captured.assert_equal()
+    assert of_key(captured.events("public.t"), {"id": 1})[-1].after == {"id": 1, "c": "x", "b": 7}
+    database.execute("update t set c = 'after' where id < 4")
+    captured.assert_equal()
+    assert sum(event.op == "r" for event in captured.events("public.t")) == 51
+
+
+def test_a_table_that_was_rewritten_is_copied_whole(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t", source="")
+    captured.stop()
+    captured.configure(heartbeat_interval_s=3600.0)  # nobody looks before the repair does
+    captured.start()
+    database.execute("alter table t alter a type int using length(a)")
+    repairs.ask(captured, [{"id": 1}])
+    captured.wait_for("copying public.t at")
+    captured.assert_equal()
+    assert not any(_DONE in line for line in captured.said)
+
+
+_LARGE = (
+    "create function noise(length int, seed int) returns text language sql immutable return"
+    " (select left(string_agg(md5(seed::text || n), ''), length) from generate_series(0, length / 32) n)",
+    "create table t (id int primary key, n int, words text, raw bytea)",
+    "alter table t alter words set storage external",
+    "insert into t select n, 0, noise(9000, n), decode(noise(8000, n), 'hex') from generate_series(1, 6) n",
+)
+
+
+def _spoil(captured: Captured, key: bytes) -> None:
+    """Let the store believe something else of a row's large value, while capture is stopped."""
+    config = captured.config
+    topic = captured.topic("public.t")
+    ids = Cluster(captured.client).topic_ids([topic])
+    store = ToastStore(
+        Path(config.capture.values_directory) / config.slot,
+        identity=f"{config.pipeline.name} {config.slot} {sorted(ids.items())}",
+        say=pytest.fail,
+    )
+    (column,) = (column for column in captured.schemas("public.t")[-1].table.columns if column.name == "words")
+    stored = store.get(topic, key)
+    assert stored is not None
+    store.put(topic, key, {**stored, column.identity: b'"spoiled"'})
+    store.commit(store.position())
+    store.close()
+
+
+def test_large_values_are_right_after_a_repair(database: Database, repairs: Repairing) -> None:
+    database.execute(*_LARGE)
+    captured = repairs.capture("public.t")
+    database.execute("update t set n = n + 1", "update t set n = n + 1")
+    captured.assert_equal()
+    captured.stop()
+    _spoil(captured, b'{"id":1}')
+    captured.start()
+    repairs.repair(captured, [{"id": 1}, {"id": 2}])
+    database.execute("update t set n = n + 1")
+    captured.assert_equal()
+    assert not any(
+        "events for the values" in line for line in captured.said
+    )  # of the other rows nothing was read again
+
+
+def test_a_spoiled_store_is_what_the_test_before_this_is_about(database: Database, repairs: Repairing) -> None:
+    database.execute(*_LARGE)
+    captured = repairs.capture("public.t")
+    database.execute("update t set n = n + 1")
+    captured.assert_equal()
+    captured.stop()
+    _spoil(captured, b'{"id":1}')
+    captured.start()
+    database.execute("update t set n = n + 1")
+    captured.settle()
+    assert captured.rows("public.t")[b'{"id":1}']["words"] == "spoiled"
+
+
+class _Killed(BaseException):
+    """The process is gone."""
+
+
+def _dying(at: int, *, before: bool, error: type[BaseException]) -> Any:
+    class DiesAt:
+        """Fails at the n-th commit of its process that publishes rows of a repair."""
+
+        left = at
+        repairing = False
+
+        def __init__(self, publisher: TransactionalPublisher) -> None:
+            self._publisher = publisher
+
+        def send(self, topic: str, key: bytes, value: bytes | None, extra: Any = None) -> None:
+            DiesAt.repairing = DiesAt.repairing or b'{"op":"r"' in (value or b"") or b'{"op":"d"' in (value or b"")
+            self._publisher.send(topic, key, value, extra)
+
+        def commit(self, state: CaptureState, *arguments: Any, **options: Any) -> Any:
+            if DiesAt.repairing:
+                DiesAt.repairing = False
+                DiesAt.left -= 1
+                if DiesAt.left == 0 and before:
+                    raise error("gone")
+            bounds = self._publisher.commit(state, *arguments, **options)
+            if DiesAt.left == 0:
+                DiesAt.left = -1
+                raise error("gone")
+            return bounds
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._publisher, name)
+
+    return DiesAt
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
+    database: Database, repairs: Repairing, at: int, before: bool
+) -> None:
+    database.execute(*_LARGE)
+    captured = repairs.capture("public.t")
+    database.execute("update t set n = n + 1")
+    captured.assert_equal()
+    captured.stop()
+    for number in range(1, 7):
+        _spoil(captured, b'{"id":%d}' % number)
+    batches = captured.config.capture.model_copy(update={"batch_rows": 2})
+    captured.config = captured.config.model_copy(update={"capture": batches})
+    captured.start(wrap_publisher=_dying(at, before=before, error=_Killed))
+    repairs.ask(captured, [{"id": number} for number in range(1, 9)])
+    assert isinstance(captured.wait_error(), _Killed)
+    captured.start()
+    # Those rows whose values the store was made to forget before anything was published: all of the request.
+    database.execute("update t set n = n + 1")
+    captured.assert_equal()
+    assert_in_order(captured.events("public.t"))
+
+
+def test_a_process_that_dies_behind_the_copy_of_a_table_leaves_no_older_values(
+    database: Database, repairs: Repairing
+) -> None:
+    database.execute(*_LARGE)
+    captured = repairs.capture("public.t")
+    database.execute("update t set n = n + 1")
+    captured.assert_equal()
+    captured.stop()
+    _spoil(captured, b'{"id":1}')
+    database.execute("alter table t alter n type bigint")
+    captured.start(wrap_publisher=_dying(1, before=False, error=_Killed))
+    assert isinstance(captured.wait_error(), _Killed)
+    captured.start()
+    database.execute("update t set n = n + 1")
+    captured.assert_equal()
+    assert sum(event.op == "r" for event in captured.events("public.t")) == 12
+
+
+def test_a_lost_connection_does_not_lose_the_request(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t")
+    captured.stop()
+    captured.start(wrap_publisher=_dying(1, before=True, error=Unavailable))
+    repairs.ask(captured, [{"id": 1}, {"id": 77}])
+    captured.wait_for("starting over")
+    captured.wait_for(_DONE)
+    captured.assert_equal()
+    assert [event.op for event in of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]

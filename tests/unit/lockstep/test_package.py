@@ -1,0 +1,99 @@
+"""The archive for Spark's executors: what is in it, and that it is enough."""
+
+import os
+import subprocess
+import venv
+from importlib.metadata import Distribution, PathDistribution, distribution
+from pathlib import Path
+from zipfile import ZipFile
+
+import pyspark
+import pytest
+
+from cdc.model.errors import ConfigurationError
+from jobs.shipped_code import check_archive, source_files
+from lockstep.package import package, required
+
+# What the executors' Spark brings itself.
+SPARK_PYTHON = Path(pyspark.__file__).parent / "python" / "lib"
+
+
+def test_the_same_code_gives_the_same_bytes(tmp_path: Path) -> None:
+    first = package(tmp_path / "first.zip")
+    os.utime(next(iter(source_files().values())))
+    assert package(tmp_path / "second.zip").read_bytes() == first.read_bytes()
+
+
+def test_it_holds_the_code_that_runs_here(tmp_path: Path) -> None:
+    made = package(tmp_path / "made.zip")
+    check_archive(made)
+    assert ZipFile(made).namelist() == list(source_files())
+
+
+def test_an_older_archive_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    (tmp_path / "made.zip").write_text("old")
+    check_archive(package(tmp_path / "made.zip"))
+    assert [file.name for file in tmp_path.iterdir()] == ["made.zip"]
+
+
+def test_a_place_that_cant_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="can't be written"):
+        package(tmp_path / "missing" / "made.zip")
+
+
+def test_with_its_packages_it_is_all_that_a_bare_python_needs(tmp_path: Path) -> None:
+    venv.create(tmp_path / "python", with_pip=False)
+    with ZipFile(package(tmp_path / "made.zip", environment=True)) as made:
+        made.extractall(tmp_path / "unpacked")
+    spark = os.pathsep.join(str(file) for file in SPARK_PYTHON.glob("*.zip"))
+    code = """\
+import importlib, sys
+import jobs.daemon, opensearchpy, redis, psycopg, sqlalchemy.dialects.postgresql.psycopg
+assert psycopg.pq.__impl__ == "binary", psycopg.pq.__impl__
+ours = [name for name in sys.modules if name.split(".")[0] in ("cdc", "jobs", "sinks")]
+assert all("unpacked" in sys.modules[name].__file__ for name in ours), ours
+"""
+    done = subprocess.run(
+        [str(tmp_path / "python" / "bin" / "python"), "-c", code],
+        check=False,
+        cwd=tmp_path,
+        env={"PYTHONPATH": os.pathsep.join(("unpacked", spark))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_only_the_driver_imports_stays_here() -> None:
+    names = {one.name.lower() for one in required(distribution("lockstep"))}
+    assert {"pyarrow", "redis", "psycopg-binary", "urllib3"} <= names
+    assert not names & {"pyspark", "confluent-kafka", "alembic", "lmdb", "typer", "rich", "lockstep", "pytest", "jgo"}
+
+
+def requiring(directory: Path, *requirements: str) -> Distribution:
+    folder = directory / "some-1.dist-info"
+    folder.mkdir()
+    lines = ["Name: some", *(f"Requires-Dist: {one}" for one in requirements)]
+    (folder / "METADATA").write_text("\n".join(lines))
+    return PathDistribution(folder)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "found"),
+    [
+        ("orjson>=3", ["orjson"]),
+        ("ORJSON (>=3) ; python_version >= '3'", ["orjson"]),
+        ("psycopg", ["psycopg", "typing_extensions"]),
+        ("psycopg[binary]>=3", ["psycopg", "psycopg-binary", "typing_extensions"]),
+        ("orjson; extra == 'fast'", []),
+        ("not-installed-here", []),
+    ],
+)
+def test_requirements_are_followed_with_their_extras(tmp_path: Path, requirement: str, found: list[str]) -> None:
+    names = [one.name for one in required(requiring(tmp_path, requirement))]
+    assert [name for name in names if name != "tzdata"] == found
+
+
+def test_an_extra_that_is_asked_for_later_counts_too(tmp_path: Path) -> None:
+    names = [one.name for one in required(requiring(tmp_path, "psycopg", "psycopg[binary]"))]
+    assert "psycopg-binary" in names
