@@ -60,6 +60,8 @@ class Task:
     """Topic and key -> tag of events that this sink has refused and that nothing has replaced yet."""
     histories: Mapping[TableName, TableHistory] = field(default_factory=dict)
     """Of the tables that had other shapes before."""
+    replays: bool = False
+    """Rows of the same tag are to be written again."""
     open: OpenSink = open_sink
 
 
@@ -234,7 +236,12 @@ def _apply(task: Task, records: _Records, delivered: Delivered) -> None:
     last = records.last_places()
     seen = {at: records.offsets[place] + 1 for at, place in last.items()}
     outcome = _sink(task).apply(
-        Batch([event for _, event in placed], next_offsets=delivered.next_offsets | seen, fence=task.fence)
+        Batch(
+            [event for _, event in placed],
+            next_offsets=delivered.next_offsets | seen,
+            fence=task.fence,
+            replays=task.replays,
+        )
     )
     delivered.rows += len(records.offsets)
     delivered.applied += outcome.applied

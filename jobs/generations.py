@@ -45,9 +45,13 @@ _LOOK_S: Final = 0.2
 
 
 class Phase(StrEnum):
-    """``BUILDING``: by ``rebuild``. ``READY``: whoever applies keeps it up to date. ``RETIRED``: about to be dropped."""
+    """``BUILDING``: by ``rebuild``. ``REPLAYING``: the same, in place. ``READY``: whoever applies keeps it up to date.
+
+    ``RETIRED``: about to be dropped.
+    """
 
     BUILDING = "building"
+    REPLAYING = "replaying"
     READY = "ready"
     RETIRED = "retired"
 

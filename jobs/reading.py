@@ -5,7 +5,7 @@ progress: the watermark stays before the gap until it has been read after all.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
@@ -51,10 +51,20 @@ def load_reading(sink: Sink, generation: int) -> Reading:
 def begin_reading(sink: Sink, generation: int, start: Offsets | None, *, replays: bool = False) -> Reading:
     """Start anew; the next job of the generation reads from there."""
     reading = Reading(load_reading(sink, generation).number + 1, start, replays)
-    pairs = None if start is None else [[topic, partition, offset] for (topic, partition), offset in start.items()]
-    note = {"number": reading.number, "start": pairs, "replays": replays}
-    sink.save_note(f"g{generation}.{_NOTE}", orjson.dumps(note).decode())
+    _save(sink, generation, reading)
     return reading
+
+
+def end_replay(sink: Sink, generation: int) -> None:
+    """From now on, a row of the same tag is left as it is again."""
+    _save(sink, generation, replace(load_reading(sink, generation), replays=False))
+
+
+def _save(sink: Sink, generation: int, reading: Reading) -> None:
+    start = reading.start
+    pairs = None if start is None else [[topic, partition, offset] for (topic, partition), offset in start.items()]
+    note = {"number": reading.number, "start": pairs, "replays": reading.replays}
+    sink.save_note(f"g{generation}.{_NOTE}", orjson.dumps(note).decode())
 
 
 def offsets_behind_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition]) -> Offsets:

@@ -127,4 +127,4 @@ def _rewind(point: ResumePoint) -> str:
 
 
 def _rebuild(point: ResumePoint, otherwise: str) -> str:
-    return f"build it anew from the log: give [sinks.{point.sink}] another name in lockstep.toml ({otherwise})"
+    return f"build it anew from the log: lockstep rebuild {point.sink} --switch ({otherwise})"

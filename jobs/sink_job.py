@@ -186,6 +186,7 @@ class SinkJob:
                 fence=sink.claim(),
                 tables=topics,
                 histories=older,
+                replays=reading.replays,
                 retry_s=plan.spark.retry_s,
                 run=uuid.uuid4().hex,
                 open=plan.open,

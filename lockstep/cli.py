@@ -197,6 +197,12 @@ def rebuild(
     switch_over: Annotated[
         bool, typer.Option("--switch", help="Let readers see the new generation once it is equal to the source.")
     ] = False,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--in-place", help="Write the live generation again instead: less space, but readers see old and new rows."
+        ),
+    ] = False,
     trimmed: Annotated[
         bool,
         typer.Option("--trimmed", help="Also from topics whose beginning was deleted; see `lockstep snapshot table`."),
@@ -207,11 +213,16 @@ def rebuild(
 
     Loads, catches up, compares with the source. Run it again after Ctrl-C or a crash: it goes on where it was.
     """
+    from cdc.model.errors import ConfigurationError
     from lockstep.config import load
     from lockstep.rebuild_display import run_rebuild
 
     log_to_stderr()
-    raise typer.Exit(run_rebuild(load(config), sink, switch_over=switch_over, trimmed=trimmed, as_json=as_json))
+    if in_place and switch_over:
+        raise ConfigurationError("--in-place and --switch exclude each other: in place, readers see it all the time")
+    raise typer.Exit(
+        run_rebuild(load(config), sink, switch_over=switch_over, in_place=in_place, trimmed=trimmed, as_json=as_json)
+    )
 
 
 @app.command()

@@ -157,8 +157,13 @@ def drop(config: Config, name: str, number: int) -> None:
 
 
 def retire(sink: Sink, number: int, record: Record) -> None:
+    """Let whoever applies to a generation stop, for good. Raises as ``take``."""
+    take(sink, number, record, Phase.RETIRED)
+
+
+def take(sink: Sink, number: int, record: Record, phase: Phase) -> None:
     """Let whoever applies to a generation stop. Raises LockstepError, with the record as before, when it doesn't."""
-    save_record(sink, number, replace(record, phase=Phase.RETIRED))
+    save_record(sink, number, replace(record, phase=phase))
     deadline = time.monotonic() + _DROP_WAIT_S
     while is_running(sink, number):
         if time.monotonic() > deadline:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+import orjson
 import psycopg
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.event import Position, RowEvent
 from cdc.postgres.connection import connect, connection_error
 from jobs.generations import (
     Phase,
@@ -30,15 +32,16 @@ from jobs.generations import (
     switch,
 )
 from jobs.offsets import Offsets
+from jobs.reading import begin_reading, end_replay
 from jobs.report import Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
 from jobs.run import JobThread, Source, session
 from lockstep.apply import spark_settings
 from lockstep.config import Config
-from lockstep.generations import log_ends, retire, settings_of
-from lockstep.verify.report import VerifyReport
+from lockstep.generations import log_ends, retire, settings_of, take
+from lockstep.verify.report import Kind, VerifyReport
 from lockstep.verify.verify import Step, VerifyOptions, verify
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
-from sinks.sink import Progress, Sink
+from sinks.sink import Batch, Progress, Sink
 
 _LOOK_S: Final = 0.5
 
@@ -86,21 +89,29 @@ class Interrupted(Exception):
 
 
 def rebuild(
-    config: Config, name: str, *, switch_over: bool, trimmed: bool = False, stop: threading.Event, observer: Observer
+    config: Config,
+    name: str,
+    *,
+    switch_over: bool,
+    in_place: bool = False,
+    trimmed: bool = False,
+    stop: threading.Event,
+    observer: Observer,
 ) -> Rebuilt:
     """Build, catch up, compare, and switch when asked to. Raises Interrupted, LockstepError.
 
-    ``trimmed`` reads topics that have lost their beginning; the comparison tells whether that was harmless.
+    ``in_place`` writes the live generation again instead. ``trimmed`` reads topics that have lost their beginning; the comparison
+    tells whether that was harmless.
     """
     settings = settings_of(config, name)
     with _only_rebuild(config, name):
         source = Source(config.pipeline.name, config.kafka, config.source.keyed_names, spark_settings(config))
-        number, record = _begin(config, name, settings, observer.say)
+        number, record = (_begin_in_place if in_place else _begin)(config, name, settings, observer.say)
         sink = open_sink(name, settings, number)
         try:
             with session(source, stop) as spark:
                 build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer, trimmed)
-                return build.run(switch_over=switch_over)
+                return build.replay() if in_place else build.run(switch_over=switch_over)
         finally:
             sink.close()
 
@@ -157,6 +168,38 @@ def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str
     beside = "" if live is None else f" beside generation {live}, which readers go on to see"
     say(f"building generation {number}{beside}")
     return number, record
+
+
+def _begin_in_place(
+    config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]
+) -> tuple[int, Record]:
+    """The live generation, which nobody else applies to from now on, to be read into from the log's beginning."""
+    sink = open_sink(name, settings, 1)
+    try:
+        live = next((generation for generation in list_generations(sink) if generation.is_live), None)
+    finally:
+        sink.close()
+    if live is None or live.phase not in (Phase.READY, Phase.REPLAYING):
+        raise LockstepError(
+            f"sink {name!r} has no live generation that could be written again",
+            hint=f"`lockstep rebuild {name}` builds one",
+        )
+    wanted = definition(settings)
+    record = live.record or Record(config.pipeline.name, wanted)
+    check_owner(name, live.number, record, config.pipeline.name)
+    sink = open_sink(name, settings, live.number)
+    try:
+        if record.phase is Phase.REPLAYING and definition(with_definition(settings, record.definition)) == wanted:
+            say(f"going on with generation {live.number}")
+            return live.number, record
+        say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
+        take(sink, live.number, record, Phase.REPLAYING)
+        begin_reading(sink, live.number, None, replays=True)
+        record = replace(record, definition=wanted, phase=Phase.REPLAYING)
+        save_record(sink, live.number, record)
+    finally:
+        sink.close()
+    return live.number, record
 
 
 class _Build:
@@ -216,6 +259,35 @@ class _Build:
         # From now on a running `lockstep apply` keeps it up to date.
         save_record(self._sink, self._number, replace(self._record, phase=Phase.READY, loaded=True))
         return self._result(report, before, switch_over or live is None, explained)
+
+    def replay(self) -> Rebuilt:
+        """Write every row of the live generation again, and remove those that aren't the source's."""
+        job = self._start(once=False, bulk=False)
+        try:
+            self._catch_up(job)
+            report = self._compare(job)
+            if any(table.count(Kind.EXTRA) for table in report.tables):
+                job.stop()  # where there is a fence, one writer has it
+                self._remove_extra_rows(report)
+                job = self._start(once=False, bulk=False)
+                report = self._compare(job)
+        finally:
+            job.stop()
+        end_replay(self._sink, self._number)
+        # Also when it isn't equal: readers see it, so it has to be kept up to date.
+        save_record(self._sink, self._number, replace(self._record, phase=Phase.READY))
+        return self._result(report, None, True, ())
+
+    def _remove_extra_rows(self, report: VerifyReport) -> None:
+        """Rows that neither the log nor the source has: what other code, or a hand, has put there."""
+        deletes = [
+            RowEvent(table.table, orjson.loads(row.key), row.sink_tag, None, Position("", 0, 0))
+            for table in report.tables
+            for row in table.differences
+            if row.kind is Kind.EXTRA and row.sink_tag is not None
+        ]
+        self._observer.say(f"removing {len(deletes)} rows that the source doesn't have")
+        self._sink.apply(Batch(deletes, fence=self._sink.claim(), replays=True))
 
     def _result(
         self, report: VerifyReport, switched_from: int | None, is_live: bool, explained: tuple[str, ...]

@@ -57,7 +57,7 @@ class _Bar:
             self._progress.stop()
 
 
-def run_rebuild(config: Config, name: str, *, switch_over: bool, trimmed: bool, as_json: bool) -> int:
+def run_rebuild(config: Config, name: str, *, switch_over: bool, in_place: bool, trimmed: bool, as_json: bool) -> int:
     """Rebuild and show it; returns the exit code: 0 built and equal, 1 when it differs, 130 when it was interrupted."""
     stop = threading.Event()
     bar = _Bar(err)
@@ -68,7 +68,15 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, trimmed: bool, 
 
     try:
         observer = Observer(tell, bar, lambda _: None)
-        built = rebuild(config, name, switch_over=switch_over, trimmed=trimmed, stop=stop, observer=observer)
+        built = rebuild(
+            config,
+            name,
+            switch_over=switch_over,
+            in_place=in_place,
+            trimmed=trimmed,
+            stop=stop,
+            observer=observer,
+        )
     except Interrupted:
         say(f"stopped; `lockstep rebuild {name}` goes on where it was")
         return _INTERRUPTED
@@ -85,7 +93,9 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, trimmed: bool, 
 def _tell_result(name: str, built: Rebuilt) -> None:
     for change in built.explained:
         say(f"built otherwise than the live generation: {change}")
-    if not built.report.is_equal:
+    if not built.report.is_equal and built.is_live:
+        say(f"generation {built.generation} of {name}, which readers see, is NOT equal to the source")
+    elif not built.report.is_equal:
         say(
             f"generation {built.generation} of {name} is NOT equal to the source and wasn't switched to; run this again to go on,"
             f" or `lockstep generations {name} --drop {built.generation}`"

@@ -92,7 +92,7 @@ class MemorySink:
                 _check_columns(generation.shapes[event.table], event)
                 key = _key_bytes(event.key)
                 known = rows.get(key)
-                if known is None or event.tag > known.tag:
+                if known is None or event.tag > known.tag or (batch.replays and event.tag == known.tag):
                     rows[key] = event
                     applied += 1
                 else:

@@ -6,7 +6,7 @@
 ``shop.public.orders_g1_W``         alias that the job writes through. No index may have a capital letter, so a late write
                                     can't make a dropped index anew, whatever ``action.auto_create_index`` says
                                     (``require_alias`` protects against late writes, but not against late deletes)
-``shop.lockstep_progress``          how far each generation is
+``shop.lockstep_progress``          how far each generation is (``g1``), and notes (``note.<name>``), read by id only
 ==================================  ========================================================================
 
 The tag is the document's external version (``cdc.model.tag``): the server refuses older writes.
@@ -42,22 +42,25 @@ have no such values, so what doesn't fit them is a rejection. Keywords index up 
 searching. JSON that flat_object can't take (not an object, too deep, terms too long) is in ``_json`` only. So the
 exact text always comes back, and the search copy is best effort.
 
+**Bulk.** Until ``end_bulk`` the indexes of a generation that isn't live refresh when ``scan`` asks for it only, and have no replicas. That
+is a setting of the index itself, so that it lasts beyond this process and shows that ``end_bulk`` is due.
+
 Column names with ``.``, ``%`` or a reserved name have these characters percent-encoded as fields.
 """
 
 import hashlib
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import JsonValue, RowEvent
@@ -65,6 +68,7 @@ from cdc.model.table import Column, Table, TableName
 from cdc.model.tag import Tag, external_version
 from sinks.access import Login, Tls
 from sinks.progress_json import dump_progress, load_progress
+from sinks.projection import Excluded, parse_column, parse_columns
 from sinks.shape import Shape, unknown_column, unprepared
 from sinks.sink import Batch, Outcome, Progress, Rejection, StoredRow
 
@@ -90,6 +94,8 @@ _FLAT_DEPTH_MAX: Final = 20
 _LIVE: Final[Mapping[str, Any]] = {"bool": {"must_not": {"term": {_DELETED_FIELD: True}}}}
 
 _SCAN_DOCUMENTS: Final = 2000
+_NEVER: Final = "-1"  # as refresh_interval: when asked to only
+_NOTES_MAX: Final = 10_000  # max_result_window; a pipeline has a handful
 _SCAN_KEEP_ALIVE: Final = "5m"
 
 _PREFIX: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -149,9 +155,26 @@ _FIELD_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 # Declared types whose values are prose; what else counts as text (enums, domains, extensions) is a keyword.
 _TEXT_TYPE: Final = re.compile(r"(text|name|citext|character varying(\(\d+\))?)(\[\])?")
+_AS_THE_TYPE: Final[Mapping[str, Mapping[str, Any]]] = {}
+_OBJECT_TYPES: Final = frozenset({"flat_object", "object", "nested"})
 _JSON_TYPES: Final = frozenset({"json", "jsonb"})
 
 _FIELD_IN_REASON: Final = re.compile(r"failed to parse field \[(?P<field>[^\]]*)\] of type \[(?P<type>[^\]]*)\]")
+
+
+# What an index must not be created with, and why.
+_SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
+    "number_of_shards": "set shards of this sink",
+    "number_of_replicas": "set replicas of this sink",
+    "auto_expand_replicas": "set replicas of this sink",
+    "refresh_interval": "set refresh_interval_ms of this sink",
+    "gc_deletes": "set gc_deletes_s of this sink",
+    "mapping.total_fields.limit": "follows from the table's columns",
+    "translog.durability": "what was applied must be durable",
+    "default_pipeline": "documents must be the rows as they are",
+    "final_pipeline": "documents must be the rows as they are",
+    "derived_source": "documents must be the rows as they are",
+}
 
 
 class OpenSearchSettings(BaseModel):
@@ -159,7 +182,14 @@ class OpenSearchSettings(BaseModel):
 
     ``prefix`` is the first part of every index; without it the sink's name. ``refresh_interval_ms`` is how soon a write can be
     found, ``gc_deletes_s`` how long a deletion's version is remembered.
+
+    ``exclude`` names columns that never get here. ``fields`` says how a column is indexed instead of what this module's docstring
+    says, ``index_settings`` what an index is created with besides what is set here; both are OpenSearch's own words.
     """
+
+    SHAPING: ClassVar[frozenset[str]] = frozenset(
+        {"tables", "exclude", "fields", "index_settings", "shards", "deletes"}
+    )
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -167,6 +197,9 @@ class OpenSearchSettings(BaseModel):
     urls: tuple[str, ...] = Field(("http://127.0.0.1:9200",), min_length=1)
     prefix: str | None = None
     tables: tuple[str, ...] = ()
+    exclude: Excluded = ()
+    fields: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    index_settings: dict[str, Any] = Field(default_factory=dict)
     login: Login = Login()
     tls: Tls = Tls()
     shards: int = Field(1, gt=0)
@@ -186,6 +219,63 @@ class OpenSearchSettings(BaseModel):
             if parts.username or parts.password:
                 raise ValueError("user and password belong into login, not into the address")
         return urls
+
+    @field_validator("fields")
+    @classmethod
+    def _are_mappings(cls, fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        parse_columns(fields)
+        shapeless = [text for text, how in fields.items() if not isinstance(how.get("type"), str)]
+        if shapeless:
+            raise ValueError(f'no type is given for {", ".join(shapeless)}: {{ type = "keyword" }}, say')
+        return fields
+
+    @field_validator("index_settings")
+    @classmethod
+    def _are_not_ours(cls, index_settings: dict[str, Any]) -> dict[str, Any]:
+        problems = [
+            f"{name}: {why}"
+            for name in flat_settings(index_settings)
+            for ours, why in _SETTINGS_OF_OURS.items()
+            if name == ours or name.startswith(f"{ours}.")
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return index_settings
+
+    @model_validator(mode="after")
+    def _fields_are_here(self) -> Self:
+        excluded = parse_columns(self.exclude)
+        problems = []
+        for text in self.fields:
+            table, column = parse_column(text)
+            if column in excluded.get(table, ()):
+                problems.append(f"fields names {text}, which exclude leaves out")
+            if self.tables and table not in map(TableName.parse, self.tables):
+                problems.append(f"fields names {text}, and tables doesn't name {table}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def fields_of(self, name: TableName) -> dict[str, dict[str, Any]]:
+        """``fields`` of one table, by column."""
+        parsed = ((parse_column(text), how) for text, how in self.fields.items())
+        return {column: how for (table, column), how in parsed if table == name}
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Index settings by their full names, without the ``index.`` that may stand before them."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            inner = flat_settings(value)
+            flat |= (
+                inner
+                if name == "index"
+                else {f"{name}.{rest}".removeprefix("index."): of for rest, of in inner.items()}
+            )
+        else:
+            flat[name.removeprefix("index.")] = value
+    return flat
 
 
 def alias_name(prefix: str, name: TableName) -> str:
@@ -238,9 +328,9 @@ def field_mapping(column: Column) -> Mapping[str, Any]:
     return _FIELD_TYPES.get(value_type, _KEYWORD)
 
 
-def mapping(shape: Shape) -> dict[str, Any]:
-    """The index's mapping; ``_meta`` carries the shape it was made from."""
-    properties = {field_name(column.name): field_mapping(column) for column in shape.columns}
+def mapping(shape: Shape, fields: Mapping[str, Mapping[str, Any]] = _AS_THE_TYPE) -> dict[str, Any]:
+    """The index's mapping; ``_meta`` carries the shape it was made from. ``fields`` says how some columns are indexed."""
+    properties = {field_name(column.name): fields.get(column.name) or field_mapping(column) for column in shape.columns}
     properties[_TAG_FIELD] = {"type": "keyword"}
     properties[_DELETED_FIELD] = {"type": "boolean"}
     properties[_JSON_FIELD] = {"type": "object", "enabled": False}
@@ -288,6 +378,7 @@ class _Target:
     write_alias: str
     shape: Shape
     deletes_leave_markers: bool = False
+    fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -307,9 +398,12 @@ class _Target:
         """The few columns whose field has another name."""
         return {name: field_name(name) for name in self.columns if field_name(name) != name}
 
-    def lines(self, event: RowEvent, *, searchable: bool) -> bytes:
-        """An event as lines of a bulk request; ``searchable`` adds the parsed copy of JSON columns."""
-        version = _version(event.tag)
+    def lines(self, event: RowEvent, *, searchable: bool, replays: bool = False) -> bytes:
+        """An event as lines of a bulk request.
+
+        ``searchable`` adds the parsed copy of JSON columns; with ``replays`` a document of the same version is replaced.
+        """
+        version = _version(event.tag, or_equal=replays)
         identity = orjson.dumps(document_id(list(event.key.values())))
         head = b'"_index":"%b","_id":%b,%b}}\n' % (self.write_alias.encode(), identity, version)
         if event.row is None:
@@ -328,15 +422,21 @@ class _Target:
         if self.json_columns:
             exact = {}
             for name, value_type in self.json_columns.items():
-                field = self.renamed.get(name, name)
-                text = document.pop(field, None)
+                target = self.renamed.get(name, name)
+                text = document.pop(target, None)
                 if text is not None:
                     exact[name] = text
-                    parsed = _searchable_json(text, value_type) if searchable else None
+                    parsed = self._search_copy(name, text, value_type) if searchable else None
                     if parsed is not None:
-                        document[field] = parsed
+                        document[target] = parsed
             document[_JSON_FIELD] = exact
         return document
+
+    def _search_copy(self, column: str, text: Any, value_type: str) -> Any:
+        how = self.fields.get(column)
+        if how is not None and how["type"] not in _OBJECT_TYPES:
+            return text
+        return _searchable_json(text, value_type)
 
     def stored(self, source: Mapping[str, Any], table: Table) -> StoredRow:
         """A document's ``_source`` as the row it was made from."""
@@ -350,12 +450,12 @@ class _Target:
         return StoredRow({name: row[name] for name in table.key}, row, source[_TAG_FIELD])
 
 
-def _version(tag: str) -> bytes:
+def _version(tag: str, *, or_equal: bool) -> bytes:
     try:
         number, saturated = external_version(Tag.parse(tag))
     except ValueError as error:
         raise LockstepError(f"the tag can't be an external version: {error}") from error
-    return b'"version":%d,"version_type":"%b"' % (number, b"external_gte" if saturated else b"external")
+    return b'"version":%d,"version_type":"%b"' % (number, b"external_gte" if saturated or or_equal else b"external")
 
 
 def _searchable_json(text: Any, value_type: str) -> Any:
@@ -390,6 +490,29 @@ def _is_flat_enough(value: Any, path_bytes: int, depth: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Index:
+    """An index of ours: of one table in one generation. ``alias`` is the table's reading alias, wherever that points."""
+
+    name: str
+    alias: str
+    generation: int
+    is_live: bool
+
+
+def _own_indexes(aliases: Mapping[str, Iterable[str]]) -> Iterator[_Index]:
+    """The indexes of ours among these, each given with its aliases. One without a writing alias isn't of our making."""
+    for name, held in aliases.items():
+        found = _GENERATION_INDEX.fullmatch(name)
+        if found is not None and f"{name}_W" in held:
+            yield _Index(name, found["alias"], int(found["generation"]), found["alias"] in held)
+
+
+def _note_id(name: str) -> str:
+    # Progress documents are called g<n>: no note's id begins like that.
+    return f"note.{name}"
+
+
+@dataclass(frozen=True, slots=True)
 class _Item:
     event: RowEvent
     searchable: bool = True
@@ -411,32 +534,53 @@ class OpenSearchSink:
         self._client: Any = None
         self._targets: dict[TableName, _Target] = {}
 
-    def prepare(self, tables: Sequence[Table]) -> None:
+    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
         alias_names = [alias_name(self._prefix, table.name) for table in tables]
-        self._create(self._progress_index, {"dynamic": False}, {"number_of_shards": 1})
+        self._create_progress_index()
+        held_shapes = {table.name: self._shape(self._index(table.name)) for table in tables}
+        self._check_fields([table for table in tables if held_shapes[table.name] is None])
         for table in tables:
             index = self._index(table.name)
-            held = self._shape(index)
+            fields = self._settings.fields_of(table.name)
+            held = held_shapes[table.name]
             if held is None:
                 shape = Shape.of(table)
                 settings = {
+                    **flat_settings(self._settings.index_settings),
                     "number_of_shards": self._settings.shards,
-                    "refresh_interval": f"{self._settings.refresh_interval_ms}ms",
+                    "refresh_interval": self._refresh_interval,
                     "gc_deletes": f"{self._settings.gc_deletes_s}s",
                     # Sub-fields count too, and PostgreSQL allows 1600 columns.
                     "mapping.total_fields.limit": max(1000, 4 * len(table.columns) + 100),
                 }
-                self._create(index, mapping(shape), settings)
+                with _shaping(table.name):
+                    self._create(index, mapping(shape, fields), settings)
                 # Another job may have created it just now: then its shape is compared like any other.
                 held = self._shape(index) or shape
             evolved = held.evolve(table)
             if evolved != held:
-                self._call("PUT", f"/{index}/_mapping", _without_dynamic(mapping(evolved)))
+                with _shaping(table.name):
+                    self._call("PUT", f"/{index}/_mapping", _without_dynamic(mapping(evolved, fields)))
             self._targets[table.name] = self._target(index, evolved)
         live = self.live_generation()
-        if live in (None, self._generation) and alias_names:
+        if alias_names and (live == self._generation or (live is None and go_live and not self._loading())):
             adds = [_add(f"{alias}_g{self._generation}", alias) for alias in alias_names]
             self._call("POST", "/_aliases", {"actions": adds})
+
+    def begin_bulk(self) -> None:
+        """Has no effect on the live generation: its readers would wait for every row until ``end_bulk``."""
+        mine = [index for index in self._undisturbed() if index.generation == self._generation]
+        if not any(index.is_live for index in mine):
+            for index in mine:
+                self._change_settings(index.name, {"refresh_interval": _NEVER, "number_of_replicas": 0})
+
+    def end_bulk(self) -> None:
+        loading = self._loading()
+        for index in loading:
+            normal = {"refresh_interval": self._refresh_interval, "number_of_replicas": self._settings.replicas}
+            # Refreshed first: who sees the interval changed may rely on finding the rows.
+            self._call("POST", f"/{index}/_refresh")
+            self._change_settings(index, normal)
 
     def claim(self) -> int:
         """Returns 0: the server can't fence, the versions alone keep two writers right."""
@@ -450,7 +594,7 @@ class OpenSearchSink:
         documents_max = _BULK_DOCUMENTS
         for _ in range(_ROUNDS):
             again: list[_Item] = []
-            for items, body in self._requests(pending, documents_max):
+            for items, body in self._requests(pending, documents_max, replays=batch.replays):
                 for item, (status, error) in zip(items, self._bulk(body, len(items)), strict=True):
                     match verdict(status, None if error is None else error["type"]):
                         case Verdict.APPLIED:
@@ -488,34 +632,63 @@ class OpenSearchSink:
         self._call("PUT", path, dump_progress(progress), {"require_alias": "true"})
 
     def live_generation(self) -> int | None:
-        live = [generation for _, alias, generation, aliases in self._indexes("*") if alias in aliases]
-        # One request moves all aliases, so they agree; a table that only an older generation had is the exception.
-        return max(live, default=None)
+        live = sorted({index.generation for index in self._undisturbed() if index.is_live})
+        if len(live) > 1:  # one request moves all aliases
+            raise LockstepError(
+                f"the aliases that readers use point to generations {' and '.join(map(str, live))} at once",
+                hint="somebody moved one of them by hand; switch to the generation that is meant to be live",
+            )
+        return live[0] if live else None
+
+    def generations(self) -> list[int]:
+        return sorted({index.generation for index in self._indexes()[0]})
 
     def switch(self) -> None:
-        mine = list(self._indexes(str(self._generation)))
+        indexes = self._undisturbed()
+        mine = [index for index in indexes if index.generation == self._generation]
         if not mine:
             raise LockstepError(
                 f"generation {self._generation} doesn't exist", hint="it was never prepared, or it was dropped"
             )
+        if self._loading():
+            raise LockstepError(
+                f"generation {self._generation} is still being loaded in bulk", hint="switch when its load has ended"
+            )
+        # What is written and not yet refreshed would be missing for readers until the next refresh.
+        self._call("POST", f"/{self._prefix}.*_g{self._generation}/_refresh")
         actions = [
-            {"remove": {"index": index, "alias": alias}}
-            for index, alias, generation, aliases in self._indexes("*")
-            if alias in aliases and generation != self._generation
+            {"remove": {"index": index.name, "alias": index.alias}}
+            for index in indexes
+            if index.is_live and index.generation != self._generation
         ]
-        actions += [_add(index, alias) for index, alias, _, _ in mine]
+        actions += [_add(index.name, index.alias) for index in mine]
         self._call("POST", "/_aliases", {"actions": actions})
 
     def drop(self) -> None:
-        mine = list(self._indexes(str(self._generation)))
-        if any(alias in aliases for _, alias, _, aliases in mine):
+        mine = [index for index in self._indexes()[0] if index.generation == self._generation]
+        if any(index.is_live for index in mine):
             raise LockstepError(
                 f"generation {self._generation} is live", hint="switch to another generation before you drop this one"
             )
-        for index, _, _, _ in mine:
-            self._call("DELETE", f"/{index}", missing_ok=True)
+        for index in mine:
+            self._call("DELETE", f"/{index.name}", missing_ok=True)
         self._call("DELETE", f"/{self._progress_index}/_doc/g{self._generation}", missing_ok=True)
+        for document in self._note_documents():
+            if document.startswith(_note_id(f"g{self._generation}.")):
+                self._call("DELETE", f"/{self._progress_index}/_doc/{document}", missing_ok=True)
         self._targets.clear()
+
+    def load_note(self, name: str) -> str | None:
+        answer = self._call("GET", f"/{self._progress_index}/_doc/{_note_id(name)}", missing_ok=True)
+        return str(answer["_source"]["text"]) if answer and answer.get("found") else None
+
+    def save_note(self, name: str, text: str | None) -> None:
+        if text is None:
+            self._call("DELETE", f"/{self._progress_index}/_doc/{_note_id(name)}", missing_ok=True)
+        else:
+            self._create_progress_index()
+            path = f"/{self._progress_index}_W/_doc/{_note_id(name)}"
+            self._call("PUT", path, {"text": text}, {"require_alias": "true"})
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         index = self._index(table.name)
@@ -535,23 +708,96 @@ class OpenSearchSink:
         finally:
             self._call("DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]}, missing_ok=True)
 
+    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        index = self._index(table.name)
+        shape = self._shape(index)
+        if shape is None:
+            raise unprepared(table.name)
+        target = self._target(index, shape)
+        identities = list(dict.fromkeys(document_id([key[name] for name in table.key]) for key in keys))
+        if not identities:
+            return
+        # By id, hence as of now: the server looks into what it hasn't refreshed yet.
+        answer = self._call("POST", f"/{index}/_mget", {"ids": identities})
+        for document in answer["docs"]:
+            if "error" in document:
+                raise _unreadable(document["error"])
+            if document["found"] and not document["_source"].get(_DELETED_FIELD):
+                yield target.stored(document["_source"], table)
+
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
 
+    def _check_fields(self, tables: Sequence[Table]) -> None:
+        """Every column of these new tables that ``fields`` names must be there: a slip of the pen has no effect else."""
+        problems = [
+            f"fields: table {table.name} has no column {column!r}"
+            for table in tables
+            for column in self._settings.fields_of(table.name)
+            if column not in {held.name for held in table.columns}
+        ]
+        if problems:
+            raise ConfigurationError(
+                "fields of this sink names columns that don't exist", problems=problems, hint="mend fields of this sink"
+            )
+
+    @property
+    def _refresh_interval(self) -> str:
+        return f"{self._settings.refresh_interval_ms}ms"
+
+    def _loading(self) -> list[str]:
+        """The indexes of this generation that are in bulk."""
+        path = f"/{self._prefix}.*_g{self._generation}/_settings/index.refresh_interval"
+        answer = self._call("GET", path, parameters={"flat_settings": "true"})
+        return [name for name, held in answer.items() if held["settings"].get("index.refresh_interval") == _NEVER]
+
+    def _change_settings(self, index: str, settings: Mapping[str, Any]) -> None:
+        self._call("PUT", f"/{index}/_settings", {"index": settings})
+
     def _target(self, index: str, shape: Shape) -> _Target:
-        return _Target(f"{index}_W", shape, self._settings.deletes == "marker")
+        fields = self._settings.fields_of(shape.table.name)
+        return _Target(f"{index}_W", shape, self._settings.deletes == "marker", fields)
 
     def _index(self, name: TableName) -> str:
         return f"{alias_name(self._prefix, name)}_g{self._generation}"
 
-    def _indexes(self, generation: str) -> Iterator[tuple[str, str, int, frozenset[str]]]:
-        """Index, its reading alias' name, its generation and the aliases it has."""
-        for index, held in self._call("GET", f"/{self._prefix}.*_g{generation}/_alias").items():
-            found = _GENERATION_INDEX.fullmatch(index)
-            if found is not None:
-                yield index, found["alias"], int(found["generation"]), frozenset(held["aliases"])
+    def _indexes(self) -> tuple[list["_Index"], Mapping[str, frozenset[str]]]:
+        """This sink's indexes of all generations; and all indexes that have a name or an alias of ours, with their aliases."""
+        answer = self._call("GET", f"/{self._prefix}.*/_alias", parameters={"expand_wildcards": "all"})
+        aliases = {index: frozenset(held["aliases"]) for index, held in answer.items()}
+        return list(_own_indexes(aliases)), aliases
+
+    def _undisturbed(self) -> list["_Index"]:
+        """This sink's indexes. Raises LockstepError when somebody gave a name that readers use to something else."""
+        own, aliases = self._indexes()
+        names = {index.name for index in own}
+        for reading in sorted({index.alias for index in own}):
+            if reading in aliases:
+                raise LockstepError(
+                    f"there is an index called {reading!r}: that is the alias by which readers find this sink's live rows",
+                    hint="it is nothing of Lockstep's: move it to another name, or remove it, then try again",
+                )
+            strangers = [index for index in sorted(aliases) if reading in aliases[index] and index not in names]
+            if strangers:
+                raise LockstepError(
+                    f"alias {reading!r}, by which readers find this sink's live rows, points to index {strangers[0]!r}, "
+                    "which isn't this sink's",
+                    hint="somebody moved it: point it back or remove it there, then try again; nothing was changed",
+                )
+        return own
+
+    def _note_documents(self) -> list[str]:
+        """The ids of all notes."""
+        if self._call("POST", f"/{self._progress_index}/_refresh", missing_ok=True) is None:
+            return []
+        everything = {"size": _NOTES_MAX, "_source": False, "query": {"match_all": {}}}
+        answer = self._call("POST", f"/{self._progress_index}/_search", everything)
+        return [hit["_id"] for hit in answer["hits"]["hits"] if hit["_id"].startswith(_note_id(""))]
+
+    def _create_progress_index(self) -> None:
+        self._create(self._progress_index, {"dynamic": False}, {"number_of_shards": 1})
 
     def _shape(self, index: str) -> Shape | None:
         answer = self._call("GET", f"/{index}/_mapping", missing_ok=True)
@@ -591,13 +837,16 @@ class OpenSearchSink:
                 if name not in target.columns:
                     raise unknown_column(event.table, name)
 
-    def _requests(self, items: Sequence[_Item], documents_max: int) -> Iterator[tuple[list[_Item], bytes]]:
+    def _requests(
+        self, items: Sequence[_Item], documents_max: int, *, replays: bool
+    ) -> Iterator[tuple[list[_Item], bytes]]:
         """Bulk bodies of at most so many documents and about so many bytes; one large document goes alone."""
         portion: list[_Item] = []
         lines: list[bytes] = []
         size = 0
         for item in items:
-            line = self._targets[item.event.table].lines(item.event, searchable=item.searchable)
+            target = self._targets[item.event.table]
+            line = target.lines(item.event, searchable=item.searchable, replays=replays)
             if lines and (len(lines) >= documents_max or size + len(line) > _BULK_BYTES):
                 yield portion, b"".join(lines)
                 portion, lines, size = [], [], 0
@@ -688,8 +937,32 @@ def _add(index: str, alias: str) -> dict[str, Any]:
     return {"add": {"index": index, "alias": alias, "filter": _LIVE}}
 
 
+@contextmanager
+def _shaping(table: TableName) -> Iterator[None]:
+    """Adds what the server says about a mapping or about settings: there are no rows in these sentences."""
+    try:
+        yield
+    except LockstepError as error:
+        cause: Any = error.__cause__
+        if isinstance(error, Unavailable) or getattr(cause, "status_code", None) != 400:
+            raise
+        why = (cause.info or {}).get("error", {}).get("reason") if isinstance(cause.info, dict) else None
+        raise LockstepError(
+            f"opensearch refuses the index of table {table}: {why or cause.error}",
+            hint="mend fields or index_settings of this sink; an index that exists keeps what it was created with, "
+            "so that another field type needs a new generation",
+        ) from cause
+
+
 def _without_dynamic(index_mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in index_mapping.items() if name != "dynamic"}
+
+
+def _unreadable(error: Mapping[str, Any]) -> LockstepError:
+    """A document that couldn't be looked up isn't one that doesn't exist."""
+    if error["type"] == "index_not_found_exception":
+        return _stopping(404, error["type"])
+    return Unavailable(f"opensearch can't read a document now: {error['type']}", retry_after_s=_RETRY_AFTER_S)
 
 
 def _stopping(status: int, error: str) -> LockstepError:
@@ -697,11 +970,13 @@ def _stopping(status: int, error: str) -> LockstepError:
     if status == 401:
         hint = "check user and password of this sink"
     elif status == 403 and error != "cluster_block_exception":
-        hint = "grant the sink's user the right to create, read, write and alias the indexes of its prefix"
+        hint = "grant the sink's user the right to create, read, write and alias the indexes of its prefix, and to change their settings"
     elif error == "cluster_block_exception":
         hint = "the index is read-only, mostly because the disk is nearly full: free space; OpenSearch then lifts the block"
     elif error in ("index_not_found_exception", "invalid_index_name_exception"):
-        hint = "the index was removed; restart the job, or build it anew: give the sink another name in lockstep.toml"
+        hint = "the index was removed; restart the job, or build it anew: lockstep rebuild"
+    elif error == "validation_exception":
+        hint = "the cluster has as many shards as cluster.max_shards_per_node allows, mostly: remove old indexes, or raise it"
     elif status == 413:
         hint = "raise http.max_content_length of the cluster"
     else:

@@ -8,6 +8,8 @@ key                                    holds
 ``shop:live``                          the generation that readers use, ``g1``
 ``shop:g1.tables``                     hash: the shapes that generation 1 was prepared for
 ``shop:g1.progress``                   how far generation 1 is, as JSON
+``shop:generations``                   set: the generations there are, ``1``
+``shop:notes``                         hash: notes by which jobs and commands agree
 =====================================  ===============================================================
 
 A reader asks for ``HGET shop:g1:public.orders:42 v`` and takes no answer as "no such row"; a deletion has no ``v``. Several key
@@ -23,9 +25,9 @@ ends them. A full memory (OOM), a failed save (MISCONF), a wrong password stop t
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -35,20 +37,22 @@ from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls
 from sinks.progress_json import dump_progress, load_progress
+from sinks.projection import Excluded
 from sinks.shape import Shape, unprepared
 from sinks.sink import Batch, Outcome, Progress, Rejection, StoredRow
 
 # redis-py annotates each reply for the synchronous and the asynchronous client at once, which no caller can use.
 _Client = Any
 
-# KEYS[1]: the row. ARGV: tag, then its JSON; or tag, '' and the milliseconds that the deletion is remembered.
+# KEYS[1]: the row. ARGV: tag, its JSON, and for a deletion the milliseconds that it is remembered ('' for a row); a fourth one
+# lets an equal tag replace the row.
 _COMPARE_AND_SET: Final = """
 local known = redis.call('HGET', KEYS[1], 't')
 if known then
-  if known >= ARGV[1] then return 0 end
+  if known > ARGV[1] or (known == ARGV[1] and not ARGV[4]) then return 0 end
   redis.call('DEL', KEYS[1])
 end
-if ARGV[3] then
+if ARGV[3] and ARGV[3] ~= '' then
   redis.call('HSET', KEYS[1], 't', ARGV[1], 'x', '1')
   redis.call('PEXPIRE', KEYS[1], ARGV[3])
 else
@@ -57,6 +61,7 @@ end
 return 1
 """
 
+_LIVE: Final = re.compile(rb"g(?P<generation>\d{1,10})")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 # A pipeline's bounds: enough to hide the round trip, little enough for the server's and our buffers.
@@ -75,8 +80,10 @@ _RETRY_AFTER_S: Final = 0.5
 class RedisSettings(BaseModel):
     """A Redis or Valkey server. ``rediss://`` in the address switches TLS on.
 
-    ``prefix`` is the first part of every key; without it the sink's name.
+    ``prefix`` is the first part of every key; without it the sink's name. ``exclude`` names columns that never get here.
     """
+
+    SHAPING: ClassVar[frozenset[str]] = frozenset({"tables", "exclude"})
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,6 +91,7 @@ class RedisSettings(BaseModel):
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     prefix: str | None = None
     tables: tuple[str, ...] = ()
+    exclude: Excluded = ()
     login: Login = Login()
     tls: Tls = Tls()
     tombstone_ttl_s: int = Field(24 * 60 * 60, gt=0)
@@ -123,11 +131,13 @@ class RedisSink:
         self._live_key = f"{self._prefix}:live"
         self._tables_key = f"{self._prefix}:g{generation}.tables"
         self._progress_key = f"{self._prefix}:g{generation}.progress"
+        self._generations_key = f"{self._prefix}:generations"
+        self._notes_key = f"{self._prefix}:notes"
         self._client: _Client | None = None
         self._sha = ""
         self._prepared: set[TableName] = set()
 
-    def prepare(self, tables: Sequence[Table]) -> None:
+    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
         with self._talking() as client:
             held: dict[bytes, bytes] = client.hgetall(self._tables_key)
             shapes = {}
@@ -135,10 +145,20 @@ class RedisSink:
                 text = held.get(_table_field(table.name))
                 shape = Shape.of(table) if text is None else Shape.from_json(text).evolve(table)
                 shapes[_table_field(table.name)] = shape.to_json()
+            pipeline = client.pipeline(transaction=True)
+            pipeline.sadd(self._generations_key, self._generation)
             if shapes:
-                client.hset(self._tables_key, mapping=shapes)
-            client.setnx(self._live_key, f"g{self._generation}")
+                pipeline.hset(self._tables_key, mapping=shapes)
+            if go_live:
+                pipeline.setnx(self._live_key, f"g{self._generation}")
+            pipeline.execute()
         self._prepared.update(table.name for table in tables)
+
+    def begin_bulk(self) -> None:
+        """Has no effect: wider pipelines than those of ``apply`` gain nothing, the script per row is what takes the time."""
+
+    def end_bulk(self) -> None:
+        """See ``begin_bulk``."""
 
     def claim(self) -> int:
         """Returns 0: the server can't fence, the tags alone keep two writers right."""
@@ -149,7 +169,7 @@ class RedisSink:
         rejections: list[Rejection] = []
         with self._talking() as client:
             self._check_prepared(client, {event.table for event in batch.events})
-            for events, commands in self._pipelines(batch.events, rejections):
+            for events, commands in self._pipelines(batch.events, rejections, replays=batch.replays):
                 for event, reply in zip(events, self._send(client, commands), strict=True):
                     if reply == 1:
                         applied += 1
@@ -170,8 +190,11 @@ class RedisSink:
 
     def live_generation(self) -> int | None:
         with self._talking() as client:
-            text: bytes | None = client.get(self._live_key)
-        return None if text is None else int(text[1:])
+            return self._live(client)
+
+    def generations(self) -> list[int]:
+        with self._talking() as client:
+            return sorted(map(int, client.smembers(self._generations_key)))
 
     def switch(self) -> None:
         with self._talking() as client:
@@ -179,6 +202,7 @@ class RedisSink:
                 raise LockstepError(
                     f"generation {self._generation} doesn't exist", hint="it was never prepared, or it was dropped"
                 )
+            self._live(client)  # SET would overwrite anything
             client.set(self._live_key, f"g{self._generation}")
 
     def drop(self) -> None:
@@ -191,22 +215,42 @@ class RedisSink:
             client.delete(self._tables_key, self._progress_key)
             for keys in self._scan(client, self._rows):
                 client.unlink(*keys)
+            notes = [
+                name for name in client.hkeys(self._notes_key) if name.startswith(f"g{self._generation}.".encode())
+            ]
+            if notes:
+                client.hdel(self._notes_key, *notes)
+            # Last: until all of the above is done there is something to drop.
+            client.srem(self._generations_key, self._generation)
         self._prepared.clear()
+
+    def load_note(self, name: str) -> str | None:
+        with self._talking() as client:
+            text: bytes | None = client.hget(self._notes_key, name)
+        return None if text is None else text.decode()
+
+    def save_note(self, name: str, text: str | None) -> None:
+        with self._talking() as client:
+            if text is None:
+                client.hdel(self._notes_key, name)
+            else:
+                client.hset(self._notes_key, name, text)
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         with self._talking() as client:
             self._check_prepared(client, {table.name})
             seen: set[bytes] = set()  # SCAN may name a key twice while the server's table grows
             for keys in self._scan(client, self._table_prefix(table.name)):
-                pipeline = client.pipeline(transaction=False)
-                for key in keys:
-                    pipeline.hmget(key, "t", "v")
-                for key, (tag, value) in zip(keys, pipeline.execute(), strict=True):
-                    if value is not None and key not in seen:
-                        seen.add(key)
-                        stored = orjson.loads(value)
-                        row = {column.name: stored.get(column.name) for column in table.columns}
-                        yield StoredRow({name: row[name] for name in table.key}, row, tag.decode())
+                new = [key for key in keys if key not in seen]
+                seen.update(new)
+                yield from _read(client, new, table)
+
+    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        prefix = self._table_prefix(table.name)
+        with self._talking() as client:
+            self._check_prepared(client, {table.name})
+            wanted = dict.fromkeys(prefix + key_text([key[name] for name in table.key]) for key in keys)
+            yield from _read(client, list(wanted), table)
 
     def close(self) -> None:
         if self._client is not None:
@@ -215,6 +259,28 @@ class RedisSink:
 
     def _table_prefix(self, name: TableName) -> str:
         return f"{self._rows}{escape_name(name.schema)}.{escape_name(name.name)}:"
+
+    def _live(self, client: _Client) -> int | None:
+        """What the pointer says. Raises LockstepError when it is something that this sink didn't write."""
+        from redis.exceptions import ResponseError
+
+        try:
+            text: bytes | None = client.get(self._live_key)
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            found = None
+        else:
+            if text is None:
+                return None
+            found = _LIVE.fullmatch(text)
+        if found is None:
+            raise LockstepError(
+                f"key {self._live_key!r}, by which readers find this sink's live rows, doesn't name a generation",
+                hint=f"somebody wrote something else there: set it to g<number> again, or remove it (DEL {self._live_key}), "
+                "then try again; nothing was changed",
+            )
+        return int(found["generation"])
 
     def _check_prepared(self, client: _Client, names: set[TableName]) -> None:
         unknown = names - self._prepared
@@ -226,7 +292,7 @@ class RedisSink:
             self._prepared.update(unknown)
 
     def _pipelines(
-        self, events: Sequence[RowEvent], rejections: list[Rejection]
+        self, events: Sequence[RowEvent], rejections: list[Rejection], *, replays: bool
     ) -> Iterator[tuple[list[RowEvent], list[tuple[Any, ...]]]]:
         """The script calls in portions, each at most so many and so large. Values that are too large become rejections."""
         prefixes: dict[TableName, str] = {}
@@ -251,6 +317,8 @@ class RedisSink:
                     rejections.append(Rejection(event, reason))
                     continue
                 command = ("EVALSHA", self._sha, 1, key, event.tag, value)
+            if replays:
+                command = (*command, *("", "1")[len(command) - 6 :])
             portion.append(event)
             commands.append(command)
             size += value_bytes + len(key)
@@ -347,7 +415,10 @@ def _translate(error: Exception) -> LockstepError:
         ):
             return LockstepError(f"redis refuses the login: {words}", hint="check user and password of this sink")
         case exceptions.NoPermissionError():
-            commands = "EVALSHA, SCRIPT|LOAD, HGET, HGETALL, HKEYS, HMGET, HSET, DEL, PEXPIRE, EXISTS, GET, SET, SETNX, SCAN, UNLINK"
+            commands = (
+                "EVALSHA, SCRIPT|LOAD, HGET, HGETALL, HKEYS, HMGET, HSET, HDEL, DEL, PEXPIRE, EXISTS, GET, SET, SETNX, "
+                "SADD, SMEMBERS, SREM, SCAN, UNLINK, MULTI, EXEC"
+            )
             return LockstepError(
                 f"redis refuses: {words}", hint=f"grant the sink's user {commands} on the keys of its prefix"
             )
@@ -387,3 +458,18 @@ def _pipelined(client: _Client, commands: Sequence[tuple[Any, ...]]) -> list[Any
         pipeline.execute_command(*command)
     replies: list[Any] = pipeline.execute(raise_on_error=False)
     return replies
+
+
+def _read(client: _Client, keys: Sequence[bytes | str], table: Table) -> Iterator[StoredRow]:
+    """The live rows that stand under these keys."""
+    replies = _pipelined(client, [("HMGET", key, "t", "v") for key in keys])
+    for reply in replies:
+        if isinstance(reply, Exception):
+            if "WRONGTYPE" not in str(reply):
+                raise reply
+            continue  # somebody else's; the row was rejected
+        tag, value = reply
+        if value is not None:
+            stored = orjson.loads(value)
+            row = {column.name: stored.get(column.name) for column in table.columns}
+            yield StoredRow({name: row[name] for name in table.key}, row, tag.decode())

@@ -66,7 +66,7 @@ def _typed(column: Column) -> str:
 def _misfit(table: Table, why: str) -> LockstepError:
     return LockstepError(
         f"table {table.name} no longer fits what this generation was built for: {why}",
-        hint="build it anew from the log: give the sink another name in lockstep.toml",
+        hint="build it anew from the log: lockstep rebuild, with --switch",
     )
 
 
@@ -74,7 +74,7 @@ def unprepared(table: object) -> LockstepError:
     """The error for an event of a table that this generation doesn't have."""
     return LockstepError(
         f"table {table} was not prepared in this generation, or its data was removed while the job ran",
-        hint="restart the job; if the generation was dropped, build it anew: give the sink another name in lockstep.toml",
+        hint="restart the job; if the generation was dropped, build it anew: lockstep rebuild",
     )
 
 

@@ -35,12 +35,14 @@ class Batch:
     """Events to apply, at most one per key (the newest), in no particular order.
 
     ``next_offsets`` says what the batch covers: up to, not including, these offsets. A transactional destination stores
-    them in the same transaction as the rows. ``fence`` is what ``claim`` returned to the job that owns this batch.
+    them in the same transaction as the rows. ``fence`` is what ``claim`` returned to the job that owns this batch. With
+    ``replays``, an event replaces a row of the same tag too: it is made anew from the same change by other code or settings.
     """
 
     events: Sequence[RowEvent]
     next_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     fence: int = 0
+    replays: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 =================================  =====================================================================
 ``shop_g1.orders``                 generation 1: the source's columns, ``_tag``, ``_deleted``
 ``shop.orders``                    view of the live generation's rows that aren't deleted
-``lockstep.*``                     whose turn it is to write, what was applied, how far it is (``migrations.warehouse``)
+``lockstep.*``                     whose turn it is to write, what was applied, how far it is, notes (``migrations.warehouse``)
 =================================  =====================================================================
 
 A batch is one transaction: check the fence, COPY into a staging table, merge by tag, store the offsets, commit. A writer that was
@@ -14,6 +14,18 @@ Columns have the source's types without modifiers, so no value that the source c
 with rules of their own that a warehouse may not share (enums, domains, money, xml, ``char(n)``, extensions) are ``text``. Columns that are
 no key are nullable, whatever the source says: a deletion has the key only.
 
+**Bulk.** Until ``end_bulk`` the tables of a generation have no primary key, and a batch is copied straight into them. At the end the
+newest version of each row stays and the key is made, in one transaction. ``lockstep.writer`` says which way a generation is written,
+in the row that every batch looks at for its fence. Only a generation that is empty and not live is loaded like that, and it doesn't
+go live before the end.
+
+**Readers.** A switch replaces all views in one transaction, with their grants: a reader sees the old generation or the new one,
+never neither. It locks all views before it touches them, and never waits for one while it holds another: a reader that uses several
+in one transaction is never chosen as the victim of a deadlock. While something reads for longer than ``lock_timeout_s``, the
+switch is ``Unavailable``, and nothing has changed. Two things are PostgreSQL's own and can't be helped from here: a prepared ``select *`` fails once
+when the new generation has other columns ("cached plan must not change result type"; name the columns), and a transaction at
+REPEATABLE READ that began before the new generation's rows were written doesn't see them.
+
 Tables of schema ``public`` keep their names, others are called ``schema__table``; two tables that would get the same name
 are refused.
 
@@ -21,9 +33,14 @@ PostgreSQL is the one dialect so far.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
@@ -34,8 +51,9 @@ from cdc.model.table import Column, Table, TableName, quote_identifier
 from cdc.protocol.copytext import split_row
 from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from sinks.access import Login, Tls
-from sinks.copy_text import copy_line
+from sinks.copy_text import array_literal, copy_line, plain_text
 from sinks.progress_json import dump_progress, load_progress
+from sinks.projection import Excluded
 from sinks.shape import Shape, unknown_column, unprepared
 from sinks.sink import Batch, Outcome, Progress, Rejection, StoredRow
 
@@ -76,13 +94,29 @@ _SAME_TYPE: Final = frozenset(
 _ROW_CLASSES: Final = ("22", "23", "54")
 # Connections, transaction rollbacks, insufficient connections, operator intervention, busy objects, timeouts.
 _PASSING: Final = ("08", "40", "25P03", "53300", "55P03", "57")
+_UNIQUE_VIOLATION: Final = "23505"
+# For the sorting at the end of a bulk load, which is done once and by nobody else.
+_BULK_MEMORY: Final = "256MB"
+# An index takes 2704 bytes; a character of text may have four of them, and one of an array's or jsonb's text stands for more.
+_KEY_CHARACTERS_SAFE: Final = 300
+_SHORT_TYPES: Final = frozenset(
+    (
+        *("bool", "int2", "int4", "int8", "oid", "float4", "float8", "uuid"),
+        *("date", "time", "timetz", "timestamp", "timestamptz", "interval", "inet", "cidr", "macaddr", "macaddr8"),
+    )
+)
+_LOCK_NOT_AVAILABLE: Final = "55P03"
+# Readers of a view wait behind us while we wait for it, so not for long at a time; and much less than deadlock_timeout (1 s)
+# while we hold others.
+_FIRST_LOCK_MS: Final = 500
+_SECOND_LOCK_MS: Final = 10
 _RETRY_AFTER_S: Final = 1.0
 _HINTS: Final = {
     "28": "check user and password of this sink",
     "3D": "create the database, or mend the address of this sink",
-    "3F": "the schema was removed; restart the job, or build it anew: give the sink another name in lockstep.toml",
+    "3F": "the schema was removed; restart the job, or build it anew: lockstep rebuild",
     "42501": "grant the sink's user CREATE on the database, and ownership of the schemas it made",
-    "42P01": "a table or view was removed; restart the job, or build it anew: give the sink another name in lockstep.toml",
+    "42P01": "a table or view was removed; restart the job, or build it anew: lockstep rebuild",
     "2BP01": "something of yours depends on the view; recreate it after the switch",
     "53100": "the warehouse's disk is full: free space",
     "53200": "the warehouse is out of memory",
@@ -106,8 +140,10 @@ class WarehouseSettings(BaseModel):
     """A PostgreSQL warehouse by SQLAlchemy address, ``postgresql+psycopg://user@host/database``.
 
     ``schema_name`` is where the views are, ``schema`` in the file; without it the sink's name. ``login`` and ``tls`` win
-    over what the address says.
+    over what the address says. ``exclude`` names columns that never get here.
     """
+
+    SHAPING: ClassVar[frozenset[str]] = frozenset({"tables", "exclude"})
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -115,6 +151,7 @@ class WarehouseSettings(BaseModel):
     url: SecretStr
     schema_name: str | None = Field(None, alias="schema", min_length=1)
     tables: tuple[str, ...] = ()
+    exclude: Excluded = ()
     login: Login = Login()
     tls: Tls | None = None
     connect_timeout_s: int = Field(10, gt=0)
@@ -162,6 +199,13 @@ class _Statements:
         self.shape = shape
         self.columns = tuple(column.name for column in shape.columns)
         self.known = frozenset(self.columns)
+        # A row that has all columns is the rule. (itemgetter of one name gives the value itself.)
+        self._take: Callable[[Mapping[str, JsonValue]], tuple[JsonValue, ...]] = (
+            itemgetter(*self.columns) if len(self.columns) > 1 else lambda row: (row[self.columns[0]],)
+        )
+        self.key_may_be_long = any(
+            column.is_array or column_type(column) not in _SHORT_TYPES for column in shape.table.key_columns
+        )
         target = _target(schema, shape.table.name)
         stage = f"pg_temp.{quote_identifier(staging)}"
         stored = (*self.columns, TAG_COLUMN, DELETED_COLUMN)
@@ -172,6 +216,13 @@ class _Statements:
         self.create_staging = (
             f"create temporary table {quote_identifier(staging)} (like {target}) on commit delete rows"
         )
+        self.append = f"copy {target} ({_names(stored)}) from stdin"
+        self.create_probe = (
+            f"create temporary table {quote_identifier(f'{staging}_probe')} "
+            f"(like {target}, primary key ({_names(shape.table.key)})) on commit drop"
+        )
+        self.copy_probe = f"copy pg_temp.{quote_identifier(f'{staging}_probe')} ({_names(stored)}) from stdin"
+        self.drop_probe = f"drop table pg_temp.{quote_identifier(f'{staging}_probe')}"
         self.empty_staging = f"truncate {stage}"
         self.copy = f"copy {stage} ({_names(stored)}) from stdin"
         # In key order, so that two writers take their row locks in the same order and can't wait for each other.
@@ -182,18 +233,43 @@ class _Statements:
             f"set {assignments}\n"
             f"where excluded.{quote_identifier(TAG_COLUMN)} > known.{quote_identifier(TAG_COLUMN)}"
         )
+        self.merge_again = (
+            f"{self.merge} or excluded.{quote_identifier(TAG_COLUMN)} = known.{quote_identifier(TAG_COLUMN)}"
+        )
 
     def line(self, event: RowEvent) -> str:
         """An event as a line of COPY. A deletion has its key and null for the rest, as has a row that lacks a column."""
         row = event.row
         held = event.key if row is None else row
-        return copy_line([*map(held.get, self.columns), event.tag, row is None])
+        try:
+            values = self._take(held)
+        except KeyError:
+            values = tuple(map(held.get, self.columns))
+        return copy_line((*values, event.tag, "t" if row is None else "f"))
+
+    def with_long_keys(self, events: Sequence[RowEvent]) -> list[RowEvent]:
+        """The events whose key may be too long for an index."""
+        if not self.key_may_be_long:
+            return []
+        return [event for event in events if sum(map(_length, event.key.values())) > _KEY_CHARACTERS_SAFE]
 
     def check_columns(self, event: RowEvent) -> None:
         """Raises LockstepError for a column that the table doesn't have."""
         for name in event.row or ():
             if name not in self.known:
                 raise unknown_column(event.table, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A table's view as the database has it. ``name`` is quoted; ``generations`` are those whose tables it reads."""
+
+    table: TableName
+    name: str
+    owner: str
+    options: tuple[str, ...]
+    columns: tuple[str, ...]
+    generations: frozenset[int]
 
 
 class WarehouseSink:
@@ -205,13 +281,15 @@ class WarehouseSink:
         self._generation = generation
         self._views = _fitting(settings.schema_name or name, f"schema of sink {name!r}")
         self._schema = _fitting(f"{self._views}_g{generation}", f"schema of sink {name!r}")
+        self._generation_schema = re.compile(re.escape(self._views) + r"_g(?P<generation>\d+)")
+        self._lock_timeout_ms = max(1, int(settings.lock_timeout_s * 1000))
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._statements: dict[TableName, _Statements] = {}
         self._stagings = 0
         self._fence = 0
 
-    def prepare(self, tables: Sequence[Table]) -> None:
+    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
         from migrations.warehouse import upgrade
 
         with self._transaction() as connection:
@@ -221,6 +299,10 @@ class WarehouseSink:
             live = self._execute(
                 "select live_generation from lockstep.sink where view_schema = :view_schema for update"
             ).scalar()
+            self._execute(
+                "insert into lockstep.writer (view_schema, generation, fence) values (:view_schema, :generation, 0) on conflict do nothing"
+            )
+            is_bulk = self._is_bulk("for update")
             shapes = self._load_shapes()
             known = dict(shapes)
             for table in tables:
@@ -228,17 +310,49 @@ class WarehouseSink:
                 shapes[table.name] = Shape.of(table) if held is None else held.evolve(table)
             _check_names_differ(shapes)
             self._create_schema(self._schema)
-            for name, shape in shapes.items():
-                if shape != known.get(name):
-                    self._build(shape, known.get(name))
-            self._execute(
-                "insert into lockstep.writer (view_schema, generation, fence) values (:view_schema, :generation, 0) on conflict do nothing"
-            )
-            if live is None:
+            changed = [shape for name, shape in shapes.items() if shape != known.get(name)]
+            if live == self._generation and changed:
+                # As readers do it: the view before its table. The other way round one could wait for the other.
+                self._hold(self._views_held(shape.table.name for shape in changed))
+            for shape in changed:
+                self._build(shape, known.get(shape.table.name))
+                if is_bulk:
+                    self._drop_key(_target(self._schema, shape.table.name))
+            if live is None and go_live and not is_bulk:
+                live = self._generation
                 self._execute("update lockstep.sink set live_generation = :generation where view_schema = :view_schema")
-            if live in (None, self._generation):
+            if live == self._generation:
                 self._show(shapes)
         self._disconnect()  # staging tables have the shapes of before
+
+    def begin_bulk(self) -> None:
+        """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
+        with self._transaction():
+            if not self._has_bookkeeping():
+                raise self._missing()
+            live = self._execute(
+                "select live_generation from lockstep.sink where view_schema = :view_schema for update"
+            ).scalar()
+            is_bulk = self._is_bulk("for update")
+            if is_bulk is None:
+                raise self._missing()
+            tables = [_target(self._schema, name) for name in self._load_shapes()]
+            if is_bulk or live == self._generation or any(map(self._has_rows, tables)):
+                return
+            for table in tables:
+                self._drop_key(table)
+            self._set_bulk(True)
+
+    def end_bulk(self) -> None:
+        with self._transaction():
+            if not self._has_bookkeeping() or not self._is_bulk("for update"):
+                return
+            self._run(f"set local work_mem = '{_BULK_MEMORY}'; set local maintenance_work_mem = '{_BULK_MEMORY}'")
+            shapes = self._load_shapes()
+            spare = _name_beside(map(warehouse_name, shapes))
+            for _, shape in sorted(shapes.items()):
+                self._add_key(shape, f"{quote_identifier(self._schema)}.{quote_identifier(spare)}")
+            self._set_bulk(False)
 
     def claim(self) -> int:
         """Become the writer. Waits for the old writer's batch at most ``lock_timeout_s``, then raises Unavailable."""
@@ -262,9 +376,10 @@ class WarehouseSink:
         applied = 0
         rejections: list[Rejection] = []
         with self._transaction():
-            self._check_fence(batch.fence)
+            is_bulk = self._check_fence(batch.fence)
             for name in names:
-                applied += self._merge(self._statements[name], by_table[name], rejections)
+                write = self._append if is_bulk else partial(self._merge, replays=batch.replays)
+                applied += write(self._statements[name], by_table[name], rejections)
             for (topic, partition), next_offset in sorted(batch.next_offsets.items()):
                 self._execute(
                     "insert into lockstep.applied_offset as known (view_schema, generation, topic, partition, next_offset) "
@@ -307,7 +422,24 @@ class WarehouseSink:
             if not self._has_bookkeeping():
                 return None
             live = self._execute("select live_generation from lockstep.sink where view_schema = :view_schema").scalar()
+            # A view that is missing is shown again by the next prepare; one of something else is somebody's intention.
+            for view in self._views_held(self._tables_of_all_generations()):
+                if live is not None and view.generations != {int(live)}:
+                    raise LockstepError(
+                        f"view {view.name} reads generation {', '.join(map(str, sorted(view.generations)))}, "
+                        f"generation {live} was made live",
+                        hint="somebody replaced it by hand; switch to the generation that is meant to be live",
+                    )
         return None if live is None else int(live)
+
+    def generations(self) -> list[int]:
+        with self._transaction():
+            if not self._has_bookkeeping():
+                return []
+            rows: Iterable[Any] = self._execute(
+                "select generation from lockstep.writer where view_schema = :view_schema order by generation"
+            )
+            return [int(row[0]) for row in rows]
 
     def switch(self) -> None:
         with self._transaction():
@@ -317,6 +449,11 @@ class WarehouseSink:
             shapes = self._load_shapes()
             if not shapes:
                 raise self._missing()
+            if self._is_bulk("for share"):
+                raise LockstepError(
+                    f"generation {self._generation} is still being loaded in bulk",
+                    hint="switch when its load has ended",
+                )
             self._show(shapes)
             self._execute("update lockstep.sink set live_generation = :generation where view_schema = :view_schema")
 
@@ -337,10 +474,39 @@ class WarehouseSink:
                 self._execute(
                     f"delete from lockstep.{bookkeeping} where view_schema = :view_schema and generation = :generation"
                 )
+            self._execute(
+                "delete from lockstep.note where view_schema = :view_schema and starts_with(name, :beginning)",
+                beginning=f"g{self._generation}.",
+            )
         self._disconnect()
 
+    def load_note(self, name: str) -> str | None:
+        with self._transaction():
+            if not self._has_bookkeeping():
+                return None
+            note = self._execute(
+                "select note from lockstep.note where view_schema = :view_schema and name = :name", name=name
+            ).scalar()
+        return None if note is None else str(note)
+
+    def save_note(self, name: str, text: str | None) -> None:
+        from migrations.warehouse import upgrade
+
+        with self._transaction() as connection:
+            if not self._has_bookkeeping():
+                upgrade(connection)
+            if text is None:
+                self._execute("delete from lockstep.note where view_schema = :view_schema and name = :name", name=name)
+            else:
+                self._execute(
+                    "insert into lockstep.note (view_schema, name, note) values (:view_schema, :name, :note) "
+                    "on conflict (view_schema, name) do update set note = excluded.note, updated_at = now()",
+                    name=name,
+                    note=text,
+                )
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
-        encoders = [json_encoder(_stored_type(column), column.is_array) for column in table.columns]
+        stored = _stored_row(table)
         names = [column.name for column in table.columns]
         selection = _live_rows(_target(self._schema, table.name), [TAG_COLUMN, *names])
         # A connection of its own: the caller may apply a batch between two rows, and may take its time.
@@ -350,13 +516,24 @@ class WarehouseSink:
             # COPY prints values as they were read; a cast to text would print a boolean in another way.
             with driver.cursor() as cursor, cursor.copy(f"copy ({selection}) to stdout") as copy:
                 for line in _lines(copy):
-                    tag, *values = split_row(line)
-                    assert isinstance(tag, bytes)
-                    row: dict[str, JsonValue] = {
-                        name: None if value is None else orjson.loads(encode(cast("bytes", value)))
-                        for name, encode, value in zip(names, encoders, values, strict=True)
-                    }
-                    yield StoredRow({name: row[name] for name in table.key}, row, tag.decode())
+                    yield stored(cast("tuple[bytes | None, ...]", split_row(line)))
+
+    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        texts = list(dict.fromkeys(tuple(_text(key[name]) for name in table.key) for key in keys))
+        if not texts:
+            return
+        query = _rows_by_key_sql(_target(self._schema, table.name), table)
+        with self._transaction() as connection:
+            driver: Any = connection.connection.driver_connection
+            with driver.cursor() as cursor:
+                cursor.execute(query, [list(column) for column in zip(*texts, strict=True)])
+                # The texts as the server sent them: the same as COPY's, and nothing that the driver made of them.
+                result = cursor.pgresult
+                found = [
+                    tuple(result.get_value(number, field) for field in range(result.nfields))
+                    for number in range(result.ntuples)
+                ]
+        yield from map(_stored_row(table), found)
 
     def close(self) -> None:
         self._disconnect()
@@ -364,15 +541,59 @@ class WarehouseSink:
             self._engine.dispose()
             self._engine = None
 
-    def _merge(self, statements: _Statements, events: Sequence[RowEvent], rejections: list[Rejection]) -> int:
-        """How many of the events won. One bad row fails the whole COPY, so halves are tried until it stands alone.
+    def _merge(
+        self, statements: _Statements, events: Sequence[RowEvent], rejections: list[Rejection], *, replays: bool
+    ) -> int:
+        """How many of the events won over what is there."""
+        merge = statements.merge_again if replays else statements.merge
+
+        def write(portion: Sequence[RowEvent]) -> int:
+            if len(portion) < len(events):
+                self._run(statements.empty_staging)  # the commit does it else
+            self._copy(statements.copy, statements, portion)
+            return int(self._run(merge).rowcount)
+
+        return self._in_halves(write, events, rejections)
+
+    def _append(self, statements: _Statements, events: Sequence[RowEvent], rejections: list[Rejection]) -> int:
+        """How many of the events stand in the table now, in which a key may have several rows until ``end_bulk``."""
+
+        def write(portion: Sequence[RowEvent]) -> int:
+            self._copy(statements.append, statements, portion)
+            return len(portion)
+
+        return self._in_halves(write, self._indexable(statements, events, rejections), rejections)
+
+    def _indexable(
+        self, statements: _Statements, events: Sequence[RowEvent], rejections: list[Rejection]
+    ) -> Sequence[RowEvent]:
+        """The events without those whose key is too long for an index, which nothing else would find out before the end."""
+        long = statements.with_long_keys(events)
+        if not long:
+            return events
+
+        def write(portion: Sequence[RowEvent]) -> int:
+            self._run(statements.create_probe)
+            self._copy(statements.copy_probe, statements, portion)
+            self._run(statements.drop_probe)
+            return len(portion)
+
+        refused: list[Rejection] = []
+        self._in_halves(write, long, refused)
+        rejections += refused
+        gone = {id(rejection.event) for rejection in refused}
+        return [event for event in events if id(event) not in gone]
+
+    def _in_halves(
+        self, write: Callable[[Sequence[RowEvent]], int], events: Sequence[RowEvent], rejections: list[Rejection]
+    ) -> int:
+        """The sum of what ``write`` returns. One bad row fails the whole COPY, so halves are tried until it stands alone.
 
         k bad rows among n cost about 2 k log n further attempts.
         """
-        connection = self._connected()
-        savepoint = connection.begin_nested()
+        savepoint = self._connected().begin_nested()
         try:
-            won = self._copy_and_merge(connection, statements, events)
+            written = write(events)
         except self._driver_errors() as error:
             if not _state(error).startswith(_ROW_CLASSES):
                 raise
@@ -382,15 +603,14 @@ class WarehouseSink:
                 return 0
         else:
             savepoint.commit()
-            return won
+            return written
         middle = len(events) // 2
-        won = self._merge(statements, events[:middle], rejections)
-        self._run(statements.empty_staging)  # the commit does it else
-        return won + self._merge(statements, events[middle:], rejections)
+        first = self._in_halves(write, events[:middle], rejections)
+        return first + self._in_halves(write, events[middle:], rejections)
 
-    def _copy_and_merge(self, connection: "Connection", statements: _Statements, events: Sequence[RowEvent]) -> int:
-        driver: Any = connection.connection.driver_connection
-        with driver.cursor() as cursor, cursor.copy(statements.copy) as copy:
+    def _copy(self, into: str, statements: _Statements, events: Sequence[RowEvent]) -> None:
+        driver: Any = self._connected().connection.driver_connection
+        with driver.cursor() as cursor, cursor.copy(into) as copy:
             lines: list[str] = []
             characters = 0
             for event in events:
@@ -402,7 +622,6 @@ class WarehouseSink:
                     lines.clear()
                     characters = 0
             copy.write("".join(lines))
-        return int(self._run(statements.merge).rowcount)
 
     def _stage_for(self, events: Mapping[TableName, Sequence[RowEvent]]) -> None:
         """A staging table for each table, made once per connection, and again when the table has got columns."""
@@ -452,36 +671,190 @@ class WarehouseSink:
 
     def _show(self, shapes: Mapping[TableName, Shape]) -> None:
         """Point the views at this generation; tables that it doesn't have lose theirs."""
-        views = quote_identifier(self._views)
         self._create_schema(self._views)
-        others: Sequence[Any] = self._execute(
-            "select distinct source_schema, source_table from lockstep.prepared_table where view_schema = :view_schema"
-        ).all()
-        for other in others:
-            name = TableName(other[0], other[1])
-            if name not in shapes:
-                gone = quote_identifier(warehouse_name(name))
-                self._run(f"drop view if exists {views}.{gone}")
-        for name, shape in sorted(shapes.items()):
-            view = f"{views}.{quote_identifier(warehouse_name(name))}"
-            query = _live_rows(_target(self._schema, name), [column.name for column in shape.columns])
-            savepoint = self._connected().begin_nested()
+        held = {view.table: view for view in self._views_held({*shapes, *self._tables_of_all_generations()})}
+        gone = [view for name, view in held.items() if name not in shapes]
+        made = {name: shape for name, shape in shapes.items() if not self._shows(held.get(name), shape)}
+        self._hold([*gone, *(held[name] for name in made if name in held)])
+        for view in gone:
+            self._run(f"drop view {view.name}")
+        for name, shape in sorted(made.items()):
+            self._make_view(name, shape, held.get(name))
+
+    def _make_view(self, name: TableName, shape: Shape, old: "_View | None") -> None:
+        view = self._view_name(name)
+        options = f" with ({', '.join(old.options)})" if old is not None and old.options else ""
+        query = _live_rows(_target(self._schema, name), [column.name for column in shape.columns])
+        savepoint = self._connected().begin_nested()
+        try:
+            self._run(f"create or replace view {view}{options} as {query}")
+        except self._driver_errors() as error:
+            savepoint.rollback()
+            if _state(error) != "42P16":
+                raise
+            # Columns in another order or of another type can't be replaced in place.
+            grants = self._grants(name, shape)
+            self._run(f"drop view {view}")
+            self._run(f"create view {view}{options} as {query}")
+            for grant in grants:
+                self._run(grant)
+        else:
+            savepoint.commit()
+
+    def _shows(self, view: "_View | None", shape: Shape) -> bool:
+        return (
+            view is not None
+            and view.generations == {self._generation}
+            and view.columns == tuple(column.name for column in shape.columns)
+        )
+
+    def _grants(self, name: TableName, shape: Shape) -> list[str]:
+        """What others may do with a view and with those of its columns that stay, as statements."""
+        rows: Iterable[Any] = self._execute(
+            "with view as (select c.oid, c.relowner, c.relacl from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+            "where n.nspname = :view_schema and c.relname = :name), "
+            "acl as (select null::text as column_name, relowner, (aclexplode(relacl)).* from view "
+            "union all select a.attname::text, relowner, (aclexplode(a.attacl)).* from view join pg_attribute a "
+            "on a.attrelid = view.oid and a.attnum > 0 and not a.attisdropped) "
+            "select column_name, privilege_type, is_grantable, case grantee when 0 then null else pg_get_userbyid(grantee) end "
+            "from acl where grantee <> relowner",
+            name=warehouse_name(name),
+        )
+        stay = {column.name for column in shape.columns}
+        return [
+            f"grant {privilege}{'' if of_column is None else f' ({quote_identifier(of_column)})'} on {self._view_name(name)} "
+            f"to {'public' if grantee is None else quote_identifier(grantee)}{' with grant option' if may_grant else ''}"
+            for of_column, privilege, may_grant, grantee in rows
+            if of_column is None or of_column in stay
+        ]
+
+    def _views_held(self, names: Iterable[TableName]) -> list["_View"]:
+        """The views of these tables, as they are. Raises LockstepError where something else has a view's name."""
+        known = {warehouse_name(name): name for name in names}
+        rows: Iterable[Any] = self._execute(
+            "select c.relname, c.relkind::text, pg_get_userbyid(c.relowner), coalesce(c.reloptions, '{}'), "
+            "array(select a.attname::text from pg_attribute a "
+            "where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped order by a.attnum), "
+            "array(select distinct tn.nspname::text from pg_rewrite r "
+            "join pg_depend d on d.classid = 'pg_rewrite'::regclass and d.objid = r.oid "
+            "and d.refclassid = 'pg_class'::regclass and d.refobjid <> c.oid "
+            "join pg_class t on t.oid = d.refobjid join pg_namespace tn on tn.oid = t.relnamespace where r.ev_class = c.oid) "
+            "from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+            "where n.nspname = :view_schema and c.relname = any(:names) order by c.relname",
+            names=list(known),
+        )
+        views = []
+        for relation, kind, owner, options, columns, schemas in rows:
+            name = self._view_name(known[relation])
+            ours = [self._generation_schema.fullmatch(schema) for schema in schemas]
+            generations = frozenset(int(match["generation"]) for match in ours if match is not None)
+            if kind != "v" or not ours or None in ours:
+                what = "a view of something else" if kind == "v" else "no view"
+                raise LockstepError(
+                    f"{name}, the view by which readers find this sink's live rows of {known[relation]}, is {what} now",
+                    hint="somebody replaced it: rename or remove what is there, then try again; nothing was changed",
+                )
+            views.append(_View(known[relation], name, owner, tuple(options), tuple(columns), generations))
+        return views
+
+    def _hold(self, views: Sequence["_View"]) -> None:
+        """Lock these views against readers until the transaction ends; raise Unavailable when they are read for too long.
+
+        A reader that waits for one of these views while it holds another would make a deadlock with us, and the server ends
+        one of both once that has lasted for ``deadlock_timeout``. So what we wait for long is the first lock alone; who is in
+        the way of another one gets everything back at once, and that view is the first of the next attempt.
+        """
+        deadline = time.monotonic() + self._settings.lock_timeout_s
+        pending = list(views)
+        while pending:
+            blocked = self._try_to_hold(pending, deadline)
+            if blocked is None:
+                break
+            pending = [blocked, *(view for view in pending if view is not blocked)]
+        self._run(f"set local lock_timeout = {self._lock_timeout_ms}")
+
+    def _try_to_hold(self, views: Sequence["_View"], deadline: float) -> "_View | None":
+        """Lock all or none. Returns the view that something else holds, or raises Unavailable after the deadline."""
+        savepoint = self._connected().begin_nested()
+        for number, view in enumerate(views):
+            wait_ms = _SECOND_LOCK_MS if number else min(_FIRST_LOCK_MS, self._lock_timeout_ms)
             try:
-                self._run(f"create or replace view {view} as {query}")
+                # Changes nothing. LOCK TABLE would lock what the view reads, too, and so wait for whole batches.
+                self._run(
+                    f"set local lock_timeout = {wait_ms}; "
+                    f"alter view if exists {view.name} owner to {quote_identifier(view.owner)}"
+                )
             except self._driver_errors() as error:
                 savepoint.rollback()
-                if _state(error) != "42P16":
+                if _state(error) != _LOCK_NOT_AVAILABLE or time.monotonic() >= deadline:
                     raise
-                # Columns in another order or of another type can't be replaced in place.
-                self._run(f"drop view {view}")
-                self._run(f"create view {view} as {query}")
-            else:
-                savepoint.commit()
+                return view
+        savepoint.commit()
+        return None
+
+    def _view_name(self, name: TableName) -> str:
+        return f"{quote_identifier(self._views)}.{quote_identifier(warehouse_name(name))}"
+
+    def _tables_of_all_generations(self) -> set[TableName]:
+        rows: Iterable[Any] = self._execute(
+            "select distinct source_schema, source_table from lockstep.prepared_table where view_schema = :view_schema"
+        )
+        return {TableName(row[0], row[1]) for row in rows}
 
     def _create_schema(self, schema: str) -> None:
         # "create schema if not exists" asks for the right to create schemas even where it exists.
         if self._execute("select to_regnamespace(:name) is null", name=quote_identifier(schema)).scalar():
             self._run(f"create schema {quote_identifier(schema)}")
+
+    def _is_bulk(self, lock: str) -> bool | None:
+        """Whether this generation is loaded in bulk, held like that with the lock; None when it doesn't exist."""
+        is_bulk = self._execute(
+            f"select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation {lock}"
+        ).scalar()
+        return None if is_bulk is None else bool(is_bulk)
+
+    def _set_bulk(self, is_bulk: bool) -> None:
+        self._execute(
+            "update lockstep.writer set is_bulk = :is_bulk where view_schema = :view_schema and generation = :generation",
+            is_bulk=is_bulk,
+        )
+
+    def _has_rows(self, table: str) -> bool:
+        return bool(self._run(f"select exists (select from {table})").scalar())
+
+    def _drop_key(self, table: str) -> None:
+        name = self._execute(
+            "select conname from pg_constraint where conrelid = to_regclass(:relation) and contype = 'p'",
+            relation=table,
+        ).scalar()
+        if name is not None:
+            self._run(f"alter table {table} drop constraint {quote_identifier(name)}")
+
+    def _add_key(self, shape: Shape, spare: str) -> None:
+        """Give a table its primary key back, of each row the newest version first. ``spare`` is a free name for a table."""
+        table = _target(self._schema, shape.table.name)
+        key = _names(shape.table.key)
+        add_key = f"alter table {table} add primary key ({key})"
+        # Mostly the topic had been compacted and there is nothing to clear up: then building the index finds that out best.
+        savepoint = self._connected().begin_nested()
+        try:
+            self._run(add_key)
+        except self._driver_errors() as error:
+            savepoint.rollback()
+            if _state(error) != _UNIQUE_VIOLATION:
+                raise
+            stored = _names([*(column.name for column in shape.columns), TAG_COLUMN, DELETED_COLUMN])
+            # Written anew rather than deleted from, which would leave a table of holes.
+            self._run(f"create table {spare} (like {table})")
+            self._run(
+                f"insert into {spare} ({stored}) select distinct on ({key}) {stored} from {table} "
+                f"order by {key}, {quote_identifier(TAG_COLUMN)} desc"
+            )
+            self._run(f"drop table {table}")
+            self._run(f"alter table {spare} rename to {quote_identifier(warehouse_name(shape.table.name))}")
+            self._run(add_key)
+        else:
+            savepoint.commit()
 
     def _load_shapes(self) -> dict[TableName, Shape]:
         rows: Iterable[Any] = self._execute(
@@ -490,10 +863,13 @@ class WarehouseSink:
         )
         return {TableName(row[0], row[1]): Shape.from_json(row[2]) for row in rows}
 
-    def _check_fence(self, fence: int) -> None:
-        """Hold the right to write until the transaction ends. Raises Fenced when another job has it."""
+    def _check_fence(self, fence: int) -> bool:
+        """Hold the right to write until the transaction ends. Raises Fenced when another job has it.
+
+        Returns whether the generation is loaded in bulk, which stays so as long.
+        """
         held = self._execute(
-            "select 1 from lockstep.writer where view_schema = :view_schema and generation = :generation and fence = :fence for share",
+            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and fence = :fence for share",
             fence=fence,
         ).scalar()
         if held is None:
@@ -506,9 +882,11 @@ class WarehouseSink:
                 f"another job has become the writer of sink {self._name!r}, generation {self._generation}",
                 hint="stop one of the two jobs",
             )
+        return bool(held)
 
     def _has_bookkeeping(self) -> bool:
-        return bool(self._execute("select to_regclass('lockstep.progress') is not null").scalar())
+        # The newest of its tables.
+        return bool(self._execute("select to_regclass('lockstep.note') is not null").scalar())
 
     def _missing(self) -> LockstepError:
         return LockstepError(
@@ -536,8 +914,7 @@ class WarehouseSink:
             if self._connection is None:
                 self._connection = self._open()
             with self._connection.begin():
-                timeout_ms = int(self._settings.lock_timeout_s * 1000)
-                self._connection.execute(text(f"set local lock_timeout = {timeout_ms}"))
+                self._connection.execute(text(f"set local lock_timeout = {self._lock_timeout_ms}"))
                 yield self._connection
 
     def _connected(self) -> "Connection":
@@ -633,6 +1010,57 @@ def _lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
     for block in blocks:
         *lines, rest = (rest + bytes(block)).split(b"\n")
         yield from lines
+
+
+def _stored_row(table: Table) -> Callable[[Sequence[bytes | None]], StoredRow]:
+    """A reader of rows of texts: the tag, then the table's columns."""
+    names = [column.name for column in table.columns]
+    encoders = [json_encoder(_stored_type(column), column.is_array) for column in table.columns]
+
+    def read(texts: Sequence[bytes | None]) -> StoredRow:
+        tag, *values = texts
+        assert tag is not None
+        row: dict[str, JsonValue] = {
+            name: None if value is None else orjson.loads(encode(value))
+            for name, encode, value in zip(names, encoders, values, strict=True)
+        }
+        return StoredRow({name: row[name] for name in table.key}, row, tag.decode())
+
+    return read
+
+
+def _rows_by_key_sql(target: str, table: Table) -> str:
+    """Live rows of keys; a parameter per key column, each a list of the values' texts."""
+
+    def quoted(name: str) -> str:
+        return quote_identifier(name).replace("%", "%%")
+
+    selection = ", ".join(f"held.{quoted(name)}" for name in [TAG_COLUMN, *(column.name for column in table.columns)])
+    wanted = [f"k{number}" for number in range(len(table.key))]
+    matches = " and ".join(
+        f"held.{quoted(column.name)} = wanted.{given}::{column_type(column)}"
+        for given, column in zip(wanted, table.key_columns, strict=True)
+    )
+    return (
+        f"select {selection} from {target.replace('%', '%%')} as held "
+        f"join unnest({', '.join('%s::text[]' for _ in wanted)}) as wanted ({', '.join(wanted)}) on {matches} "
+        f"where not held.{quoted(DELETED_COLUMN)}"
+    )
+
+
+def _length(value: JsonValue) -> int:
+    return len(value) if isinstance(value, str) else 0 if not isinstance(value, list) else len(array_literal(value))
+
+
+def _name_beside(taken: Iterable[str]) -> str:
+    """A table's name that none of these is."""
+    names = set(taken)
+    return next(name for name in (f"lockstep_bulk_{number}" for number in count()) if name not in names)
+
+
+def _text(value: JsonValue) -> str:
+    """A key's value as PostgreSQL reads it."""
+    return array_literal(value) if isinstance(value, list) else plain_text(value)
 
 
 def _live_rows(target: str, columns: Sequence[str]) -> str:

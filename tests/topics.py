@@ -46,14 +46,8 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
     return found
 
 
-def compact_soon(client: Mapping[str, str | int], *topics: str) -> None:
-    """Let the broker compact topics as soon as it can, deletes included. A segment is rolled by the next record of its partition."""
-    settings = {
-        "segment.ms": "100",
-        "min.cleanable.dirty.ratio": "0.001",
-        "delete.retention.ms": "0",
-        "min.compaction.lag.ms": "0",
-    }
+def configure(client: Mapping[str, str | int], topics: Collection[str], settings: Mapping[str, str]) -> None:
+    """Change settings of topics."""
     resources = [
         ConfigResource(
             ResourceType.TOPIC,
@@ -68,3 +62,14 @@ def compact_soon(client: Mapping[str, str | int], *topics: str) -> None:
     admin = AdminClient(dict(client))
     for future in admin.incremental_alter_configs(resources).values():
         future.result(30)
+
+
+def compact_soon(client: Mapping[str, str | int], *topics: str) -> None:
+    """Let the broker compact topics as soon as it can, deletes included. A segment is rolled by the next record of its partition."""
+    settings = {
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.001",
+        "delete.retention.ms": "0",
+        "min.compaction.lag.ms": "0",
+    }
+    configure(client, topics, settings)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from opensearchpy import OpenSearch
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from sinks.opensearch_sink import OpenSearchSettings, OpenSearchSink
 from tests.builders import batch, column, delete, table, upsert
@@ -133,3 +133,176 @@ def test_a_marker_remembers_a_delete_across_a_restart(
     assert marking.apply(batch(upsert({**ROW, "title": "again"}, 4, of=PRODUCTS))).applied == 1
     assert found(client, sink, {"match_all": {}}) == [1, 2]
     marking.close()
+
+
+@pytest.fixture
+def second(sink: OpenSearchSink) -> Iterator[OpenSearchSink]:
+    second = OpenSearchSink(sink._prefix, sink._settings, 2)
+    second.prepare([PRODUCTS])
+    yield second
+    second.close()
+
+
+def _pointed(client: OpenSearch, name: str) -> dict[str, Any]:
+    return {index: held["aliases"] for index, held in client.indices.get_alias(index=f"{name}*").items()}
+
+
+@pytest.mark.parametrize("keeps_ours", [True, False])
+def test_an_alias_that_somebody_moved_is_left_alone(
+    client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink, keeps_ours: bool
+) -> None:
+    """Also where the other index has a name that begins as ours do, or like one of our generations."""
+    for stranger in (f"other-{sink._prefix}", f"{alias(sink)}_g7", f"{alias(sink)}_backup"):
+        client.indices.create(index=stranger)
+        client.indices.put_alias(index=stranger, name=alias(sink))
+        if not keeps_ours:
+            client.indices.delete_alias(index=f"{alias(sink)}_g1", name=alias(sink), ignore=404)  # type: ignore[call-arg]
+        before = _pointed(client, sink._prefix)
+        for act in (sink.live_generation, second.switch, sink.switch, lambda: second.prepare([PRODUCTS])):
+            with pytest.raises(LockstepError, match=f"points to index '{stranger}', which isn't this sink's") as raised:
+                act()
+            assert raised.value.hint is not None
+        assert _pointed(client, sink._prefix) == before
+        assert sink.generations() == [1, 2]
+        client.indices.delete(index=stranger)
+    second.switch()
+    assert sink.live_generation() == 2
+
+
+def test_an_index_with_the_aliases_name_is_left_alone(
+    client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink
+) -> None:
+    client.indices.delete_alias(index=f"{alias(sink)}_g1", name=alias(sink))
+    client.indices.create(index=alias(sink))
+    for act in (sink.live_generation, second.switch, lambda: second.prepare([PRODUCTS])):
+        with pytest.raises(LockstepError, match=f"there is an index called '{alias(sink)}'"):
+            act()
+    client.indices.delete(index=alias(sink))
+    assert sink.live_generation() is None
+    second.switch()
+    assert sink.live_generation() == 2
+
+
+def test_an_alias_on_two_generations_is_noticed_and_a_switch_mends_it(
+    client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink
+) -> None:
+    client.indices.put_alias(index=f"{alias(sink)}_g2", name=alias(sink))
+    with pytest.raises(LockstepError, match="generations 1 and 2 at once"):
+        sink.live_generation()
+    second.switch()
+    assert sink.live_generation() == 2
+
+
+def test_rows_by_key_see_what_was_not_refreshed_and_no_markers(client: OpenSearch, sink: OpenSearchSink) -> None:
+    client.indices.put_settings(index=f"{alias(sink)}_g1", body={"index.refresh_interval": "-1"})
+    marking = OpenSearchSink(sink._prefix, sink._settings.model_copy(update={"deletes": "marker"}), 1)
+    marking.apply(batch(upsert(ROW, 1, of=PRODUCTS), upsert({**ROW, "id": 2}, 1, of=PRODUCTS)))
+    marking.apply(batch(delete({"id": 1}, 2, of=PRODUCTS)))
+    assert [stored.row for stored in marking.rows(PRODUCTS, [{"id": 1}, {"id": 2}])] == [{**ROW, "id": 2}]
+    marking.close()
+
+
+def test_a_switch_shows_what_was_not_refreshed(
+    client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink
+) -> None:
+    client.indices.put_settings(index=f"{alias(sink)}_g2", body={"index.refresh_interval": "1h"})
+    second.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
+    second.switch()
+    answer = client.search(index=alias(sink), body={"query": {"match_all": {}}})
+    assert [hit["_source"]["id"] for hit in answer["hits"]["hits"]] == [1]
+
+
+def test_in_bulk_the_index_spares_itself_until_the_end(
+    client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink
+) -> None:
+    def of_index(generation: int) -> tuple[str, str]:
+        index = f"{alias(sink)}_g{generation}"
+        held = client.indices.get_settings(index=index)[index]["settings"]["index"]
+        return held["refresh_interval"], held["number_of_replicas"]
+
+    configured = OpenSearchSink(sink._prefix, sink._settings.model_copy(update={"replicas": 2}), 2)
+    configured.end_bulk()
+    assert of_index(2) == ("500ms", "0")
+    configured.begin_bulk()
+    sink.begin_bulk()
+    assert (of_index(1), of_index(2)) == (("500ms", "0"), ("-1", "0"))
+    configured.begin_bulk()
+    configured.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
+    with pytest.raises(LockstepError, match="still being loaded in bulk"):
+        second.switch()
+    configured.end_bulk()
+    assert of_index(2) == ("500ms", "2")
+    assert client.count(index=f"{alias(sink)}_g2")["count"] == 1
+    client.indices.put_settings(index=f"{alias(sink)}_g2", body={"index.number_of_replicas": 0})
+    configured.end_bulk()
+    assert of_index(2) == ("500ms", "0")
+    second.switch()
+    configured.close()
+
+
+def test_a_first_generation_in_bulk_does_not_go_live_by_itself(endpoints: Any) -> None:
+    settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30)
+    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink.prepare([PRODUCTS], go_live=False)
+    sink.begin_bulk()
+    sink.prepare([PRODUCTS])
+    assert sink.live_generation() is None
+    sink.end_bulk()
+    sink.prepare([PRODUCTS])
+    assert sink.live_generation() == 1
+    sink.close()
+
+
+def test_fields_and_index_settings_shape_the_index(client: OpenSearch, endpoints: Any) -> None:
+    settings = OpenSearchSettings(
+        urls=(endpoints.opensearch_url,),
+        replicas=0,
+        timeout_s=30,
+        fields={
+            "public.orders.title": {"type": "text", "analyzer": "mine"},
+            "public.orders.attributes": {"type": "keyword"},
+            "public.orders.added": {"type": "keyword"},
+        },
+        index_settings={"analysis": {"analyzer": {"mine": {"type": "custom", "tokenizer": "standard", "filter": ["lowercase", "german_stem"]}}}},
+    )  # fmt: skip
+    wider = table(*PRODUCTS.columns, column("added"))
+    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    with pytest.raises(ConfigurationError, match=r"table public\.orders has no column 'added'"):
+        sink.prepare([PRODUCTS])
+    sink.prepare([wider])
+    row = {**ROW, "title": "Die Häuser", "attributes": '{"a": 1}', "added": "one two"}
+    sink.apply(batch(upsert(row, 1, of=wider)))
+    assert found(client, sink, {"match": {"title": "haus"}}) == [1]
+    assert found(client, sink, {"term": {"attributes": '{"a": 1}'}}) == [1]
+    assert found(client, sink, {"term": {"added": "one two"}}) == [1]
+    assert [stored.row for stored in sink.scan(wider)] == [row]
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("shaping", "problem"),
+    [
+        ({"fields": {"public.orders.title": {"type": "wurst"}}}, r"public\.orders: .*No handler for type \[wurst\]"),
+        ({"fields": {"public.orders.title": {"type": "text", "analyzer": "nobodys"}}}, r"nobodys"),
+        ({"index_settings": {"analysis": {"analyzer": {"a": {"type": "wurst"}}}}}, r"wurst"),
+        ({"index_settings": {"nonsense": 1}}, r"unknown setting \[index.nonsense\]"),
+    ],
+)
+def test_a_shape_that_the_server_refuses_is_told_with_its_words(
+    endpoints: Any, shaping: dict[str, Any], problem: str
+) -> None:
+    settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, **shaping)
+    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    with pytest.raises(LockstepError, match=problem) as raised:
+        sink.prepare([PRODUCTS])
+    assert raised.value.hint is not None
+    assert "mend fields or index_settings" in raised.value.hint
+    sink.close()
+
+
+def test_another_field_type_for_what_exists_needs_a_new_generation(sink: OpenSearchSink) -> None:
+    settings = sink._settings.model_copy(update={"fields": {"public.orders.title": {"type": "long"}}})
+    changed = OpenSearchSink(sink._prefix, settings, 1)
+    with pytest.raises(LockstepError, match=r"cannot be changed from type \[text\] to \[long\]"):
+        changed.prepare([table(*PRODUCTS.columns, column("added"))])
+    changed.close()

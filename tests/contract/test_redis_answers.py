@@ -103,3 +103,32 @@ def test_a_missing_right_stops_the_job(client: Any, endpoints: Any, name: str) -
         sink.close()
     finally:
         client.execute_command("ACL", "DELUSER", name)
+
+
+@pytest.mark.parametrize("pointed", ["elsewhere", "g", "1", "g1 ", ["g1"]])
+def test_a_pointer_that_somebody_else_wrote_is_left_alone(
+    client: Any, sink: RedisSink, name: str, pointed: Any
+) -> None:
+    pointer = f"{name}:live"
+    client.delete(pointer)
+    if isinstance(pointed, list):
+        client.rpush(pointer, *pointed)
+    else:
+        client.set(pointer, pointed)
+    before = client.dump(pointer)
+    for act in (sink.live_generation, sink.switch, sink.drop):
+        with pytest.raises(LockstepError, match=f"'{pointer}'.* doesn't name a generation") as raised:
+            act()
+        assert not isinstance(raised.value, Unavailable)
+        assert raised.value.hint is not None
+    assert client.dump(pointer) == before
+    client.delete(pointer)
+    sink.switch()
+    assert sink.live_generation() == 1
+
+
+def test_what_is_not_a_row_of_ours_is_not_read(client: Any, sink: RedisSink, name: str) -> None:
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    client.set(f"{name}:g1:public.orders:2", "somebody's")
+    assert [stored.key for stored in sink.scan(table())] == [{"id": 1}]
+    assert [stored.key for stored in sink.rows(table(), [{"id": 1}, {"id": 2}])] == [{"id": 1}]

@@ -4,13 +4,18 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import orjson
+import psycopg
 import pytest
+import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from opensearchpy import NotFoundError, OpenSearch
 from pydantic import SecretStr
 
 from cdc.model.errors import Fenced, LockstepError, Unavailable
@@ -19,6 +24,8 @@ from cdc.model.table import Table, TableName
 from sinks.collapse import newest
 from sinks.memory_sink import MemorySink, MemoryStore
 from sinks.opensearch_sink import OpenSearchSettings, OpenSearchSink
+from sinks.projecting_sink import ProjectingSink
+from sinks.projection import Projection
 from sinks.redis_sink import RedisSettings, RedisSink
 from sinks.retrying_sink import RetryingSink, Waiting
 from sinks.sink import Outcome, Sink
@@ -32,23 +39,41 @@ MAX_VALUE_BYTES = 200_000
 ITEMS = table(column("id", "int8"), column("note"), column("number", "int4"), name=TableName("public", "items"))
 
 
+Reader = Callable[[int], str | None]
+"""Finds an item's note by its id, as applications do: by the name that readers know. Raises LookupError where that name
+leads nowhere."""
+
+
 @dataclass
 class Destination:
-    """One kind of sink: how to open it, how to break it, and what it refuses for good."""
+    """One kind of sink: how to open it, how to read from it as applications do, how to break it, what it refuses for good."""
 
     open: Callable[[str, int], Sink]
+    reader: Callable[[str], AbstractContextManager[Reader]]
     poison: dict[str, JsonValue]
+    everything: Callable[[str], str]
+    """All that generation 1 of a sink holds, tables called values, as text."""
     server: str | None = None
     fences: bool = False
+    remove: Callable[[str], object] = lambda _: None
+    """Removes all that a sink left behind, where the server takes so much only."""
     opened: list[Sink] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
 
     def sink(self, name: str, generation: int = 1, *tables: Table) -> Sink:
         """A sink of this kind; prepared when tables are given."""
         sink = self.open(name, generation)
         self.opened.append(sink)
+        self.names.add(name)
         if tables:
             sink.prepare(tables)
         return sink
+
+    def close(self) -> None:
+        for sink in self.opened:
+            sink.close()
+        for name in self.names:
+            self.remove(name)
 
 
 def _memory() -> Destination:
@@ -60,27 +85,126 @@ def _memory() -> Destination:
     def open_(name: str, generation: int) -> Sink:
         return MemorySink(stores.setdefault(name, MemoryStore()), generation, refuse=refuse)
 
-    return Destination(open_, {"note": POISON * MAX_VALUE_BYTES}, fences=True)
+    @contextmanager
+    def reader(name: str) -> Iterator[Reader]:
+        def find(number: int) -> str | None:
+            store = stores[name]
+            if store.live is None:
+                raise LookupError(name)
+            with store.lock:
+                for event in store.generations[store.live].newest[ITEMS.name].values():
+                    if event.key["id"] == number and event.row is not None:
+                        return str(event.row["note"])
+            return None
+
+        yield find
+
+    return Destination(open_, reader, {"note": POISON * MAX_VALUE_BYTES}, lambda name: repr(stores[name]), fences=True)
 
 
 def _redis(endpoints: Any) -> Destination:
     chosen = RedisSettings(url=SecretStr(endpoints.redis_url), max_value_bytes=MAX_VALUE_BYTES, timeout_s=5)
+
+    @contextmanager
+    def reader(name: str) -> Iterator[Reader]:
+        with redis.Redis.from_url(endpoints.redis_url) as client:
+
+            def find(number: int) -> str | None:
+                live: Any = client.get(f"{name}:live")
+                if live is None:
+                    raise LookupError(name)
+                value: Any = client.hget(f"{name}:{live.decode()}:public.items:{number}", "v")
+                return None if value is None else orjson.loads(value)["note"]
+
+            yield find
+
+    def everything(name: str) -> str:
+        with redis.Redis.from_url(endpoints.redis_url) as client:
+            return repr(
+                [
+                    client.hgetall(key)
+                    for key in client.scan_iter(f"{name}:g1*", count=10_000)
+                    if key[-9:] != b".progress"
+                ]
+            )
+
     return Destination(
-        lambda name, generation: RedisSink(name, chosen, generation), {"note": POISON * MAX_VALUE_BYTES}, "valkey"
+        lambda name, generation: RedisSink(name, chosen, generation),
+        reader,
+        {"note": POISON * MAX_VALUE_BYTES},
+        everything,
+        "valkey",
     )
 
 
 def _opensearch(endpoints: Any) -> Destination:
     chosen = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=10)
+
+    @contextmanager
+    def reader(name: str) -> Iterator[Reader]:
+        with OpenSearch(hosts=[endpoints.opensearch_url]) as client:
+
+            def find(number: int) -> str | None:
+                try:
+                    answer = client.search(index=f"{name}.public.items", body={"query": {"term": {"id": number}}})
+                except NotFoundError:
+                    raise LookupError(name) from None
+                hits = answer["hits"]["hits"]
+                assert len(hits) <= 1, "a row was found twice"
+                return hits[0]["_source"]["note"] if hits else None
+
+            yield find
+
+    def everything(name: str) -> str:
+        with OpenSearch(hosts=[endpoints.opensearch_url]) as client:
+            index = f"{name}.public.values_g1"
+            client.indices.refresh(index=index)
+            return repr((client.search(index=index, body={}), client.indices.get(index=index)))
+
+    def remove(name: str) -> None:
+        with OpenSearch(hosts=[endpoints.opensearch_url]) as client:
+            indexes = [found["index"] for found in client.cat.indices(index=f"{name}.*", format="json", h="index")]
+            if indexes:
+                client.indices.delete(index=",".join(indexes))
+
     return Destination(
-        lambda name, generation: OpenSearchSink(name, chosen, generation), {"number": 2**40}, "opensearch"
+        lambda name, generation: OpenSearchSink(name, chosen, generation),
+        reader,
+        {"number": 2**40},
+        everything,
+        "opensearch",
+        remove=remove,
     )
 
 
 def _warehouse(endpoints: Any) -> Destination:
     chosen = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), lock_timeout_s=1)
+
+    @contextmanager
+    def reader(name: str) -> Iterator[Reader]:
+        with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
+
+            def find(number: int) -> str | None:
+                try:
+                    row = connection.execute(f"select note from {name}.items where id = %s", (number,)).fetchone()
+                except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+                    raise LookupError(name) from None
+                return None if row is None else str(row[0])
+
+            yield find
+
+    def everything(name: str) -> str:
+        with psycopg.connect(endpoints.warehouse_dsn) as connection:
+            query = f"select row_to_json(held)::text from {name}_g1.values as held"
+            return repr(connection.execute(query).fetchall())
+
     return Destination(
-        lambda name, generation: WarehouseSink(name, chosen, generation), {"number": 2**40}, "warehouse", fences=True
+        lambda name, generation: WarehouseSink(name, chosen, generation),
+        reader,
+        {"number": 2**40},
+        everything,
+        "warehouse",
+        fences=True,
     )
 
 
@@ -92,8 +216,7 @@ _LIVE = [pytest.param(kind, marks=pytest.mark.live) for kind in _REAL]
 def destination(request: pytest.FixtureRequest) -> Iterator[Destination]:
     made = _memory() if request.param == "memory" else _REAL[request.param](request.getfixturevalue("endpoints"))
     yield made
-    for sink in made.opened:
-        sink.close()
+    made.close()
 
 
 @pytest.fixture
@@ -137,6 +260,19 @@ def test_an_older_batch_after_a_newer_one_changes_nothing(destination: Destinati
     sink.apply(batch(item(1, "new", 2), item(2, "only", 2)))
     assert counts(sink.apply(batch(item(1, "old", 1), item(3, "other", 1)))) == (1, 1, 0)
     assert rows_of(sink) == {"(1,)": "new", "(2,)": "only", "(3,)": "other"}
+
+
+def test_a_replay_replaces_rows_of_the_same_tag_and_never_newer_ones(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "as the bug made it", 1), item(2, "newer", 2), item(3, "a row that should not be", 1)))
+    sink.apply(batch(gone(4, 1)))
+    again = batch(
+        item(1, "right", 1), item(2, "older", 1), gone(3, 1), item(4, "there after all", 1), item(5, "new", 1)
+    )
+    assert counts(sink.apply(replace(again, replays=True))) == (4, 1, 0)
+    assert rows_of(sink) == {"(1,)": "right", "(2,)": "newer", "(4,)": "there after all", "(5,)": "new"}
+    assert counts(sink.apply(batch(item(1, "wrong again", 1)))) == (0, 1, 0)
+    assert rows_of(sink)["(1,)"] == "right"
 
 
 def test_an_empty_batch_is_fine(destination: Destination, name: str) -> None:
@@ -326,6 +462,120 @@ def test_a_dropped_generation_can_be_built_again(destination: Destination, name:
     assert counts(again.apply(batch(item(1, "second try", 1)))) == (1, 0, 0)
 
 
+def test_a_generation_that_may_not_go_live_does_not(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1)
+    sink.prepare([ITEMS], go_live=False)
+    sink.apply(batch(item(1, "a", 1)))
+    sink.prepare([ITEMS], go_live=False)
+    assert sink.live_generation() is None
+    with destination.reader(name) as find:
+        with pytest.raises(LookupError):
+            find(1)
+        sink.switch()
+        assert (sink.live_generation(), find(1)) == (1, "a")
+
+
+def test_a_live_generation_stays_live_whatever_is_prepared(destination: Destination, name: str) -> None:
+    live = destination.sink(name, 1, ITEMS)
+    destination.sink(name, 2).prepare([ITEMS], go_live=False)
+    destination.sink(name, 3, ITEMS)
+    live.prepare([ITEMS], go_live=False)
+    assert live.live_generation() == 1
+
+
+def test_generations_are_listed_while_they_exist(destination: Destination, name: str) -> None:
+    first = destination.sink(name, 1)
+    assert first.generations() == []
+    destination.sink(name, 10, ITEMS)
+    destination.sink(name, 2, ITEMS)
+    first.prepare([ITEMS])
+    assert (first.generations(), destination.sink(name, 99).generations()) == ([1, 2, 10], [1, 2, 10])
+    destination.sink(name, 2).drop()
+    assert first.generations() == [1, 10]
+    assert destination.sink(f"{name}x", 1).generations() == []
+
+
+@pytest.mark.parametrize("columns", [ITEMS.columns, (column("note"), column("id", "int8"), column("extra"))])
+def test_a_reader_misses_nothing_while_generations_are_switched(
+    destination: Destination, name: str, columns: tuple[Any, ...]
+) -> None:
+    """Also when the other generation has other columns."""
+    other = replace(ITEMS, columns=columns)
+    sinks = [destination.sink(name, 1, ITEMS), destination.sink(name, 2, other)]
+    sinks[0].apply(batch(*(item(n, f"n{n}", 1) for n in range(20))))
+    sinks[1].apply(batch(*(upsert({"id": n, "note": f"n{n}"}, 1, of=other) for n in range(20))))
+    patient = [_patient(sink, [], time.sleep) for sink in sinks]
+    patient[0].switch()
+    failures: list[object] = []
+    reads = [0, 0, 0]
+    over = threading.Event()
+
+    def poll(place: int) -> None:
+        try:
+            with destination.reader(name) as find:
+                while not over.is_set():
+                    number = reads[place] % 20
+                    reads[place] += 1
+                    note = find(number)
+                    if note != f"n{number}":
+                        failures.append((number, note))
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=poll, args=(place,)) for place in range(len(reads))]
+    for reader in readers:
+        reader.start()
+    seen = 0
+    for turn in range(20):
+        patient[(turn + 1) % 2].switch()
+        assert sinks[0].live_generation() == (turn + 1) % 2 + 1
+        seen = sum(reads)
+        while sum(reads) < seen + 10 and not failures:
+            time.sleep(0.001)
+    over.set()
+    for reader in readers:
+        reader.join()
+    assert failures == []
+
+
+# Notes
+
+
+def test_a_note_is_seen_by_every_generation_and_process(destination: Destination, name: str) -> None:
+    writer, reader = destination.sink(name, 1), destination.sink(name, 2)
+    assert reader.load_note("g2.state") is None
+    writer.save_note("g2.state", "before prepare")
+    assert reader.load_note("g2.state") == "before prepare"
+    writer.prepare([ITEMS])
+    for text in ("", 'odd "text" with 100% \\ ü🙂\n', "x" * 100_000):
+        writer.save_note("g2.state", text)
+        assert reader.load_note("g2.state") == text
+    assert destination.sink(f"{name}x", 2).load_note("g2.state") is None
+    writer.save_note("g2.state", None)
+    writer.save_note("g2.state", None)
+    assert reader.load_note("g2.state") is None
+
+
+def test_notes_and_progress_are_kept_apart(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    for note in ("g1", "progress", "g1.progress", "live", "notes"):
+        sink.save_note(note, f"note {note}")
+    sink.save_progress(progress(7))
+    assert sink.load_progress() == progress(7)
+    assert sink.load_note("g1") == "note g1"
+    assert sink.live_generation() == 1
+
+
+def test_a_dropped_generation_takes_its_notes_along(destination: Destination, name: str) -> None:
+    destination.sink(name, 1, ITEMS)
+    dropped = destination.sink(name, 2, ITEMS)
+    notes = ["g2.a", "g2.b.c", "g2", "g20.a", "g1.a", "other-g2.a", "g2_a", "g2-a"]
+    for note in notes:
+        dropped.save_note(note, note)
+    dropped.drop()
+    assert {note for note in notes if dropped.load_note(note) is None} == {"g2.a", "g2.b.c"}
+
+
 # Shapes
 
 
@@ -375,7 +625,7 @@ def test_rows_go_on_without_a_column_that_the_source_dropped(destination: Destin
 )
 def test_another_shape_needs_a_new_generation(destination: Destination, name: str, other: Table) -> None:
     sink = destination.sink(name, 1, ITEMS)
-    with pytest.raises(LockstepError, match="give the sink another name"):
+    with pytest.raises(LockstepError, match="lockstep rebuild"):
         sink.prepare([other])
     destination.sink(name, 2, other)
 
@@ -571,16 +821,78 @@ def test_odd_single_keys_stay_apart(destination: Destination, name: str) -> None
     assert rows_of(sink, single) == {}
 
 
-def test_a_scan_may_be_left_early(destination: Destination, name: str) -> None:
+# Rows by key
+
+
+def _found(sink: Sink, of: Table, keys: Sequence[Mapping[str, JsonValue]]) -> list[tuple[Any, ...]]:
+    return sorted((tuple(row.key.values()), dict(row.row), row.tag) for row in sink.rows(of, keys))
+
+
+def test_rows_of_keys_are_the_live_ones_as_of_now(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
-    sink.apply(batch(*(item(n, "x" * 1000, 1) for n in range(3000))))
-    rows = sink.scan(ITEMS)
-    assert next(rows).tag == tag(1)
-    rows.close()  # type: ignore[attr-defined]
-    assert counts(sink.apply(batch(item(1, "after", 2)))) == (1, 0, 0)
+    sink.apply(batch(*(item(n, f"n{n}", 1) for n in range(5)), gone(7, 1)))
+    sink.apply(batch(gone(1, 2), item(2, "newer", 2)))
+    keys: list[dict[str, JsonValue]] = [{"id": number} for number in (0, 1, 2, 2, 7, 99)]
+    expected = [
+        ((0,), {"id": 0, "note": "n0", "number": 1}, tag(1)),
+        ((2,), {"id": 2, "note": "newer", "number": 1}, tag(2)),
+    ]
+    assert _found(sink, ITEMS, keys) == expected
+    assert list(sink.rows(ITEMS, [])) == []
+    assert list(sink.rows(ITEMS, [{"id": 1}])) == []
 
 
-# Any order
+def test_a_thousand_rows_are_found_by_their_keys(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(*(item(n, f"n{n}", 1) for n in range(3000))))
+    assert len({row.key["id"] for row in sink.rows(ITEMS, [{"id": n} for n in range(1000, 2000)])}) == 1000
+
+
+def test_rows_of_keys_have_the_values_that_a_scan_gives(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, VALUES)
+    rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]
+    sink.apply(batch(*(upsert(row, 1, of=VALUES) for row in rows)))
+    found = list(sink.rows(VALUES, [{"id": row["id"]} for row in rows]))
+    assert sorted(map(repr, found)) == sorted(map(repr, sink.scan(VALUES)))
+    assert len(found) == len(rows)
+
+
+def test_rows_of_odd_keys_are_found(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, KEYED)
+    parts = ["a", "a:b", ":", '"', "'", "{a,b}", "%3A", "%s", "\\", "ü", "🙂", "", " ", "NULL", "\n", "x" * 600]
+    rows: list[dict[str, JsonValue]] = [{"a": one, "b": other, "note": one} for one in parts for other in parts]
+    sink.apply(batch(*(upsert(row, 1, of=KEYED) for row in rows)))
+    wanted = rows[::3]
+    found = _found(sink, KEYED, [{"b": row["b"], "a": row["a"]} for row in wanted])
+    assert found == sorted(((row["b"], row["a"]), row, tag(1)) for row in wanted)
+
+
+@pytest.mark.parametrize(
+    ("of", "values"),
+    [
+        (column("k", "bool"), [True, False]),
+        (column("k", "numeric"), ["1.10", "NaN", "12345678901234567890.12345"]),
+        (column("k", "timestamptz"), ["2016-11-04T13:51:30.123456Z", "infinity", "0044-03-15T00:00:00Z BC"]),
+        (column("k", "uuid"), ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
+        (column("k", "bytea"), ["\\x00ff", "\\x"]),
+        (column("k", "float8"), [0.1, "NaN", 1e300]),
+        (column("k", "int4", is_array=True), [[], [1, 2], [[1], [2]], "[0:1]={7,8}"]),
+        (column("k", "text", is_array=True), [["a", None, "NULL", 'q"'], [""]]),
+        (column("k", "text", type_name="mood"), ["so so"]),
+    ],
+    ids=lambda of: getattr(of, "type_name", ""),
+)
+def test_rows_are_found_by_keys_of_any_type(
+    destination: Destination, name: str, of: Any, values: list[JsonValue]
+) -> None:
+    keyed = table(of, column("note"), name=TableName("public", "keyed"), key=("k",))
+    sink = destination.sink(name, 1, keyed)
+    sink.apply(batch(*(upsert({"k": value, "note": str(value)}, 1, of=keyed) for value in values)))
+    found = {str(row.key["k"]): row.row["note"] for row in sink.rows(keyed, [{"k": value} for value in values])}
+    assert found == {str(value): str(value) for value in values}
+
+
+# Bulk
 
 
 @st.composite
@@ -605,6 +917,218 @@ def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
 def _expected(events: Sequence[RowEvent]) -> dict[str, str]:
     last = {event.key["id"]: event for event in events}
     return {f"({key},)": str(event.row["note"]) for key, event in last.items() if event.row is not None}
+
+
+def _in_bulk(destination: Destination, name: str, *tables: Table) -> Sink:
+    """A generation in which bulk has begun, beside another one that is live."""
+    destination.sink(name, 1, ITEMS)
+    sink = destination.sink(name, 2)
+    sink.prepare(tables or [ITEMS], go_live=False)
+    sink.begin_bulk()
+    return sink
+
+
+def _judged(outcome: Outcome) -> tuple[int, int]:
+    """In bulk a sink needn't know yet which of the events are stale."""
+    return outcome.applied + outcome.stale, len(outcome.rejections)
+
+
+def test_bulk_ends_in_the_newest_row_of_each_key(destination: Destination, name: str) -> None:
+    sink = _in_bulk(destination, name)
+    again = [item(1, "a", 2), item(2, "b", 2), gone(3, 2), item(4, "d", 1)]
+    for events in (again, again, [item(1, "old", 1), item(3, "old", 1)], [item(2, "newest", 3), gone(4, 3)]):
+        assert _judged(sink.apply(batch(*events))) == (len(events), 0)
+    sink.end_bulk()
+    assert rows_of(sink) == {"(1,)": "a", "(2,)": "newest"}
+    assert counts(sink.apply(batch(item(1, "old", 1), item(3, "stale", 1), item(4, "stale", 2)))) == (0, 3, 0)
+    assert counts(sink.apply(batch(item(3, "again", 3)))) == (1, 0, 0)
+    assert rows_of(sink) == {"(1,)": "a", "(2,)": "newest", "(3,)": "again"}
+
+
+def test_bulk_goes_on_in_another_process(destination: Destination, name: str) -> None:
+    _in_bulk(destination, name).apply(batch(item(1, "a", 1), item(2, "b", 1)))
+    second = destination.sink(name, 2)
+    second.prepare([ITEMS], go_live=False)
+    second.begin_bulk()
+    second.apply(batch(item(1, "newer", 2), item(3, "c", 1)))
+    third = destination.sink(name, 2)
+    third.end_bulk()
+    third.end_bulk()
+    assert rows_of(third) == {"(1,)": "newer", "(2,)": "b", "(3,)": "c"}
+    assert counts(second.apply(batch(item(1, "old", 1), item(2, "new", 2)))) == (1, 1, 0)
+
+
+def test_bulk_without_duplicates_or_rows_ends_too(destination: Destination, name: str) -> None:
+    other = replace(ITEMS, name=TableName("public", "others"))
+    sink = _in_bulk(destination, name, ITEMS, other)
+    sink.apply(batch(*(item(n, f"n{n}", 1) for n in range(100))))
+    sink.end_bulk()
+    assert rows_of(sink) == {f"({n},)": f"n{n}" for n in range(100)}
+    assert rows_of(sink, other) == {}
+    assert counts(sink.apply(batch(item(1, "old", 1)))) == (0, 1, 0)
+
+
+def test_bulk_that_was_not_begun_ends_without_harm(destination: Destination, name: str) -> None:
+    destination.sink(name, 7).end_bulk()
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    sink.end_bulk()
+    assert (rows_of(sink), sink.live_generation()) == ({"(1,)": "a"}, 1)
+
+
+def test_bulk_on_a_generation_that_readers_see_shows_them_nothing_else(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.begin_bulk()
+    sink.apply(batch(item(1, "a", 1)))
+    sink.apply(batch(item(1, "b", 2), item(2, "b", 2)))
+    assert rows_of(sink) == {"(1,)": "b", "(2,)": "b"}
+    with destination.reader(name) as find:
+        deadline = time.monotonic() + 10
+        while (find(1), find(2)) != ("b", "b"):
+            assert time.monotonic() < deadline
+    sink.end_bulk()
+
+
+def test_bulk_on_rows_that_are_there_keeps_them(destination: Destination, name: str) -> None:
+    destination.sink(name, 1, ITEMS)
+    sink = destination.sink(name, 2, ITEMS)
+    sink.apply(batch(item(1, "a", 2)))
+    sink.begin_bulk()
+    sink.apply(batch(item(1, "old", 1), item(2, "b", 1)))
+    sink.end_bulk()
+    assert rows_of(sink) == {"(1,)": "a", "(2,)": "b"}
+
+
+def test_bulk_rejects_poison_and_applies_its_neighbours(destination: Destination, name: str) -> None:
+    sink = _in_bulk(destination, name)
+    events = [item(n, f"n{n}", 1) for n in range(64)]
+    for n in (0, 17, 18, 63):
+        events[n] = replace(events[n], row={**(events[n].row or {}), **destination.poison})
+    outcome = sink.apply(batch(*events))
+    assert _judged(outcome) == (60, 4)
+    assert sorted(rejection.event.key["id"] for rejection in outcome.rejections) == [0, 17, 18, 63]  # type: ignore[type-var]
+    sink.end_bulk()
+    assert rows_of(sink) == {f"({n},)": f"n{n}" for n in range(64) if n not in (0, 17, 18, 63)}
+
+
+def test_bulk_goes_on_with_new_columns_and_tables(destination: Destination, name: str) -> None:
+    sink = _in_bulk(destination, name)
+    sink.apply(batch(item(1, "a", 1)))
+    wider = replace(ITEMS, columns=(*ITEMS.columns, column("added")))
+    other = replace(ITEMS, name=TableName("public", "others"))
+    destination.sink(name, 2).prepare([wider, other], go_live=False)
+    for at in (1, 2):
+        sink.apply(batch(upsert({"id": 2, "note": "b", "number": 1, "added": f"x{at}"}, at, of=wider)))
+        sink.apply(batch(upsert({"id": 3, "note": f"o{at}", "number": 1}, at, of=other)))
+    sink.end_bulk()
+    assert {stored.row["id"]: stored.row["added"] for stored in sink.scan(wider)} == {1: None, 2: "x2"}
+    assert rows_of(sink, other) == {"(3,)": "o2"}
+
+
+def test_bulk_keeps_every_value(destination: Destination, name: str) -> None:
+    sink = _in_bulk(destination, name, VALUES)
+    rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]
+    for _ in range(2):
+        assert _judged(sink.apply(batch(*(upsert(row, 1, of=VALUES) for row in rows)))) == (len(rows), 0)
+    sink.end_bulk()
+    found = {stored.key["id"]: dict(stored.row) for stored in sink.scan(VALUES)}
+    assert found == {row["id"]: row for row in rows}
+
+
+def test_what_was_loaded_in_bulk_is_switched_to_at_its_end(destination: Destination, name: str) -> None:
+    sink = _in_bulk(destination, name)
+    sink.apply(batch(item(1, "a", 1)))
+    sink.end_bulk()
+    sink.switch()
+    with destination.reader(name) as find:
+        assert find(1) == "a"
+
+
+def test_a_fence_holds_in_bulk_too(destination: Destination, name: str) -> None:
+    zombie = _in_bulk(destination, name)
+    old_fence = zombie.claim()
+    fence = destination.sink(name, 2).claim()
+    if destination.fences:
+        with pytest.raises(Fenced):
+            zombie.apply(batch(item(1, "zombie", 2), fence=old_fence))
+    sink = destination.sink(name, 2)
+    sink.apply(batch(item(1, "heir", 3), fence=fence))
+    sink.end_bulk()
+    assert rows_of(sink) == {"(1,)": "heir"}
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("kind", _REAL)
+@given(history=_histories(), restarts=st.sets(st.integers(0, 8)))
+@settings(
+    deadline=None,
+    max_examples=12,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_order_and_repetition_ends_in_the_same_rows_in_bulk(
+    kind: str, endpoints: Any, history: tuple[list[RowEvent], list[list[RowEvent]]], restarts: set[int]
+) -> None:
+    events, batches = history
+    destination = _REAL[kind](endpoints)
+    name = f"t{uuid.uuid4().hex[:12]}"
+    try:
+        sink = _in_bulk(destination, name)
+        for number, events_of_batch in enumerate(batches):
+            if number in restarts:
+                sink = destination.sink(name, 2)
+                sink.prepare([ITEMS], go_live=False)
+                sink.begin_bulk()
+            sink.apply(batch(*events_of_batch))
+        sink.end_bulk()
+        assert rows_of(sink) == _expected(events)
+    finally:
+        destination.close()
+
+
+# Columns left out
+
+PRIVATE = "secret-word"
+
+
+def _projecting(destination: Destination, name: str, generation: int = 1) -> Sink:
+    exclude = [f"public.values.{text}" for text in ("prose", "a_json", '"dotted.name"')]
+    return ProjectingSink(destination.sink(name, generation), Projection.parse(exclude), generation)
+
+
+def test_columns_that_are_left_out_never_reach_the_destination(destination: Destination, name: str) -> None:
+    sink = _projecting(destination, name)
+    sink.prepare([VALUES])
+    private = {"prose": PRIVATE, "a_json": f'{{"a": "{PRIVATE}"}}', "dotted.name": f'{{"a": "{PRIVATE}"}}'}
+    row = {**PLAIN, **private}
+    sink.apply(batch(upsert(row, 1, of=VALUES), upsert({**row, "id": 2}, 1, of=VALUES)))
+    sink.apply(batch(delete({"id": 2}, 2, of=VALUES)))
+    expected = {key: value for key, value in row.items() if key not in private}
+    assert [dict(stored.row) for stored in sink.scan(VALUES)] == [expected]
+    assert [dict(stored.row) for stored in sink.rows(VALUES, [{"id": 1}, {"id": 2}])] == [expected]
+    assert PRIVATE not in destination.everything(name)
+    assert "bytes" in destination.everything(name)
+
+
+def test_a_column_that_comes_later_passes_by_those_that_are_left_out(destination: Destination, name: str) -> None:
+    _projecting(destination, name).prepare([VALUES])
+    wider = replace(VALUES, columns=(*VALUES.columns, column("added")))
+    sink = _projecting(destination, name)
+    sink.prepare([wider])
+    sink.apply(batch(upsert({**PLAIN, "prose": PRIVATE, "added": "x"}, 1, of=wider)))
+    assert [stored.row["added"] for stored in sink.scan(wider)] == ["x"]
+    assert PRIVATE not in destination.everything(name)
+
+
+def test_a_scan_may_be_left_early(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(*(item(n, "x" * 1000, 1) for n in range(3000))))
+    rows = sink.scan(ITEMS)
+    assert next(rows).tag == tag(1)
+    rows.close()  # type: ignore[attr-defined]
+    assert counts(sink.apply(batch(item(1, "after", 2)))) == (1, 0, 0)
+
+
+# Any order
 
 
 @given(history=_histories())
@@ -638,7 +1162,7 @@ def test_any_order_and_repetition_ends_in_the_same_rows_on_servers(
             sink.apply(batch(*events_of_batch))
         assert rows_of(sink) == _expected(events)
     finally:
-        sink.close()
+        destination.close()
 
 
 # Servers that go away

@@ -1,6 +1,7 @@
 """What a real PostgreSQL answers where the warehouse sink depends on it."""
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,6 +63,252 @@ def test_a_new_column_keeps_the_views_grants(database: Any, sink: WarehouseSink,
     sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
     query = "select has_table_privilege('pg_monitor', %s, 'select')"
     assert database.execute(query, (f"{name}.orders",)).fetchone() == (True,)
+
+
+@pytest.fixture
+def second(settings: WarehouseSettings, name: str, sink: WarehouseSink) -> Iterator[WarehouseSink]:
+    """A second generation whose views have other columns."""
+    second = WarehouseSink(name, settings, 2)
+    second.prepare([replace(table(), columns=(column("note"), column("id", "int8"), column("extra")))])
+    yield second
+    second.close()
+
+
+def test_a_switch_to_other_columns_keeps_grants_and_options(
+    database: Any, second: WarehouseSink, sink: WarehouseSink, name: str
+) -> None:
+    roles = [f"{name}_{letter}" for letter in "abc"]
+    for role in roles:
+        database.execute(f"create role {role}")
+    try:
+        database.execute(f"grant select on {name}.orders to {roles[0]} with grant option")
+        database.execute(f"grant select (note) on {name}.orders to {roles[1]}")
+        database.execute(f"alter view {name}.orders set (security_barrier = true)")
+        for target in (second, sink):
+            target.switch()
+            query = "select has_table_privilege(%s, %s, 'select with grant option'), has_any_column_privilege(%s, %s, 'select')"
+            asked = (roles[0], f"{name}.orders", roles[1], f"{name}.orders")
+            assert database.execute(query, asked).fetchone() == (True, True)
+            query = "select has_column_privilege(%s, %s, 'note', 'select'), has_column_privilege(%s, %s, 'id', 'select'), has_any_column_privilege(%s, %s, 'select')"
+            asked = (roles[1], f"{name}.orders", roles[1], f"{name}.orders", roles[2], f"{name}.orders")
+            assert database.execute(query, asked).fetchone() == (True, False, False)
+            query = "select reloptions from pg_class where oid = %s::regclass"
+            assert database.execute(query, (f"{name}.orders",)).fetchone() == (["security_barrier=true"],)
+    finally:
+        database.execute(f"drop view {name}.orders")
+        for role in roles:
+            database.execute(f"drop role {role}")
+
+
+def test_readers_of_several_views_in_one_transaction_are_never_ended(
+    endpoints: Any, settings: WarehouseSettings, name: str
+) -> None:
+    """They take their locks in the other order, which is what deadlocks are made of."""
+    shapes = [replace(table(), name=TableName("public", letter)) for letter in "abc"]
+    sinks = [WarehouseSink(name, settings, generation) for generation in (1, 2)]
+    for sink in sinks:
+        sink.prepare(shapes)
+        sink.apply(batch(*(upsert({"id": 1, "note": "n"}, 1, of=of) for of in shapes)))
+    failures: list[object] = []
+    over = threading.Event()
+    reads = [0, 0]
+
+    def read(place: int) -> None:
+        try:
+            with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
+                connection.execute("set deadlock_timeout = '100ms'")
+                while not over.is_set():
+                    with connection.transaction():
+                        for view in "cba":
+                            if connection.execute(f"select note from {name}.{view}").fetchall() != [("n",)]:
+                                failures.append(view)
+                            time.sleep(0.01)
+                    reads[place] += 1
+        except psycopg.errors.Error as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=read, args=(place,)) for place in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for turn in range(20):
+            while True:
+                try:
+                    sinks[(turn + 1) % 2].switch()
+                    break
+                except Unavailable:
+                    time.sleep(0.05)
+    finally:
+        over.set()
+        for reader in readers:
+            reader.join()
+        for sink in sinks:
+            sink.close()
+    assert failures == []
+    assert min(reads) > 5
+
+
+def test_a_long_query_keeps_the_switch_waiting_and_is_not_ended(
+    endpoints: Any, database: Any, second: WarehouseSink, name: str
+) -> None:
+    with psycopg.connect(endpoints.warehouse_dsn) as report:
+        report.execute(f"select * from {name}.orders")
+        with pytest.raises(Unavailable):
+            second.switch()
+        assert second.live_generation() == 1
+        report.execute(f"select * from {name}.orders")
+    second.switch()
+    assert second.live_generation() == 2
+
+
+@pytest.mark.parametrize(
+    "instead",
+    [
+        "create view {name}.orders as select 1 as id",
+        "create view {name}.orders as select * from information_schema.tables",
+        "create view {name}.orders as select id from {name}_g1.orders union select 1 from lockstep.sink",
+        "create table {name}.orders (id int8, note text)",
+        "create materialized view {name}.orders as select * from {name}_g1.orders",
+    ],
+)
+def test_a_view_that_was_replaced_is_left_alone(
+    database: Any, second: WarehouseSink, sink: WarehouseSink, name: str, instead: str
+) -> None:
+    kind = "materialized view" if "materialized" in instead else instead.split()[1]
+    database.execute(f"drop view {name}.orders")
+    database.execute(instead.format(name=name))
+    before = database.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone()
+    for act in (second.switch, second.live_generation, sink.switch, lambda: sink.prepare([table()])):
+        with pytest.raises(LockstepError, match=r"orders, is (no view|a view of something else) now") as raised:
+            act()
+        assert raised.value.hint is not None
+    assert database.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone() == before
+    database.execute(f"drop {kind} {name}.orders")
+    assert second.live_generation() == 1
+    second.switch()
+    assert second.live_generation() == 2
+
+
+def test_a_view_that_was_moved_to_another_generation_is_noticed(
+    database: Any, second: WarehouseSink, sink: WarehouseSink, name: str
+) -> None:
+    database.execute(f"drop view {name}.orders")
+    database.execute(f"create view {name}.orders as select * from {name}_g2.orders")
+    with pytest.raises(LockstepError, match="reads generation 2, generation 1 was made live"):
+        sink.live_generation()
+    sink.switch()
+    assert sink.live_generation() == 1
+
+
+def test_a_view_of_another_table_of_the_schema_is_nobodys_business(
+    database: Any, second: WarehouseSink, name: str
+) -> None:
+    database.execute(f"create view {name}.report as select 1 as one")
+    second.switch()
+    assert database.execute(f"select * from {name}.report").fetchone() == (1,)
+
+
+def test_prepare_lets_readers_be_where_nothing_changes(endpoints: Any, sink: WarehouseSink, name: str) -> None:
+    with psycopg.connect(endpoints.warehouse_dsn) as report:
+        report.execute(f"select * from {name}.orders")
+        sink.prepare([table()])
+        with pytest.raises(Unavailable):
+            sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
+    sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
+
+
+def test_a_note_needs_no_tables(endpoints: Any, database: Any, name: str) -> None:
+    scratch = f"m{uuid.uuid4().hex[:12]}"
+    database.execute(f"create database {scratch}")
+    url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
+    sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url)), 1)
+    try:
+        assert (sink.load_note("a"), sink.generations()) == (None, [])
+        sink.save_note("a", "text")
+        assert (sink.load_note("a"), sink.generations()) == ("text", [])
+    finally:
+        sink.close()
+        database.execute(f"drop database {scratch}")
+
+
+def _keys(database: Any, name: str) -> int:
+    query = "select count(*) from pg_constraint where connamespace = %s::regnamespace and contype = 'p'"
+    return int(database.execute(query, (f"{name}_g2",)).fetchone()[0])
+
+
+def test_in_bulk_there_is_no_key_and_no_switch(
+    database: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
+) -> None:
+    second = WarehouseSink(name, settings, 2)
+    second.prepare([table()], go_live=False)
+    assert _keys(database, name) == 1
+    second.begin_bulk()
+    second.prepare([table(), replace(table(), name=TableName("public", "items"))])
+    assert _keys(database, name) == 0
+    second.apply(batch(upsert({"id": 1, "note": "a"}, 1), next_offsets={("t", 0): 20}))
+    second.apply(batch(upsert({"id": 1, "note": "b"}, 2), next_offsets={("t", 0): 21}))
+    assert database.execute(f"select count(*) from {name}_g2.orders").fetchone() == (2,)
+    with pytest.raises(LockstepError, match="still being loaded in bulk"):
+        second.switch()
+    assert sink.live_generation() == 1
+    second.end_bulk()
+    assert _keys(database, name) == 2
+    assert database.execute(f"select id, note from {name}_g2.orders").fetchall() == [(1, "b")]
+    query = "select next_offset from lockstep.applied_offset where view_schema = %s and generation = 2"
+    assert database.execute(query, (name,)).fetchall() == [(21,)]
+    second.switch()
+    assert sink.live_generation() == 2
+    second.close()
+
+
+def test_the_first_generation_goes_live_after_its_bulk_only(settings: WarehouseSettings, name: str) -> None:
+    sink = WarehouseSink(name, settings, 1)
+    sink.prepare([table()], go_live=False)
+    sink.begin_bulk()
+    sink.prepare([table()])
+    assert sink.live_generation() is None
+    sink.end_bulk()
+    sink.prepare([table()])
+    assert sink.live_generation() == 1
+    sink.close()
+
+
+def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: WarehouseSettings, name: str) -> None:
+    keyed = table(column("k"), column("note"), key=("k",))
+    refused = []
+    for generation in (1, 2):
+        sink = WarehouseSink(name, settings, generation)
+        sink.prepare([keyed], go_live=False)
+        if generation == 2:
+            sink.begin_bulk()
+        incompressible = "".join(str(uuid.UUID(int=number * 2**90 + number**3)) for number in range(1, 500))
+        keys = ["short", "x" * 400, "x" * 100_000, incompressible, incompressible[:2000]]
+        outcome = sink.apply(batch(*(upsert({"k": key, "note": "n"}, 1, of=keyed) for key in keys)))
+        sink.end_bulk()
+        assert outcome.applied == len({stored.key["k"] for stored in sink.scan(keyed)})
+        refused.append([len(str(rejection.event.key["k"])) for rejection in outcome.rejections])
+        assert all(rejection.reason.startswith("54000") for rejection in outcome.rejections)
+        sink.close()
+    assert refused[0] == refused[1] == [len(incompressible)]
+
+
+def test_an_end_of_bulk_that_fails_can_be_repeated(
+    database: Any, endpoints: Any, settings: WarehouseSettings, name: str
+) -> None:
+    second = WarehouseSink(name, settings, 2)
+    second.prepare([table()], go_live=False)
+    second.begin_bulk()
+    for at in (1, 2):
+        second.apply(batch(upsert({"id": 1, "note": f"v{at}"}, at)))
+    with psycopg.connect(endpoints.warehouse_dsn) as report:
+        report.execute(f"select * from {name}_g2.orders")
+        with pytest.raises(Unavailable):
+            second.end_bulk()
+    assert _keys(database, name) == 0
+    second.apply(batch(upsert({"id": 1, "note": "v3"}, 3)))
+    second.end_bulk()
+    assert [stored.row["note"] for stored in second.scan(table())] == ["v3"]
+    second.close()
 
 
 def test_offsets_are_stored_with_the_rows_and_never_go_back(database: Any, sink: WarehouseSink, name: str) -> None:
@@ -167,7 +414,7 @@ def test_a_failed_migration_leaves_nothing_behind_and_the_next_one_succeeds(endp
         for _ in range(2):
             with engine.begin() as connection:
                 upgrade(connection)
-                assert connection.scalar(text("select version_num from lockstep.schema_version")) == "0001"
+                assert connection.scalar(text("select version_num from lockstep.schema_version")) == "0003"
     finally:
         engine.dispose()
         database.execute(f"drop database {scratch}")

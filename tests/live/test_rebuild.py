@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 
+from cdc.kafka.control_topics import read_tables
+from cdc.model.event import Position, RowEvent
 from cdc.model.lsn import format_lsn
 from cdc.postgres.slot import emit_heartbeat
 from jobs.generations import list_generations
 from lockstep.config import Config, load
+from lockstep.generations import list_of, settings_of_generation
 from sinks.opensearch_sink import alias_name
 from sinks.registry import open_sink
-from sinks.sink import Progress
+from sinks.sink import Batch, Progress, Sink
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.readers import Read, cache_reader, reading, search_reader, warehouse_reader
-from tests.topics import compact_soon
+from tests.topics import compact_soon, configure
 
 pytestmark = pytest.mark.live
 
@@ -203,6 +206,8 @@ def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(pipeline: P
             return len(records) < 1.6 * len(keys) and sum(value is None for _, _, value, _ in records) < len(keys) / 20
 
         wait_until(is_compacted, what="the topics are compacted", timeout_s=120)
+    # Else no sink may go on after a pause, however short.
+    configure(pipeline.client, topics, {"delete.retention.ms": "3600000"})
     name = f"{pipeline.name}_late"
     section = f'\n[sinks.{name}]\ntype = "redis"\nurl = "{pipeline.endpoints.redis_url}"\n'
     path = pipeline.directory / f"{name}.toml"
@@ -275,3 +280,50 @@ def _progress(pipeline: Pipeline, sink: str) -> Progress:
         return progress
     finally:
         opened.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_live_generation_is_written_again_in_place(pipeline: Pipeline, kind: str) -> None:
+    """What a bug has written under the right tag, and rows that should not be there, are gone afterwards."""
+    sink = f"{pipeline.name}_{kind}"
+    config = pipeline.config
+    table = read_tables(pipeline.client, pipeline.name)[config.source.table_names[0]]
+    found = _live_sink(config, sink)
+    try:
+        pipeline.wait_applied(pipeline.apply)  # type: ignore[attr-defined]
+        victim = next(found.rows(table, [{"id": 1}]))
+        wrong = {**victim.row, "owner": "what the bug made of it"}
+        position = Position("", 0, 0)
+        fence = found.claim()  # from here on the running job is refused by the warehouse, as by any other writer
+        found.apply(
+            Batch(
+                [
+                    RowEvent(table.name, {"id": 1}, victim.tag, wrong, position),
+                    RowEvent(table.name, {"id": -7}, "0" * 27 + "1", {**wrong, "id": -7}, position),
+                ],
+                fence=fence,
+                replays=True,
+            )
+        )
+        assert next(found.rows(table, [{"id": 1}])).row["owner"] == "what the bug made of it"
+        pipeline.apply = _restart(pipeline)  # type: ignore[attr-defined]
+        with traffic(pipeline, seed=60 + KINDS.index(kind), pause_s=0.05):
+            told = _run(pipeline, pipeline.path, "rebuild", sink, "--in-place")
+        assert "removing 1 rows" in told
+        assert next(found.rows(table, [{"id": 1}])).row["owner"] != "what the bug made of it"
+        assert not list(found.rows(table, [{"id": -7}]))
+    finally:
+        found.close()
+    pipeline.wait_applied(pipeline.apply)  # type: ignore[attr-defined]
+
+
+def _restart(pipeline: Pipeline) -> Any:
+    pipeline.stop(pipeline.apply)  # type: ignore[attr-defined]
+    apply = pipeline.start_apply()
+    pipeline.wait_applied(apply)
+    return apply
+
+
+def _live_sink(config: Config, name: str) -> Sink:
+    generation = next(one for one in list_of(config, name) if one.is_live)
+    return open_sink(name, settings_of_generation(config, name, generation), generation.number)

@@ -33,6 +33,19 @@ def test_fields_are_separated_by_tabs() -> None:
     assert copy_line([1, "x", None]) == "1\tx\t\\N\n"
 
 
+@pytest.mark.parametrize("special", ["\\", "\t", "\n", "\r", "\\N", "\\t"])
+@pytest.mark.parametrize("place", range(3))
+def test_nulls_and_odd_text_stand_side_by_side(special: str, place: int) -> None:
+    """Whichever way a row is written, it reads back as it was."""
+    values: list[JsonValue] = ["N", None, "N"]
+    values[place] = special
+    for row in (values, ["N", None, "N"]):
+        line = copy_line(row)
+        assert line.endswith("\n")
+        fields = split_row(line[:-1].encode())
+        assert [None if text is None else bytes(text).decode() for text in fields] == row
+
+
 @pytest.mark.parametrize(
     ("values", "literal"),
     [

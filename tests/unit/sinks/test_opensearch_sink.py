@@ -1,6 +1,7 @@
 """sinks.opensearch_sink: the pure parts; its behaviour is in tests/contract"""
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
@@ -19,6 +20,7 @@ from sinks.opensearch_sink import (
     document_id,
     field_mapping,
     field_name,
+    flat_settings,
     mapping,
     verdict,
 )
@@ -161,6 +163,46 @@ def test_certificates_are_checked_unless_that_is_switched_off(verify: bool, requ
     assert (pool.cert_reqs, pool.assert_hostname) == (requirement, hostname)
     assert connection.headers["authorization"] == "Basic dTpw"
     sink.close()
+
+
+def test_a_field_can_be_indexed_in_another_way() -> None:
+    how = {"type": "text", "analyzer": "german"}
+    settings = OpenSearchSettings(fields={"public.orders.note": how, 'public."Other t".note': {"type": "keyword"}})
+    made = mapping(Shape.of(table()), settings.fields_of(TableName("public", "orders")))["properties"]
+    assert (made["note"], made["id"]) == (how, {"type": "long"})
+    assert settings.fields_of(TableName("public", "Other t")) == {"note": {"type": "keyword"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"fields": {"note": {"type": "keyword"}, "a.b": {"type": "keyword"}}}, r"'note'.*'a.b'"),
+        ({"fields": {"public.orders.note": {"analyzer": "german"}}}, "no type is given for public.orders.note"),
+        ({"fields": {"public.orders.note": {"type": "text"}}, "exclude": ("public.orders.note",)}, "exclude leaves out"),
+        ({"fields": {"public.orders.note": {"type": "text"}}, "tables": ("public.items",)}, "tables doesn't name public.orders"),
+        ({"index_settings": {"number_of_shards": 2, "index": {"refresh_interval": "1s"}}}, r"set shards.*set refresh_interval_ms"),
+        ({"index_settings": {"index.gc_deletes": "1s"}}, "set gc_deletes_s"),
+        ({"index_settings": {"translog": {"durability": "async"}}}, "must be durable"),
+        ({"index_settings": {"index": {"mapping": {"total_fields.limit": 5}}}}, "follows from the table's columns"),
+        ({"index_settings": {"final_pipeline": "p"}}, "rows as they are"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        OpenSearchSettings(**values)
+
+
+def test_index_settings_are_known_by_their_full_names() -> None:
+    nested = {
+        "analysis": {"analyzer": {"a": {"type": "custom", "filter": ["x"]}}},
+        "index": {"codec": "best_compression"},
+    }
+    expected = {"analysis.analyzer.a.type": "custom", "analysis.analyzer.a.filter": ["x"], "codec": "best_compression"}
+    assert flat_settings(nested) == expected
+    assert flat_settings({"index.codec": "best_compression", "index": {"mapping": {"depth.limit": 5}}}) == {
+        "codec": "best_compression",
+        "mapping.depth.limit": 5,
+    }
 
 
 def test_a_delete_is_a_delete_or_a_marker() -> None:

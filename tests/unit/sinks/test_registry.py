@@ -1,5 +1,6 @@
 """sinks.registry"""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -7,9 +8,12 @@ import sys
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
 from sinks.opensearch_sink import OpenSearchSink
+from sinks.projecting_sink import ProjectingSink
 from sinks.redis_sink import RedisSink
-from sinks.registry import SinkSettings, open_sink
+from sinks.registry import SinkSettings, definition, open_sink, projection_of, with_definition
 from sinks.warehouse_sink import WarehouseSink
 
 ADAPTER: TypeAdapter[SinkSettings] = TypeAdapter(SinkSettings)
@@ -52,3 +56,57 @@ def test_importing_the_registry_loads_no_client() -> None:
     program = f"import sys, sinks.registry; print([m for m in '{clients}'.split() if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert answer.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
+def test_a_sink_that_leaves_columns_out_is_wrapped(values: dict[str, object], _kind: type) -> None:
+    settings = ADAPTER.validate_python({**values, "exclude": ["public.orders.note"]})
+    assert isinstance(open_sink("shop", settings, 1), ProjectingSink)
+    assert projection_of(settings).excluded == {TableName("public", "orders"): frozenset({"note"})}
+    assert not projection_of(ADAPTER.validate_python(values))
+
+
+@pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
+def test_all_malformed_columns_are_reported(values: dict[str, object], _kind: type) -> None:
+    with pytest.raises(ValidationError, match=r"'orders.note'.*'a.b.c.d'"):
+        ADAPTER.validate_python({**values, "exclude": ["orders.note", "public.orders.id", "a.b.c.d"]})
+
+
+SHAPED: dict[str, dict[str, object]] = {
+    "opensearch": {
+        "exclude": ["public.orders.note"],
+        "tables": ["public.orders"],
+        "fields": {"public.orders.title": {"type": "keyword", "fields": {"x": {"type": "text"}}}},
+        "index_settings": {"analysis": {"analyzer": {"a": {"type": "keyword"}}}},
+        "shards": 3,
+        "deletes": "marker",
+    },
+    "redis": {"exclude": ["public.orders.note"], "tables": ["public.orders"]},
+    "warehouse": {"exclude": ["public.orders.note"], "tables": ["public.orders"]},
+}
+
+
+@pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
+def test_a_definition_makes_the_round_trip_through_json(values: dict[str, object], _kind: type) -> None:
+    shaped = ADAPTER.validate_python({**values, **SHAPED[str(values["type"])]})
+    kept = json.loads(json.dumps(definition(shaped)))
+    assert kept == SHAPED[str(values["type"])]
+    plain = ADAPTER.validate_python(values)
+    assert with_definition(plain, kept) == shaped
+    assert with_definition(shaped, definition(plain)) == plain
+
+
+@pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
+def test_what_a_definition_lacks_has_its_default_and_the_rest_stays(values: dict[str, object], _kind: type) -> None:
+    shaped = ADAPTER.validate_python({**values, **SHAPED[str(values["type"])], "prefix": "p"} if values["type"] != "warehouse" else {**values, **SHAPED["warehouse"], "lock_timeout_s": 7})  # fmt: skip
+    expected = ADAPTER.validate_python({**values, "prefix": "p"} if values["type"] != "warehouse" else {**values, "lock_timeout_s": 7})  # fmt: skip
+    assert with_definition(shaped, {}) == expected
+
+
+@pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
+def test_a_definition_of_another_kind_is_refused(values: dict[str, object], _kind: type) -> None:
+    settings = ADAPTER.validate_python(values)
+    with pytest.raises(LockstepError, match="doesn't know: colour, timeout_s"):
+        with_definition(settings, {"timeout_s": 1, "exclude": [], "colour": "red"})
+    with pytest.raises(LockstepError, match=r"doesn't fit a sink of type .* exclude"):
+        with_definition(settings, {"exclude": ["nonsense"]})

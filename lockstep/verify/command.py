@@ -1,0 +1,54 @@
+"""The command: the settings that a generation was built with, messages, what came out, exit code."""
+
+import json
+import logging
+import time
+from dataclasses import replace
+
+from lockstep.config import Config
+from lockstep.console import EXIT_FAILED, StopOnSignals, log_to_stderr, out
+from lockstep.generations import describe, settings_of_generation
+from lockstep.verify.report import verify_table
+from lockstep.verify.verify import Step, VerifyOptions, verify
+
+logger = logging.getLogger("lockstep.verify")
+
+_LINE_EVERY_S = 5.0
+
+
+def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
+    """Compare and show it; returns the exit code: 0 equal, 1 not."""
+    log_to_stderr()
+    due = time.monotonic() + _LINE_EVERY_S
+
+    def progress(step: Step) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + _LINE_EVERY_S
+            logger.info("%s: %s, %d", step.table, step.what, step.count)
+
+    report = verify(
+        config,
+        with_built_settings(config, options),
+        say=lambda sentence: logger.info("%s", sentence),
+        progress=progress,
+        stopping=StopOnSignals(),
+    )
+    if as_json:
+        print(json.dumps(report.to_json(), indent=2))  # noqa: T201  the result
+    else:
+        out.print(verify_table(report))
+    return 0 if report.is_equal else EXIT_FAILED
+
+
+def with_built_settings(config: Config, options: VerifyOptions) -> VerifyOptions:
+    """The options with the settings of the generations that are compared, which may not be today's."""
+    found = {one.generation.number: one.generation for one in describe(config, options.sink)}
+    live = next((number for number, generation in found.items() if generation.is_live), None)
+    compared = found.get(options.generation or live or 0)
+    other = found.get(int(options.against)) if options.against.isdecimal() else None
+    if compared is not None:
+        options = replace(options, settings=settings_of_generation(config, options.sink, compared))
+    if other is not None:
+        options = replace(options, other_settings=settings_of_generation(config, options.sink, other))
+    return options

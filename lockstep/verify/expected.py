@@ -1,0 +1,45 @@
+"""What a sink is compared with: the contract of the source, the topic and another generation."""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from cdc.model.table import Table
+from lockstep.verify.form import Fingerprint, Key, Row
+from lockstep.verify.patience import Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A row at some moment. ``stamp`` differs whenever the row was written in between, even with the same values."""
+
+    fingerprint: Fingerprint
+    stamp: str
+
+
+class Expected(Protocol):
+    """Rows that a sink should hold, while they change. Every method may raise Unavailable or LockstepError."""
+
+    name: str
+    can_be_asked_often: bool
+    """Whether ``versions`` of a few keys is cheap enough to be called again and again while the sink catches up."""
+
+    def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
+        """Every row once. Rows that are written meanwhile may be seen before or after, and ones whose key changes not at all."""
+        ...
+
+    def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
+        """The rows of these keys that are there now; keys without a row are absent."""
+        ...
+
+    def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
+        """The same with their values; for few keys."""
+        ...
+
+    def mark(self) -> Mark:
+        """A point at or behind everything that was read so far: a sink that is there has applied it."""
+        ...
+
+
+def versions_of(rows: Mapping[Key, tuple[Version, Row]]) -> dict[Key, Version]:
+    return {key: version for key, (version, _) in rows.items()}

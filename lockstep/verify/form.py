@@ -1,0 +1,113 @@
+"""The form in which two rows are compared: canonical JSON, so that equal means the same value of the same type. Pure.
+
+``1``, ``1.0``, ``true`` and ``"1"`` are four different values, and so are a null and an empty text. A column that is not there isn't null.
+"""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Final
+
+import orjson
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.event import JsonValue
+from cdc.model.table import Column, Table
+
+Row = Mapping[str, JsonValue]
+
+Key = bytes
+"""A key as canonical JSON: the key columns in key order."""
+
+Fingerprint = bytes
+"""16 bytes that are the same for the same key and row, and for no other in practice."""
+
+FINGERPRINT_BYTES: Final = 16
+
+_INTEGERS: Final = frozenset({"int2", "int4", "int8", "oid"})
+_FLOATS: Final = frozenset({"float4", "float8"})
+
+
+def key_of(table: Table, values: Row) -> Key:
+    """The key of a row, or of a mapping of its key columns."""
+    # Copied, since many are kept: the bytes that orjson gives hold on to its whole buffer of some kilobytes.
+    return bytes(memoryview(orjson.dumps({name: values[name] for name in table.key})))
+
+
+def key_values(key: Key) -> dict[str, JsonValue]:
+    """The other way round."""
+    values: dict[str, JsonValue] = orjson.loads(key)
+    return values
+
+
+def fingerprint(table: Table, key: Key, row: Row) -> Fingerprint:
+    """Of the table's columns and no others."""
+    present = {column.name: row[column.name] for column in table.columns if column.name in row}
+    return blake2b(key + orjson.dumps(present), digest_size=FINGERPRINT_BYTES).digest()
+
+
+def differing_columns(table: Table, wanted: Row, actual: Row) -> tuple[str, ...]:
+    """The columns in which two rows differ."""
+    return tuple(column.name for column in table.columns if not _is_same(column.name, wanted, actual))
+
+
+def _is_same(name: str, wanted: Row, actual: Row) -> bool:
+    # As JSON, since Python takes 1, 1.0 and True for equal.
+    if name not in wanted or name not in actual:
+        return name not in wanted and name not in actual
+    return orjson.dumps(wanted[name]) == orjson.dumps(actual[name])
+
+
+def parse_keys(table: Table, texts: tuple[str, ...]) -> list[Key]:
+    """Keys as somebody typed them, ``{"id": 42}`` or a list of such objects. Raises ConfigurationError.
+
+    A value of another JSON type than events have is refused: no row has such a key, so it would pass for equal.
+    """
+    keys: dict[Key, None] = {}
+    for text in texts:
+        try:
+            given = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise ConfigurationError(f"--keys: {text!r} is not JSON: {error}", hint=_example(table)) from None
+        for values in given if isinstance(given, list) else [given]:
+            if not isinstance(values, dict) or values.keys() != set(table.key):
+                raise ConfigurationError(
+                    f"--keys: {orjson.dumps(values).decode()} is not a key of table {table.name}", hint=_example(table)
+                )
+            for column in table.key_columns:
+                if not _has_the_type(values[column.name], column):
+                    raise ConfigurationError(
+                        f"--keys: {column.name!r} of table {table.name} is {column.type_name}, written as {_written(column)}",
+                        hint=_example(table),
+                    )
+            keys[key_of(table, values)] = None
+    if texts and not keys:
+        raise ConfigurationError("--keys names no key", hint=_example(table))
+    return list(keys)
+
+
+def _has_the_type(value: JsonValue, column: Column) -> bool:
+    if column.is_array:
+        return isinstance(value, list | str)
+    if column.value_type in _INTEGERS:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if column.value_type in _FLOATS:
+        return isinstance(value, int | float | str) and not isinstance(value, bool)
+    if column.value_type == "bool":
+        return isinstance(value, bool)
+    return isinstance(value, str)
+
+
+def _written(column: Column) -> str:
+    if column.is_array:
+        return "a JSON array"
+    if column.value_type in _INTEGERS or column.value_type in _FLOATS:
+        return "a JSON number"
+    return "true or false" if column.value_type == "bool" else "a JSON text"
+
+
+def _example(table: Table) -> str:
+    values = ", ".join(
+        f'"{column.name}": {42 if column.value_type in _INTEGERS else chr(34) + "..." + chr(34)}'
+        for column in table.key_columns
+    )
+    return f"write keys as events have them: --keys '{{{values}}}'"

@@ -1,0 +1,41 @@
+"""Another generation of the same sink. Both follow the log, each at its own pace."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from cdc.model.table import Table
+from lockstep.verify.expected import Version, versions_of
+from lockstep.verify.form import Fingerprint, Key, Row
+from lockstep.verify.patience import Applied, Mark
+from lockstep.verify.sink_side import SinkSide
+from sinks.sink import TopicPartition
+
+
+class GenerationSide:
+    """``log_ends`` tells where the topics end now: whatever this generation holds comes from before."""
+
+    can_be_asked_often = False
+
+    def __init__(
+        self, number: int, rows: SinkSide, applied: Applied, log_ends: Callable[[], Mapping[TopicPartition, int]]
+    ) -> None:
+        self.name = f"generation {number}"
+        self._rows = rows
+        self._applied = applied
+        self._log_ends = log_ends
+
+    def mark(self) -> Mark:
+        return Mark(offsets=self._log_ends())
+
+    def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
+        return ((key, copy.fingerprint) for key, copy in self._rows.scan(table))
+
+    def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
+        return versions_of(self.rows(table, keys))
+
+    def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
+        # Else the other one, ahead of this one, would hold what looks like nobody's row, again and again.
+        self._applied.wait(self.mark())
+        return {
+            key: (Version(copies[0][0].fingerprint, copies[0][0].tag), copies[0][1])
+            for key, copies in self._rows.rows(table, keys).items()
+        }

@@ -1,0 +1,212 @@
+"""What ``lockstep verify`` found, for people and for programs. Pure. It shows keys, columns and tags, and no other value of a row."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+from rich.console import Group, RenderableType
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
+
+_SHOWN_MAX: Final = 100
+"""Differences shown to people; ``--json`` has all."""
+
+
+class Kind(StrEnum):
+    """``MISSING``: the sink lacks the row. ``EXTRA``: it has one too many. ``DIFFERENT``: it has other values."""
+
+    MISSING = "missing"
+    EXTRA = "extra"
+    DIFFERENT = "different"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One key. ``topic_tag`` is that of the newest event on the topic: None when there is none or it wasn't looked for.
+
+    ``note`` is what else is known, in words.
+    """
+
+    kind: Kind
+    key: bytes
+    columns: tuple[str, ...] = ()
+    sink_tag: str | None = None
+    topic_tag: str | None = None
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind.value,
+            "key": orjson.loads(self.key),
+            "columns": list(self.columns),
+            "sink_tag": self.sink_tag,
+            "topic_tag": self.topic_tag,
+            "note": self.note or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """One table. Row counts are each side's as of its own pass, so under traffic they may differ where the rows don't.
+
+    With chosen keys there is no pass: ``keys`` is how many were looked at, and counts and ranges are None. ``absent`` are those that
+    neither side has. ``unsettled`` rows changed at every look. ``is_complete`` is False when there were too many differences to
+    look into all of them. ``left_out`` are columns that were not compared, with the reason. ``repaired`` were different before.
+    """
+
+    table: TableName
+    expected_rows: int | None = None
+    sink_rows: int | None = None
+    ranges: int | None = None
+    differing_ranges: int | None = None
+    keys: int | None = None
+    absent: tuple[bytes, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    unsettled: tuple[bytes, ...] = ()
+    is_complete: bool = True
+    left_out: tuple[tuple[str, str], ...] = ()
+    repaired: tuple[bytes, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        return self.is_complete and not self.differences and not self.unsettled
+
+    def count(self, kind: Kind) -> int:
+        return sum(1 for difference in self.differences if difference.kind is kind)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": str(self.table),
+            "equal": self.is_equal,
+            "complete": self.is_complete,
+            "rows": {"expected": self.expected_rows, "sink": self.sink_rows},
+            "ranges": {"compared": self.ranges, "differing": self.differing_ranges},
+            "keys": self.keys,
+            "absent": [orjson.loads(key) for key in self.absent],
+            "missing": self.count(Kind.MISSING),
+            "extra": self.count(Kind.EXTRA),
+            "different": self.count(Kind.DIFFERENT),
+            "differences": [difference.to_json() for difference in self.differences],
+            "unsettled": [orjson.loads(key) for key in self.unsettled],
+            "left_out": dict(self.left_out),
+            "repaired": [orjson.loads(key) for key in self.repaired],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """All tables of one generation. ``lsn`` is where the source was when the comparison began; None where it wasn't asked."""
+
+    sink: str
+    generation: int
+    against: str
+    lsn: int | None
+    tables: tuple[TableReport, ...]
+
+    @property
+    def is_equal(self) -> bool:
+        return all(table.is_equal for table in self.tables)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sink": self.sink,
+            "generation": self.generation,
+            "against": self.against,
+            "lsn": None if self.lsn is None else format_lsn(self.lsn),
+            "equal": self.is_equal,
+            "tables": [table.to_json() for table in self.tables],
+        }
+
+
+def verify_table(report: VerifyReport) -> RenderableType:
+    """For people: a line per table, and below it what differs."""
+    parts: list[RenderableType] = [_summary(report)]
+    differences = [(table.table, difference) for table in report.tables for difference in table.differences]
+    if differences:
+        parts += ["", _differences(differences[:_SHOWN_MAX])]
+    if len(differences) > _SHOWN_MAX:
+        parts.append(Text(f"and {len(differences) - _SHOWN_MAX:,} more: --json shows all", style="dim"))
+    parts += [Text(sentence, style="yellow") for table in report.tables for sentence in sentences(table)]
+    parts.append(Text(_verdict(report), style="green" if report.is_equal else "red"))
+    return Group(*parts)
+
+
+def _summary(report: VerifyReport) -> RichTable:
+    table = RichTable()
+    numbers = ("ranges", "differing", "missing", "extra", "different", "unsettled", "repaired")
+    for heading in ("table", f"rows in {report.against}", f"rows in {report.sink}", *numbers):
+        table.add_column(heading, justify="left" if heading == "table" else "right")
+    for one in report.tables:
+        table.add_row(
+            str(one.table),
+            *map(_number, (one.expected_rows, one.sink_rows, one.ranges, one.differing_ranges)),
+            *(_number(one.count(kind)) for kind in Kind),
+            *map(_number, (len(one.unsettled), len(one.repaired))),
+        )
+    return table
+
+
+def _differences(differences: list[tuple[TableName, Difference]]) -> RichTable:
+    table = RichTable()
+    for heading in ("table", "kind", "key", "columns", "tag in the sink", "newest tag on the topic", "note"):
+        table.add_column(heading, overflow="fold")
+    for name, one in differences:
+        table.add_row(
+            Text(str(name)),
+            one.kind.value,
+            Text(one.key.decode()),
+            Text(", ".join(one.columns)),
+            one.sink_tag or "-",
+            one.topic_tag or "-",
+            Text(one.note),
+        )
+    return table
+
+
+def sentences(table: TableReport) -> Iterator[str]:
+    """What the numbers don't say."""
+    for column, reason in table.left_out:
+        yield f"{table.table}: column {column!r} was not compared: {reason}"
+    if table.absent:
+        keys = ", ".join(key.decode() for key in table.absent)
+        yield f"{table.table}: neither side has a row with the key {keys}"
+    if table.unsettled:
+        keys = ", ".join(key.decode() for key in table.unsettled[:5])
+        yield (
+            f"{table.table}: {rows_text(len(table.unsettled))} changed at every look, and whether that is equal nobody can tell"
+            f" ({keys}{', ...' if len(table.unsettled) > 5 else ''}); run it again with --keys"
+        )
+    if not table.is_complete:
+        yield (
+            f"{table.table}: there are more rows that may differ than were looked into; mend these and run it again,"
+            " or rebuild the sink"
+        )
+
+
+def _verdict(report: VerifyReport) -> str:
+    where = f"generation {report.generation} of {report.sink}"
+    if report.is_equal:
+        return (
+            f"{where} equals the {report.against}"
+            if report.lsn is None
+            else (f"{where} equals the {report.against} (as of {format_lsn(report.lsn)} or later)")
+        )
+    found = sum(len(table.differences) for table in report.tables)
+    return (
+        f"{where} differs from the {report.against} in {rows_text(found)}"
+        if found
+        else f"{where} was not compared completely"
+    )
+
+
+def rows_text(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _number(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"

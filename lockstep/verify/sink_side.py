@@ -1,0 +1,55 @@
+"""One generation of a sink, in the form that is compared."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.model.table import Table
+from lockstep.verify.form import Fingerprint, Key, Row, fingerprint, key_of, key_values
+from lockstep.verify.patience import Patience
+from lockstep.verify.source_side import portions
+from sinks.sink import Sink
+
+_KEYS_AT_ONCE: Final = 500
+_CHECK_EVERY_ROWS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A row as the sink holds it."""
+
+    tag: str
+    fingerprint: Fingerprint
+
+
+class SinkSide:
+    """Reads a sink. It can't be asked for a range of keys, only for all rows or for some by their keys."""
+
+    def __init__(self, sink: Sink, patience: Patience) -> None:
+        self._sink = sink
+        self._patience = patience
+
+    def scan(self, table: Table) -> Iterator[tuple[Key, Copy]]:
+        """Every row; one key twice where the sink holds it twice."""
+        for count, stored in enumerate(self._sink.scan(table)):
+            if count % _CHECK_EVERY_ROWS == 0:
+                self._patience.check()
+            key = key_of(table, stored.key)
+            yield key, Copy(stored.tag, fingerprint(table, key, stored.row))
+
+    def copies(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Copy, ...]]:
+        """What is found under these keys; keys without a row are absent. More than one copy is one too many."""
+        return {key: tuple(copy for copy, _ in found) for key, found in self.rows(table, keys).items()}
+
+    def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, list[tuple[Copy, Row]]]:
+        """The same with their values."""
+        found: dict[Key, list[tuple[Copy, Row]]] = {}
+        for portion in portions(keys, _KEYS_AT_ONCE):
+            self._patience.check()
+            asked = set(portion)
+            for stored in self._sink.rows(table, [key_values(key) for key in portion]):
+                key = key_of(table, stored.key)
+                if key in asked:  # a row under the wrong key isn't what readers ask for
+                    copy = Copy(stored.tag, fingerprint(table, key, stored.row))
+                    found.setdefault(key, []).append((copy, stored.row))
+        return found

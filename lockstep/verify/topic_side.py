@@ -1,0 +1,141 @@
+"""The rows that a table's topic leaves: the newest event of every key. For when the source can't be reached, or isn't to be asked.
+
+The topic may hold many events per key, and which one is the newest shows at its end. So a partition whose rows are too
+many for memory is read several times, each time for a slice of its keys.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final
+from zlib import crc32
+
+import orjson
+
+from cdc.kafka.cluster import Cluster
+from cdc.kafka.topic_reader import Record, TopicReader
+from cdc.model.event import Position
+from cdc.model.table import Table, TableName
+from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_END, TAG_START, row_event, schema_id_of
+from jobs.shape_history import TableHistory
+from lockstep.verify.expected import Version
+from lockstep.verify.form import Fingerprint, Key, Row, fingerprint, key_of
+from lockstep.verify.patience import Mark, Patience
+
+NOWHERE: Final = 1 << 62
+"""An offset behind every end: a partition that is to be read from there isn't read."""
+
+
+class TopicSide:
+    """The topics of the captured tables. ``histories`` bring events of earlier shapes into the newest one."""
+
+    name = "topic"
+    can_be_asked_often = False
+
+    def __init__(
+        self,
+        client: Mapping[str, str | int],
+        topics: Mapping[TableName, str],
+        histories: Mapping[TableName, TableHistory],
+        *,
+        keys_max: int,
+        patience: Patience,
+    ) -> None:
+        self._topics = topics
+        self._histories = histories
+        self._keys_max = keys_max
+        self._cluster = Cluster(client)
+        self._reader = TopicReader(client, while_waiting=patience.check)
+        self._ends: dict[tuple[str, int], int] = {}
+        # Of the keys that were asked for last: what is known, and from where on it isn't.
+        self._known: dict[Key, Version | None] = {}
+        self._known_table: TableName | None = None
+        self._known_ends: dict[int, int] = {}
+
+    def mark(self) -> Mark:
+        return Mark(offsets=dict(self._ends))
+
+    def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
+        for partition in self._fix_ends(table):
+            slices = [(1, 0)]
+            while slices:
+                count, number = slices.pop()
+                newest = self._slice(table, partition, count, number)
+                if newest is None:
+                    slices += [(2 * count, number), (2 * count, number + count)]
+                else:
+                    yield from newest.items()
+
+    def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
+        ends = self._fix_ends(table)
+        if self._known_table == table.name and all(key in self._known for key in keys):
+            start = self._known_ends
+        else:
+            self._known_table, self._known, start = table.name, dict.fromkeys(keys), {}
+        for record in self._reader.records(self._topics[table.name], start):
+            key = _canonical(table, record)
+            if key in self._known and record.value is not None:  # a delete event has come before its tombstone
+                _, row = self._row(table, record)
+                self._known[key] = None if row is None else Version(fingerprint(table, key, row), _tag(record.value))
+        self._known_ends = ends
+        return {key: version for key in keys if (version := self._known[key]) is not None}
+
+    def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
+        self._fix_ends(table)
+        wanted = set(keys)
+        found: dict[Key, tuple[Version, Row]] = {}
+        for record in self._reader.records(self._topics[table.name]):
+            key = _canonical(table, record)
+            if key in wanted and record.value is not None:
+                _, row = self._row(table, record)
+                if row is None:
+                    found.pop(key, None)
+                else:
+                    found[key] = Version(fingerprint(table, key, row), _tag(record.value)), row
+        return found
+
+    def _slice(self, table: Table, partition: int, count: int, number: int) -> dict[Key, Fingerprint] | None:
+        """The live rows of one of ``count`` slices of a partition's keys; None when they are too many for memory."""
+        newest: dict[Key, Fingerprint] = {}
+        start = {other: NOWHERE for other in self._partitions(table) if other != partition}
+        for record in self._reader.records(self._topics[table.name], start):
+            if crc32(record.key) % count != number:
+                continue
+            key, row = self._row(table, record)
+            if row is None:
+                newest.pop(key, None)
+                continue
+            newest[key] = fingerprint(table, key, row)
+            if len(newest) > self._keys_max:
+                return None
+        return newest
+
+    def _fix_ends(self, table: Table) -> dict[int, int]:
+        """Where the partitions end now. What is read after this reaches at least as far."""
+        topic = self._topics[table.name]
+        self._ends = self._cluster.end_offsets([(topic, partition) for partition in self._partitions(table)])
+        return {partition: end for (_, partition), end in self._ends.items()}
+
+    def _partitions(self, table: Table) -> range:
+        return range(self._cluster.partition_counts().get(self._topics[table.name], 0))
+
+    def _row(self, table: Table, record: Record) -> tuple[Key, Row | None]:
+        """The row in the newest shape. None: it is deleted, or a later copy of the table replaces the event."""
+        key = _canonical(table, record)
+        if record.value is None or record.value[OP_OFFSET] == DELETE_OP:
+            return key, None
+        at = Position(self._topics[table.name], record.partition, record.offset)
+        event = row_event(table.name, record.key, record.value, None, at)
+        history = self._histories.get(table.name)
+        if history is not None:
+            carried = history.translate(event, schema_id_of(record.value))
+            return key, None if carried is None else carried.row
+        return key, event.row
+
+
+def _canonical(table: Table, record: Record) -> Key:
+    values: dict[str, Any] = orjson.loads(record.key)
+    # A key of an earlier shape may have other columns: it names no row of today's.
+    return key_of(table, values) if values.keys() == set(table.key) else record.key
+
+
+def _tag(value: bytes) -> str:
+    return value[TAG_START:TAG_END].decode()

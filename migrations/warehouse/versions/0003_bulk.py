@@ -1,0 +1,10 @@
+"""Whether a generation is loaded in bulk: its tables have no primary key then, and may hold several versions of a row."""
+
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    op.execute("alter table lockstep.writer add column is_bulk boolean not null default false")

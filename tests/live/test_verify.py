@@ -1,0 +1,579 @@
+"""`lockstep verify` on running pipelines: it finds every way in which a sink was broken by hand, and nothing where it wasn't."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import orjson
+import psycopg
+import pytest
+from opensearchpy import OpenSearch
+from redis import Redis
+
+from cdc.kafka.control_topics import read_tables
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.event import Position, RowEvent
+from cdc.model.table import Table, TableName
+from cdc.model.tag import TEXT_LENGTH
+from jobs.dead_letter import DeadLetters, RejectedEvent
+from lockstep.config import Config
+from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
+from lockstep.verify.verify import VerifyOptions, verify
+from sinks.registry import SinkSettings, open_sink
+from sinks.sink import Batch
+from stack.stack import Endpoints
+from tests.pipeline import Pipeline, traffic
+
+pytestmark = pytest.mark.live
+
+KINDS = ("search", "cache", "warehouse")
+ROWS, ENTRIES = 40, 2000
+
+MISSING, OLD, TYPE, RESURRECTED, NULLED, MOVED, DOUBLED, JSON, MICROSECOND, OLD_TAG, NEWEST_TAG, REJECTED = range(1, 13)
+# Rows that nobody ever wrote. Others for each sink: a repair of one tells the others through the topic.
+EXTRA = {kind: 9000 + place for place, kind in enumerate(KINDS)}
+MOVED_TO = {kind: 9100 + place for place, kind in enumerate(KINDS)}
+NOBODYS_TAG = "f" * TEXT_LENGTH
+FIRST_TAG = "0" * TEXT_LENGTH
+
+
+def verified(config: Config, options: VerifyOptions, *, said: Callable[[str], None] = lambda _: None) -> VerifyReport:
+    return verify(config, options, say=said, progress=lambda _: None, stopping=lambda: False)
+
+
+class Running:
+    """One pipeline for the whole module, with rows applied to three sinks."""
+
+    def __init__(self, endpoints: Endpoints, directory: Path) -> None:
+        self.pipeline = Pipeline(endpoints, directory, f"verify{os.getpid()}", sinks=True)
+        self.schema = self.pipeline.name
+        with self.pipeline.sql() as connection:
+            connection.execute(
+                f"insert into {self.schema}.account (id, owner, balance, tags)"
+                " select i, 'owner ' || i, i / 4.0, array['a', null, 'b'] from generate_series(1, %s) i",
+                (ROWS,),
+            )
+            connection.execute(
+                f"insert into {self.schema}.entry select i, 1, 'note ' || i, jsonb_build_object('n', i)"
+                " from generate_series(1, %s) i",
+                (ENTRIES,),
+            )
+        self.capture = self.pipeline.start_capture()
+        self.job = self.pipeline.start_apply()
+        self.pipeline.wait_applied(self.job)
+        with self.pipeline.sql() as connection:
+            connection.execute(f"delete from {self.schema}.account where id = %s", (RESURRECTED,))
+        self.pipeline.wait_applied(self.job)
+
+    @property
+    def config(self) -> Config:
+        return self.pipeline.config
+
+    def sink(self, kind: str) -> str:
+        return f"{self.schema}_{kind}"
+
+    def options(self, kind: str, **changes: Any) -> VerifyOptions:
+        return replace(VerifyOptions(self.sink(kind)), **changes)
+
+    def shape(self, name: TableName) -> Table:
+        return read_tables(self.pipeline.client, self.schema)[name]
+
+    def table(self, report: VerifyReport, name: str = "account") -> TableReport:
+        return next(table for table in report.tables if table.table.name == name)
+
+
+@pytest.fixture(scope="module")
+def running(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    made = Running(endpoints, tmp_path_factory.mktemp("verify"))
+    yield made
+    made.pipeline.close()
+
+
+# A sink's own client, to break it behind the pipeline's back.
+
+
+class Tool(Protocol):
+    """What a person with the server's own client can do to rows of table ``account`` (and ``entry`` where it says so)."""
+
+    def remove(self, row: int) -> None: ...
+
+    def put(self, row: int, tag: str, values: Mapping[str, Any]) -> None:
+        """Write a whole row under a key."""
+
+    def change(self, row: int, values: Mapping[str, Any]) -> None:
+        """Set some columns."""
+
+    def copy(self, row: int) -> bool:
+        """Store the row twice; False where the server doesn't let one."""
+
+    def set_tag(self, row: int, tag: str) -> None: ...
+
+    def change_entry(self, row: int, doc: str) -> None: ...
+
+
+class Cache:
+    def __init__(self, running: Running) -> None:
+        self.client: Any = Redis.from_url(running.pipeline.endpoints.redis_url)
+        self.prefix = f"{running.sink('cache')}:g1:{running.schema}"
+
+    def at(self, row: object) -> str:
+        return f"{self.prefix}.account:{row}"
+
+    def remove(self, row: int) -> None:
+        assert self.client.delete(self.at(row)) == 1
+
+    def put(self, row: int, tag: str, values: Mapping[str, Any]) -> None:
+        self.client.delete(self.at(row))
+        self.client.hset(self.at(row), mapping={"t": tag, "v": orjson.dumps(values)})
+
+    def change(self, row: int, values: Mapping[str, Any]) -> None:
+        before = orjson.loads(self.client.hget(self.at(row), "v"))
+        self.client.hset(self.at(row), "v", orjson.dumps({**before, **values}))
+
+    def copy(self, row: int) -> bool:
+        self.client.hset(self.at(f"0{row}"), mapping=self.client.hgetall(self.at(row)))
+        return True
+
+    def set_tag(self, row: int, tag: str) -> None:
+        self.client.hset(self.at(row), "t", tag)
+
+    def change_entry(self, row: int, doc: str) -> None:
+        key = f"{self.prefix}.entry:{row}:1"
+        before = orjson.loads(self.client.hget(key, "v"))
+        self.client.hset(key, "v", orjson.dumps({**before, "doc": doc}))
+
+
+class Search:
+    def __init__(self, running: Running) -> None:
+        self.client = OpenSearch(running.pipeline.endpoints.opensearch_url)
+        self.prefix = f"{running.sink('search')}.{running.schema}"
+
+    def call(self, method: str, path: str, body: Any = None, table: str = "account") -> Any:
+        return self.client.transport.perform_request(method, f"/{self.prefix}.{table}_g1/{path}", body=body)
+
+    def source(self, row: object, table: str = "account") -> dict[str, Any]:
+        found: dict[str, Any] = self.call("GET", f"_doc/{quote(str(row))}", table=table)["_source"]
+        return found
+
+    def remove(self, row: int) -> None:
+        assert self.call("DELETE", f"_doc/{row}")["result"] == "deleted"
+
+    def put(self, row: int, tag: str, values: Mapping[str, Any]) -> None:
+        self.call("PUT", f"_doc/{row}", {**values, "_tag": tag})
+
+    def change(self, row: int, values: Mapping[str, Any]) -> None:
+        self.call("PUT", f"_doc/{row}", {**self.source(row), **values})
+
+    def copy(self, row: int) -> bool:
+        self.call("PUT", f"_doc/0{row}", self.source(row))
+        return True
+
+    def set_tag(self, row: int, tag: str) -> None:
+        # The version is what the server compares; the tag in the document is for readers.
+        version = "" if tag == FIRST_TAG else f"?version={2**63 - 1}&version_type=external"
+        self.call("PUT", f"_doc/{row}{version}", {**self.source(row), "_tag": tag})
+
+    def change_entry(self, row: int, doc: str) -> None:
+        hits = self.call("POST", "_search", {"query": {"term": {"account_id": row}}}, "entry")["hits"]["hits"]
+        source = hits[0]["_source"]
+        source["_json"]["doc"] = doc
+        self.call("PUT", f"_doc/{quote(hits[0]['_id'], safe='')}", source, "entry")
+
+
+class Warehouse:
+    def __init__(self, running: Running) -> None:
+        self.connection = psycopg.connect(running.pipeline.endpoints.warehouse_dsn, autocommit=True)
+        self.account = f"{running.sink('warehouse')}_g1.{running.schema}__account"
+        self.entry = f"{running.sink('warehouse')}_g1.{running.schema}__entry"
+
+    def run(self, statement: str, *values: Any) -> None:
+        assert self.connection.execute(statement.encode(), values).rowcount == 1
+
+    def remove(self, row: int) -> None:
+        self.run(f"delete from {self.account} where id = %s", row)
+
+    def put(self, row: int, tag: str, values: Mapping[str, Any]) -> None:
+        given = {**values, "_tag": tag, "_deleted": False}
+        self.connection.execute(f"delete from {self.account} where id = %s".encode(), (row,))
+        places = ", ".join(["%s"] * len(given))
+        self.run(f"insert into {self.account} ({', '.join(given)}) values ({places})", *given.values())
+
+    def change(self, row: int, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            self.run(f"update {self.account} set {name} = %s where id = %s", value, row)
+
+    def copy(self, row: int) -> bool:
+        return False  # its primary key doesn't let one
+
+    def set_tag(self, row: int, tag: str) -> None:
+        self.run(f"update {self.account} set _tag = %s where id = %s", tag, row)
+
+    def change_entry(self, row: int, doc: str) -> None:
+        self.run(f"update {self.entry} set doc = %s::jsonb where account_id = %s", doc, row)
+
+
+TOOLS: dict[str, Callable[[Running], Tool]] = {"search": Search, "cache": Cache, "warehouse": Warehouse}
+
+
+def row_of(running: Running, row: int) -> dict[str, Any]:
+    """The source's row as an event has it."""
+    rows = running.pipeline.source_rows()
+    topic = next(topic for name, topic in running.config.topics().items() if name.name == "account")
+    return dict(rows[topic, orjson.dumps({"id": row})])
+
+
+def break_in_all_ways(running: Running, kind: str) -> bool:
+    """Whether there is a second copy among them."""
+    tool = TOOLS[kind](running)
+    template = row_of(running, OLD_TAG)
+    tool.remove(MISSING)
+    tool.put(EXTRA[kind], FIRST_TAG, {**template, "id": EXTRA[kind]})
+    tool.change(OLD, {"owner": "owner of yesterday"})
+    # Where a column has a type, another number of digits is as close as it gets.
+    tool.change(TYPE, {"balance": "1.00" if kind == "warehouse" else 1})
+    tool.put(RESURRECTED, FIRST_TAG, {**template, "id": RESURRECTED})
+    tool.change(NULLED, {"owner": None})
+    tool.change(MOVED, {"id": MOVED_TO[kind]})
+    is_doubled = tool.copy(DOUBLED)
+    tool.change_entry(JSON, '{"n": 9.0}')
+    changed = str(row_of(running, MICROSECOND)["changed"])
+    digits, _, fraction = changed.removesuffix("Z").partition(".")
+    other = (int(fraction.ljust(6, "0")) + 1) % 1_000_000
+    tool.change(MICROSECOND, {"changed": f"{digits}.{other:06}Z"})
+    tool.set_tag(OLD_TAG, FIRST_TAG)
+    tool.change(NEWEST_TAG, {"owner": "somebody"})
+    tool.set_tag(NEWEST_TAG, NOBODYS_TAG)
+    tool.remove(REJECTED)
+    return is_doubled
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A sink that was broken in all ways, what was found, and what a repair left."""
+
+    kind: str
+    is_doubled: bool
+    found: VerifyReport
+    account: TableReport
+    entry: TableReport
+    from_topic: TableReport
+    repaired: VerifyReport
+    said: list[str]
+
+    def at(self, row: int) -> list[Difference]:
+        return [one for one in self.account.differences if one.key == orjson.dumps({"id": row})]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
+    kind: str = request.param
+    topic = next(topic for name, topic in running.config.topics().items() if name.name == "account")
+    letters = DeadLetters(running.pipeline.client, running.schema, sink=running.sink(kind), generation=1)
+    event = RejectedEvent(topic, 0, 0, orjson.dumps({"id": REJECTED}), None, FIRST_TAG, "a field has no room")
+    is_doubled = break_in_all_ways(running, kind)
+    letters.publish([event], rejected_at_ms=1)
+    said: list[str] = []
+    found = verified(running.config, running.options(kind))
+    from_topic = verified(running.config, running.options(kind, against="topic", tables=(f"{running.schema}.account",)))
+    repaired = verified(running.config, running.options(kind, repair=True, repair_timeout_s=20.0), said=said.append)
+    letters.close([(topic, orjson.dumps({"id": REJECTED}))])
+    return Broken(
+        kind,
+        is_doubled,
+        found,
+        running.table(found),
+        running.table(found, "entry"),
+        running.table(from_topic),
+        repaired,
+        said,
+    )
+
+
+# Sinks that are right.
+
+
+@pytest.mark.parametrize("against", ["source", "topic"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_right_sink_is_equal(running: Running, kind: str, against: str) -> None:
+    report = verified(running.config, running.options(kind, against=against))
+
+    assert report.is_equal, report.to_json()
+    account = running.table(report)
+    assert account.expected_rows == account.sink_rows == ROWS - 1
+    assert account.differing_ranges == 0
+    assert account.left_out == ()
+
+
+@pytest.mark.parametrize("against", ["source", "topic"])
+def test_a_large_table_is_compared_range_by_range(running: Running, against: str) -> None:
+    """With so little memory that the table counts as large, and the keys that may differ come in portions."""
+    options = running.options("cache", against=against, tables=(f"{running.schema}.entry",), keys_max=ENTRIES // 4)
+    with traffic(running.pipeline, seed=20 + len(against), pause_s=0.1):
+        report = verified(running.config, options)
+
+    entry = running.table(report, "entry")
+    assert report.is_equal, report.to_json()
+    assert entry.expected_rows is not None
+    assert entry.expected_rows >= ENTRIES
+    assert entry.ranges is not None
+    assert entry.ranges > ENTRIES * 0.9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_right_sink_is_equal_while_everything_is_being_written(running: Running, kind: str) -> None:
+    with traffic(running.pipeline, seed=10 + KINDS.index(kind), pause_s=0.05) as writer:
+        for against in ("source", "topic"):
+            before = writer.transactions
+            report = verified(running.config, running.options(kind, against=against))
+
+            assert report.is_equal, report.to_json()
+            assert writer.transactions > before
+
+
+# Sinks that aren't.
+
+
+def test_missing_rows_are_found(broken: Broken) -> None:
+    (found,) = broken.at(MISSING)
+    assert (found.kind, found.sink_tag, found.columns) == (Kind.MISSING, None, ())
+    assert found.topic_tag is not None
+
+
+def test_rows_that_nobody_wrote_are_found(broken: Broken) -> None:
+    (found,) = broken.at(EXTRA[broken.kind])
+    assert (found.kind, found.sink_tag, found.topic_tag) == (Kind.EXTRA, FIRST_TAG, None)
+
+
+def test_old_values_are_found(broken: Broken) -> None:
+    (found,) = broken.at(OLD)
+    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("owner",))
+    assert found.sink_tag == found.topic_tag is not None
+
+
+def test_the_same_value_of_another_type_is_found(broken: Broken) -> None:
+    (found,) = broken.at(TYPE)
+    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("balance",))
+
+
+def test_deleted_rows_that_are_back_are_found(broken: Broken) -> None:
+    (found,) = broken.at(RESURRECTED)
+    assert found.kind is Kind.EXTRA
+    assert found.topic_tag is not None
+    assert found.topic_tag > FIRST_TAG
+
+
+def test_a_column_that_has_become_null_is_found(broken: Broken) -> None:
+    (found,) = broken.at(NULLED)
+    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("owner",))
+
+
+def test_a_row_that_has_got_another_key_is_found_under_both(broken: Broken) -> None:
+    (gone,) = broken.at(MOVED)
+    (come,) = broken.at(MOVED_TO[broken.kind])
+    assert (gone.kind, come.kind) == (Kind.MISSING, Kind.EXTRA)
+    # In the warehouse the key is where the row stands.
+    assert come.note == ("" if broken.kind == "warehouse" else "stored where its key isn't looked for")
+
+
+def test_a_second_copy_is_found(broken: Broken) -> None:
+    found = broken.at(DOUBLED)
+    assert [(one.kind, one.note) for one in found] == [(Kind.EXTRA, "a second copy of the row")] * broken.is_doubled
+
+
+def test_another_text_of_the_same_json_is_found(broken: Broken) -> None:
+    (found,) = broken.entry.differences
+    assert found.key == orjson.dumps({"account_id": JSON, "line": 1})
+    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("doc",))
+
+
+def test_a_microsecond_is_found(broken: Broken) -> None:
+    (found,) = broken.at(MICROSECOND)
+    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("changed",))
+
+
+def test_an_old_tag_with_the_right_values_is_equal(broken: Broken) -> None:
+    assert broken.at(OLD_TAG) == []
+
+
+def test_a_tag_that_nothing_can_replace_is_told(broken: Broken) -> None:
+    (found,) = broken.at(NEWEST_TAG)
+    assert (found.kind, found.columns, found.sink_tag) == (Kind.DIFFERENT, ("owner",), NOBODYS_TAG)
+    assert "rebuild" in found.note
+
+
+def test_a_rejected_row_says_so(broken: Broken) -> None:
+    (found,) = broken.at(REJECTED)
+    assert (found.kind, found.note) == (Kind.MISSING, "rejected: a field has no room")
+
+
+def test_nothing_else_is_found(broken: Broken) -> None:
+    ways = {
+        MISSING,
+        EXTRA[broken.kind],
+        OLD,
+        TYPE,
+        RESURRECTED,
+        NULLED,
+        MOVED,
+        MOVED_TO[broken.kind],
+        MICROSECOND,
+        NEWEST_TAG,
+        REJECTED,
+    }
+    ways |= {DOUBLED} if broken.is_doubled else set()
+    assert {orjson.loads(one.key)["id"] for one in broken.account.differences} == ways
+    assert not broken.found.is_equal
+    assert broken.account.unsettled == ()
+
+
+def test_the_topic_finds_the_same(broken: Broken) -> None:
+    assert [(one.key, one.kind, one.columns) for one in broken.from_topic.differences] == [
+        (one.key, one.kind, one.columns) for one in broken.account.differences
+    ]
+
+
+def test_no_value_is_shown(broken: Broken) -> None:
+    text = str(broken.found.to_json())
+    assert "owner of yesterday" not in text
+    assert "somebody" not in text
+
+
+def test_a_repair_mends_all_that_an_event_can_mend(running: Running, broken: Broken) -> None:
+    account = running.table(broken.repaired)
+    left = {NEWEST_TAG} | ({DOUBLED} if broken.is_doubled else set())
+    assert {orjson.loads(one.key)["id"] for one in account.differences} == left
+    mended = {
+        MISSING,
+        EXTRA[broken.kind],
+        OLD,
+        TYPE,
+        RESURRECTED,
+        NULLED,
+        MOVED,
+        MOVED_TO[broken.kind],
+        MICROSECOND,
+        REJECTED,
+    }
+    assert {orjson.loads(key)["id"] for key in account.repaired} == mended
+    assert running.table(broken.repaired, "entry").is_equal
+    assert len(running.table(broken.repaired, "entry").repaired) == 1
+    assert any("still different" in sentence for sentence in broken.said)
+
+
+# Chosen keys, and another generation.
+
+
+@pytest.mark.parametrize("changes", [{"generation": 7}, {"against": "7"}], ids=str)
+def test_a_generation_that_is_not_there_is_told_at_once(running: Running, changes: dict[str, Any]) -> None:
+    with pytest.raises(LockstepError, match="has no generation 7") as caught:
+        verified(running.config, running.options("warehouse", **changes))
+
+    assert caught.value.hint == "it has: 1"
+
+
+def test_chosen_keys_are_compared_without_reading_the_tables(running: Running) -> None:
+    tool = Cache(running)
+    tool.change(20, {"owner": "somebody"})
+    tables = (f"{running.schema}.account",)
+    wrong = verified(running.config, running.options("cache", tables=tables, keys=('[{"id": 20}, {"id": 21}]',)))
+    right = verified(running.config, running.options("cache", tables=tables, keys=('{"id": 21}', '{"id": 777}')))
+    mended = verified(running.config, running.options("cache", tables=tables, keys=('{"id": 20}',), repair=True))
+
+    (found,) = running.table(wrong).differences
+    assert (found.key, found.columns) == (b'{"id":20}', ("owner",))
+    assert (running.table(wrong).keys, running.table(wrong).expected_rows) == (2, None)
+    assert right.is_equal
+    assert running.table(right).absent == (b'{"id":777}',)
+    assert mended.is_equal
+    assert running.table(mended).repaired == (b'{"id":20}',)
+
+
+@pytest.mark.parametrize("text", ['{"id": "20"}', '{"number": 20}', "20", "{", '{"id": true}'])
+def test_keys_that_no_row_can_have_are_refused(running: Running, text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--keys"):
+        verified(running.config, running.options("cache", tables=(f"{running.schema}.account",), keys=(text,)))
+
+
+@pytest.fixture
+def second_generation(running: Running) -> Iterator[SinkSettings]:
+    """Generation 2 of the cache, built without the owners, and as far as the first. Its settings."""
+    name = running.sink("cache")
+    settings = running.config.sinks[name]
+    without = settings.model_copy(update={"exclude": (f"{running.schema}.account.owner",)})
+    old, new = open_sink(name, settings, 1), open_sink(name, without, 2)
+    tables = [running.shape(table) for table in running.config.source.table_names]
+    new.prepare(tables, go_live=False)
+    for table in tables:
+        new.apply(
+            Batch([RowEvent(table.name, row.key, row.tag, row.row, Position("", 0, 0)) for row in old.scan(table)])
+        )
+    progress = old.load_progress()
+    assert progress is not None
+    new.save_progress(progress)
+    yield without
+    new.drop()
+    old.close()
+    new.close()
+
+
+def test_a_generation_is_compared_with_another(running: Running, second_generation: SinkSettings) -> None:
+    options = running.options("cache", generation=2, settings=second_generation, against="1")
+    equal = verified(running.config, options)
+    tool = Cache(running)
+    tool.prefix = tool.prefix.replace(":g1:", ":g2:")
+    tool.change(30, {"balance": "0"})
+    differs = verified(running.config, options)
+
+    assert equal.is_equal, equal.to_json()
+    assert (equal.against, equal.lsn) == ("generation 1", None)
+    assert dict(running.table(equal).left_out).keys() == {"owner"}
+    (found,) = running.table(differs).differences
+    assert (found.key, found.columns) == (b'{"id":30}', ("balance",))
+
+
+@pytest.mark.parametrize("keys", [(), ('{"id": 30}',)])
+def test_columns_that_the_sink_leaves_out_are_not_missed(
+    running: Running, second_generation: SinkSettings, keys: tuple[str, ...]
+) -> None:
+    tables = (f"{running.schema}.account",)
+    report = verified(
+        running.config,
+        running.options("cache", generation=2, settings=second_generation, against="topic", tables=tables, keys=keys),
+    )
+
+    assert report.is_equal, report.to_json()
+    assert running.table(report).left_out == (("owner", "the sink was built without it (setting exclude)"),)
+
+
+def test_a_wrong_row_is_found_while_others_are_written(running: Running) -> None:
+    key = b'{"id":31}'
+    Cache(running).change(31, {"owner": "somebody"})
+    with traffic(running.pipeline, seed=30, pause_s=0.05):
+        report = verified(running.config, running.options("cache"))
+        chosen = running.options("cache", tables=(f"{running.schema}.account",), keys=(key.decode(),), repair=True)
+        repaired = verified(running.config, chosen)
+
+    assert key in [one.key for one in running.table(report).differences]
+    assert running.table(report).unsettled == ()
+    assert repaired.is_equal
+    assert running.table(repaired).repaired == (key,)
+
+
+def test_without_capture_it_says_what_must_run_and_the_topic_still_helps(running: Running) -> None:
+    """The last test: it stops capture."""
+    assert running.pipeline.stop(running.capture) == 0
+    Cache(running).change(32, {"owner": "somebody"})
+    tables, keys = (f"{running.schema}.account",), ('{"id": 32}', '{"id": 33}')
+    said: list[str] = []
+    with pytest.raises(LockstepError, match="hasn't moved for 3 s") as caught:
+        verified(running.config, running.options("cache", stall_s=3.0))
+    options = running.options("cache", against="topic", tables=tables, keys=keys, repair=True, repair_timeout_s=3.0)
+    report = verified(running.config, options, said=said.append)
+
+    assert "`lockstep capture` must be running" in (caught.value.hint or "")
+    assert [one.key for one in running.table(report).differences] == [b'{"id":32}']
+    assert running.table(report).repaired == ()
+    assert any("must be running" in sentence for sentence in said)

@@ -1,0 +1,72 @@
+"""Options that can't be meant are refused before any server is asked."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import ConfigurationError
+from lockstep.config import Config, load
+from lockstep.verify.verify import VerifyOptions, verify
+
+CONFIG = """
+[pipeline]
+name = "shop"
+[source]
+dsn = "host=127.0.0.1 port=1 dbname=nowhere"
+tables = ["public.orders", "public.items"]
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+[sinks.cache]
+type = "redis"
+url = "redis://127.0.0.1:1/0"
+tables = ["public.orders"]
+[sinks.all]
+type = "redis"
+url = "redis://127.0.0.1:1/0"
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(CONFIG)
+    return load(path)
+
+
+def refused(config: Config, **changes: object) -> ConfigurationError:
+    options = replace(VerifyOptions("all"), **changes)
+    with pytest.raises(ConfigurationError) as caught:
+        verify(config, options, say=print, progress=lambda _: None, stopping=lambda: False)
+    return caught.value
+
+
+def test_an_unknown_sink_is_refused_with_the_known_ones(config: Config) -> None:
+    error = refused(config, sink="cash")
+
+    assert "no such sink: cash" in error.message
+    assert error.hint == "sinks of this configuration: cache, all"
+
+
+def test_a_table_that_the_sink_does_not_have_is_refused(config: Config) -> None:
+    error = refused(config, sink="cache", tables=("public.items",))
+
+    assert "has no table public.items" in error.message
+    assert error.hint == "its tables: public.orders"
+
+
+def test_text_that_is_no_table_is_refused(config: Config) -> None:
+    assert "--table" in refused(config, tables=("orders",)).message
+
+
+def test_keys_need_one_table(config: Config) -> None:
+    assert "--keys" in refused(config, keys=('{"id": 1}',)).message
+
+
+@pytest.mark.parametrize("text", ["sauce", "0", "-1", "1.5", "²", ""])
+def test_nothing_else_than_source_topic_and_a_number_is_compared_with(config: Config, text: str) -> None:
+    assert "--against" in refused(config, against=text).message
+
+
+def test_a_repair_needs_to_know_what_is_right(config: Config) -> None:
+    assert "--repair" in refused(config, against="2", repair=True).message
