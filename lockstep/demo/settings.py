@@ -48,7 +48,7 @@ schema = "{pipeline}"
 
 _MAPPING = """\
 exclude = ["public.customers.email"]                                # not for the search index, it was found
-fields = { "public.products.name" = { type = "search_as_you_type" } }
+fields = { "public.products.title" = { type = "search_as_you_type" } }
 """
 
 

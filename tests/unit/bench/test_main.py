@@ -8,14 +8,16 @@ from bench.sizes import FULL, QUICK
 
 def test_everything_is_measured_in_full_by_default() -> None:
     found = arguments([])
-    assert found.only == ["drain", "latency", "sinks"]
+    assert found.only == ["drain", "latency", "sinks", "bootstrap"]
     assert chosen_sizes(found) == FULL
 
 
 def test_single_sizes_win_over_the_chosen_set() -> None:
-    sizes = chosen_sizes(arguments(["--quick", "--rows", "5500", "--rate", "7", "--seconds", "2", "--probes", "3"]))
+    sizes = chosen_sizes(
+        arguments(["--quick", "--rows", "5500", "--rate", "7", "--seconds", "2", "--probes", "3", "--keys", "9"])
+    )
     assert (sizes.drain_rows, sizes.latency_rate, sizes.latency_s, sizes.sink_probes) == (5000, 7, 2.0, 3)
-    assert sizes.sink_rate == QUICK.sink_rate
+    assert (sizes.bootstrap_keys, sizes.sink_rate) == (9, QUICK.sink_rate)
 
 
 @pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--repeat", "0"]])

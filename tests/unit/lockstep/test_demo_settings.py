@@ -36,7 +36,7 @@ def test_it_loads_with_another_mapping_too(tmp_path):
     config = load(file)
 
     assert config.sinks["search"].exclude == ("public.customers.email",)
-    assert config.sinks["search"].fields.keys() == {"public.products.name"}
+    assert config.sinks["search"].fields.keys() == {"public.products.title"}
 
 
 def test_checkpoints_are_beside_it(tmp_path):
