@@ -134,6 +134,20 @@ def set_phase(sink: Sink, generation: int, phase: Phase, *, loaded: bool = True)
     save_record(sink, generation, replace(record, phase=phase, loaded=loaded))
 
 
+def require_in_use(sink: Sink, name: str, generation: int) -> None:
+    """Raise LockstepError when a generation was dropped, or is about to be: nothing may make it anew."""
+    record = load_record(sink, generation)
+    if record is None or record.phase is Phase.RETIRED:
+        raise LockstepError(
+            f"generation {generation} of sink {name!r} was dropped", hint="`lockstep generations` lists those there are"
+        )
+
+
+def has_numbers(sink: Sink) -> bool:
+    """Whether numbers were ever given: then a generation without a record is what a drop has left."""
+    return sink.load_note(_LAST) is not None
+
+
 def check_owner(sink: str, generation: int, record: Record, pipeline: str) -> None:
     """Raise LockstepError when a generation holds another pipeline's log."""
     if record.pipeline != pipeline:
@@ -169,9 +183,13 @@ class Runner:
         """Look for a wish, fulfil it, tell of it. Raises what the destination raises."""
         now = self._monotonic()
         # Before anything that may fail: a destination that doesn't answer must not keep the job standing.
-        if self._holding is not None and now - self._held_at > HOLD_S:
+        expired = self._holding is not None and now - self._held_at > HOLD_S
+        if expired:
             self._let_go()
         asked = self._sink.load_note(self._hold_note)
+        if expired and asked == self._spent:
+            self._sink.save_note(self._hold_note, None)  # whoever asked has died, and the next job need not wait
+            asked = None
         if asked != self._holding and self._holding is not None:
             self._let_go()
             self._beat(now)
@@ -187,7 +205,9 @@ class Runner:
     def end(self) -> None:
         """The job is over, nobody has to wait for it. Raises what the destination raises."""
         self._gate.release()
-        self._sink.save_note(self._note, None)
+        known = self._sink.load_note(self._note)
+        if known is None or orjson.loads(known)["run"] == self._run:  # else another job has taken over
+            self._sink.save_note(self._note, orjson.dumps({"run": self._run, "ended": True, "holding": None}).decode())
 
     def _let_go(self) -> None:
         self._spent, self._holding = self._holding or "", None
@@ -209,13 +229,13 @@ class Clock:
 
 
 def is_running(sink: Sink, generation: int, clock: Clock = Clock()) -> bool:
-    """Whether a job applies to a generation. It takes some seconds to see that one has died without a word."""
+    """Whether a job applies to a generation. It takes some seconds to see that one has died without a word, or none is there yet."""
     name = f"g{generation}.runner"
     first = sink.load_note(name)
     deadline = clock.monotonic_s() + _SILENCE_S
     while clock.monotonic_s() < deadline:
         note = sink.load_note(name)
-        if note is None:
+        if _has_ended(note):
             return False
         if note != first:
             return True
@@ -233,7 +253,7 @@ def stands_still(sink: Sink, generation: int, hold: str, clock: Clock = Clock())
     deadline = moved_at + _SWITCH_S
     while clock.monotonic_s() < deadline:
         note = sink.load_note(name)
-        if note is None:
+        if note is None or _has_ended(note):
             return False
         if orjson.loads(note)["holding"] == hold:
             return True
@@ -243,6 +263,10 @@ def stands_still(sink: Sink, generation: int, hold: str, clock: Clock = Clock())
             return False
         clock.sleep(_LOOK_S)
     raise Unavailable(f"generation {generation} is in the middle of a long batch", hint="try again in a moment")
+
+
+def _has_ended(note: str | None) -> bool:
+    return note is not None and bool(orjson.loads(note).get("ended"))
 
 
 def behind(progress: Progress | None, wanted: Offsets) -> int:
@@ -265,8 +289,8 @@ def switch(
 ) -> int | None:
     """Make a generation the live one, and return which was it before. No reader sees a row go back.
 
-    The live generation stands still until the new one has applied all that it has. Where no job applies to the live one, it may
-    have been killed in the middle of a batch of which only its rows know: then the new one must have all that the log has.
+    The live generation stands still until the new one has applied all that it may have shown. Its progress doesn't tell that: a job that
+    failed or was killed in the middle of a batch has written rows of which only they know. So it is all that the log has by then.
 
     Raises LockstepError when the new one lacks something and doesn't catch up, and what ``Sink.switch`` raises.
     """
@@ -282,11 +306,8 @@ def switch(
             began = clock.monotonic_s()
             old.save_note(hold_note, hold)
             try:
-                stands = stands_still(old, live, hold, clock)
-                applied = old.load_progress()
-                wanted: Offsets = {} if applied is None else dict(applied.next_offsets)
-                if not stands:
-                    wanted |= log_ends()
+                stands_still(old, live, hold, clock)
+                wanted = log_ends()
                 while (lacking := behind(new.load_progress(), wanted)) > 0:
                     if clock.monotonic_s() - began > _SWITCH_S:
                         raise _behind(target, live, lacking)

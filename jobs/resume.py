@@ -121,7 +121,7 @@ def _check_destination(point: ResumePoint, committed: Offsets) -> None:
 
 def _rewind(point: ResumePoint) -> str:
     return (
-        f"to read the log again from its beginning, delete the checkpoint directory {point.checkpoint_location}; "
+        f"to read the log again from its beginning: lockstep apply {point.sink} --from-lsn 0/0; "
         "rows that are there already are skipped by their tags"
     )
 

@@ -24,6 +24,7 @@ from jobs.generations import (
     Phase,
     Record,
     check_owner,
+    has_numbers,
     is_running,
     list_generations,
     next_number,
@@ -146,6 +147,10 @@ class JobThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def was_asked_to_stop(self) -> bool:
+        return self._stop.is_set()
+
     def ask_to_stop(self) -> None:
         self._stop.set()
 
@@ -252,8 +257,8 @@ class _Group:
         for number, job in list(member.jobs.items()):
             if number not in wanted:
                 job.ask_to_stop()
-                if not job.is_alive:
-                    del member.jobs[number]
+            if not job.is_alive and job.failure is None and (job.was_asked_to_stop or number not in wanted):
+                del member.jobs[number]
         for number, settings in wanted.items():
             if number not in member.jobs:
                 plan = self._source.plan(member.name, settings, number, once=self._once, open_sink=self._open)
@@ -275,6 +280,8 @@ class _Group:
                 continue
             record = generation.record or Record(self._source.pipeline, today)
             if generation.record is None:
+                if has_numbers(member.sink):
+                    continue  # a drop was interrupted
                 save_record(member.sink, generation.number, record)
             check_owner(member.name, generation.number, record, self._source.pipeline)
             built_with = wanted[generation.number] = with_definition(member.settings, record.definition)
@@ -282,6 +289,11 @@ class _Group:
             if generation.is_live and generation.number not in member.jobs and held != today:
                 changed = sorted(name for name in today if today[name] != held[name])
                 self._report(DefinitionDiffers(member.name, generation.number, tuple(changed)))
+        if self._once and not wanted:
+            raise LockstepError(
+                f"sink {member.name!r} has no generation that is ready",
+                hint=f"one is being built: `lockstep rebuild {member.name}` goes on with it",
+            )
         return wanted
 
     def _was_left_live(self, member: _Member, generation: Generation) -> bool:

@@ -2,8 +2,8 @@
 
 A compacted topic keeps a row's last event for as long as the row isn't changed, so a log that is read from its beginning has events of
 every shape that the table ever had. Columns are followed by their number at the source, whatever they were called; a column that was
-added later has the value that the source gave to the rows that were there. What can't be carried over - values of another type, another
-key - stands before a copy that capture has taken of the whole table since, and is left out.
+added later has the value that the source gave to the rows that were there. Values of another type, or another key, can't be carried over
+where capture has copied the whole table since, and are left out; where it hasn't, the values are the same in both types.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
-from cdc.model.table import Table, TableName
+from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control import SchemaRecord
 
 Source = tuple[str, str | None, JsonValue]
@@ -70,27 +70,38 @@ def histories(records: Iterable[SchemaRecord]) -> dict[TableName, TableHistory]:
 
 def _history(name: TableName, records: Sequence[SchemaRecord]) -> TableHistory:
     newest = records[-1].table
-    # By identity: a column that is renamed after it was added keeps the value that older rows have in it.
-    added = {
-        record.table.column(column).identity: value
-        for record in records
-        for column, value in record.change.defaults.items()
-    }
-    return TableHistory(name, newest.key, {r.table.schema_id: _carry(r.table, newest, added) for r in records})
+    added = [
+        (record.table.column(column), value) for record in records for column, value in record.change.defaults.items()
+    ]
+    shapes: dict[str, Carry | None] = {}
+    is_copied = False
+    for record in reversed(records):
+        # The newest record of a shape counts.
+        shapes.setdefault(record.table.schema_id, _carry(record.table, newest, added, is_copied=is_copied))
+        is_copied = is_copied or bool(record.change.rewritten)
+    return TableHistory(name, newest.key, shapes)
 
 
-def _carry(old: Table, newest: Table, added: Mapping[str, JsonValue]) -> Carry | None:
+def _is_same(one: Column, other: Column) -> bool:
+    """Whether two shapes mean one column. By number: it may have been renamed; by name where a number isn't known."""
+    if one.number and other.number:
+        return one.number == other.number
+    return one.name == other.name
+
+
+def _carry(old: Table, newest: Table, added: Sequence[tuple[Column, JsonValue]], *, is_copied: bool) -> Carry | None:
+    """``added`` are columns with the value that rows from before have in them; ``is_copied``: all rows have come again since."""
     if old.schema_id == newest.schema_id:
         return ()
     if old.key != newest.key:
         return None
-    held = {column.identity: column for column in old.columns}
     carry: list[Source] = []
     for column in newest.columns:
-        before = held.get(column.identity)
+        before = next((held for held in old.columns if _is_same(held, column)), None)
         if before is None:
-            carry.append((column.name, None, added.get(column.identity)))
-        elif (before.value_type, before.is_array) != (column.value_type, column.is_array):
+            value = next((value for known, value in added if _is_same(known, column)), None)
+            carry.append((column.name, None, value))
+        elif is_copied and (before.value_type, before.is_array) != (column.value_type, column.is_array):
             return None
         else:
             carry.append((column.name, before.name, None))

@@ -36,7 +36,7 @@ from jobs.delivery import (
     from_arrow,
 )
 from jobs.gate import Gate
-from jobs.generations import Runner
+from jobs.generations import Runner, require_in_use
 from jobs.offsets import Offsets
 from jobs.progress import ProgressKeeper
 from jobs.reading import Reading, load_reading, skipped_by
@@ -149,6 +149,7 @@ class SinkJob:
         generation = plan.generation
         sink = plan.open(plan.name, plan.settings, generation)
         try:
+            require_in_use(sink, plan.name, generation)
             sink.prepare(list(tables.values()), go_live=plan.go_live)
             if plan.bulk:
                 sink.begin_bulk()
@@ -159,6 +160,9 @@ class SinkJob:
             )
             checkpoint = Checkpoint(self._spark, location)
             partitions = [(topic, n) for topic, fact in facts.items() for n in range(fact.partitions)]
+            if reading.start is not None:
+                # Tables may have joined since: they are read from their beginning.
+                reading = replace(reading, start={at: reading.start.get(at, 0) for at in partitions})
             stored = sink.load_progress()
             check_resume(
                 ResumePoint(plan.name, generation, stored, checkpoint.committed(), location, reading.start),
@@ -263,6 +267,8 @@ class _Run:
         self._write = self._writer()
         self._failure: Exception | None = None
         self._gate = Gate()
+        self._notes = plan.open(task.sink, task.settings, task.generation)  # for a thread of its own
+        self._runner = Runner(self._notes, task.generation, self._gate)
         self._batch_done = threading.Event()
         self._ended = threading.Event()
         self._previous_ends: tuple[int, Offsets] | None = None
@@ -272,11 +278,16 @@ class _Run:
         try:
             # Before the first batch: what was published while this sink was away is what it is behind.
             self._learn()
+            with suppress(LockstepError):
+                self._runner.tend()  # who wants this generation to stand still may have asked before we came
             query = self._start()
             self._report(SinkStarted(self._task.sink, self._task.generation, self._checkpoint.location))
             self._attend(query)
         finally:
             self._progress_reader.close()
+            with suppress(LockstepError):
+                self._runner.end()
+            self._notes.close()
         self._raise_failure(query)
 
     def _attend(self, query: StreamingQuery) -> None:
@@ -347,17 +358,10 @@ class _Run:
 
     def _tend_runner(self) -> None:
         """Thread: show others that this generation is applied to, and stand still when they ask for it."""
-        sink = self._plan.open(self._task.sink, self._task.settings, self._task.generation)
-        runner = Runner(sink, self._task.generation, self._gate)
-        try:
-            while not self._ended.wait(_TICK_S):
-                # The batches have the same destination, and tell what is wrong with it.
-                with suppress(LockstepError):
-                    runner.tend()
+        while not self._ended.wait(_TICK_S):
+            # The batches have the same destination, and tell what is wrong with it.
             with suppress(LockstepError):
-                runner.end()
-        finally:
-            sink.close()
+                self._runner.tend()
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()

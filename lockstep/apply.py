@@ -8,7 +8,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.config import SparkSettings
-from jobs.generations import is_running, list_generations
+from jobs.generations import Phase, check_owner, is_running, list_generations
 from jobs.reading import begin_reading, offsets_behind_lsn
 from jobs.run import run_sinks
 from lockstep.config import Config
@@ -28,6 +28,13 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
         if live is None:
             raise LockstepError(
                 f"sink {name!r} has no live generation yet", hint="`lockstep apply` builds it, from the log's beginning"
+            )
+        if live.record is not None:
+            check_owner(name, live.number, live.record, config.pipeline.name)
+        if live.phase is not Phase.READY:
+            raise LockstepError(
+                f"generation {live.number} of sink {name!r} is {live.phase.value}",
+                hint=f"`lockstep rebuild {name}` goes on with what was begun",
             )
         if is_running(sink, live.number):
             raise LockstepError(

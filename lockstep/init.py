@@ -74,14 +74,18 @@ master = "local[2]"
 checkpoint_directory = ".lockstep/checkpoints"
 # trigger_ms = 200
 # max_offsets_per_trigger = 200000
+# package = "lockstep-package.zip"           # on a cluster: what `lockstep package` has made
 
-# One section per sink. `tables = ["public.orders"]` narrows what it gets. Passwords: login.password_file, or the
-# environment variable LOCKSTEP_SINK_<NAME>_PASSWORD.
+# One section per sink. `tables = ["public.orders"]` narrows what it gets, `exclude = ["public.customers.email"]` leaves columns
+# out. A later change of these takes effect with `lockstep rebuild`. Passwords: login.password_file, or the environment
+# variable LOCKSTEP_SINK_<NAME>_PASSWORD.
 
 # [sinks.search]
 # type = "opensearch"
 # urls = ["https://127.0.0.1:9200"]
 # login = { user = "lockstep" }
+# fields = { "public.orders.note" = { type = "keyword" } }    # instead of the column's own mapping
+# index_settings = { }                                       # analysis and the like
 
 # [sinks.cache]
 # type = "redis"

@@ -25,6 +25,7 @@ from jobs.generations import (
     Record,
     behind,
     check_owner,
+    is_running,
     list_generations,
     load_record,
     next_number,
@@ -32,7 +33,7 @@ from jobs.generations import (
     switch,
 )
 from jobs.offsets import Offsets
-from jobs.reading import begin_reading, end_replay
+from jobs.reading import begin_reading, end_replay, load_reading
 from jobs.report import Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
 from jobs.run import JobThread, Source, session
 from lockstep.apply import spark_settings
@@ -109,6 +110,10 @@ def rebuild(
         number, record = (_begin_in_place if in_place else _begin)(config, name, settings, observer.say)
         sink = open_sink(name, settings, number)
         try:
+            if in_place and is_running(sink, number):
+                raise LockstepError(
+                    f"a job applies to generation {number} still", hint="try again when its batch is done"
+                )
             with session(source, stop) as spark:
                 build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer, trimmed)
                 return build.replay() if in_place else build.run(switch_over=switch_over)
@@ -143,6 +148,10 @@ def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str
             if record is None or record.phase is not Phase.BUILDING:
                 continue
             check_owner(name, generation.number, record, config.pipeline.name)
+            if generation.is_live:
+                say(f"generation {generation.number} was switched to by a rebuild that ended there: it is in use now")
+                save_record(sink, generation.number, replace(record, phase=Phase.READY, loaded=True))
+                continue
             if definition(with_definition(settings, record.definition)) == wanted:
                 say(f"going on with generation {generation.number}")
                 return generation.number, record
@@ -189,7 +198,8 @@ def _begin_in_place(
     check_owner(name, live.number, record, config.pipeline.name)
     sink = open_sink(name, settings, live.number)
     try:
-        if record.phase is Phase.REPLAYING and definition(with_definition(settings, record.definition)) == wanted:
+        is_begun = record.phase is Phase.REPLAYING and load_reading(sink, live.number).replays
+        if is_begun and definition(with_definition(settings, record.definition)) == wanted:
             say(f"going on with generation {live.number}")
             return live.number, record
         say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
@@ -262,6 +272,13 @@ class _Build:
 
     def replay(self) -> Rebuilt:
         """Write every row of the live generation again, and remove those that aren't the source's."""
+        try:
+            self._read_to_end(once_more=True)
+        except LockstepError:
+            # Readers see it: it must not stand still because of what today's settings or code can't do.
+            end_replay(self._sink, self._number)
+            save_record(self._sink, self._number, replace(self._record, phase=Phase.READY))
+            raise
         job = self._start(once=False, bulk=False)
         try:
             self._catch_up(job)
@@ -284,7 +301,8 @@ class _Build:
             RowEvent(table.table, orjson.loads(row.key), row.sink_tag, None, Position("", 0, 0))
             for table in report.tables
             for row in table.differences
-            if row.kind is Kind.EXTRA and row.sink_tag is not None
+            # One with a note is a second copy of a row that is right: a delete of its key would take the right one.
+            if row.kind is Kind.EXTRA and row.sink_tag is not None and not row.note
         ]
         self._observer.say(f"removing {len(deletes)} rows that the source doesn't have")
         self._sink.apply(Batch(deletes, fence=self._sink.claim(), replays=True))
@@ -305,8 +323,18 @@ class _Build:
 
     def _load(self) -> None:
         """Apply what the log holds now, in the destination's fastest way."""
+        self._read_to_end(once_more=False)
+        self._observer.say("finishing the load")
+        self._sink.end_bulk()
+        if self._load_began is not None:
+            self._loaded, self._load_s = self._events, time.monotonic() - self._load_began
+        self._record = replace(self._record, loaded=True)
+        save_record(self._sink, self._number, self._record)
+
+    def _read_to_end(self, *, once_more: bool) -> None:
+        """Apply what the log holds now, from where this reading was. ``once_more``: to a generation that readers see."""
         ends = log_ends(self._config)
-        job = self._start(once=True, bulk=True)
+        job = self._start(once=True, bulk=not once_more)
         try:
             while job.is_alive:
                 self._check(job)
@@ -316,12 +344,6 @@ class _Build:
         if job.failure is not None:
             raise job.failure
         self._tell(ends, finished=True)
-        self._observer.say("finishing the load")
-        self._sink.end_bulk()
-        if self._load_began is not None:
-            self._loaded, self._load_s = self._events, time.monotonic() - self._load_began
-        self._record = replace(self._record, loaded=True)
-        save_record(self._sink, self._number, self._record)
 
     def _catch_up(self, job: JobThread) -> None:
         """Apply what was published meanwhile, until what is lacking is what came in the last moment."""

@@ -327,3 +327,26 @@ def _restart(pipeline: Pipeline) -> Any:
 def _live_sink(config: Config, name: str) -> Sink:
     generation = next(one for one in list_of(config, name) if one.is_live)
     return open_sink(name, settings_of_generation(config, name, generation), generation.number)
+
+
+def test_after_a_column_was_renamed_and_one_added_a_rebuild_is_the_way_out(pipeline: Pipeline) -> None:
+    """The last test of this module: what applied before stops here. Rows from before keep their values under the new names."""
+    sink = f"{pipeline.name}_cache"
+    apply = pipeline.apply  # type: ignore[attr-defined]
+    with pipeline.sql() as sql:
+        sql.execute(f"alter table {pipeline.name}.account rename column owner to holder")
+        sql.execute(f"alter table {pipeline.name}.account add column grade int not null default 5")
+        sql.execute(f"insert into {pipeline.name}.account (id, holder, grade) values (-1, 'new', 7)")
+    assert apply.wait(120) == 1  # it says what to do
+    assert "lockstep rebuild" in apply.log.read_text()
+    told = _run(pipeline, pipeline.path, "rebuild", sink, "--switch")
+    assert "readers see it now" in told
+    table = read_tables(pipeline.client, pipeline.name)[pipeline.config.source.table_names[0]]
+    found = _live_sink(pipeline.config, sink)
+    try:
+        rows = {stored.key["id"]: stored.row for stored in found.rows(table, [{"id": 1}, {"id": -1}])}
+    finally:
+        found.close()
+    assert (rows[1]["holder"], rows[1]["grade"]) == ("counter", 5)
+    assert (rows[-1]["holder"], rows[-1]["grade"]) == ("new", 7)
+    assert "owner" not in rows[1]

@@ -21,6 +21,7 @@ from jobs.generations import (
     is_running,
     list_generations,
     next_number,
+    require_in_use,
     save_record,
     stands_still,
     switch,
@@ -109,6 +110,34 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     began = now.now
     assert not is_running(MemorySink(store, 1), 1, now.clock())
     assert now.now == began
+    # A job that was fenced ends after its successor has begun, and must not make that one look dead.
+    successor = _runner(store, Gate(), now)
+    successor.tend()
+    runner.end()
+    now.every = successor.tend
+    assert is_running(MemorySink(store, 1), 1, now.clock())
+
+
+def test_a_hold_that_nobody_takes_back_is_removed_by_the_job() -> None:
+    store, now, gate = _store(1), Time(), Gate()
+    runner = _runner(store, gate, now)
+    MemorySink(store, 1).save_note("g1.hold", "of a switch that was killed")
+    runner.tend()
+    now.now += HOLD_S + 1
+    runner.tend()
+    assert "g1.hold" not in store.notes
+
+
+def test_a_dropped_generation_is_not_made_anew() -> None:
+    store = _store(1)
+    sink = MemorySink(store, 1)
+    with pytest.raises(LockstepError, match="was dropped"):
+        require_in_use(sink, "search", 1)
+    save_record(sink, 1, Record("shop", {}, Phase.RETIRED))
+    with pytest.raises(LockstepError, match="was dropped"):
+        require_in_use(sink, "search", 1)
+    save_record(sink, 1, Record("shop", {}))
+    require_in_use(sink, "search", 1)
 
 
 def test_a_job_stands_still_while_it_is_asked_to_and_not_for_ever() -> None:
@@ -201,7 +230,7 @@ def test_a_switch_waits_until_the_new_generation_has_all_that_the_old_one_shows(
         assert store.live == 1 or store.generations[2].progress.next_offsets[AT] == 10  # type: ignore[union-attr]
 
     now.every = every
-    assert switch(lambda number: MemorySink(store, number), 2, log_ends=dict, clock=now.clock()) == 1
+    assert switch(lambda number: MemorySink(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
     assert store.live == 2
     assert store.notes[PREVIOUS] == "1"
     assert "g1.hold" not in store.notes
@@ -213,12 +242,13 @@ def test_a_generation_that_does_not_catch_up_is_not_switched_to() -> None:
     _at(store, 1, 10)
     _at(store, 2, 7)
     with pytest.raises(LockstepError, match="lacks 3 events"):
-        switch(lambda number: MemorySink(store, number), 2, log_ends=dict, clock=now.clock())
+        switch(lambda number: MemorySink(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
     assert store.live == 1
     assert "g1.hold" not in store.notes
 
 
-def test_where_no_job_applies_the_new_generation_needs_all_that_the_log_has() -> None:
+def test_the_new_generation_needs_all_that_the_log_has_whatever_the_old_one_says_of_itself() -> None:
+    """A batch that was interrupted is in the rows and not in the progress."""
     store, now = _store(1, 2), Time()
     _at(store, 1, 10)
     _at(store, 2, 10)

@@ -74,6 +74,28 @@ def test_values_of_another_type_are_left_to_the_copy_that_follows() -> None:
     assert _row(history, second, {"id": 1, "note": 7}) == {"id": 1, "note": 7}
 
 
+def test_values_that_are_the_same_in_another_type_are_carried_over() -> None:
+    """varchar to text: capture copies nothing, so the old events are all there is."""
+    first = _of(ID, replace(NOTE, value_type="varchar"))
+    history = _history(SchemaRecord(first, 1), SchemaRecord(_of(ID, NOTE), 2))
+    assert _row(history, first, {"id": 1, "note": "x"}) == {"id": 1, "note": "x"}
+
+
+def test_a_column_whose_number_was_not_known_is_followed_by_its_name() -> None:
+    unnumbered = replace(PRICE, number=0)
+    history = _history(
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(_of(ID, NOTE, unnumbered), 2, ShapeChange(defaults={"price": "1.50"})),
+        SchemaRecord(_of(ID, NOTE, PRICE), 3),
+    )
+    assert _row(history, _of(ID, NOTE, unnumbered), {"id": 1, "note": "x", "price": "7"}) == {
+        "id": 1,
+        "note": "x",
+        "price": "7",
+    }
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "note": "x", "price": "1.50"}
+
+
 def test_rows_and_deletes_of_another_key_are_left_out() -> None:
     second = _of(ID, NOTE, key=("note",))
     history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2, ShapeChange(rewritten="its key is another one")))
