@@ -188,9 +188,57 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     _run(pipeline, path, "generations", sink, "--drop", str(live + 1))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_live_generation_is_written_again_in_place(pipeline: Pipeline, kind: str) -> None:
+    """What a bug has written under the right tag, and rows that should not be there, are gone afterwards."""
+    sink = f"{pipeline.name}_{kind}"
+    config = pipeline.config
+    table = read_tables(pipeline.client, pipeline.name)[config.source.table_names[0]]
+    found = _live_sink(config, sink)
+    try:
+        pipeline.wait_applied(pipeline.apply)  # type: ignore[attr-defined]
+        victim = next(found.rows(table, [{"id": 1}]))
+        wrong = {**victim.row, "owner": "what the bug made of it"}
+        position = Position("", 0, 0)
+        fence = found.claim()  # from here on the running job is refused by the warehouse, as by any other writer
+        found.apply(
+            Batch(
+                [
+                    RowEvent(table.name, {"id": 1}, victim.tag, wrong, position),
+                    RowEvent(table.name, {"id": -7}, "0" * 27 + "1", {**wrong, "id": -7}, position),
+                ],
+                fence=fence,
+                replays=True,
+            )
+        )
+        assert next(found.rows(table, [{"id": 1}])).row["owner"] == "what the bug made of it"
+        pipeline.apply = _restart(pipeline)  # type: ignore[attr-defined]
+        with traffic(pipeline, seed=60 + KINDS.index(kind), pause_s=0.05):
+            told = _run(pipeline, pipeline.path, "rebuild", sink, "--in-place")
+        assert "removing 1 rows" in told
+        assert next(found.rows(table, [{"id": 1}])).row["owner"] != "what the bug made of it"
+        assert not list(found.rows(table, [{"id": -7}]))
+    finally:
+        found.close()
+    pipeline.wait_applied(pipeline.apply)  # type: ignore[attr-defined]
+
+
+def _restart(pipeline: Pipeline) -> Any:
+    pipeline.stop(pipeline.apply)  # type: ignore[attr-defined]
+    apply = pipeline.start_apply()
+    pipeline.wait_applied(apply)
+    return apply
+
+
+def _live_sink(config: Config, name: str) -> Sink:
+    generation = next(one for one in list_of(config, name) if one.is_live)
+    return open_sink(name, settings_of_generation(config, name, generation), generation.number)
+
+
 def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(pipeline: Pipeline) -> None:
     """Long after the snapshot: rows were deleted, keys changed, and compaction has taken everything but each key's last event."""
     topics = list(pipeline.config.topics().values())
+    # Without any time for deletes the sinks that are a moment behind may miss some: nothing behind this test compares them.
     compact_soon(pipeline.client, *topics)
     with traffic(pipeline, seed=40, pause_s=0.02):
         time.sleep(3)
@@ -280,53 +328,6 @@ def _progress(pipeline: Pipeline, sink: str) -> Progress:
         return progress
     finally:
         opened.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_live_generation_is_written_again_in_place(pipeline: Pipeline, kind: str) -> None:
-    """What a bug has written under the right tag, and rows that should not be there, are gone afterwards."""
-    sink = f"{pipeline.name}_{kind}"
-    config = pipeline.config
-    table = read_tables(pipeline.client, pipeline.name)[config.source.table_names[0]]
-    found = _live_sink(config, sink)
-    try:
-        pipeline.wait_applied(pipeline.apply)  # type: ignore[attr-defined]
-        victim = next(found.rows(table, [{"id": 1}]))
-        wrong = {**victim.row, "owner": "what the bug made of it"}
-        position = Position("", 0, 0)
-        fence = found.claim()  # from here on the running job is refused by the warehouse, as by any other writer
-        found.apply(
-            Batch(
-                [
-                    RowEvent(table.name, {"id": 1}, victim.tag, wrong, position),
-                    RowEvent(table.name, {"id": -7}, "0" * 27 + "1", {**wrong, "id": -7}, position),
-                ],
-                fence=fence,
-                replays=True,
-            )
-        )
-        assert next(found.rows(table, [{"id": 1}])).row["owner"] == "what the bug made of it"
-        pipeline.apply = _restart(pipeline)  # type: ignore[attr-defined]
-        with traffic(pipeline, seed=60 + KINDS.index(kind), pause_s=0.05):
-            told = _run(pipeline, pipeline.path, "rebuild", sink, "--in-place")
-        assert "removing 1 rows" in told
-        assert next(found.rows(table, [{"id": 1}])).row["owner"] != "what the bug made of it"
-        assert not list(found.rows(table, [{"id": -7}]))
-    finally:
-        found.close()
-    pipeline.wait_applied(pipeline.apply)  # type: ignore[attr-defined]
-
-
-def _restart(pipeline: Pipeline) -> Any:
-    pipeline.stop(pipeline.apply)  # type: ignore[attr-defined]
-    apply = pipeline.start_apply()
-    pipeline.wait_applied(apply)
-    return apply
-
-
-def _live_sink(config: Config, name: str) -> Sink:
-    generation = next(one for one in list_of(config, name) if one.is_live)
-    return open_sink(name, settings_of_generation(config, name, generation), generation.number)
 
 
 def test_after_a_column_was_renamed_and_one_added_a_rebuild_is_the_way_out(pipeline: Pipeline) -> None:
