@@ -116,7 +116,16 @@ def rebuild(
                 )
             with session(source, stop) as spark:
                 build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer, trimmed)
-                return build.replay() if in_place else build.run(switch_over=switch_over)
+                if in_place:
+                    return build.replay()
+                try:
+                    return build.run(switch_over=switch_over)
+                except LockstepError:
+                    observer.say(
+                        f"generation {number} stays as far as it is: run this again when the reason is mended, or begin anew"
+                        f" after `lockstep generations {name} --drop {number}`"
+                    )
+                    raise
         finally:
             sink.close()
 

@@ -1,7 +1,6 @@
 """Readers of a sink as applications are: through alias, pointer and views, all the time, and never satisfied with an older row."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,9 @@ import redis
 import urllib3
 
 from stack.stack import Endpoints
+
+_READS_MIN = 1_000
+"""On an idle machine it is that many in a second or two; a rebuild takes half a minute."""
 
 Read = Callable[[int], int | None]
 """The counter of a row, or None when the row isn't there."""
@@ -54,7 +56,6 @@ class Reader(threading.Thread):
 def reading(reads: Mapping[str, Read], keys: range) -> Iterator[list[Reader]]:
     """Readers for the length of the block; at its end nothing may have been wrong."""
     readers = [Reader(name, read, keys) for name, read in reads.items()]
-    began = time.monotonic()
     for reader in readers:
         reader.start()
     try:
@@ -62,10 +63,9 @@ def reading(reads: Mapping[str, Read], keys: range) -> Iterator[list[Reader]]:
     finally:
         for reader in readers:
             reader.finish()
-    elapsed_s = time.monotonic() - began
     for reader in readers:
         assert reader.problems == [], f"{reader.name}: {reader.problems[:10]} in {reader.reads} reads"
-        assert reader.reads > 20 * elapsed_s, f"{reader.name} read {reader.reads} times in {elapsed_s:.0f} s"
+        assert reader.reads > _READS_MIN, f"{reader.name} read {reader.reads} times"
 
 
 def search_reader(endpoints: Endpoints, alias: str, column: str) -> Read:
