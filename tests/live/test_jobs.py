@@ -174,7 +174,7 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
     letters = read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, REJECTED))
     [(key, letter)] = letters.items()
     facts = json.loads(letter)
-    assert json.loads(key) == ["cache", pipeline.log.topic(ORDERS), {"id": 2}]
+    assert json.loads(key) == ["cache", 1, pipeline.log.topic(ORDERS), {"id": 2}]
     assert facts["value"]["after"] == poison.row
     assert "max_value_bytes" in facts["reason"]
     assert facts["generation"] == 1
