@@ -282,12 +282,15 @@ class _Build:
     def replay(self) -> Rebuilt:
         """Write every row of the live generation again, and remove those that aren't the source's."""
         try:
-            self._read_to_end(once_more=True)
+            report = self._replayed()
         except LockstepError:
-            # Readers see it: it must not stand still because of what today's settings or code can't do.
-            end_replay(self._sink, self._number)
-            save_record(self._sink, self._number, replace(self._record, phase=Phase.READY))
+            self._give_back()
             raise
+        self._give_back()
+        return self._result(report, None, True, ())
+
+    def _replayed(self) -> VerifyReport:
+        self._read_to_end(bulk=False)
         job = self._start(once=False, bulk=False)
         try:
             self._catch_up(job)
@@ -297,12 +300,14 @@ class _Build:
                 self._remove_extra_rows(report)
                 job = self._start(once=False, bulk=False)
                 report = self._compare(job)
+            return report
         finally:
             job.stop()
+
+    def _give_back(self) -> None:
+        """Readers see this generation, so it is kept up to date again however the replay has ended."""
         end_replay(self._sink, self._number)
-        # Also when it isn't equal: readers see it, so it has to be kept up to date.
         save_record(self._sink, self._number, replace(self._record, phase=Phase.READY))
-        return self._result(report, None, True, ())
 
     def _remove_extra_rows(self, report: VerifyReport) -> None:
         """Rows that neither the log nor the source has: what other code, or a hand, has put there."""
@@ -332,7 +337,7 @@ class _Build:
 
     def _load(self) -> None:
         """Apply what the log holds now, in the destination's fastest way."""
-        self._read_to_end(once_more=False)
+        self._read_to_end(bulk=True)
         self._observer.say("finishing the load")
         self._sink.end_bulk()
         if self._load_began is not None:
@@ -340,10 +345,10 @@ class _Build:
         self._record = replace(self._record, loaded=True)
         save_record(self._sink, self._number, self._record)
 
-    def _read_to_end(self, *, once_more: bool) -> None:
-        """Apply what the log holds now, from where this reading was. ``once_more``: to a generation that readers see."""
+    def _read_to_end(self, *, bulk: bool) -> None:
+        """Apply what the log holds now, from where this reading was. ``bulk`` only while nobody reads the generation."""
         ends = log_ends(self._config)
-        job = self._start(once=True, bulk=not once_more)
+        job = self._start(once=True, bulk=bulk)
         try:
             while job.is_alive:
                 self._check(job)
