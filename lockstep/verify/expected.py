@@ -32,6 +32,11 @@ class Expected(Protocol):
         """The rows of these keys that are there now; keys without a row are absent."""
         ...
 
+    def passed(self) -> Mapping[Key, Collection[Fingerprint | None]]:
+        """Where this side sees every version: those that the keys of the last ``versions`` have had since the call before. None is
+        no row."""
+        ...
+
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         """The same with their values; for few keys."""
         ...

@@ -32,6 +32,10 @@ class GenerationSide:
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
         return versions_of(self.rows(table, keys))
 
+    def passed(self) -> Mapping[Key, Collection[Fingerprint | None]]:
+        """Nothing: it shows how things are, not how they came to be so."""
+        return {}
+
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         # Else the other one, ahead of this one, would hold what looks like nobody's row, again and again.
         self._applied.wait(self.mark())

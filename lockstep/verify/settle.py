@@ -45,7 +45,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """What one round has seen of a key. None is no row. ``between`` are fingerprints of looks in between, None among them for no row."""
+    """What one round has seen of a key. None is no row. ``between`` are fingerprints of versions in between, None among them for no row."""
 
     before: Version | None
     after: Version | None
@@ -140,6 +140,8 @@ def _look(table: Table, keys: Sequence[Key], expected: Expected, sink: SinkSide,
     applied.wait(mark, look_again if is_cheap else None)
     copies = sink.copies(table, keys)
     after = expected.versions(table, keys)
+    for key, versions in expected.passed().items():
+        between.setdefault(key, set()).update(versions)
     return {
         key: Looks(before.get(key), after.get(key), copies.get(key, ()), frozenset(between.get(key, ())))
         for key in keys

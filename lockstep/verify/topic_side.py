@@ -49,6 +49,7 @@ class TopicSide:
         self._known: dict[Key, Version | None] = {}
         self._known_table: TableName | None = None
         self._known_ends: dict[int, int] = {}
+        self._passed: dict[Key, set[Fingerprint | None]] = {}
 
     def mark(self) -> Mark:
         return Mark(offsets=dict(self._ends))
@@ -66,17 +67,24 @@ class TopicSide:
 
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
         ends = self._fix_ends(table)
-        if self._known_table == table.name and all(key in self._known for key in keys):
-            start = self._known_ends
-        else:
-            self._known_table, self._known, start = table.name, dict.fromkeys(keys), {}
+        self._passed = {}
+        goes_on = self._known_table == table.name and all(key in self._known for key in keys)
+        start = self._known_ends if goes_on else {}
+        if not goes_on:
+            self._known_table, self._known = table.name, dict.fromkeys(keys)
         for record in self._reader.records(self._topics[table.name], start):
             key = _canonical(table, record)
             if key in self._known and record.value is not None:  # a delete event has come before its tombstone
                 _, row = self._row(table, record)
-                self._known[key] = None if row is None else Version(fingerprint(table, key, row), _tag(record.value))
+                version = None if row is None else Version(fingerprint(table, key, row), _tag(record.value))
+                self._known[key] = version
+                if goes_on:
+                    self._passed.setdefault(key, set()).add(None if version is None else version.fingerprint)
         self._known_ends = ends
         return {key: version for key in keys if (version := self._known[key]) is not None}
+
+    def passed(self) -> Mapping[Key, Collection[Fingerprint | None]]:
+        return self._passed
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         self._fix_ends(table)

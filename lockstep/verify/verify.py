@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Final
 
 from cdc.kafka.cluster import Cluster
 from cdc.kafka.control_topics import read_schema_records
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from jobs.shape_history import TableHistory, histories, newest_shapes
 from lockstep.config import Config
@@ -30,6 +31,9 @@ TOPIC: Final = "topic"
 
 _ASK_AGAIN_S: Final = 10.0
 """A repair that the capture of a moment ago has seen but not done is forgotten when that ends, so it is asked for again."""
+
+_TRIES_MAX: Final = 8
+_TRY_AGAIN_S: Final = 1.0
 
 _SECOND_COPY: Final = "a second copy of the row"
 _MISPLACED: Final = "stored where its key isn't looked for"
@@ -125,19 +129,18 @@ class _Verification:
             config.source, names=names, publication=config.publication, load=options.load, patience=patience
         )
         closing.callback(self._source.close)
+        self._histories: Mapping[TableName, TableHistory] = {}
 
     def report(self) -> VerifyReport:
         """All tables, one after the other."""
-        shapes, older = self._read_shapes()
-        expected, tables, left_out = self._expected(shapes, older)
+        shapes = self._read_shapes()
+        expected, tables, left_out = self._expected(shapes)
         mark = expected.mark() if expected is self._source else Mark(offsets=self._log_ends())
         # Before anything is read: a sink that is far behind would differ everywhere.
         self._applied.wait(mark)
         found = []
         for table in tables:
-            keys = parse_keys(table, self._options.keys)
-            one = self._compare(table, expected, keys) if self._options.keys else self._compare_all(table, expected)
-            one = replace(one, left_out=left_out[table.name])
+            one = replace(self._patiently(table, expected), left_out=left_out[table.name])
             if self._options.repair and one.differences:
                 try:
                     one = self._repair(table, expected, one)
@@ -148,8 +151,8 @@ class _Verification:
 
     # What is compared.
 
-    def _read_shapes(self) -> tuple[dict[TableName, Table], dict[TableName, TableHistory]]:
-        """The shapes that the log knows."""
+    def _read_shapes(self) -> dict[TableName, Table]:
+        """The newest shapes that the log knows, with the earlier ones in ``_histories``."""
         records = read_schema_records(self._client, self._config.pipeline.name)
         shapes = newest_shapes(records)
         missing = [name for name in self._names if name not in shapes]
@@ -158,10 +161,11 @@ class _Verification:
                 f"table {missing[0]} isn't in the log of pipeline {self._config.pipeline.name!r} yet",
                 hint="start `lockstep capture`, and verify when it has copied the table",
             )
-        return {name: shapes[name] for name in self._names}, histories(records)
+        self._histories = histories(records)
+        return {name: shapes[name] for name in self._names}
 
     def _expected(
-        self, shapes: Mapping[TableName, Table], older: Mapping[TableName, TableHistory]
+        self, shapes: Mapping[TableName, Table]
     ) -> tuple[Expected, list[Table], dict[TableName, tuple[tuple[str, str], ...]]]:
         """The other side, and each table with the columns that are compared, and those that aren't."""
         against = self._options.against
@@ -179,13 +183,7 @@ class _Verification:
                     hint="compare the other tables with --table, or with --against topic",
                 )
         elif against == TOPIC:
-            expected = TopicSide(
-                self._client,
-                self._config.topics(),
-                older,
-                keys_max=self._options.keys_max,
-                patience=self._patience,
-            )
+            expected = self._topic_side()
         else:
             number = _generation_number(against)
             settings = self._options.other_settings or self._settings
@@ -208,6 +206,19 @@ class _Verification:
         return self._cluster.end_offsets(partitions, while_waiting=self._patience.check)
 
     # Comparing.
+
+    def _patiently(self, table: Table, expected: Expected) -> TableReport:
+        """Compare a table, from its beginning again when a server has gone away meanwhile and come back."""
+        keys = parse_keys(table, self._options.keys)
+        for tries in count(1):
+            try:
+                return self._compare(table, expected, keys) if keys else self._compare_all(table, expected)
+            except Unavailable as error:
+                if tries == _TRIES_MAX:
+                    raise
+                self._say(f"{error.message}: comparing {table.name} from its beginning again")
+                self._patience.sleep(_TRY_AGAIN_S * tries)
+        raise AssertionError("it counts on")
 
     def _compare_all(self, table: Table, expected: Expected) -> TableReport:
         """Every row of a table."""
@@ -260,14 +271,34 @@ class _Verification:
     def _settle(self, table: Table, keys: Iterable[Key], expected: Expected) -> Settled:
         chosen = list(keys)
         self._progress(Step(table.name, "keys that may differ", len(chosen)))
+        settled = self._settle_against(expected, table, chosen)
+        if settled.unsettled and expected is self._source:
+            # Rows that are written all the time: the source shows one of their versions now and then, the log has every one.
+            self._progress(
+                Step(table.name, "keys that change at every look, compared with the log", len(settled.unsettled))
+            )
+            by_log = self._settle_against(self._topic_side(), table, settled.unsettled)
+            settled = Settled(settled.copies | by_log.copies, settled.different | by_log.different, by_log.unsettled)
+        return settled
+
+    def _settle_against(self, expected: Expected, table: Table, keys: Sequence[Key]) -> Settled:
         return settle(
             table,
-            chosen,
+            keys,
             expected=expected,
             sink=self._sink,
             applied=self._applied,
             patience=self._patience,
             rounds_max=self._options.rounds_max,
+        )
+
+    def _topic_side(self) -> TopicSide:
+        return TopicSide(
+            self._client,
+            self._config.topics(),
+            self._histories,
+            keys_max=self._options.keys_max,
+            patience=self._patience,
         )
 
     def _differences(self, table: Table, settled: Settled) -> list[Difference]:

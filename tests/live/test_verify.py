@@ -1,6 +1,7 @@
 """`lockstep verify` on running pipelines: it finds every way in which a sink was broken by hand, and nothing where it wasn't."""
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,16 +15,17 @@ from opensearchpy import OpenSearch
 from redis import Redis
 
 from cdc.kafka.control_topics import read_tables
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import TEXT_LENGTH
 from jobs.dead_letter import DeadLetters, RejectedEvent
 from lockstep.config import Config
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
-from lockstep.verify.verify import VerifyOptions, verify
+from lockstep.verify.verify import Step, VerifyOptions, verify
+from sinks.redis_sink import RedisSink
 from sinks.registry import SinkSettings, open_sink
-from sinks.sink import Batch
+from sinks.sink import Batch, StoredRow
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic
 
@@ -40,8 +42,14 @@ NOBODYS_TAG = "f" * TEXT_LENGTH
 FIRST_TAG = "0" * TEXT_LENGTH
 
 
-def verified(config: Config, options: VerifyOptions, *, said: Callable[[str], None] = lambda _: None) -> VerifyReport:
-    return verify(config, options, say=said, progress=lambda _: None, stopping=lambda: False)
+def verified(
+    config: Config,
+    options: VerifyOptions,
+    *,
+    said: Callable[[str], None] = lambda _: None,
+    progress: Callable[[Step], None] = lambda _: None,
+) -> VerifyReport:
+    return verify(config, options, say=said, progress=progress, stopping=lambda: False)
 
 
 class Running:
@@ -560,6 +568,51 @@ def test_a_wrong_row_is_found_while_others_are_written(running: Running) -> None
     assert running.table(report).unsettled == ()
     assert repaired.is_equal
     assert running.table(repaired).repaired == (key,)
+
+
+def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running: Running) -> None:
+    update = f"update {running.schema}.account set owner = 'owner ' || clock_timestamp() where id between 35 and 37"
+    steps: list[Step] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        with running.pipeline.sql() as connection:
+            while not stop.is_set():
+                connection.execute(update.encode())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        # Only looks at the source are counted as rounds: with one, none of these rows is seen as the sink has it.
+        report = verified(running.config, running.options("cache", rounds_max=1), progress=steps.append)
+    finally:
+        stop.set()
+        writer.join()
+
+    assert any("compared with the log" in step.what for step in steps)
+    found = running.table(report)
+    assert found.unsettled == ()
+    assert not {b'{"id":%d}' % number for number in (35, 36, 37)} & {one.key for one in found.differences}
+
+
+def test_a_server_that_goes_away_while_it_is_read_is_read_again(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, breaks = RedisSink.scan, iter([20])
+
+    def scan(sink: RedisSink, table: Table) -> Iterator[StoredRow]:
+        end = next(breaks, None)
+        for place, row in enumerate(real(sink, table)):
+            if place == end:
+                raise Unavailable("redis: connection lost")
+            yield row
+
+    monkeypatch.setattr(RedisSink, "scan", scan)
+    said: list[str] = []
+    report = verified(running.config, running.options("cache"), said=said.append)
+
+    assert [sentence for sentence in said if "from its beginning again" in sentence]
+    assert running.table(report, "entry").differences == ()
 
 
 def test_without_capture_it_says_what_must_run_and_the_topic_still_helps(running: Running) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -83,6 +84,8 @@ class World:
     applied: int = 0
     is_quiet: bool = False
     skips: frozenset[int] = frozenset()
+    values: Iterator[str] | None = None
+    """None: few of them, so that rows become what they were before."""
     store: MemoryStore = field(default_factory=MemoryStore)
 
     def __post_init__(self):
@@ -94,8 +97,8 @@ class World:
         self.now_s += 0.01
         while not self.is_quiet and self.random.random() < self.change_probability:
             key = self.random.randrange(self.keys)
-            # Few values, so that rows become what they were before.
-            self.commits.append((len(self.commits) + 1, key, self.random.choice(["a", "b", None])))
+            value = self.random.choice(["a", "b", None]) if self.values is None else next(self.values)
+            self.commits.append((len(self.commits) + 1, key, value))
         for _ in range(self.random.randrange(4)):
             if self.applied < len(self.commits):
                 lsn, key, value = self.commits[self.applied]
@@ -133,6 +136,9 @@ class Source:
     def versions(self, of, keys):
         return versions_of(self.rows(of, keys))
 
+    def passed(self):
+        return {}
+
     def rows(self, of, keys):
         self._world.step()
         rows = self._world.source()
@@ -144,6 +150,29 @@ class Source:
                 row = _row(number, value)
                 found[key] = Version(fingerprint(of, key, row), str(lsn)), row
         return found
+
+
+class Everything(Source):
+    """The same, by somebody who sees every version."""
+
+    can_be_asked_often = False
+
+    def __init__(self, world):
+        super().__init__(world)
+        self._begin = self._end = 0
+
+    def versions(self, of, keys):
+        found = super().versions(of, keys)
+        self._begin, self._end = self._end, len(self._world.commits)
+        return found
+
+    def passed(self):
+        seen = {}
+        for _, number, value in self._world.commits[self._begin : self._end]:
+            key = key_of(SHAPE, {"id": number})
+            version = None if value is None else fingerprint(SHAPE, key, _row(number, value))
+            seen.setdefault(key, set()).add(version)
+        return seen
 
 
 class LateSink:
@@ -189,6 +218,16 @@ def test_a_right_sink_never_differs(seed):
 
     assert found.different == {}
     assert len(found.copies) + len(found.unsettled) == world.keys
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_that_never_stand_still_are_settled_by_who_sees_every_version(seed):
+    world = World(random.Random(seed), keys=3, change_probability=0.7)
+    world.values = itertools.cycle(map(str, range(100)))
+
+    found = settled(world, expected=Everything(world), rounds_max=1)
+
+    assert len(found.copies) == world.keys
 
 
 @pytest.mark.parametrize("seed", range(30))
