@@ -58,6 +58,7 @@ $(READY):
 	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/wheel.cfg $(INSTALL) --require-hashes --no-build-isolation -r requirements.lock >&2
 	@$(INSTALL) --no-deps --no-build-isolation -e . >&2
 	@$(BIN)/python -m stack.jars fetch >&2
+	@$(BIN)/python -m lockstep.class_archive >/dev/null || true
 	@touch $@
 
 clean:

@@ -7,13 +7,14 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
+from jobs.class_archive import archive_options
 from jobs.config import SparkSettings
 from jobs.shipped_code import ROOT, check_archive
 
@@ -75,6 +76,8 @@ _PACKAGE_DIRECTORY = "lockstep_package"
 # C1 and the serial collector: a third less latency and half the CPU while the JVM is young, which a job of tiny plans
 # stays for long. A cluster's executors do bulk work and keep the JVM's own choice.
 _DRIVER_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+# The full compiler reads a long log in half the time.
+_DRIVER_JVM_BULK = ("-XX:+UseParallelGC",)
 
 # Errors of a job reach the caller as exceptions and are reported there once; Spark would print each several times with
 # traces of 150 lines, and traces can hold values. What else is an error is printed as one line.
@@ -102,8 +105,12 @@ _SILENT = (
 )
 
 
-def open_session(settings: SparkSettings, *, name: str) -> SparkSession:
+def open_session(
+    settings: SparkSettings, *, name: str, bulk: bool = False, more_options: Sequence[str] = ()
+) -> SparkSession:
     """Start Spark. One session per process; stop it with ``session.stop()``.
+
+    ``bulk`` is for long logs rather than short batches, ``more_options`` are the JVM's.
 
     Raises LockstepError when it can't start, ConfigurationError when the archive for the executors isn't the right one.
     """
@@ -119,7 +126,7 @@ def open_session(settings: SparkSettings, *, name: str) -> SparkSession:
         log_settings = Path(directory) / "log4j2.properties"
         log_settings.write_text(_log_settings(), encoding="utf-8")
         builder = SparkSession.Builder().master(settings.master).appName(name)
-        for key, value in spark_conf(settings, log_settings=log_settings).items():
+        for key, value in spark_conf(settings, log_settings=log_settings, bulk=bulk, more_options=more_options).items():
             builder = builder.config(key, value)
         try:
             with _output_to(settings.log_file):
@@ -149,11 +156,15 @@ def _output_to(file: Path | None) -> Iterator[None]:
         os.close(own)
 
 
-def spark_conf(settings: SparkSettings, *, log_settings: Path) -> dict[str, str]:
+def spark_conf(
+    settings: SparkSettings, *, log_settings: Path, bulk: bool = False, more_options: Sequence[str] = ()
+) -> dict[str, str]:
     """All of Spark's settings. They stand on the JVM's command line, so no secret may be among them."""
     conf = dict(_SETTINGS)
     conf["spark.driver.memory"] = settings.driver_memory
-    conf["spark.driver.extraJavaOptions"] = " ".join((*_DRIVER_JVM, f"-Dlog4j2.configurationFile={log_settings}"))
+    compiler = _DRIVER_JVM_BULK if bulk else _DRIVER_JVM
+    options = (*compiler, *(more_options or archive_options(settings.java_home)))
+    conf["spark.driver.extraJavaOptions"] = " ".join((*options, f"-Dlog4j2.configurationFile={log_settings}"))
     if settings.jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in settings.jars)
     if _is_local(settings.master):

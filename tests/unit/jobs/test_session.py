@@ -3,6 +3,9 @@
 import sys
 from pathlib import Path
 
+import pytest
+
+from jobs.class_archive import archive_file
 from jobs.config import SparkSettings
 from jobs.session import spark_conf, worker_python
 
@@ -66,3 +69,24 @@ def test_the_path_of_this_python_is_not_imposed_on_other_machines() -> None:
     assert worker_python(SparkSettings(master=CLUSTER, python="/opt/python")) == "/opt/python"
     own = {"spark.pyspark.python": "/mine"}
     assert worker_python(SparkSettings(master=CLUSTER, python="/opt/python", conf=own)) == "/mine"
+
+
+def test_the_class_archive_is_used_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "java"
+    java.mkdir()
+    (java / "release").write_text('JAVA_VERSION="17"')
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    settings = SparkSettings(java_home=java)
+
+    def options() -> str:
+        return spark_conf(settings, log_settings=LOG)["spark.driver.extraJavaOptions"]
+
+    assert "SharedArchiveFile" not in options()
+    archive = archive_file(java)
+    assert archive is not None
+    archive.touch()
+    assert f"-XX:SharedArchiveFile={archive} " in options()
+    (java / "release").write_text('JAVA_VERSION="21"')
+    assert "SharedArchiveFile" not in options()
+    assert archive_file(None) is None
+    assert archive_file(tmp_path / "nowhere") is None
