@@ -22,6 +22,18 @@ class SparkSettings(Settings):
     max_offsets_per_trigger: Annotated[int, Field(ge=1)] = Field(
         default=200_000, description="records a batch takes at most; a batch has 0.1 s of overhead whatever its size"
     )
+    bulk_offsets_per_trigger: Annotated[int, Field(ge=1)] = Field(
+        default=2_000_000,
+        description="the same while a generation is loaded in bulk: what a batch holds of a key is written once",
+    )
+    window_mb: Annotated[int, Field(ge=1)] = Field(
+        default=64,
+        description="megabytes of the log that a task holds at once, of which it applies the newest of each key",
+    )
+    bulk_window_mb: Annotated[int, Field(ge=1)] = Field(
+        default=384,
+        description="the same while a generation is loaded in bulk; a Python worker takes about twice as much",
+    )
     small_batch_rows: Annotated[int, Field(ge=0)] = Field(
         default=2_000, description="up to this many records one task reads all partitions: tasks cost more than rows"
     )

@@ -1,19 +1,14 @@
 """Rejected events -> the dead-letter topic, where they are kept until the same or a newer event of the key gets through."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import orjson
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from cdc.kafka.control_topics import ClientSettings, read_compacted
-from cdc.kafka.topics import REJECTED, control_topic
-from cdc.model.errors import LockstepError, Unavailable
-
-_DELIVERY_TIMEOUT_S: Final = 30
-_RECORD_BYTES_MAX: Final = 1_000_000_000
-"""librdkafka's own limit is out of the way: the topic's decides, and the broker says so."""
+from cdc.kafka.control_topics import ClientSettings
+from jobs.letter import Letter, letter_key
+from jobs.letter_topic import LetterTopic
+from jobs.rejection_limit import check_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +24,11 @@ class RejectedEvent:
     reason: str
 
 
-OpenRejections = dict[tuple[str, bytes], str]
-"""Topic and key of a rejected event -> its tag."""
+Row = tuple[str, bytes]
+"""Topic and key of an event."""
 
-
-def dead_letter_key(sink: str, generation: int, topic: str, key: bytes) -> bytes:
-    """``[sink, generation, topic, event key]``: a newer rejection of the same row replaces the older one."""
-    return orjson.dumps([sink, generation, topic, orjson.Fragment(key)])
-
-
-def event_key(sink: str, generation: int, topic: str, letter_key: bytes) -> bytes | None:
-    """The event's key in a dead letter's key, to the byte; None when the letter is another generation's or topic's."""
-    start = orjson.dumps([sink, generation, topic])[:-1] + b","
-    return letter_key[len(start) : -1] if letter_key.startswith(start) else None
+OpenRejections = dict[Row, str]
+"""The row of a rejected event -> its tag."""
 
 
 def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejected_at_ms: int) -> bytes:
@@ -62,101 +49,122 @@ def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejec
     )
 
 
-def open_rejections(
-    letters: Mapping[bytes, bytes], *, sink: str, generation: int, topics: Iterable[str]
-) -> OpenRejections:
-    """What the dead-letter topic holds for this generation. Pure; ``letters`` are the topic's keys and values."""
-    names = list(topics)
-    found: OpenRejections = {}
-    for letter_key, value in letters.items():
-        for topic in names:
-            key = event_key(sink, generation, topic, letter_key)
-            if key is not None:
-                found[topic, key] = orjson.loads(value)["tag"]
-    return found
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A letter as the job that wrote or read it knows it."""
+
+    record_key: bytes
+    reason: str
+
+
+@dataclass(slots=True)
+class KnownLetters:
+    """What a job knows of its generation's letters: those of each row by tag. Commands may have closed some of them since."""
+
+    rows: dict[Row, dict[str, _Open]] = field(default_factory=dict)
+
+    def add(self, row: Row, tag: str, record_key: bytes, reason: str) -> None:
+        self.rows.setdefault(row, {})[tag] = _Open(record_key, reason)
+
+    def newest(self) -> OpenRejections:
+        return {row: max(letters) for row, letters in self.rows.items()}
+
+    def reasons_with(self, rejected: Iterable[RejectedEvent], void: Iterable[Row]) -> list[str]:
+        """The reason of each row whose rejection would be open once these have come and those have gone."""
+        reasons = {row: letters[max(letters)].reason for row, letters in self.rows.items()}
+        for row in void:
+            reasons.pop(row, None)
+        reasons |= {(event.topic, event.key): event.reason for event in rejected}
+        return list(reasons.values())
+
+    def take(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
+        """Forget a row's letters, or those of older tags only; returns their records' keys."""
+        letters = self.rows.get(row, {})
+        gone = [tag for tag in letters if older_than is None or tag < older_than]
+        keys = [letters.pop(tag).record_key for tag in gone]
+        if not letters:
+            self.rows.pop(row, None)
+        return keys
 
 
 class DeadLetters:
-    """One generation's part of a pipeline's dead-letter topic. It writes over a connection that most jobs never need."""
+    """One generation's part of a pipeline's dead-letter topic, as its job sees it. One job at a time."""
 
     def __init__(self, client: ClientSettings, pipeline: str, *, sink: str, generation: int) -> None:
-        self._client = client
-        self._topic = control_topic(pipeline, REJECTED)
+        self._topic = LetterTopic(client, pipeline)
         self._sink = sink
         self._generation = generation
-        self._producer: Producer | None = None
+        self._topics = frozenset[str]()
+        self._known = KnownLetters()
 
     def read(self, topics: Iterable[str]) -> OpenRejections:
         """The rejections that are open. Raises Unavailable."""
-        return open_rejections(
-            read_compacted(self._client, self._topic), sink=self._sink, generation=self._generation, topics=topics
-        )
+        self._topics = frozenset(topics)
+        self._known = self._read(self._topics)
+        return self._known.newest()
 
-    def close_all(self, topics: Iterable[str]) -> None:
-        """Remove all letters of this generation, which is about to be dropped. Raises as ``publish``."""
-        still_open = self.read(topics)
-        if still_open:
-            self.close(still_open)
+    def keep(
+        self, rejected: Iterable[RejectedEvent], void: Iterable[Row], *, rejected_at_ms: int, max_open: int
+    ) -> OpenRejections:
+        """Keep a batch's rejections, and close those of before that it has made void. Returns what is open then.
+
+        Call it before the batch counts as done, and again with the same when it comes again: that changes nothing. Raises LockstepError
+        when more than ``max_open`` would be open; then nothing was written, and the batch has to come again. Raises as ``publish`` too.
+        """
+        given, gone = list(rejected), list(void)
+        if given and len(self._known.reasons_with(given, gone)) > max_open:
+            # Commands close rejections too, and a job doesn't hear of it.
+            self._known = self._read(self._topics | {event.topic for event in given})
+            check_open(self._sink, self._generation, self._known.reasons_with(given, gone), max_open=max_open)
+        # First: a row of these may have been rejected again in the same batch, in a newer version that stays.
+        self.close(gone)
+        self.publish(given, rejected_at_ms=rejected_at_ms)
+        return self._known.newest()
 
     def publish(self, events: Iterable[RejectedEvent], *, rejected_at_ms: int) -> None:
         """Return once every event is acknowledged by all in-sync replicas. Publishing one twice changes nothing.
 
-        Raises Unavailable when the brokers don't answer, LockstepError when they refuse a record.
+        Letters of the same rows with older tags are closed then. Raises Unavailable when the brokers don't answer, LockstepError when they
+        refuse a record.
         """
-        self._send(
+        given = list(events)
+        self._topic.send(
             (
-                dead_letter_key(self._sink, self._generation, event.topic, event.key),
+                self._record_key(event),
                 dead_letter_value(self._sink, self._generation, event, rejected_at_ms=rejected_at_ms),
             )
-            for event in events
+            for event in given
         )
+        void = [key for event in given for key in self._known.take((event.topic, event.key), older_than=event.tag)]
+        for event in given:
+            self._known.add((event.topic, event.key), event.tag, self._record_key(event), event.reason)
+        self._close(void)
 
-    def close(self, rejections: Iterable[tuple[str, bytes]]) -> None:
-        """Remove the letters of these rows, topic and key: what was rejected, or something newer, got through. Raises as publish."""
-        self._send((dead_letter_key(self._sink, self._generation, topic, key), None) for topic, key in rejections)
+    def close(self, rows: Iterable[Row]) -> None:
+        """Remove the letters of these rows that are known: what was rejected, or something newer, got through. Raises as ``publish``."""
+        self._close([key for row in rows for key in self._known.take(row)])
 
-    def _send(self, letters: Iterable[tuple[bytes, bytes | None]]) -> None:
-        producer = self._connect()
-        failures: list[KafkaError] = []
+    def close_all(self, topics: Iterable[str]) -> None:
+        """Remove this generation's letters of these topics. Raises as ``publish``."""
+        self.close(self.read(topics))
 
-        def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None:
-                failures.append(error)
+    def close_generation(self) -> None:
+        """Remove all letters of this generation, which is about to be dropped, whichever their topics. Raises as ``publish``."""
+        self._close([letter.record_key for letter in self._topic.read()[0] if self._is_mine(letter)])
 
-        try:
-            for key, value in letters:
-                producer.produce(self._topic, key=key, value=value, on_delivery=delivered)
-                producer.poll(0)
-            unsent = producer.flush(_DELIVERY_TIMEOUT_S + 5)
-        except BufferError as error:
-            raise Unavailable("the dead-letter topic takes no more records: Kafka doesn't answer") from error
-        except KafkaException as error:
-            failures.append(error.args[0])
-            unsent = 0
-        if unsent:
-            raise Unavailable(f"{unsent} dead letters didn't reach topic {self._topic}")
-        if failures:
-            self._refuse(failures[0])
+    def _read(self, topics: frozenset[str]) -> KnownLetters:
+        known = KnownLetters()
+        for letter in self._topic.read()[0]:
+            if self._is_mine(letter) and letter.position.topic in topics:
+                known.add((letter.position.topic, letter.key), letter.tag, letter.record_key, letter.reason)
+        return known
 
-    def _refuse(self, error: KafkaError) -> None:
-        timed_out = error.code() in {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT}
-        if error.retriable() or timed_out:
-            raise Unavailable(f"rejected events didn't reach topic {self._topic}: {error.str()}")
-        raise LockstepError(
-            f"rejected events can't be kept in topic {self._topic}: {error.str()}",
-            hint="nothing was lost: the batch is read again; the topic must exist and take records as large as the tables'",
-        )
+    def _is_mine(self, letter: Letter) -> bool:
+        return (letter.sink, letter.generation) == (self._sink, self._generation)
 
-    def _connect(self) -> Producer:
-        if self._producer is None:
-            self._producer = Producer(
-                {
-                    **self._client,
-                    "acks": "all",
-                    "enable.idempotence": True,
-                    "delivery.timeout.ms": _DELIVERY_TIMEOUT_S * 1000,
-                    "message.max.bytes": _RECORD_BYTES_MAX,
-                    "compression.type": "lz4",
-                }
-            )
-        return self._producer
+    def _record_key(self, event: RejectedEvent) -> bytes:
+        return letter_key(self._sink, self._generation, event.topic, event.key, event.tag)
+
+    def _close(self, record_keys: list[bytes]) -> None:
+        if record_keys:
+            self._topic.send((key, None) for key in record_keys)

@@ -1,4 +1,4 @@
-"""Raw records -> sink, inside Spark's tasks: fold per key, parse, apply; one report row per task and one row per rejection.
+"""Raw records -> sink, inside Spark's tasks: fold per key, take out the rows, apply; one report row per task and one row per rejection.
 
 It runs in Python workers on executors, so it imports neither Kafka's client nor Spark. Nothing is raised in a task: an
 exception would reach the driver as pages of a JVM's trace. What went wrong is part of the report, and the driver raises it.
@@ -14,31 +14,33 @@ from typing import Any, Final
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute
 
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
-from cdc.model.event import Position, RowEvent
+from cdc.model.event import Events, Position, TableEvents
 from cdc.model.table import TableName
-from cdc.protocol.envelope import row_event, schema_id_of
-from jobs.shape_history import TableHistory
-from sinks.collapse import newest
+from cdc.protocol.envelope import RowReader
+from jobs.fold import newest, with_tags
+from jobs.shape_history import TableHistory, unknown_shape
 from sinks.registry import SinkSettings, open_sink
 from sinks.retrying_sink import RetryingSink, Waiting
 from sinks.sink import Batch, Rejection, Sink, TopicPartition
+
+# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+compute: Any = pyarrow.compute
 
 RESULT_SCHEMA: Final = "facts string, value binary"
 """Spark's schema of what a task returns: JSON, and for a rejection the event's original value."""
 
 _RESULT: Final = pa.schema([("facts", pa.string()), ("value", pa.binary())])
 
-PORTION_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Keys and values that a task holds before it applies them; a larger task is applied in portions, in order."""
+PORTION_BYTES: Final = 24 * 1024 * 1024
+"""Of a window's newest records, how many become Python objects at once: these take several times the memory."""
 
 REJECTIONS_MAX: Final = 10_000
 """Rejections of one batch. More is no bad row but a wrong mapping: the job stops, and nothing of the batch counts as done."""
 
 _REJECTED_BYTES_MAX: Final = 64 * 1024 * 1024
-
-_RECORD_OVERHEAD_BYTES: Final = 200  # what a record costs as Python objects besides key and value
 
 OpenSink = Callable[[str, SinkSettings, int], Sink]
 
@@ -53,6 +55,10 @@ class Task:
     fence: int
     tables: Mapping[str, TableName]
     """Topic -> table."""
+    shapes: Mapping[TableName, str]
+    """The schema id of the shape that the generation was prepared for last."""
+    window_bytes: int
+    """Records that a task holds and folds before it applies them; more are applied one window after the other, in order."""
     retry_s: float
     run: str
     """Another one for each life of the query: what a worker has kept open may know nothing of a table's new shape."""
@@ -135,74 +141,129 @@ class Delivered:
         self.failures += other.failures
 
 
-class _Records:
-    """Records in the order of their partitions, column by column, as ``collapse.newest`` takes them."""
+class _Window:
+    """The newest record of each key among those that have come, and how far they reach in each partition."""
 
-    def __init__(self) -> None:
-        self.keys: list[bytes] = []
-        self.values: list[bytes | None] = []
-        self.topics: list[str] = []
-        self.partitions: list[int] = []
-        self.offsets: list[int] = []
-        self.tombstone_tags: list[bytes | None] = []
-        self.bytes = 0
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._batches: list[pa.RecordBatch] = []
+        self._folded: pa.Table | None = None
+        self._bytes = 0
+        self._ends: dict[TopicPartition, tuple[int, int]] = {}
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        keys, values, topics, partitions, offsets, tombstone_tags = batch.columns
-        self.keys += keys.to_pylist()
-        self.values += values.to_pylist()
-        self.topics += topics.dictionary_encode().to_pylist()
-        self.partitions += partitions.to_pylist()
-        self.offsets += offsets.to_pylist()
-        # Most batches have no tombstone, and a list of nothing is quicker made than read.
-        if tombstone_tags.null_count == len(tombstone_tags):
-            self.tombstone_tags += [None] * len(tombstone_tags)
+    @property
+    def is_empty(self) -> bool:
+        return not self._ends
+
+    @property
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        return {at: offset + 1 for at, (offset, _) in self._ends.items()}
+
+    @property
+    def commit_time_ms(self) -> int:
+        """The newest of the last records' commit times."""
+        return max((commit_time_ms for _, commit_time_ms in self._ends.values()), default=0)
+
+    def add(self, batch: pa.RecordBatch) -> bool:
+        """Take records in. True when they are too many now, however they are folded. Raises LockstepError."""
+        if not batch.num_rows:
+            return False
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        self._reach(batch)
+        if self._bytes < self._bytes_max:
+            return False
+        # What was superseded makes room. Where little was, folding again and again would gain little.
+        self._bytes = self.folded().nbytes
+        return self._bytes > self._bytes_max // 2
+
+    def folded(self) -> pa.Table:
+        """The newest records, with a column ``tag`` more. Raises LockstepError for a record without one."""
+        if self._batches:
+            tables = [] if self._folded is None else [self._folded]
+            tables.append(with_tags(pa.Table.from_batches(self._batches)))
+            self._batches = []
+            self._folded = newest(pa.concat_tables(tables))
+        assert self._folded is not None
+        return self._folded
+
+    def _reach(self, batch: pa.RecordBatch) -> None:
+        topics, partitions = batch.column("topic"), batch.column("partition")
+        if len(partitions.unique()) == len(topics.unique()) == 1:
+            last = [batch.num_rows - 1]
         else:
-            self.tombstone_tags += tombstone_tags.to_pylist()
-        self.bytes += batch.nbytes + _RECORD_OVERHEAD_BYTES * batch.num_rows
-
-    def newest_events(
-        self, tables: Mapping[str, TableName], histories: Mapping[TableName, TableHistory]
-    ) -> list[tuple[int, RowEvent]]:
-        """The newest event of each key in its table's newest shape, with its place. The others are never parsed.
-
-        Raises LockstepError.
-        """
-        places = newest(self.topics, self.partitions, self.offsets, self.keys, self.values, self.tombstone_tags)
-        if not histories:
-            return [(place, self._event(place, tables)) for place in places]
-        events = []
-        for place in places:
-            event: RowEvent | None = self._event(place, tables)
-            assert event is not None
-            history = histories.get(event.table)
-            if history is not None:
-                event = history.translate(event, schema_id_of(self.values[place] or b""))
-            if event is not None:
-                events.append((place, event))
-        return events
-
-    def last_places(self) -> dict[TopicPartition, int]:
-        """The place of each partition's last record."""
-        return dict(zip(zip(self.topics, self.partitions, strict=True), range(len(self.offsets)), strict=True))
-
-    def commit_time_ms(self, place: int) -> int:
-        """The commit time of the record at this place; of a tombstone, that of the delete before it."""
-        value = self.values[place] or (self.values[place - 1] if place else None)
-        return 0 if value is None else _commit_time_ms(value)
-
-    def _event(self, place: int, tables: Mapping[str, TableName]) -> RowEvent:
-        topic, tag = self.topics[place], self.tombstone_tags[place]
-        at = Position(topic, self.partitions[place], self.offsets[place])
-        return row_event(
-            tables[topic], self.keys[place], self.values[place], None if tag is None else tag.decode("ascii"), at
-        )
+            ends = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
+            last = list({at: place for place, at in enumerate(ends)}.values())
+        values = batch.column("value")
+        for place in last:
+            # Of a tombstone, the commit time of the delete before it.
+            value = values[place].as_py() or (values[place - 1].as_py() if place else None)
+            at = (topics[place].as_py(), partitions[place].as_py())
+            commit_time_ms = 0 if value is None else _commit_time_ms(value)
+            self._ends[at] = batch.column("offset")[place].as_py(), commit_time_ms
 
 
 def _commit_time_ms(value: bytes) -> int:
     """``ts_ms`` is the envelope's last member: ``...,"ts_ms":1700000000000}``."""
     _, _, tail = value.rpartition(b":")
     return int(tail[:-1]) if tail[:-1].isdigit() else 0
+
+
+def events_of(records: pa.Table, task: Task) -> tuple[Events, bool]:
+    """Records with tags -> events in the shapes that the generation has, and whether some had an earlier shape.
+
+    Those that a later copy made void are left out. Raises LockstepError for what is no event, and for a shape that the generation was not prepared for.
+    """
+    topics = records.column("topic")
+    distinct = topics.unique().to_pylist()
+    if len(distinct) == 1:
+        events, has_translated = _table_events(records, distinct[0], task)
+        return Events([events]), has_translated
+    found = [_table_events(records.filter(compute.equal(topics, topic)), topic, task) for topic in distinct]
+    return Events(events for events, _ in found), any(has_translated for _, has_translated in found)
+
+
+def _table_events(records: pa.Table, topic: str, task: Task) -> tuple[TableEvents, bool]:
+    """The same of one topic's records."""
+    table = task.tables[topic]
+    shape = task.shapes[table]
+    history = task.histories.get(table)
+    partitions, offsets = records.column("partition"), records.column("offset")
+
+    def position_at(place: int) -> Position:
+        return Position(topic, partitions[place].as_py(), offsets[place].as_py())
+
+    keys: list[bytes] = records.column("key").to_pylist()
+    rows: list[bytes | None] = []
+    others: list[tuple[int, str]] = []  # their shape isn't the newest, or they have none
+    read = RowReader().read
+    for place, value in enumerate(records.column("value").to_pylist()):
+        if value is None:
+            rows.append(None)
+            others.append((place, ""))
+            continue
+        row, schema_id = read(value)
+        rows.append(row)
+        if schema_id != shape:
+            others.append((place, schema_id))
+    tags: list[str] = records.column("tag").cast(pa.string()).to_pylist()
+    events = TableEvents.from_log(table, keys, tags, rows, position_at)
+    if history is None:
+        if any(schema_id for _, schema_id in others):
+            raise unknown_shape(table)
+        return events, False
+    void = set()
+    has_translated = False
+    for place, schema_id in others:
+        event = history.translate(events[place], schema_id)
+        if event is None:
+            void.add(place)
+        elif event.row is not None:
+            rows[place] = orjson.dumps(event.row)
+            has_translated = True
+    if void:
+        events = events.select([place for place in range(len(keys)) if place not in void])
+    return events, has_translated
 
 
 def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -220,58 +281,83 @@ def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def _apply_all(task: Task, batches: Iterator[pa.RecordBatch], delivered: Delivered) -> None:
-    records = _Records()
+    window = _Window(task.window_bytes)
     for batch in batches:
-        records.add(batch)
-        if records.bytes >= PORTION_BYTES_MAX:
-            _apply(task, records, delivered)
-            records = _Records()
-    if records.offsets:
-        _apply(task, records, delivered)
+        delivered.rows += batch.num_rows
+        if window.add(batch):
+            _apply(task, window, delivered)
+            window = _Window(task.window_bytes)
+    if not window.is_empty:
+        _apply(task, window, delivered)
 
 
-def _apply(task: Task, records: _Records, delivered: Delivered) -> None:
-    """Apply one portion and add what became of it. Raises LockstepError."""
-    placed = records.newest_events(task.tables, task.histories)
-    last = records.last_places()
-    seen = {at: records.offsets[place] + 1 for at, place in last.items()}
-    outcome = _sink(task).apply(
-        Batch(
-            [event for _, event in placed],
-            next_offsets=delivered.next_offsets | seen,
-            fence=task.fence,
-            replays=task.replays,
-        )
-    )
-    delivered.rows += len(records.offsets)
+def _apply(task: Task, window: _Window, delivered: Delivered) -> None:
+    """Apply one window and add what became of it. Raises LockstepError."""
+    records = window.folded()
+    reached = delivered.next_offsets | window.next_offsets
+    rows_at_once = max(1, PORTION_BYTES * records.num_rows // max(1, records.nbytes))
+    for start in range(0, records.num_rows, rows_at_once):
+        portion = records.slice(start, rows_at_once)
+        # Keys stand in the order of their newest records, so only the last portion makes the window complete.
+        is_last = start + rows_at_once >= records.num_rows
+        _apply_portion(task, portion, reached if is_last else delivered.next_offsets, delivered)
+    delivered.next_offsets = reached
+    delivered.commit_time_ms = max(delivered.commit_time_ms, window.commit_time_ms)
+
+
+def _apply_portion(
+    task: Task, records: pa.Table, next_offsets: Mapping[TopicPartition, int], delivered: Delivered
+) -> None:
+    events, has_translated = events_of(records, task)
+    # A job of the earlier shape, where the destination has no fence, may have stored the same event without the new columns.
+    replays = task.replays or has_translated
+    outcome = _sink(task).apply(Batch(events, next_offsets=next_offsets, fence=task.fence, replays=replays))
     delivered.applied += outcome.applied
     delivered.stale += outcome.stale
-    delivered.next_offsets |= seen
-    delivered.commit_time_ms = max(
-        delivered.commit_time_ms, *(records.commit_time_ms(place) for place in last.values())
-    )
+    if delivered.rejected:
+        # Of an earlier window, whose rows came again in a newer version: what became of that one counts.
+        tags = _tags(task, events)
+        delivered.rejected = [
+            one for one in delivered.rejected if tags.get((one.position.topic, one.key), "") < one.tag
+        ]
     if task.rejected_before:
-        refused = {rejection.event.position for rejection in outcome.rejections}
-        delivered.resolved += _resolved(task, records, [one for one in placed if one[1].position not in refused])
+        delivered.resolved += _resolved(task, events, outcome.rejections)
     if outcome.rejections:
-        place_of = {event.position: place for place, event in placed}
-        delivered.rejected += [_rejected(rejection, place_of, records) for rejection in outcome.rejections]
+        delivered.rejected += _rejected(outcome.rejections, records)
         check_rejections(task.sink, delivered.rejected)
 
 
-def _rejected(rejection: Rejection, place_of: Mapping[Position, int], records: _Records) -> RejectedRecord:
-    event = rejection.event
-    place = place_of[event.position]
-    return RejectedRecord(event.position, records.keys[place], records.values[place], event.tag, rejection.reason)
+def _rejected(rejections: Sequence[Rejection], records: pa.Table) -> Iterator[RejectedRecord]:
+    """The rejected events' records."""
+    at = zip(*(records.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
+    place_of = {Position(*position): place for place, position in enumerate(at)}
+    keys, values = records.column("key"), records.column("value")
+    for rejection in rejections:
+        event = rejection.event
+        place = place_of[event.position]
+        key, value = keys[place].as_py(), values[place].as_py()
+        yield RejectedRecord(event.position, key, value, event.tag, rejection.reason)
 
 
-def _resolved(task: Task, records: _Records, accepted: Iterable[tuple[int, RowEvent]]) -> Iterator[tuple[str, bytes]]:
+def _tags(task: Task, events: Events) -> dict[tuple[str, bytes], str]:
+    topics = {table: topic for topic, table in task.tables.items()}
+    return {
+        (topics[of_table.table], key): tag
+        for of_table in events.tables
+        for key, tag in zip(of_table.keys, of_table.tags, strict=True)
+    }
+
+
+def _resolved(task: Task, events: Events, rejections: Sequence[Rejection]) -> Iterator[tuple[str, bytes]]:
     """Earlier rejections whose row the sink has now taken, in the rejected version or a newer one."""
-    for place, event in accepted:
-        row = (event.position.topic, records.keys[place])
-        tag = task.rejected_before.get(row)
-        if tag is not None and event.tag >= tag:
-            yield row
+    refused = {rejection.event.position for rejection in rejections}
+    topics = {table: topic for topic, table in task.tables.items()}
+    for of_table in events.tables:
+        topic = topics[of_table.table]
+        for place, key in enumerate(of_table.keys):
+            tag = task.rejected_before.get((topic, key))
+            if tag is not None and of_table.tags[place] >= tag and of_table[place].position not in refused:
+                yield topic, key
 
 
 def check_rejections(sink: str, rejected: Sequence[RejectedRecord]) -> None:

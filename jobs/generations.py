@@ -2,9 +2,10 @@
 
 All of it is kept in the destination, as notes, so that there is one truth wherever commands are run:
 
-``g<n>.record``
+``record.<n>``
     Whose log it holds, the settings that shape its rows, and whether it is being built, in use, or on its way out. A running
-    ``apply`` applies to those in use.
+    ``apply`` applies to those in use. Who creates it has the number, and it stays when the generation is dropped: checkpoints of that
+    may still be there, so no number is given twice.
 ``g<n>.runner``
     Written again and again by the job that applies to it. Who wants to know whether there is one looks twice: clocks of several
     machines don't agree, but a counter that moves is alive.
@@ -15,7 +16,7 @@ All of it is kept in the destination, as notes, so that there is one truth where
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -47,7 +48,7 @@ _LOOK_S: Final = 0.2
 class Phase(StrEnum):
     """``BUILDING``: by ``rebuild``. ``REPLAYING``: the same, in place. ``READY``: whoever applies keeps it up to date.
 
-    ``RETIRED``: about to be dropped.
+    ``RETIRED``: about to be dropped, or gone.
     """
 
     BUILDING = "building"
@@ -61,7 +62,7 @@ class Record:
     """What is known of a generation besides its rows. ``definition`` are the settings that shape them.
 
     ``pipeline`` is whose log it holds. ``loaded`` says that what the log held when the build began is there, and the rest follows as
-    in any other generation.
+    in any other generation. ``shown`` says that readers may have seen it since, though it is still being built.
     """
 
     pipeline: str
@@ -69,6 +70,7 @@ class Record:
     phase: Phase = Phase.READY
     loaded: bool = True
     created_at_ms: int = 0
+    shown: bool = False
 
     def to_json(self) -> str:
         return orjson.dumps(
@@ -78,6 +80,7 @@ class Record:
                 "phase": self.phase.value,
                 "loaded": self.loaded,
                 "created_at_ms": self.created_at_ms,
+                "shown": self.shown,
             }
         ).decode()
 
@@ -90,6 +93,7 @@ class Record:
             Phase(fields["phase"]),
             fields["loaded"],
             fields["created_at_ms"],
+            fields["shown"],
         )
 
 
@@ -105,23 +109,33 @@ class Generation:
     def phase(self) -> Phase:
         return Phase.READY if self.record is None else self.record.phase
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether it is to be, where nothing of it is there yet."""
+        return self.record is not None and self.record.phase is not Phase.RETIRED
+
 
 def list_generations(sink: Sink) -> list[Generation]:
     """All generations of a sink, oldest first, whichever the object is bound to. One that is only planned is among them."""
     live = sink.live_generation()
     numbers = set(sink.generations())
-    last = int(sink.load_note(_LAST) or 0)
-    found = [Generation(number, number == live, load_record(sink, number)) for number in sorted(numbers | {last} - {0})]
-    return [generation for generation in found if generation.number in numbers or generation.record is not None]
+    highest = _highest_number(sink, numbers)
+    planned = set(range(max(1, highest - _PLANNED_AMONG + 1), highest + 1))
+    found = [Generation(number, number == live, load_record(sink, number)) for number in sorted(numbers | planned)]
+    return [generation for generation in found if generation.number in numbers or generation.is_planned]
 
 
 def load_record(sink: Sink, generation: int) -> Record | None:
-    text = sink.load_note(f"g{generation}.record")
+    text = sink.load_note(_record_note(generation))
     return None if text is None else Record.from_json(text)
 
 
 def save_record(sink: Sink, generation: int, record: Record) -> None:
-    sink.save_note(f"g{generation}.record", record.to_json())
+    sink.save_note(_record_note(generation), record.to_json())
+
+
+def _record_note(generation: int) -> str:
+    return f"record.{generation}"
 
 
 def set_phase(sink: Sink, generation: int, phase: Phase, *, loaded: bool = True) -> None:
@@ -141,11 +155,6 @@ def require_in_use(sink: Sink, name: str, generation: int) -> None:
         raise LockstepError(
             f"generation {generation} of sink {name!r} was dropped", hint="`lockstep generations` lists those there are"
         )
-
-
-def has_numbers(sink: Sink) -> bool:
-    """Whether numbers were ever given: then a generation without a record is what a drop has left."""
-    return sink.load_note(_LAST) is not None
 
 
 def check_owner(sink: str, generation: int, record: Record, pipeline: str) -> None:
@@ -323,7 +332,10 @@ PREVIOUS: Final = "previous"
 """The note that names the generation that was live before the last switch."""
 
 _LAST: Final = "last"
-"""The note that names the highest number that was ever given: checkpoints of dropped generations may still be there."""
+"""The note that names a number that was given, the highest but for a few: where to begin to look for it."""
+
+_PLANNED_AMONG: Final = 4
+"""Generations of which nothing is there yet are among so many of the highest numbers."""
 
 
 def _behind(target: int, live: int, lacking: int) -> LockstepError:
@@ -342,9 +354,26 @@ def _opened(open_generation: Callable[[int], Sink], number: int) -> Iterator[Sin
         sink.close()
 
 
-def next_number(sink: Sink) -> int:
-    """A number that no generation of this sink ever had; it is taken with this call."""
-    known = [int(sink.load_note(_LAST) or 0), *sink.generations()]
-    number = max(known) + 1
+def begin_generation(sink: Sink, record: Record) -> int:
+    """Begin a generation: it gets this record, and a number that none of this sink ever had."""
+    while True:
+        number = begin_unless_begun(sink, record)
+        if number is not None:
+            return number
+
+
+def begin_unless_begun(sink: Sink, record: Record) -> int | None:
+    """The same, unless somebody else begins one at this moment: then None, and theirs is among the generations."""
+    number = _highest_number(sink, sink.generations()) + 1
+    if not sink.create_note(_record_note(number), record.to_json()):
+        return None
     sink.save_note(_LAST, str(number))
+    return number
+
+
+def _highest_number(sink: Sink, existing: Iterable[int]) -> int:
+    """The highest number that was ever given. ``existing`` are the generations that the destination has."""
+    number = max([int(sink.load_note(_LAST) or 0), *existing])
+    while sink.load_note(_record_note(number + 1)) is not None:
+        number += 1
     return number

@@ -82,7 +82,33 @@ class DefinitionDiffers:
     settings: tuple[str, ...]
 
 
-Report = SinkStarted | StatusReport | WatermarkRaised | SinkWaiting | SinkFailed | SinkStopped | DefinitionDiffers
+@dataclass(frozen=True, slots=True)
+class RowsCarriedOver:
+    """Rows from before a table got these columns are given what the source shows in them; so far, or all (``is_over``).
+
+    ``refused`` ones stay without, and ``reason`` is why the first of them does.
+    """
+
+    sink: str
+    generation: int
+    table: str
+    columns: tuple[str, ...]
+    rows: int
+    refused: int
+    reason: str
+    is_over: bool
+
+
+Report = (
+    SinkStarted
+    | StatusReport
+    | WatermarkRaised
+    | SinkWaiting
+    | SinkFailed
+    | SinkStopped
+    | DefinitionDiffers
+    | RowsCarriedOver
+)
 Reporter = Callable[[Report], None]
 """Called from the sinks' own threads; must be quick."""
 
@@ -126,6 +152,19 @@ def log_report(report: Report) -> None:
                 report.generation,
                 ",".join(report.settings),
                 report.sink,
+            )
+        case RowsCarriedOver():
+            logger.log(
+                logging.WARNING if report.refused else logging.INFO,
+                "rows get the values of new columns sink=%s generation=%d table=%s columns=%s rows=%d refused=%d reason=%s done=%s",
+                report.sink,
+                report.generation,
+                report.table,
+                ",".join(report.columns),
+                report.rows,
+                report.refused,
+                report.reason or "none",
+                report.is_over,
             )
         case _:
             assert_never(report)

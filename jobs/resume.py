@@ -68,8 +68,8 @@ def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, T
         if known is not None and known != facts.topic_id:
             raise PositionMismatch(
                 f"topic {topic} was created anew since sink {point.sink!r} read it last",
-                hint="a topic that was made anew lacks what came before: start a pipeline of another name (pipeline.name in "
-                "lockstep.toml), which takes a new snapshot",
+                hint="a topic that was made anew lacks the rows that weren't written since: have capture copy its table"
+                f" (lockstep snapshot table TABLE), then lockstep rebuild {point.sink} --switch",
             )
         known_partitions = sum(1 for name, _ in progress.next_offsets if name == topic)
         if known_partitions and known_partitions != facts.partitions:

@@ -23,11 +23,10 @@ from jobs.generations import (
     Generation,
     Phase,
     Record,
+    begin_unless_begun,
     check_owner,
-    has_numbers,
     is_running,
     list_generations,
-    next_number,
     save_record,
 )
 from jobs.report import DefinitionDiffers, Reporter, SinkFailed, SinkStopped, SinkWaiting, log_report
@@ -107,9 +106,9 @@ def run_sinks(
 
 
 @contextmanager
-def session(source: Source, stop: threading.Event) -> Iterator[SparkSession]:
-    """A SparkSession until the block ends, in which SIGTERM and SIGINT set ``stop``."""
-    opened = open_session(source.spark, name=f"lockstep {source.pipeline}")
+def session(source: Source, stop: threading.Event, *, bulk: bool = False) -> Iterator[SparkSession]:
+    """A SparkSession until the block ends, in which SIGTERM and SIGINT set ``stop``. ``bulk``: see ``open_session``."""
+    opened = open_session(source.spark, name=f"lockstep {source.pipeline}", bulk=bulk)
     try:
         # After the session: PySpark installs a handler of its own for SIGINT.
         with _stopped_by_signals(stop):
@@ -270,18 +269,17 @@ class _Group:
         found = list_generations(member.sink)
         today = definition(member.settings)
         if not found:
-            number = next_number(member.sink)
             record = Record(self._source.pipeline, today, created_at_ms=time.time_ns() // 1_000_000)
-            save_record(member.sink, number, record)
-            return {number: member.settings}
+            number = begin_unless_begun(member.sink, record)
+            if number is not None:
+                return {number: member.settings}
+            found = list_generations(member.sink)  # another `apply`, or a `rebuild`, was quicker
         wanted: dict[int, SinkSettings] = {}
         for generation in found:
             if generation.phase is not Phase.READY and not self._was_left_live(member, generation):
                 continue
             record = generation.record or Record(self._source.pipeline, today)
             if generation.record is None:
-                if has_numbers(member.sink):
-                    continue  # a drop was interrupted
                 save_record(member.sink, generation.number, record)
             check_owner(member.name, generation.number, record, self._source.pipeline)
             built_with = wanted[generation.number] = with_definition(member.settings, record.definition)

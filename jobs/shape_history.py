@@ -34,17 +34,13 @@ class TableHistory:
 
         Raises LockstepError for a shape that isn't known, which is a newer one.
         """
+        if schema_id not in self.shapes and (schema_id or event.row is not None):
+            raise unknown_shape(self.table)  # before its key is looked at: it may be the newer one
         if tuple(event.key) != self.key:
             return None
         if event.row is None:
             return event
-        try:
-            carry = self.shapes[schema_id]
-        except KeyError:
-            raise LockstepError(
-                f"table {self.table} has a shape that this generation was not prepared for",
-                hint="restart the job: it prepares the table's newest shape before it applies rows",
-            ) from None
+        carry = self.shapes[schema_id]
         if carry is None:
             return None
         if not carry:
@@ -53,6 +49,14 @@ class TableHistory:
         return replace(
             event, row={name: default if before is None else row.get(before) for name, before, default in carry}
         )
+
+
+def unknown_shape(table: TableName) -> LockstepError:
+    """The error for an event of a shape that came after the generation was prepared."""
+    return LockstepError(
+        f"table {table} has a shape that this generation was not prepared for",
+        hint="restart the job: it prepares the table's newest shape before it applies rows",
+    )
 
 
 def newest_shapes(records: Iterable[SchemaRecord]) -> dict[TableName, Table]:
@@ -82,6 +86,25 @@ def _history(name: TableName, records: Sequence[SchemaRecord]) -> TableHistory:
     return TableHistory(name, newest.key, shapes)
 
 
+def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, JsonValue]:
+    """What rows from before show in columns that the table got since its first shape, where that isn't null.
+
+    ``records`` are the table's, in the order of the topic. Not among them are columns whose values come with a copy of the table.
+    """
+    added: list[tuple[Column, JsonValue]] = []
+    for record in records:
+        if record.change.rewritten:
+            added = []
+        else:
+            added += [(record.table.column(name), value) for name, value in record.change.defaults.items()]
+    found: dict[str, JsonValue] = {}
+    for column in newest.columns:
+        for known, value in added:
+            if _is_same(known, column) and value is not None:
+                found[column.name] = value
+    return found
+
+
 def _is_same(one: Column, other: Column) -> bool:
     """Whether two shapes mean one column. By number: it may have been renamed; by name where a number isn't known."""
     if one.number and other.number:
@@ -99,7 +122,8 @@ def _carry(old: Table, newest: Table, added: Sequence[tuple[Column, JsonValue]],
     for column in newest.columns:
         before = next((held for held in old.columns if _is_same(held, column)), None)
         if before is None:
-            value = next((value for known, value in added if _is_same(known, column)), None)
+            # The last one: where numbers aren't known, a column that was dropped and added again has the same name.
+            value = next((value for known, value in reversed(added) if _is_same(known, column)), None)
             carry.append((column.name, None, value))
         elif is_copied and (before.value_type, before.is_array) != (column.value_type, column.is_array):
             return None

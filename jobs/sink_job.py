@@ -4,8 +4,8 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -21,7 +21,9 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topics import SCHEMA, control_topic, table_topic
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
+from cdc.protocol.control import SchemaRecord
 from jobs.arrow_map import ArrowMap
+from jobs.backfill import CarriedOver, Columns, carry_over, load_columns, next_columns, save_columns
 from jobs.checkpoint import Checkpoint, checkpoint_location
 from jobs.config import SparkSettings
 from jobs.dead_letter import DeadLetters, RejectedEvent
@@ -38,19 +40,28 @@ from jobs.delivery import (
 from jobs.gate import Gate
 from jobs.generations import Runner, require_in_use
 from jobs.offsets import Offsets
+from jobs.prepared import preparing
 from jobs.progress import ProgressKeeper
 from jobs.reading import Reading, load_reading, skipped_by
-from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.report import Reporter, RowsCarriedOver, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.resume import ResumePoint, TopicFacts, check_resume
-from jobs.shape_history import TableHistory, histories, newest_shapes
+from jobs.schema_watch import SchemaWatch
+from jobs.shape_history import histories, newest_shapes
 from jobs.source import read_topics
 from jobs.watermark import Watermark
-from sinks.registry import SinkSettings, open_sink
+from sinks.registry import SinkSettings, open_sink, projection_of
+from sinks.sink import AddedValues, Sink
 
 _TICK_S: Final = 0.5
 """How often an idle sink looks for progress records; a batch makes it look at once."""
 
 _POLL_S: Final = 0.1
+_SCHEMA_LOOK_S: Final = 1.0
+"""How often a running job looks whether a table has got another shape."""
+
+_TELL_S: Final = 5.0
+"""How often a job tells how far rows are carried over."""
+
 _BACKOFF_FIRST_S: Final = 0.5
 _BACKOFF_MAX_S: Final = 30.0
 
@@ -116,6 +127,7 @@ class SinkJob:
         self._stop = stop
         self._report = report
         self._prepared: dict[TableName, Table] = {}
+        self._tell_at = 0.0
 
     def run(self) -> None:
         """Returns when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -123,8 +135,8 @@ class SinkJob:
         while not self._stop.is_set():
             began = time.monotonic()
             try:
-                self._run_query()
-                return
+                if not self._run_query():
+                    return
             except Unavailable as error:
                 if time.monotonic() - began > _BACKOFF_MAX_S:
                     backoff = _Backoff()  # it had worked for a while
@@ -139,10 +151,11 @@ class SinkJob:
         self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
         self._stop.wait(retry_in_s)
 
-    def _run_query(self) -> None:
+    def _run_query(self) -> bool:
+        """Run a query to its end. Whether another one is due: a table has got another shape."""
         plan = self._plan
         cluster = Cluster(plan.kafka.client())
-        tables, older = self._read_tables(cluster)
+        tables, records = self._read_tables(cluster)
         topics = {table_topic(plan.pipeline, name): name for name in plan.tables}
         facts = self._topic_facts(cluster, topics)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
@@ -150,7 +163,8 @@ class SinkJob:
         sink = plan.open(plan.name, plan.settings, generation)
         try:
             require_in_use(sink, plan.name, generation)
-            sink.prepare(list(tables.values()), go_live=plan.go_live)
+            with preparing(sink, generation, tables):
+                columns, left = self._prepare(sink, tables, records)
             if plan.bulk:
                 sink.begin_bulk()
             self._prepared = tables
@@ -189,18 +203,114 @@ class SinkJob:
                 generation=generation,
                 fence=sink.claim(),
                 tables=topics,
-                histories=older,
+                shapes={name: table.schema_id for name, table in tables.items()},
+                window_bytes=(plan.spark.bulk_window_mb if plan.bulk else plan.spark.window_mb) << 20,
+                histories=histories(records),
                 replays=reading.replays,
                 retry_s=plan.spark.retry_s,
                 run=uuid.uuid4().hex,
                 open=plan.open,
             )
-            _Run(plan, self._spark, task, checkpoint, keeper, reading, stop=self._stop, report=self._report).run()
+            # Before the first batch: the watermark says that all is as at the source, the rows from before included.
+            if not self._carry_over(sink, tables, columns, left, fence=task.fence):
+                return False
+            with self._watched(cluster, tables) as ending:
+                _Run(plan, self._spark, task, checkpoint, keeper, reading, stop=ending, report=self._report).run()
+            return ending.is_set() and not self._stop.is_set()
         finally:
             sink.close()
 
-    def _read_tables(self, cluster: Cluster) -> tuple[dict[TableName, Table], dict[TableName, TableHistory]]:
-        """This sink's tables, and the earlier shapes of those that had any. Raises Unavailable while capture hasn't published one."""
+    def _prepare(
+        self, sink: Sink, tables: Mapping[TableName, Table], records: Sequence[SchemaRecord]
+    ) -> tuple[Columns, AddedValues]:
+        """Prepare the sink for the tables. Returns its columns, and what rows still lack when it has done what it can do."""
+        plan = self._plan
+        known = load_columns(sink, plan.generation)
+        has_rows = plan.generation in sink.generations()
+        projection = projection_of(plan.settings)
+        columns = next_columns(known, tables.values(), records, projection=projection, has_rows=has_rows)
+        if columns != known:
+            save_columns(sink, plan.generation, columns)
+        if columns.lacking and has_rows:
+            # Where the destination can refuse another writer: no row of the earlier shape comes in behind this.
+            sink.claim()
+        return columns, sink.prepare(list(tables.values()), go_live=plan.go_live, added=columns.lacking)
+
+    def _carry_over(
+        self, sink: Sink, tables: Mapping[TableName, Table], columns: Columns, left: AddedValues, *, fence: int
+    ) -> bool:
+        """Give the rows that lack a column what the source shows in it. False when the job was asked to stop before that was done."""
+        plan = self._plan
+        if not columns.lacking:
+            return True
+        lacking = dict(columns.lacking)
+        with _shown(plan, self._stop) as gate:
+            for name in columns.lacking:
+                values = left.get(name, {})
+                if values:
+                    leave = partial(self._left, gate, name, tuple(values))
+                    carried = carry_over(sink, tables[name], values, fence=fence, enter=gate.enter, leave=leave)
+                    self._tell(name, tuple(values), carried)
+                    if not carried.is_over:
+                        return False
+                    if carried.refused:
+                        continue  # they are tried again at the next start
+                del lacking[name]
+        save_columns(sink, plan.generation, replace(columns, lacking=lacking))
+        return True
+
+    def _left(self, gate: Gate, name: TableName, columns: tuple[str, ...], carried: CarriedOver) -> None:
+        gate.leave()
+        if time.monotonic() >= self._tell_at:
+            self._tell(name, columns, carried)
+
+    def _tell(self, name: TableName, columns: tuple[str, ...], carried: CarriedOver) -> None:
+        self._tell_at = time.monotonic() + _TELL_S
+        plan = self._plan
+        self._report(
+            RowsCarriedOver(
+                plan.name,
+                plan.generation,
+                str(name),
+                columns,
+                rows=carried.rows,
+                refused=carried.refused,
+                reason=carried.reason,
+                is_over=carried.is_over,
+            )
+        )
+
+    @contextmanager
+    def _watched(self, cluster: Cluster, tables: Mapping[TableName, Table]) -> Iterator[threading.Event]:
+        """What ends a query: that the job is asked to stop, or that a table has got another shape."""
+        ending, over = threading.Event(), threading.Event()
+        watch = SchemaWatch(cluster, self._plan.kafka.client(), self._plan.pipeline, tables)
+
+        def pass_on() -> None:
+            while not over.is_set() and not ending.is_set():
+                if self._stop.wait(_POLL_S):
+                    ending.set()
+
+        def look() -> None:
+            while not over.wait(_SCHEMA_LOOK_S) and not ending.is_set():
+                # A log that can't be read is told of by the batches, which read it too.
+                with suppress(LockstepError):
+                    if watch.has_moved():
+                        ending.set()
+
+        passing = threading.Thread(target=pass_on, name=f"stop-{self._plan.name}", daemon=True)
+        passing.start()
+        if not self._plan.once:
+            # Nobody waits for its end, which may take as long as brokers that don't answer.
+            threading.Thread(target=look, name=f"schema-{self._plan.name}", daemon=True).start()
+        try:
+            yield ending
+        finally:
+            over.set()
+            passing.join()
+
+    def _read_tables(self, cluster: Cluster) -> tuple[dict[TableName, Table], list[SchemaRecord]]:
+        """This sink's tables, and all shapes that they had, in order. Raises Unavailable while capture hasn't published one."""
         plan = self._plan
         records = []
         if control_topic(plan.pipeline, SCHEMA) in cluster.partition_counts():
@@ -209,8 +319,8 @@ class SinkJob:
         missing = [name for name in plan.tables if name not in known]
         if missing:
             raise self._not_yet(f"table {missing[0]} isn't in the log of pipeline {plan.pipeline!r}")
-        older = histories(record for record in records if record.table.name in plan.tables)
-        return {name: known[name] for name in plan.tables}, older
+        mine = [record for record in records if record.table.name in plan.tables]
+        return {name: known[name] for name in plan.tables}, mine
 
     def _topic_facts(self, cluster: Cluster, topics: Mapping[str, TableName]) -> dict[str, TopicFacts]:
         counts = cluster.partition_counts()
@@ -235,6 +345,30 @@ class SinkJob:
         moved = any(known.get(name, table) != table for name, table in self._prepared.items())
         self._prepared = {}  # the next failure without a new preparation is final
         return moved
+
+
+@contextmanager
+def _shown(plan: SinkPlan, stop: threading.Event) -> Iterator[Gate]:
+    """Others see that a job applies to the generation, and can let it stand still, while no query runs. Closed by ``stop``."""
+    gate, over = Gate(), threading.Event()
+    notes = plan.open(plan.name, plan.settings, plan.generation)
+    runner = Runner(notes, plan.generation, gate)
+
+    def tend() -> None:
+        while not over.wait(_TICK_S):
+            if stop.is_set():
+                gate.close(0)
+            with suppress(LockstepError):
+                runner.tend()
+
+    thread = threading.Thread(target=tend, name=f"runner-{plan.name}", daemon=True)
+    thread.start()
+    try:
+        yield gate
+    finally:
+        over.set()
+        thread.join()
+        notes.close()
 
 
 class _Run:
@@ -318,7 +452,9 @@ class _Run:
             self._spark,
             self._plan.kafka,
             list(self._task.tables),
-            max_offsets_per_trigger=settings.max_offsets_per_trigger,
+            max_offsets_per_trigger=(
+                settings.bulk_offsets_per_trigger if self._plan.bulk else settings.max_offsets_per_trigger
+            ),
             start=self._reading.start,
         )
         writer = (
@@ -414,16 +550,16 @@ class _Run:
                 raise _Stopping
 
     def _keep_rejections(self, delivered: Delivered) -> None:
-        """Write dead letters, remove those that are void, and let the next batch know."""
+        """Write dead letters, remove those that are void, and let the next batch know. Raises LockstepError for too many."""
         if not (delivered.rejected or delivered.resolved):
             return
         check_rejections(self._task.sink, delivered.rejected)
-        self._dead_letters.publish((_rejected_event(record) for record in delivered.rejected), rejected_at_ms=_now_ms())
-        self._dead_letters.close(delivered.resolved)
-        for record in delivered.rejected:
-            self._rejections[record.position.topic, record.key] = record.tag
-        for row in delivered.resolved:
-            self._rejections.pop(row, None)
+        self._rejections = self._dead_letters.keep(
+            map(_rejected_event, delivered.rejected),
+            delivered.resolved,
+            rejected_at_ms=_now_ms(),
+            max_open=self._plan.settings.max_open_rejections,
+        )
         self._write = self._writer()
 
     def _follow_watermark(self) -> None:
@@ -483,8 +619,8 @@ def spark_error(sink: str, text: str) -> LockstepError:
     if any(word in text for word in _DATA_LOSS):
         return PositionMismatch(
             f"the log no longer holds what sink {sink!r} has to read next",
-            hint="somebody deleted records or created a topic anew; start a pipeline of another name (pipeline.name in "
-            "lockstep.toml), which takes a new snapshot",
+            hint="somebody deleted records or created a topic anew; have capture copy the table (lockstep snapshot table TABLE),"
+            f" then lockstep rebuild {sink} --switch",
         )
     if any(word in text for word in _PASSING):
         return Unavailable(f"Kafka doesn't answer the query of sink {sink!r}")

@@ -407,19 +407,149 @@ def wait(
     out.print(format_lsn(lsn), highlight=False)
 
 
-@app.command()
-def rejections(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Events that a sink refused for good, with the reason; closed by themselves once a newer event of the key gets through."""
-    from lockstep.config import load
-    from lockstep.rejections import open_rejections, rejections_table
+rejections_app = typer.Typer(help="Events that a sink refused for good.", no_args_is_help=True)
+app.add_typer(rejections_app, name="rejections")
 
-    letters = open_rejections(load(config))
+RejectedTableOption = Annotated[
+    list[str] | None, typer.Option("--table", help="Only of this table, schema.table; may be repeated.")
+]
+RejectedGenerationOption = Annotated[int | None, typer.Option("--generation", help="Only of this generation.")]
+RejectedKeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key", help="Only of this row: its key as JSON, or the one value of it, or partition:offset; may be repeated."
+    ),
+]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", help="Only those whose reason has this text in it; case doesn't matter.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All of the sink, or of the table and generation given.")]
+
+
+@rejections_app.callback()
+def rejections() -> None:
+    """Events that a sink refused for good, with the reason; closed by themselves once a newer event of the row gets through."""
+
+
+@rejections_app.command("list")
+def rejections_list(
+    sink: Annotated[str | None, typer.Argument(metavar="[SINK]", help="Only of this sink.")] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: RejectedTableOption = None,
+    generation: RejectedGenerationOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What is open, and how much of it for which reason. Shows keys and no other values."""
+    from lockstep.config import load
+    from lockstep.rejections import (
+        RejectionBook,
+        Selection,
+        now_ms,
+        rejections_json,
+        rejections_table,
+        unreadable_text,
+    )
+
+    selection = Selection(tables=tuple(table or ()), generation=generation)
+    found, unreadable = RejectionBook(load(config)).read(sink, selection)
     if as_json:
-        _print_json(letters)
-    elif letters:
-        out.print(rejections_table(letters))
+        _print_json(rejections_json(found, unreadable))
+        return
+    if found:
+        out.print(rejections_table(found, now_ms()))
     else:
         say("no rejections")
+    if unreadable:
+        say(unreadable_text(unreadable))
+
+
+@rejections_app.command("show")
+def rejections_show(
+    sink: SinkArgument,
+    row: Annotated[
+        str,
+        typer.Argument(metavar="KEY|POSITION", help="The row's key as in `list`, or its value, or partition:offset."),
+    ],
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: RejectedTableOption = None,
+    generation: RejectedGenerationOption = None,
+    value: Annotated[
+        bool, typer.Option("--value", help="Print the whole event too, all columns of the row included.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """One rejection. Its event's value is printed only when it is asked for."""
+    from lockstep.config import load
+    from lockstep.rejections import RejectionBook, Selection
+
+    book = RejectionBook(load(config))
+    found = book.one(sink, Selection(tables=tuple(table or ()), generation=generation, keys=(row,)))
+    document = found.to_json()
+    if value:
+        event = book.value(found)
+        document["value"] = None if event is None else json.loads(event)
+    if as_json:
+        _print_json(document)
+        return
+    for name, fact in document.items():
+        text = fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False)
+        out.print(f"{name}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+@rejections_app.command("retry")
+def rejections_retry(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    key: RejectedKeyOption = None,
+    reason: ReasonOption = None,
+    everything: AllOption = False,
+    table: RejectedTableOption = None,
+    generation: Annotated[int | None, typer.Option("--generation", help="Of this one; default the live one.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply rejected events again, with their own tags: no row gets older. Safe while the job runs.
+
+    Closes those that the sink takes, and says why it refuses the others. Exit code 1 when any is left.
+    """
+    from lockstep.config import load
+    from lockstep.rejections import selection_of
+    from lockstep.retry import retried_table, retry
+
+    selection = selection_of(tables=table, generation=generation, keys=key, reason=reason, everything=everything)
+    retried = retry(load(config), sink, selection, say=say)
+    if as_json:
+        _print_json(retried.to_json())
+    else:
+        if retried.refused:
+            out.print(retried_table(retried))
+        say(retried.sentence(sink))
+    raise typer.Exit(1 if retried.refused else 0)
+
+
+@rejections_app.command("discard")
+def rejections_discard(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    key: RejectedKeyOption = None,
+    reason: ReasonOption = None,
+    everything: AllOption = False,
+    table: RejectedTableOption = None,
+    generation: RejectedGenerationOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+) -> None:
+    """Close rejections without applying them: the sink goes on without these events, until their rows are written again."""
+    from cdc.model.errors import ConfigurationError
+    from lockstep.config import load
+    from lockstep.rejections import discard, selection_of
+
+    selection = selection_of(tables=table, generation=generation, keys=key, reason=reason, everything=everything)
+    if not yes and not sys.stdin.isatty():
+        raise ConfigurationError("discard asks first, and there is no terminal to ask", hint="add --yes")
+
+    def agreed(question: str) -> bool:
+        return yes or typer.confirm(question, err=True)
+
+    raise typer.Exit(discard(load(config), sink, selection, agreed=agreed, say=say))
 
 
 @app.command()

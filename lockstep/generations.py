@@ -147,18 +147,16 @@ def drop(config: Config, name: str, number: int) -> None:
             raise LockstepError(
                 f"generation {number} of sink {name!r} is live", hint=f"`lockstep switch {name}` to another one first"
             )
-        retire(sink, number, record)
-        DeadLetters(config.kafka.client(), config.pipeline.name, sink=name, generation=number).close_all(
-            config.topics().values()
-        )
-        sink.drop()
+        remove(config, name, sink, number, record)
     finally:
         sink.close()
 
 
-def retire(sink: Sink, number: int, record: Record) -> None:
-    """Let whoever applies to a generation stop, for good. Raises as ``take``."""
+def remove(config: Config, name: str, sink: Sink, number: int, record: Record) -> None:
+    """Stop applying to a generation, for good, and remove it. ``sink`` is bound to it. Raises as ``take`` and ``Sink.drop``."""
     take(sink, number, record, Phase.RETIRED)
+    DeadLetters(config.kafka.client(), config.pipeline.name, sink=name, generation=number).close_generation()
+    sink.drop()
 
 
 def take(sink: Sink, number: int, record: Record, phase: Phase) -> None:

@@ -18,7 +18,7 @@ from lockstep.config import load
 from migrations.source import publication_sql, role_sql
 
 _FILE = Template("""\
-# Lockstep: PostgreSQL -> Kafka -> OpenSearch, Redis, SQL warehouse.
+# Lockstep: PostgreSQL -> Kafka -> OpenSearch, Redis, SQL warehouse, Delta tables.
 # Check it with `lockstep doctor`; paths count from this file. No secret belongs in here.
 
 [pipeline]
@@ -94,6 +94,14 @@ checkpoint_directory = ".lockstep/checkpoints"
 # [sinks.warehouse]
 # type = "warehouse"
 # url = "postgresql+psycopg://lockstep@127.0.0.1:5432/warehouse"
+
+# [sinks.lake]
+# type = "delta"
+# root = "s3://bucket/lake"                  # or an absolute path
+# login = { user = "access-key-id" }         # its password is the secret; without login, as deltalake finds it by itself
+# storage_options = { aws_region = "eu-central-1" }
+# partition_by = { "public.orders" = ["region"] }
+# retention_hours = 24                       # for queries that run on a version that was replaced
 """)
 
 

@@ -5,46 +5,74 @@ checkpoint. So a build that was interrupted goes on when the command is run agai
 goes with the process that holds it.
 """
 
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Final
 
 import orjson
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import Position, RowEvent
+from cdc.model.table import TableName
 from cdc.postgres.connection import connect, connection_error
+from jobs.backfill import load_columns, save_columns
+from jobs.dead_letter import DeadLetters
 from jobs.generations import (
     Phase,
     Record,
+    begin_generation,
     behind,
     check_owner,
     is_running,
     list_generations,
     load_record,
-    next_number,
     save_record,
     switch,
 )
 from jobs.offsets import Offsets
 from jobs.reading import begin_reading, end_replay, load_reading
 from jobs.report import Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
-from jobs.run import JobThread, Source, session
+from jobs.run import JobThread, Source, session, tables_of
 from lockstep.apply import spark_settings
+from lockstep.basis import (
+    Basis,
+    check_complete,
+    load_basis,
+    lost_beginnings,
+    made_anew,
+    misfit,
+    read_basis,
+    save_basis,
+    topics_made_anew,
+    topics_trimmed,
+    way_out,
+)
 from lockstep.config import Config
-from lockstep.generations import log_ends, retire, settings_of, take
+from lockstep.generations import log_ends, remove, settings_of, take
 from lockstep.verify.report import Kind, VerifyReport
 from lockstep.verify.verify import Step, VerifyOptions, verify
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.retrying_sink import RetryingSink
 from sinks.sink import Batch, Progress, Sink
 
 _LOOK_S: Final = 0.5
+
+_BASIS_LOOK_S: Final = 5.0
+"""How often it is looked whether topics and tables are still those that the build was begun with."""
+
+_NEW_BEGINNINGS_MAX: Final = 3
+"""How often one command begins anew because a table has changed."""
+
+_REMOVAL_S: Final = 60.0
+"""How long readers may keep a table of the destination from being removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +117,10 @@ class Interrupted(Exception):
     """Asked to stop; the build goes on the next time."""
 
 
+class _Outgrown(Exception):
+    """A table has changed so that the rows which were applied before can't be right any more. Says why."""
+
+
 def rebuild(
     config: Config,
     name: str,
@@ -108,26 +140,63 @@ def rebuild(
     with _only_rebuild(config, name):
         source = Source(config.pipeline.name, config.kafka, config.source.keyed_names, spark_settings(config))
         number, record = (_begin_in_place if in_place else _begin)(config, name, settings, observer.say)
-        sink = open_sink(name, settings, number)
-        try:
-            if in_place and is_running(sink, number):
-                raise LockstepError(
-                    f"a job applies to generation {number} still", hint="try again when its batch is done"
-                )
-            with session(source, stop) as spark:
-                build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer, trimmed)
-                if in_place:
-                    return build.replay()
+        if in_place:
+            _check_nobody_applies(name, settings, number)
+        with session(source, stop, bulk=True) as spark:
+            for beginning in count(1):
+                sink = open_sink(name, settings, number)
                 try:
+                    build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer, trimmed)
+                    if in_place:
+                        return build.replay()
                     return build.run(switch_over=switch_over)
-                except LockstepError:
+                except _Outgrown as why:
+                    if beginning > _NEW_BEGINNINGS_MAX:
+                        raise LockstepError(
+                            f"generation {number} can't become right any more, nor could the {_NEW_BEGINNINGS_MAX} before it: {why}",
+                            hint=f"`lockstep rebuild {name}` drops it and begins anew: run it when the tables stay as they are",
+                        ) from None
                     observer.say(
-                        f"generation {number} stays as far as it is: run this again when the reason is mended, or begin anew"
-                        f" after `lockstep generations {name} --drop {number}`"
+                        f"generation {number} can't become right any more: {why}; dropping it and beginning anew"
                     )
+                    _drop_half_built(config, name, sink, number)
+                except LockstepError as error:
+                    if not in_place and not isinstance(error, PositionMismatch):  # that says itself how to begin anew
+                        observer.say(
+                            f"generation {number} stays as far as it is: run this again when the reason is mended, or begin anew"
+                            f" after `lockstep generations {name} --drop {number}`"
+                        )
                     raise
-        finally:
-            sink.close()
+                finally:
+                    sink.close()
+                number, record = _begin(config, name, settings, observer.say)
+        raise AssertionError("it begins anew, returns or raises")
+
+
+def _check_nobody_applies(name: str, settings: SinkSettings, number: int) -> None:
+    sink = open_sink(name, settings, number)
+    try:
+        if is_running(sink, number):
+            raise LockstepError(f"a job applies to generation {number} still", hint="try again when its batch is done")
+    finally:
+        sink.close()
+
+
+def _drop_half_built(config: Config, name: str, sink: Sink, number: int) -> None:
+    """Drop what was being built. Raises LockstepError when readers see it, or may have seen it."""
+    record = load_record(sink, number)
+    if (
+        record is None
+        or record.phase is not Phase.BUILDING
+        or record.shown
+        or record.pipeline != config.pipeline.name
+        or sink.live_generation() == number
+    ):
+        raise LockstepError(
+            f"generation {number} of sink {name!r} isn't dropped: readers may have seen it",
+            hint=f"if nobody needs it: lockstep generations {name} --drop {number}; then run this again",
+        )
+    remove(config, name, sink, number, record)
 
 
 @contextmanager
@@ -164,14 +233,18 @@ def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str
             if definition(with_definition(settings, record.definition)) == wanted:
                 say(f"going on with generation {generation.number}")
                 return generation.number, record
+            if record.shown:
+                say(
+                    f"generation {generation.number} was begun with other settings, and readers may have seen it: it stays"
+                )
+                save_record(sink, generation.number, replace(record, phase=Phase.READY, loaded=True))
+                continue
             say(f"generation {generation.number} was begun with other settings: dropping it")
             half_built = open_sink(name, settings, generation.number)
             try:
-                retire(half_built, generation.number, record)
-                half_built.drop()
+                _drop_half_built(config, name, half_built, generation.number)
             finally:
                 half_built.close()
-        number = next_number(sink)
         record = Record(
             config.pipeline.name,
             wanted,
@@ -179,7 +252,7 @@ def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str
             loaded=False,
             created_at_ms=time.time_ns() // 1_000_000,
         )
-        save_record(sink, number, record)
+        number = begin_generation(sink, record)
         live = sink.live_generation()
     finally:
         sink.close()
@@ -239,6 +312,10 @@ class _Build:
         trimmed: bool,
     ) -> None:
         self._trimmed = trimmed
+        self._is_in_place = record.phase is Phase.REPLAYING
+        self._tables = tables_of(name, settings.tables, config.source.keyed_names)
+        self._basis: Basis
+        self._look_at = 0.0
         self._config = config
         self._source = source
         self._name = name
@@ -255,18 +332,32 @@ class _Build:
         self._load_s = self._compare_s = 0.0
 
     def run(self, *, switch_over: bool) -> Rebuilt:
+        """Build the generation. Raises _Outgrown when it can't end in what the source has by now."""
+        self._stand_on(load_basis(self._sink, self._number))
+        try:
+            return self._run(switch_over=switch_over)
+        except LockstepError as error:
+            self._diagnose(error)
+            raise
+
+    def _run(self, *, switch_over: bool) -> Rebuilt:
         if not self._record.loaded:
             self._load()
         job = self._start(once=False, bulk=False)
         try:
             self._catch_up(job)
             report = self._compare(job)
+            self._look_at_basis()
             explained = self._explain()
             live = self._sink.live_generation()
             if not report.is_equal:
+                if live is not None and any(table.count(Kind.MISSING) for table in report.tables):
+                    self._explain_missing(live)
                 return self._result(report, None, live == self._number, explained)
             before = None
             if switch_over or live is None:
+                self._record = replace(self._record, shown=True)
+                save_record(self._sink, self._number, self._record)
                 # Still applied to by our job: it must not fall behind before readers see it.
                 before = switch(
                     partial(open_sink, self._name, self._settings),
@@ -282,12 +373,110 @@ class _Build:
     def replay(self) -> Rebuilt:
         """Write every row of the live generation again, and remove those that aren't the source's."""
         try:
+            self._stand_on(None)
             report = self._replayed()
-        except LockstepError:
+            self._remove_tables_that_left()
+        except LockstepError as error:
             self._give_back()
+            self._diagnose(error)
             raise
         self._give_back()
         return self._result(report, None, True, ())
+
+    def _stand_on(self, begun: Basis | None) -> None:
+        """See what is to be read, before anything is. ``begun`` is how it was when an earlier process began.
+
+        Raises LockstepError where topics lack rows, _Outgrown where tables have changed since.
+        """
+        now = read_basis(self._config, self._tables)
+        self._basis = begun or replace(now, topic_ids={**now.topic_ids, **self._ids_read(self._sink)})
+        self._check_basis(now)
+        check_complete(now, self._tables)
+        if begun is None and not self._is_in_place:
+            save_basis(self._sink, self._number, now)
+        self._look_at = time.monotonic() + _BASIS_LOOK_S
+        if not self._trimmed and not self._is_in_place:
+            self._check_not_trimmed(has_read=begun is not None)
+
+    def _ids_read(self, sink: Sink) -> dict[TableName, str]:
+        """The ids of the topics that a generation has read."""
+        progress = sink.load_progress()
+        topics = self._config.topics()
+        ids = {} if progress is None else progress.topic_ids
+        return {name: ids[topics[name]] for name in self._tables if topics[name] in ids}
+
+    def _look_at_basis(self) -> None:
+        """See whether topics and tables are still the same. Raises as ``_check_basis``, and Unavailable."""
+        self._check_basis(read_basis(self._config, self._tables))
+
+    def _look_now_and_then(self) -> None:
+        """The same, not more often than is worth it. What can't be asked now is asked later."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _BASIS_LOOK_S
+            with suppress(Unavailable):
+                self._look_at_basis()
+
+    def _check_basis(self, now: Basis) -> None:
+        lost = made_anew(self._basis, now)
+        if lost:
+            raise topics_made_anew(
+                self._config, lost, commands=[*self._drop_command(), f"lockstep rebuild {self._name}"]
+            )
+        why = misfit(self._basis, now)
+        if why is not None and not self._is_in_place:
+            raise _Outgrown(why)
+
+    def _check_not_trimmed(self, *, has_read: bool) -> None:
+        progress = None if self._is_in_place else self._loaded_progress()
+        lost = lost_beginnings(self._config, self._tables, {} if progress is None else progress.next_offsets)
+        if lost:
+            again = f"lockstep rebuild {self._name} {'--in-place ' if self._is_in_place else ''}--trimmed"
+            raise topics_trimmed(self._config, lost, commands=[*(self._drop_command() if has_read else []), again])
+
+    def _drop_command(self) -> list[str]:
+        """What comes first when this is to begin anew."""
+        return [] if self._is_in_place else [f"lockstep generations {self._name} --drop {self._number}"]
+
+    def _diagnose(self, error: LockstepError) -> None:
+        """Raise what says more than this failure, if something does."""
+        with suppress(Unavailable):
+            if not isinstance(error, Unavailable):
+                self._look_at_basis()
+            if isinstance(error, PositionMismatch):
+                self._check_not_trimmed(has_read=True)
+
+    def _remove_tables_that_left(self) -> None:
+        """Remove what today's settings don't produce. Not before the end: until then they could have been taken back."""
+        sink = RetryingSink(
+            self._sink,
+            sleep=time.sleep,
+            monotonic=time.monotonic,
+            random=random.random,
+            on_wait=lambda waiting: self._observer.say(f"waiting: {waiting.reason}"),
+            give_up_after_s=_REMOVAL_S,
+        )
+        kept = {self._config.topics()[name] for name in self._tables}
+        progress = sink.load_progress()
+        left = {topic for topic, _ in progress.next_offsets} - kept if progress is not None else set()
+        if progress is not None and left:
+            # First: who reads such a topic again one day must not believe that its rows are here.
+            sink.claim()
+            sink.save_progress(
+                replace(
+                    progress,
+                    next_offsets={at: offset for at, offset in progress.next_offsets.items() if at[0] in kept},
+                    skipped={at: offset for at, offset in progress.skipped.items() if at[0] in kept},
+                )
+            )
+            DeadLetters(
+                self._config.kafka.client(), self._config.pipeline.name, sink=self._name, generation=self._number
+            ).close_all(left)
+        columns = load_columns(sink, self._number)
+        if columns is not None:
+            save_columns(sink, self._number, columns.only(self._tables))
+        gone = sink.keep_only(self._tables)
+        if gone:
+            self._observer.say(f"removed tables that this sink doesn't have any more: {', '.join(map(str, gone))}")
 
     def _replayed(self) -> VerifyReport:
         self._read_to_end(bulk=False)
@@ -374,6 +563,7 @@ class _Build:
         options = VerifyOptions(sink=self._name, generation=self._number, settings=self._settings)
 
         def stopping() -> bool:
+            self._look_now_and_then()
             return self._stop.is_set() or not job.is_alive
 
         began = time.monotonic()
@@ -400,6 +590,21 @@ class _Build:
             if now[setting] != before[setting]
         )
 
+    def _explain_missing(self, live: int) -> None:
+        """Tell of topics that were made anew before this build began, which the live generation has known otherwise."""
+        sink = open_sink(self._name, self._settings, live)
+        try:
+            read = self._ids_read(sink)
+        finally:
+            sink.close()
+        lost = made_anew(Basis(read, {}), self._basis)
+        if lost:
+            topics = ", ".join(self._config.topics()[name] for name in lost)
+            self._observer.say(
+                f"topic {topics} isn't the one that generation {live} has read: it lacks the rows that weren't written since"
+                f" it was created anew; {way_out(lost, [f'lockstep rebuild {self._name}'])}"
+            )
+
     def _start(self, *, once: bool, bulk: bool) -> JobThread:
         plan = self._source.plan(
             self._name, self._settings, self._number, once=once, go_live=False, bulk=bulk, trimmed=self._trimmed
@@ -421,11 +626,12 @@ class _Build:
                 log_report(report)
 
     def _check(self, job: JobThread) -> None:
-        """Wait a moment. Raises what the job failed with, or Interrupted."""
+        """Wait a moment. Raises what the job failed with, Interrupted, or why this build can't be right any more."""
         if self._stop.wait(_LOOK_S):
             raise Interrupted
         if not job.is_alive and job.failure is not None:
             raise job.failure
+        self._look_now_and_then()
 
     def _tell(self, ends: Offsets, *, finished: bool) -> None:
         total = sum(ends.values())

@@ -1,73 +1,116 @@
-"""How a rebuild shows itself: a bar on a terminal, a line now and then elsewhere, and what came out."""
+"""How a rebuild shows itself: bars on a terminal, a line now and then elsewhere, and what came out."""
 
 import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from cdc.model.table import TableName
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED, err, out, say
 from lockstep.rebuild import BuildProgress, Interrupted, Observer, Rebuilt, rebuild
 from lockstep.verify.report import verify_table
+from lockstep.verify.verify import SOURCE, Step
 
 logger = logging.getLogger("lockstep.rebuild")
 
 _LINE_EVERY_S = 5.0
+_PASSES = (SOURCE, "sink")
+"""What a comparison calls its passes over a table, before a comma where it looks into a part of it."""
 _INTERRUPTED = 130
 
 
-class _Bar:
-    """One bar for the whole build."""
+class Bars:
+    """A bar for the build and one per table that is compared. Elsewhere than on a terminal, a line now and then."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._live = console.is_terminal
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TaskProgressColumn(),
-            TextColumn("{task.fields[events]}"),
+            TextColumn("{task.fields[counted]}"),
             TimeRemainingColumn(),
             console=console,
         )
-        self._task: TaskID | None = None
-        self._began = time.monotonic()
+        self._monotonic = monotonic
+        self._bars: dict[str, TaskID] = {}
+        self._of: dict[str, str] = {}
+        self._generation = 0
+        self._began = 0.0
         self._due = 0.0
+        self._rows: dict[TableName, int] = {}  # as the source's side has counted them
 
-    def __call__(self, progress: BuildProgress) -> None:
-        now = time.monotonic()
-        rate = progress.events / max(now - self._began, 1e-6)
-        events = f"{progress.events:,} events, {rate:,.0f}/s"
+    def built(self, progress: BuildProgress) -> None:
+        now = self._monotonic()
+        if progress.generation != self._generation:
+            self._generation, self._began = progress.generation, now
+        events = f"{progress.events:,} events, {progress.events / max(now - self._began, 1e-6):,.0f}/s"
+        if self._live:
+            what = f"generation {progress.generation}"
+            self._progress.update(self._bar(what), completed=progress.read, total=progress.total, counted=events)
+        elif progress.finished or self._is_due():
+            share = 100 if not progress.total else 100 * progress.read // progress.total
+            logger.info("building generation=%d read=%d%% (%s)", progress.generation, share, events)
+
+    def compared(self, step: Step) -> None:
+        if step.what == SOURCE:
+            self._rows[step.table] = step.count
+        is_pass = step.what.partition(",")[0] in _PASSES
+        # Only the passes after the first are of a known length, and may be longer all the same: rows come meanwhile.
+        rows = self._rows.get(step.table) if is_pass and step.what != SOURCE else None
+        counted = f"{step.what}: {step.count:,}" + ("" if rows is None else f" of {rows:,}")
         if not self._live:
-            if progress.finished or now >= self._due:
-                self._due = now + _LINE_EVERY_S
-                share = 100 if not progress.total else 100 * progress.read // progress.total
-                logger.info("building generation=%d read=%d%% (%s)", progress.generation, share, events)
+            if self._is_due():
+                logger.info("comparing table=%s (%s)", step.table, counted)
             return
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task(f"generation {progress.generation}", total=None, events="")
-        self._progress.update(self._task, completed=progress.read, total=progress.total, events=events)
+        bar = self._bar(f"compare {step.table}", of=step.what if is_pass else None)
+        if is_pass:
+            self._progress.update(bar, completed=step.count, total=None if rows is None else max(rows, step.count, 1))
+        self._progress.update(bar, counted=counted)
 
     def finish(self) -> None:
+        """Leave on the screen what is there; what comes next begins below."""
         if self._live:
             self._progress.stop()
+            for bar in self._bars.values():
+                self._progress.remove_task(bar)
+            self._bars.clear()
+
+    def _bar(self, what: str, *, of: str | None = None) -> TaskID:
+        """The bar with this name. It begins anew when it is ``of`` something else than before."""
+        if what in self._bars and of is not None and self._of.get(what) != of:
+            self._progress.remove_task(self._bars.pop(what))
+        if what not in self._bars:
+            self._progress.start()
+            self._bars[what] = self._progress.add_task(what, total=None, counted="")
+            self._of[what] = of or ""
+        return self._bars[what]
+
+    def _is_due(self) -> bool:
+        now = self._monotonic()
+        if now < self._due:
+            return False
+        self._due = now + _LINE_EVERY_S
+        return True
 
 
 def run_rebuild(config: Config, name: str, *, switch_over: bool, in_place: bool, trimmed: bool, as_json: bool) -> int:
     """Rebuild and show it; returns the exit code: 0 built and equal, 1 when it differs, 130 when it was interrupted."""
     stop = threading.Event()
-    bar = _Bar(err)
+    bars = Bars(err)
 
     def tell(sentence: str) -> None:
-        bar.finish()
+        bars.finish()
         logger.info("%s", sentence)
 
     try:
-        observer = Observer(tell, bar, lambda _: None)
+        observer = Observer(tell, bars.built, bars.compared)
         built = rebuild(
             config,
             name,
@@ -81,7 +124,7 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, in_place: bool,
         say(f"stopped; `lockstep rebuild {name}` goes on where it was")
         return _INTERRUPTED
     finally:
-        bar.finish()
+        bars.finish()
     if as_json:
         print(json.dumps(_to_json(built), indent=2))  # noqa: T201  the result
     else:

@@ -1,7 +1,7 @@
 """A complete sink in a dict: the reference that the contract suite is proven on, and a stand-in for tests of the jobs."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -10,7 +10,7 @@ from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.shape import Shape, unknown_column, unprepared
-from sinks.sink import Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 
 
 @dataclass
@@ -47,7 +47,9 @@ class MemorySink:
         self._refuse = refuse
         self._fence = 0
 
-    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
+    def prepare(
+        self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
+    ) -> AddedValues:
         with self._store.lock:
             generation = self._store.generations.get(self._number, _Generation())
             shapes = dict(generation.shapes)
@@ -60,6 +62,7 @@ class MemorySink:
             self._store.generations[self._number] = generation
             if self._store.live is None and go_live:
                 self._store.live = self._number
+        return added
 
     def begin_bulk(self) -> None:
         """There is nothing faster than a dict."""
@@ -73,6 +76,10 @@ class MemorySink:
             generation.fence += 1
             self._fence = generation.fence
             return self._fence
+
+    def fence(self) -> int:
+        with self._store.lock:
+            return self._generation().fence
 
     def apply(self, batch: Batch) -> Outcome:
         with self._store.lock:
@@ -123,6 +130,15 @@ class MemorySink:
             self._generation()
             self._store.live = self._number
 
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        with self._store.lock:
+            generation = self._store.generations.get(self._number, _Generation())
+            others = sorted(generation.shapes.keys() - set(tables))
+            for name in others:
+                del generation.shapes[name]
+                del generation.newest[name]
+            return others
+
     def drop(self) -> None:
         with self._store.lock:
             if self._store.live == self._number:
@@ -144,6 +160,13 @@ class MemorySink:
             else:
                 self._store.notes[name] = text
 
+    def create_note(self, name: str, text: str) -> bool:
+        with self._store.lock:
+            if name in self._store.notes:
+                return False
+            self._store.notes[name] = text
+            return True
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         with self._store.lock:
             generation = self._generation()
@@ -153,7 +176,8 @@ class MemorySink:
         for event in events:
             if event.row is not None:
                 row = {column.name: event.row.get(column.name) for column in table.columns}
-                yield StoredRow({name: row[name] for name in table.key}, row, event.tag)
+                lacks = [name for name in row if name not in event.row]
+                yield StoredRow({name: row[name] for name in table.key}, row, event.tag, lacks)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         wanted = {_key_bytes(key) for key in keys}

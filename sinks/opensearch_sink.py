@@ -51,30 +51,32 @@ Column names with ``.``, ``%`` or a reserved name have these characters percent-
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
-from typing import Any, ClassVar, Final, Literal, Self
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import Events, JsonValue, RowEvent, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, TableName
-from cdc.model.tag import Tag, external_version
+from cdc.model.tag import TEXT_LENGTH, TRANSACTION_LENGTH, VERSION_SEQ_MAX, Tag, external_version
 from sinks.access import Login, Tls
 from sinks.progress_json import dump_progress, load_progress
 from sinks.projection import Excluded, parse_column, parse_columns
 from sinks.shape import Shape, unknown_column, unprepared
-from sinks.sink import Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 
 _TAG_FIELD: Final = "_tag"
 _DELETED_FIELD: Final = "_deleted"
 _JSON_FIELD: Final = "_json"
+_TAG: Final = _TAG_FIELD.encode()
+_DELETED: Final = _DELETED_FIELD.encode()
 
 # Enough that the server's work hides the round trip, little enough for its memory (http.max_content_length is 100 MB).
 _BULK_BYTES: Final = 5 * 1024 * 1024
@@ -185,6 +187,8 @@ class OpenSearchSettings(BaseModel):
 
     ``exclude`` names columns that never get here. ``fields`` says how a column is indexed instead of what this module's docstring
     says, ``index_settings`` what an index is created with besides what is set here; both are OpenSearch's own words.
+
+    ``max_open_rejections`` is how many rows that it refused may be kept; before there are more, the job stops.
     """
 
     SHAPING: ClassVar[frozenset[str]] = frozenset(
@@ -208,6 +212,7 @@ class OpenSearchSettings(BaseModel):
     deletes: Literal["versioned", "marker"] = "versioned"
     gc_deletes_s: int = Field(60 * 60, gt=0)
     timeout_s: float = Field(60.0, gt=0)
+    max_open_rejections: int = Field(10_000, ge=0)
 
     @field_validator("urls")
     @classmethod
@@ -398,34 +403,44 @@ class _Target:
         """The few columns whose field has another name."""
         return {name: field_name(name) for name in self.columns if field_name(name) != name}
 
-    def lines(self, event: RowEvent, *, searchable: bool, replays: bool = False) -> bytes:
+    @cached_property
+    def takes_rows_as_they_are(self) -> bool:
+        """Whether a row's JSON is its document but for the tag."""
+        return not self.renamed and not self.json_columns
+
+    def lines(self, events: TableEvents, place: int, *, searchable: bool = True, replays: bool = False) -> bytes:
         """An event as lines of a bulk request.
 
         ``searchable`` adds the parsed copy of JSON columns; with ``replays`` a document of the same version is replaced.
         """
-        version = _version(event.tag, or_equal=replays)
-        identity = orjson.dumps(document_id(list(event.key.values())))
-        head = b'"_index":"%b","_id":%b,%b}}\n' % (self.write_alias.encode(), identity, version)
-        if event.row is None:
+        tag, row = events.tags[place], events.rows[place]
+        version = _version(tag, or_equal=replays)
+        identity = orjson.dumps(document_id(list(parse_key(events.keys[place]).values())))
+        head = b'"_index":"%b","_id":%b,%b}}\n' % (self._index, identity, version)
+        if row is None:
             if self.deletes_leave_markers:
-                marker = {_TAG_FIELD: event.tag, _DELETED_FIELD: True}
-                return b'{"index":{' + head + orjson.dumps(marker) + b"\n"
+                return b'{"index":{%b{"%b":"%b","%b":true}\n' % (head, _TAG, tag.encode(), _DELETED)
             return b'{"delete":{' + head
-        return b'{"index":{' + head + orjson.dumps(self._document(event.row, event.tag, searchable)) + b"\n"
+        if self.takes_rows_as_they_are:
+            return b'{"index":{%b{"%b":"%b",%b\n' % (head, _TAG, tag.encode(), row[1:])
+        document = self._document(parse_object(row), tag, searchable)
+        return b'{"index":{' + head + orjson.dumps(document) + b"\n"
+
+    @cached_property
+    def _index(self) -> bytes:
+        return self.write_alias.encode()
 
     def _document(self, row: Mapping[str, JsonValue], tag: str, searchable: bool) -> dict[str, Any]:
-        if self.renamed:
-            document: dict[str, Any] = {self.renamed.get(name, name): value for name, value in row.items()}
-            document[_TAG_FIELD] = tag
-        else:
-            document = {_TAG_FIELD: tag, **row}
+        document: dict[str, Any] = {self.renamed.get(name, name): value for name, value in row.items()}
+        document[_TAG_FIELD] = tag
         if self.json_columns:
             exact = {}
             for name, value_type in self.json_columns.items():
                 target = self.renamed.get(name, name)
                 text = document.pop(target, None)
-                if text is not None:
+                if name in row:  # null too: a row that has it is told from one that lacks the column
                     exact[name] = text
+                if text is not None:
                     parsed = self._search_copy(name, text, value_type) if searchable else None
                     if parsed is not None:
                         document[target] = parsed
@@ -441,21 +456,31 @@ class _Target:
     def stored(self, source: Mapping[str, Any], table: Table) -> StoredRow:
         """A document's ``_source`` as the row it was made from."""
         exact = source.get(_JSON_FIELD) or {}
-        row = {
-            column.name: exact.get(column.name)
-            if column.name in self.json_columns
-            else source.get(self.renamed.get(column.name, column.name))
-            for column in table.columns
-        }
-        return StoredRow({name: row[name] for name in table.key}, row, source[_TAG_FIELD])
+        row: dict[str, JsonValue] = {}
+        lacks = []
+        for column in table.columns:
+            name = column.name
+            held, field = (exact, name) if name in self.json_columns else (source, self.renamed.get(name, name))
+            row[name] = held.get(field)
+            if field not in held:
+                lacks.append(name)
+        return StoredRow({name: row[name] for name in table.key}, row, source[_TAG_FIELD], lacks)
 
 
 def _version(tag: str, *, or_equal: bool) -> bytes:
+    first, seq = _first_version(tag[:TRANSACTION_LENGTH]), int(tag[TRANSACTION_LENGTH:], 16)
+    is_saturated = seq >= VERSION_SEQ_MAX
+    number = first + (VERSION_SEQ_MAX if is_saturated else seq)
+    return b'"version":%d,"version_type":"%b"' % (number, b"external_gte" if is_saturated or or_equal else b"external")
+
+
+@lru_cache(maxsize=64)
+def _first_version(transaction: str) -> int:
+    """The version of a transaction's seq 0, from which the others are counted: most rows of a batch have few transactions."""
     try:
-        number, saturated = external_version(Tag.parse(tag))
+        return external_version(Tag.parse(transaction + "0" * (TEXT_LENGTH - TRANSACTION_LENGTH))).number
     except ValueError as error:
         raise LockstepError(f"the tag can't be an external version: {error}") from error
-    return b'"version":%d,"version_type":"%b"' % (number, b"external_gte" if saturated or or_equal else b"external")
 
 
 def _searchable_json(text: Any, value_type: str) -> Any:
@@ -512,10 +537,16 @@ def _note_id(name: str) -> str:
     return f"note.{name}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    event: RowEvent
+class _Item(NamedTuple):
+    """An event on its way. ``searchable``: with a copy of its JSON columns for searching."""
+
+    events: TableEvents
+    place: int
     searchable: bool = True
+
+    @property
+    def event(self) -> RowEvent:
+        return self.events[self.place]
 
 
 class OpenSearchSink:
@@ -534,7 +565,9 @@ class OpenSearchSink:
         self._client: Any = None
         self._targets: dict[TableName, _Target] = {}
 
-    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
+    def prepare(
+        self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
+    ) -> AddedValues:
         alias_names = [alias_name(self._prefix, table.name) for table in tables]
         self._create_progress_index()
         held_shapes = {table.name: self._shape(self._index(table.name)) for table in tables}
@@ -566,6 +599,7 @@ class OpenSearchSink:
         if alias_names and (live == self._generation or (live is None and go_live and not self._loading())):
             adds = [_add(f"{alias}_g{self._generation}", alias) for alias in alias_names]
             self._call("POST", "/_aliases", {"actions": adds})
+        return added
 
     def begin_bulk(self) -> None:
         """Has no effect on the live generation: its readers would wait for every row until ``end_bulk``."""
@@ -586,16 +620,27 @@ class OpenSearchSink:
         """Returns 0: the server can't fence, the versions alone keep two writers right."""
         return 0
 
+    def fence(self) -> int:
+        """Returns 0, as ``claim`` does."""
+        return 0
+
     def apply(self, batch: Batch) -> Outcome:
-        self._aim_at(batch.events)
+        events = Events.of(batch.events)
+        for of_table in events.tables:
+            if of_table.table not in self._targets:
+                self._aim_at(of_table.table)
         applied = stale = 0
         rejections: list[Rejection] = []
-        pending = [_Item(event) for event in batch.events]
+        pending = [_Item(of_table, place) for of_table in events.tables for place in range(len(of_table))]
         documents_max = _BULK_DOCUMENTS
         for _ in range(_ROUNDS):
             again: list[_Item] = []
             for items, body in self._requests(pending, documents_max, replays=batch.replays):
-                for item, (status, error) in zip(items, self._bulk(body, len(items)), strict=True):
+                answers = self._bulk(body, len(items))
+                if answers is None:
+                    applied += len(items)
+                    continue
+                for item, (status, error) in zip(items, answers, strict=True):
                     match verdict(status, None if error is None else error["type"]):
                         case Verdict.APPLIED:
                             applied += 1
@@ -605,9 +650,11 @@ class OpenSearchSink:
                             again.append(item)
                         case Verdict.REJECTED:
                             assert error is not None
-                            if item.searchable and self._targets[item.event.table].json_columns:
+                            if self._knew_too_little(item.event):
+                                again.append(item)
+                            elif item.searchable and self._targets[item.events.table].json_columns:
                                 # The copy for searching may be what it can't index, and the row comes first.
-                                again.append(_Item(item.event, searchable=False))
+                                again.append(item._replace(searchable=False))
                             else:
                                 rejections.append(Rejection(item.event, _refusal(error)))
                         case Verdict.STOP:
@@ -618,7 +665,7 @@ class OpenSearchSink:
             pending = again
             documents_max = max(1, documents_max // 4)
         raise Unavailable(
-            f"opensearch has no room for {len(pending)} of {len(batch.events)} documents now",
+            f"opensearch has no room for {len(pending)} of {len(events)} documents now",
             retry_after_s=_RETRY_AFTER_S,
         )
 
@@ -664,6 +711,16 @@ class OpenSearchSink:
         actions += [_add(index.name, index.alias) for index in mine]
         self._call("POST", "/_aliases", {"actions": actions})
 
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        others = []
+        for index in self._undisturbed():
+            shape = self._shape(index.name) if index.generation == self._generation else None
+            if shape is not None and shape.table.name not in tables:
+                self._call("DELETE", f"/{index.name}", missing_ok=True)  # with its aliases
+                self._targets.pop(shape.table.name, None)
+                others.append(shape.table.name)
+        return sorted(others)
+
     def drop(self) -> None:
         mine = [index for index in self._indexes()[0] if index.generation == self._generation]
         if any(index.is_live for index in mine):
@@ -689,6 +746,12 @@ class OpenSearchSink:
             self._create_progress_index()
             path = f"/{self._progress_index}_W/_doc/{_note_id(name)}"
             self._call("PUT", path, {"text": text}, {"require_alias": "true"})
+
+    def create_note(self, name: str, text: str) -> bool:
+        self._create_progress_index()
+        path = f"/{self._progress_index}_W/_create/{_note_id(name)}"
+        there = ("version_conflict_engine_exception",)
+        return self._call("PUT", path, {"text": text}, {"require_alias": "true"}, passing_errors=there) is not None
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         index = self._index(table.name)
@@ -818,24 +881,25 @@ class OpenSearchSink:
         if self._call("HEAD", f"/{index}") is False:
             self._call("PUT", f"/{index}", body, passing_errors=("resource_already_exists_exception",))
 
-    def _aim_at(self, events: Sequence[RowEvent]) -> None:
-        """Know the index of every event's table and that it has every column."""
-        looked_up: set[TableName] = set()
-        for event in events:
-            target = self._targets.get(event.table)
-            if target is not None and (event.row is None or target.columns.issuperset(event.row)):
-                continue
-            if event.table not in looked_up:
-                looked_up.add(event.table)
-                index = self._index(event.table)
-                shape = self._shape(index)
-                if shape is None:
-                    raise unprepared(event.table)
-                target = self._targets[event.table] = self._target(index, shape)
-            assert target is not None
-            for name in event.row or ():
-                if name not in target.columns:
-                    raise unknown_column(event.table, name)
+    def _aim_at(self, table: TableName) -> _Target:
+        """Know the index of a table. Raises LockstepError when there is none."""
+        index = self._index(table)
+        shape = self._shape(index)
+        if shape is None:
+            raise unprepared(table)
+        target = self._targets[table] = self._target(index, shape)
+        return target
+
+    def _knew_too_little(self, event: RowEvent) -> bool:
+        """Whether the event has a column that the index has got since we looked. Raises LockstepError for one it doesn't have."""
+        columns = event.row or {}
+        if self._targets[event.table].columns.issuperset(columns):
+            return False
+        now = self._aim_at(event.table).columns
+        for name in columns:
+            if name not in now:
+                raise unknown_column(event.table, name)
+        return True
 
     def _requests(
         self, items: Sequence[_Item], documents_max: int, *, replays: bool
@@ -845,8 +909,8 @@ class OpenSearchSink:
         lines: list[bytes] = []
         size = 0
         for item in items:
-            target = self._targets[item.event.table]
-            line = target.lines(item.event, searchable=item.searchable, replays=replays)
+            events, place, searchable = item
+            line = self._targets[events.table].lines(events, place, searchable=searchable, replays=replays)
             if lines and (len(lines) >= documents_max or size + len(line) > _BULK_BYTES):
                 yield portion, b"".join(lines)
                 portion, lines, size = [], [], 0
@@ -856,8 +920,8 @@ class OpenSearchSink:
         if lines:
             yield portion, b"".join(lines)
 
-    def _bulk(self, body: bytes, count: int) -> list[tuple[int, Mapping[str, Any] | None]]:
-        """Status and error of each item."""
+    def _bulk(self, body: bytes, count: int) -> list[tuple[int, Mapping[str, Any] | None]] | None:
+        """Status and error of each item; None when all of them were applied."""
         from opensearchpy.exceptions import TransportError
 
         parameters = {
@@ -874,7 +938,7 @@ class OpenSearchSink:
                     return [(413, {"type": "content_too_long"})]
                 raise
         if not answer["errors"]:
-            return [(200, None)] * count
+            return None
         return [(result["status"], result.get("error")) for item in answer["items"] for result in item.values()]
 
     def _call(

@@ -5,14 +5,14 @@ reach the destination under it, a generation's note keeps the column's number (`
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cdc.model.errors import ConfigurationError, LockstepError
-from cdc.model.event import JsonValue
-from cdc.model.table import Table
+from cdc.model.event import Events, JsonValue
+from cdc.model.table import Table, TableName
 from sinks.projection import Projection, column_text
-from sinks.sink import Batch, Outcome, Progress, Rejection, Sink, StoredRow
+from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, Sink, StoredRow
 
 
 class ProjectingSink:
@@ -24,7 +24,9 @@ class ProjectingSink:
         self._generation = generation
         self._note = f"g{generation}.excluded"
 
-    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
+    def prepare(
+        self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
+    ) -> AddedValues:
         """See ``Sink.prepare``. Raises ConfigurationError with all columns that can't be left out.
 
         A column that never was there is one of these. When the source drops one later, that is fine.
@@ -37,7 +39,8 @@ class ProjectingSink:
                 "columns can't be left out of this sink", problems=problems, hint="mend exclude of this sink"
             )
         self._remember(tables)
-        self._sink.prepare([self._projection.table(table) for table in tables], go_live=go_live)
+        seen = {name: self._projection.row(name, values) for name, values in added.items()}
+        return self._sink.prepare([self._projection.table(table) for table in tables], go_live=go_live, added=seen)
 
     def begin_bulk(self) -> None:
         self._sink.begin_bulk()
@@ -48,16 +51,26 @@ class ProjectingSink:
     def claim(self) -> int:
         return self._sink.claim()
 
+    def fence(self) -> int:
+        return self._sink.fence()
+
     def apply(self, batch: Batch) -> Outcome:
-        events = [self._projection.event(event) for event in batch.events]
-        outcome = self._sink.apply(replace(batch, events=events))
+        given = Events.of(batch.events)
+        outcome = self._sink.apply(replace(batch, events=Events(map(self._projection.events, given.tables))))
         if not outcome.rejections:
             return outcome
-        # A rejection is the caller's event, to be known again and retried.
-        given = {id(projected): event for projected, event in zip(events, batch.events, strict=True)}
+        # A rejection is the caller's event, to be known again and retried; a batch has one of a key at most.
+        by_key = {
+            (events.table, str(values)): events[place]
+            for events in given.tables
+            for place, values in enumerate(events.key_values())
+        }
         return replace(
             outcome,
-            rejections=[Rejection(given[id(rejection.event)], rejection.reason) for rejection in outcome.rejections],
+            rejections=[
+                Rejection(by_key[refused.event.table, str(list(refused.event.key.values()))], refused.reason)
+                for refused in outcome.rejections
+            ],
         )
 
     def load_progress(self) -> Progress | None:
@@ -75,6 +88,9 @@ class ProjectingSink:
     def switch(self) -> None:
         self._sink.switch()
 
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        return self._sink.keep_only(tables)
+
     def drop(self) -> None:
         self._sink.drop()
 
@@ -83,6 +99,9 @@ class ProjectingSink:
 
     def save_note(self, name: str, text: str | None) -> None:
         self._sink.save_note(name, text)
+
+    def create_note(self, name: str, text: str) -> bool:
+        return self._sink.create_note(name, text)
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._sink.scan(self._projection.table(table))

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator
 
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
 
 _PART = r'(?:"(?:[^"]|"")+"|[^".]+)'
@@ -82,13 +82,15 @@ class Projection:
         excluded = self.excluded.get(table)
         return row if excluded is None else {name: row[name] for name in row if name not in excluded}
 
-    def event(self, event: RowEvent) -> RowEvent:
-        """The event as the destination gets it. A deletion has the key only, and a key is never left out."""
-        excluded = self.excluded.get(event.table)
-        if excluded is None or event.row is None:
-            return event
-        row = {name: value for name, value in event.row.items() if name not in excluded}
-        return RowEvent(event.table, event.key, event.tag, row, event.position)
+    def events(self, events: TableEvents) -> TableEvents:
+        """A table's events as the destination gets them. A deletion has the key only, and a key is never left out."""
+        excluded = self.excluded.get(events.table)
+        if excluded is None:
+            return events
+        return TableEvents.of(
+            events.table,
+            [event if event.row is None else replace(event, row=self.row(event.table, event.row)) for event in events],
+        )
 
     def key_problems(self, tables: Iterable[Table]) -> list[str]:
         """Columns that can't be left out, since a row is found by them."""

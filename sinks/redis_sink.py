@@ -16,7 +16,7 @@ A reader asks for ``HGET shop:g1:public.orders:42 v`` and takes no answer as "no
 columns are joined by ``:``. ``:`` and ``%`` inside them and ``.``, ``:``, ``%`` inside schema and table are percent-encoded, so that
 two rows never share a key.
 
-One script per row compares and sets. It compares the tags' hexadecimal text: Lua's numbers are doubles and would lose the low
+A script compares and sets, row by row. It compares the tags' hexadecimal text: Lua's numbers are doubles and would lose the low
 digits, and its ``<`` on other text follows the server's locale. A deletion keeps its tag for ``tombstone_ttl_s``, longer than
 any stale write can be on its way. Set ``maxmemory-policy noeviction``: an evicted row is a row that readers miss.
 
@@ -25,47 +25,64 @@ ends them. A full memory (OOM), a failed save (MISCONF), a wrong password stop t
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import Events, JsonValue, TableEvents
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls
 from sinks.progress_json import dump_progress, load_progress
 from sinks.projection import Excluded
 from sinks.shape import Shape, unprepared
-from sinks.sink import Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 
 # redis-py annotates each reply for the synchronous and the asynchronous client at once, which no caller can use.
 _Client = Any
 
-# KEYS[1]: the row. ARGV: tag, its JSON, and for a deletion the milliseconds that it is remembered ('' for a row); a fourth one
-# lets an equal tag replace the row.
+# KEYS: rows. ARGV: the milliseconds that a deletion is remembered; '1' where an equal tag replaces the row; then for each row its
+# tag with its JSON behind it, or nothing for a deletion: every argument costs the client more than the server. Returns a letter per
+# row: 1 written, 0 the server has it already, w a key that isn't ours. An error of any other kind ends the script: what was
+# written stays, and the caller repeats all of it.
 _COMPARE_AND_SET: Final = """
-local known = redis.call('HGET', KEYS[1], 't')
-if known then
-  if known > ARGV[1] or (known == ARGV[1] and not ARGV[4]) then return 0 end
-  redis.call('DEL', KEYS[1])
+local outcome = {}
+for n, key in ipairs(KEYS) do
+  local tag, row = string.sub(ARGV[n + 2], 1, 28), string.sub(ARGV[n + 2], 29)
+  local known = redis.pcall('HMGET', key, 't', 'x')
+  if known.err then
+    if not string.find(known.err, 'WRONGTYPE', 1, true) then return known end
+    outcome[n] = 'w'
+  elseif known[1] and (known[1] > tag or (known[1] == tag and ARGV[2] ~= '1')) then
+    outcome[n] = '0'
+  else
+    if known[2] or (known[1] and row == '') then redis.call('DEL', key) end
+    if row == '' then
+      redis.call('HSET', key, 't', tag, 'x', '1')
+      redis.call('PEXPIRE', key, ARGV[1])
+    else
+      redis.call('HSET', key, 't', tag, 'v', row)
+    end
+    outcome[n] = '1'
+  end
 end
-if ARGV[3] and ARGV[3] ~= '' then
-  redis.call('HSET', KEYS[1], 't', ARGV[1], 'x', '1')
-  redis.call('PEXPIRE', KEYS[1], ARGV[3])
-else
-  redis.call('HSET', KEYS[1], 't', ARGV[1], 'v', ARGV[2])
-end
-return 1
+return table.concat(outcome)
 """
+_WRITTEN: Final = ord("1")
+_KNOWN: Final = ord("0")
 
 _LIVE: Final = re.compile(rb"g(?P<generation>\d{1,10})")
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
-# A pipeline's bounds: enough to hide the round trip, little enough for the server's and our buffers.
-_PIPELINE_COMMANDS: Final = 1000
+# A call's bounds: starting the script for each row takes as long as the row itself, and the server does nothing else meanwhile.
+_CALL_ROWS: Final = 64
+_CALL_BYTES: Final = 256 * 1024
+# A pipeline's: enough to hide the round trip, little enough for the server's and our buffers.
+_PIPELINE_ROWS: Final = 1024
 _PIPELINE_BYTES: Final = 8 * 1024 * 1024
 _SCAN_COUNT: Final = 1000
 
@@ -81,6 +98,8 @@ class RedisSettings(BaseModel):
     """A Redis or Valkey server. ``rediss://`` in the address switches TLS on.
 
     ``prefix`` is the first part of every key; without it the sink's name. ``exclude`` names columns that never get here.
+
+    ``max_open_rejections`` is how many rows that it refused may be kept; before there are more, the job stops.
     """
 
     SHAPING: ClassVar[frozenset[str]] = frozenset({"tables", "exclude"})
@@ -95,8 +114,9 @@ class RedisSettings(BaseModel):
     login: Login = Login()
     tls: Tls = Tls()
     tombstone_ttl_s: int = Field(24 * 60 * 60, gt=0)
-    max_value_bytes: int = Field(64 * 1024 * 1024, gt=0, le=512 * 1024 * 1024)
+    max_value_bytes: int = Field(64 * 1024 * 1024, gt=0, le=511 * 1024 * 1024)
     timeout_s: float = Field(30.0, gt=0)
+    max_open_rejections: int = Field(10_000, ge=0)
 
 
 def escape_name(part: str) -> str:
@@ -113,6 +133,16 @@ def key_text(values: Sequence[JsonValue]) -> str:
 
 def _plain(value: JsonValue) -> str:
     return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the script for some events of a table. ``bytes`` are about what it takes on the wire."""
+
+    events: TableEvents
+    places: Sequence[int]
+    command: tuple[Any, ...]
+    bytes: int
 
 
 class RedisSink:
@@ -137,7 +167,9 @@ class RedisSink:
         self._sha = ""
         self._prepared: set[TableName] = set()
 
-    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
+    def prepare(
+        self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
+    ) -> AddedValues:
         with self._talking() as client:
             held: dict[bytes, bytes] = client.hgetall(self._tables_key)
             shapes = {}
@@ -153,6 +185,7 @@ class RedisSink:
                 pipeline.setnx(self._live_key, f"g{self._generation}")
             pipeline.execute()
         self._prepared.update(table.name for table in tables)
+        return added
 
     def begin_bulk(self) -> None:
         """Has no effect: wider pipelines than those of ``apply`` gain nothing, the script per row is what takes the time."""
@@ -164,20 +197,24 @@ class RedisSink:
         """Returns 0: the server can't fence, the tags alone keep two writers right."""
         return 0
 
+    def fence(self) -> int:
+        """Returns 0, as ``claim`` does."""
+        return 0
+
     def apply(self, batch: Batch) -> Outcome:
-        applied = stale = 0
+        counts = {_WRITTEN: 0, _KNOWN: 0}
         rejections: list[Rejection] = []
+        events = Events.of(batch.events)
         with self._talking() as client:
-            self._check_prepared(client, {event.table for event in batch.events})
-            for events, commands in self._pipelines(batch.events, rejections, replays=batch.replays):
-                for event, reply in zip(events, self._send(client, commands), strict=True):
-                    if reply == 1:
-                        applied += 1
-                    elif reply == 0:
-                        stale += 1
-                    else:
-                        rejections.append(Rejection(event, _NOT_OURS))
-        return Outcome(applied, stale, rejections)
+            self._check_prepared(client, {of_table.table for of_table in events.tables})
+            for calls in self._pipelines(events, rejections, replays=batch.replays):
+                replies = self._send(client, [call.command for call in calls])
+                for call, reply in zip(calls, replies, strict=True):
+                    for code in counts:
+                        counts[code] += reply.count(code)
+                    refused = (place for place, code in zip(call.places, reply, strict=True) if code not in counts)
+                    rejections += [Rejection(call.events[place], _NOT_OURS) for place in refused]
+        return Outcome(counts[_WRITTEN], counts[_KNOWN], rejections)
 
     def load_progress(self) -> Progress | None:
         with self._talking() as client:
@@ -204,6 +241,20 @@ class RedisSink:
                 )
             self._live(client)  # SET would overwrite anything
             client.set(self._live_key, f"g{self._generation}")
+
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        others = []
+        with self._talking() as client:
+            for held, text in client.hgetall(self._tables_key).items():
+                name = Shape.from_json(text).table.name
+                if name in tables:
+                    continue
+                for keys in self._scan(client, self._table_prefix(name)):
+                    client.unlink(*keys)
+                client.hdel(self._tables_key, held)  # last: until the rows are gone this tells of them
+                others.append(name)
+        self._prepared.difference_update(others)
+        return sorted(others)
 
     def drop(self) -> None:
         if self.live_generation() == self._generation:
@@ -235,6 +286,10 @@ class RedisSink:
                 client.hdel(self._notes_key, name)
             else:
                 client.hset(self._notes_key, name, text)
+
+    def create_note(self, name: str, text: str) -> bool:
+        with self._talking() as client:
+            return bool(client.hsetnx(self._notes_key, name, text))
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         with self._talking() as client:
@@ -291,45 +346,48 @@ class RedisSink:
                     raise unprepared(name)
             self._prepared.update(unknown)
 
-    def _pipelines(
-        self, events: Sequence[RowEvent], rejections: list[Rejection], *, replays: bool
-    ) -> Iterator[tuple[list[RowEvent], list[tuple[Any, ...]]]]:
-        """The script calls in portions, each at most so many and so large. Values that are too large become rejections."""
-        prefixes: dict[TableName, str] = {}
-        value_bytes_max = self._settings.max_value_bytes
-        tombstone_ms = self._settings.tombstone_ttl_s * 1000
-        portion: list[RowEvent] = []
-        commands: list[tuple[Any, ...]] = []
-        size = 0
-        for event in events:
-            prefix = prefixes.get(event.table)
-            if prefix is None:
-                prefix = prefixes[event.table] = self._table_prefix(event.table)
-            key = prefix + key_text(list(event.key.values()))
-            if event.row is None:
-                command: tuple[Any, ...] = ("EVALSHA", self._sha, 1, key, event.tag, "", tombstone_ms)
-                value_bytes = 0
-            else:
-                value = orjson.dumps(event.row)
-                value_bytes = len(value)
-                if value_bytes > value_bytes_max:
-                    reason = f"the row's JSON has {value_bytes} bytes, max_value_bytes allows {value_bytes_max}"
-                    rejections.append(Rejection(event, reason))
-                    continue
-                command = ("EVALSHA", self._sha, 1, key, event.tag, value)
-            if replays:
-                command = (*command, *("", "1")[len(command) - 6 :])
-            portion.append(event)
-            commands.append(command)
-            size += value_bytes + len(key)
-            if len(commands) >= _PIPELINE_COMMANDS or size >= _PIPELINE_BYTES:
-                yield portion, commands
-                portion, commands, size = [], [], 0
-        if commands:
-            yield portion, commands
+    def _pipelines(self, events: Events, rejections: list[Rejection], *, replays: bool) -> Iterator[list["_Call"]]:
+        """The script's calls, as many at a time as one pipeline should hold."""
+        pipeline: list[_Call] = []
+        rows = size = 0
+        for of_table in events.tables:
+            for call in self._calls(of_table, rejections, replays=replays):
+                pipeline.append(call)
+                rows += len(call.places)
+                size += call.bytes
+                if rows >= _PIPELINE_ROWS or size >= _PIPELINE_BYTES:
+                    yield pipeline
+                    pipeline, rows, size = [], 0, 0
+        if pipeline:
+            yield pipeline
 
-    def _send(self, client: _Client, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """A reply per command: 1, 0, or the error that refuses this row alone. Every other error is raised."""
+    def _calls(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> Iterator["_Call"]:
+        """Each at most so many rows and about so many bytes; values that are too large become rejections."""
+        prefix = self._table_prefix(events.table)
+        value_bytes_max = self._settings.max_value_bytes
+        fixed = (self._settings.tombstone_ttl_s * 1000, "1" if replays else "0")
+        names: list[str] = []
+        values: list[bytes] = []
+        places: list[int] = []
+        size = 0
+        for place, (key, tag, row) in enumerate(zip(events.key_values(), events.tags, events.rows, strict=True)):
+            row_bytes = 0 if row is None else len(row)
+            if row_bytes > value_bytes_max:
+                reason = f"the row's JSON has {row_bytes} bytes, max_value_bytes allows {value_bytes_max}"
+                rejections.append(Rejection(events[place], reason))
+                continue
+            if names and (len(names) >= _CALL_ROWS or size + row_bytes > _CALL_BYTES):
+                yield _Call(events, places, ("EVALSHA", self._sha, len(names), *names, *fixed, *values), size)
+                names, values, places, size = [], [], [], 0
+            names.append(prefix + key_text(key))
+            values.append(tag.encode() + row if row is not None else tag.encode())
+            places.append(place)
+            size += row_bytes
+        if names:
+            yield _Call(events, places, ("EVALSHA", self._sha, len(names), *names, *fixed, *values), size)
+
+    def _send(self, client: _Client, commands: Sequence[tuple[Any, ...]]) -> list[bytes]:
+        """A reply per command. Raises the client's error when there is none."""
         from redis.exceptions import NoScriptError
 
         replies = _pipelined(client, commands)
@@ -341,7 +399,7 @@ class RedisSink:
             for place, reply in zip(forgotten, again, strict=True):
                 replies[place] = reply
         for reply in replies:
-            if isinstance(reply, Exception) and "WRONGTYPE" not in str(reply):
+            if isinstance(reply, Exception):
                 raise reply
         return replies
 
@@ -472,4 +530,5 @@ def _read(client: _Client, keys: Sequence[bytes | str], table: Table) -> Iterato
         if value is not None:
             stored = orjson.loads(value)
             row = {column.name: stored.get(column.name) for column in table.columns}
-            yield StoredRow({name: row[name] for name in table.key}, row, tag.decode())
+            lacks = [name for name in row if name not in stored]
+            yield StoredRow({name: row[name] for name in table.key}, row, tag.decode(), lacks)

@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
+from sinks.delta_sink import DeltaSettings, DeltaSink
 from sinks.opensearch_sink import OpenSearchSettings, OpenSearchSink
 from sinks.projecting_sink import ProjectingSink
 from sinks.projection import Projection
@@ -19,7 +20,9 @@ from sinks.redis_sink import RedisSettings, RedisSink
 from sinks.sink import Sink
 from sinks.warehouse_sink import WarehouseSettings, WarehouseSink
 
-SinkSettings = Annotated[OpenSearchSettings | RedisSettings | WarehouseSettings, Field(discriminator="type")]
+SinkSettings = Annotated[
+    OpenSearchSettings | RedisSettings | WarehouseSettings | DeltaSettings, Field(discriminator="type")
+]
 """Settings of any sink; ``type`` says which."""
 
 
@@ -38,6 +41,8 @@ def _open(name: str, settings: SinkSettings, generation: int) -> Sink:
             return RedisSink(name, settings, generation)
         case WarehouseSettings():
             return WarehouseSink(name, settings, generation)
+        case DeltaSettings():
+            return DeltaSink(name, settings, generation)
         case _:
             assert_never(settings)
 

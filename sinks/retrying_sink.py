@@ -1,13 +1,13 @@
 """A sink that waits while its server can't serve: the only place of the sinks that sleeps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from cdc.model.errors import Unavailable
 from cdc.model.event import JsonValue
-from cdc.model.table import Table
-from sinks.sink import Batch, Outcome, Progress, Sink, StoredRow
+from cdc.model.table import Table, TableName
+from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Sink, StoredRow
 
 _Result = TypeVar("_Result")
 
@@ -54,8 +54,10 @@ class RetryingSink:
         self._give_up_after_s = give_up_after_s
         self._wait_max_s = wait_max_s
 
-    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
-        self._persist(lambda: self._sink.prepare(tables, go_live=go_live))
+    def prepare(
+        self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
+    ) -> AddedValues:
+        return self._persist(lambda: self._sink.prepare(tables, go_live=go_live, added=added))
 
     def begin_bulk(self) -> None:
         self._persist(self._sink.begin_bulk)
@@ -65,6 +67,9 @@ class RetryingSink:
 
     def claim(self) -> int:
         return self._persist(self._sink.claim)
+
+    def fence(self) -> int:
+        return self._persist(self._sink.fence)
 
     def apply(self, batch: Batch) -> Outcome:
         return self._persist(lambda: self._sink.apply(batch))
@@ -84,6 +89,9 @@ class RetryingSink:
     def switch(self) -> None:
         self._persist(self._sink.switch)
 
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        return self._persist(lambda: self._sink.keep_only(tables))
+
     def drop(self) -> None:
         self._persist(self._sink.drop)
 
@@ -92,6 +100,9 @@ class RetryingSink:
 
     def save_note(self, name: str, text: str | None) -> None:
         self._persist(lambda: self._sink.save_note(name, text))
+
+    def create_note(self, name: str, text: str) -> bool:
+        return self._persist(lambda: self._sink.create_note(name, text))
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._sink.scan(table)

@@ -1,15 +1,26 @@
 """What a generation was prepared for: a table's columns, and which later shapes still fit (pure).
 
-New columns fit. Another key, another type or a renamed column doesn't: rows that were applied before would stay as they were,
-silently wrong, so these need a new generation that is built from the log's beginning.
+New columns fit. Another key or another type doesn't: rows that were applied before would stay as they were, silently wrong, so
+these need a new generation that is built from the log's beginning. So does a renamed column, unless the destination's own columns
+can be renamed.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How a destination gets from one shape to a later one. ``renamed``: name -> new name."""
+
+    renamed: Mapping[str, str]
+    added: tuple[Column, ...]
+    dropped: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,10 @@ class Shape:
         return cls(table, table.columns)
 
     def evolve(self, table: Table) -> "Shape":
-        """The shape after the source's table has changed to this one. Raises LockstepError when that doesn't fit."""
+        """The shape after the source's table has changed to this one. Raises LockstepError when that doesn't fit.
+
+        A column that was dropped and added again fits: whether rows have the old one's values is for the caller to know.
+        """
         if table.key != self.table.key:
             raise _misfit(table, f"its key was ({', '.join(self.table.key)}) and is ({', '.join(table.key)})")
         held = {column.name: column for column in self.columns}
@@ -38,13 +52,51 @@ class Shape:
             if known is not None and _value_form(known) != _value_form(column):
                 raise _misfit(table, f"column {column.name!r} was {_typed(known)} and is {_typed(column)}")
         added = tuple(column for column in table.columns if column.name not in held)
-        now = {column.name for column in table.columns}
+        now = {column.name: column for column in table.columns}
         vanished = [column for column in self.table.columns if column.name not in now]
-        for old in vanished:
-            for new in added:
-                if (old.type_oid, old.type_modifier) == (new.type_oid, new.type_modifier):
-                    raise _misfit(table, f"column {old.name!r} seems to be renamed to {new.name!r}")
-        return replace(self, table=table, columns=self.columns + added)
+        is_same = self._is_same_relation(table)
+        renamed = [(old, new) for old in self.columns for new in table.columns if is_same and _is_known_as(old, new)]
+        renamed += [(old, new) for old in vanished for new in added if _may_be_renamed(old, new, is_same=is_same)]
+        for old, new in renamed:
+            raise _misfit(table, f"column {old.name!r} seems to be renamed to {new.name!r}")
+        columns = tuple(_numbered(column, now.get(column.name), is_same=is_same) for column in self.columns)
+        return replace(self, table=table, columns=columns + added)
+
+    def follow(self, table: Table) -> "Shape":
+        """As ``evolve``, for a destination in which columns can be renamed and removed: then it has the source's columns.
+
+        What can't be told apart, as columns that swap their names, is left to ``evolve``.
+        """
+        renamed = {}
+        if self._is_same_relation(table):
+            renamed = {old.name: new.name for old in self.columns for new in table.columns if _is_known_as(old, new)}
+        if renamed.keys() & set(renamed.values()) or {column.name for column in self.columns} & set(renamed.values()):
+            return self.evolve(table)
+        now = {column.name for column in table.columns}
+
+        def followed(columns: Iterable[Column]) -> tuple[Column, ...]:
+            called = [replace(column, name=renamed.get(column.name, column.name)) for column in columns]
+            return tuple(column for column in called if column.name in now or not column.number)
+
+        before = replace(self.table, columns=followed(self.table.columns))
+        return replace(self, table=before, columns=followed(self.columns)).evolve(table)
+
+    def steps_to(self, later: "Shape") -> "Steps":
+        """What has to be done to a destination of this shape."""
+        names = {column.name for column in later.columns}
+        numbers = {column.number: column.name for column in later.columns if column.number}
+        gone = [column for column in self.columns if column.name not in names]
+        renamed = {column.name: numbers[column.number] for column in gone if column.number in numbers}
+        held = {renamed.get(column.name, column.name) for column in self.columns}
+        return Steps(
+            renamed=renamed,
+            added=tuple(column for column in later.columns if column.name not in held),
+            dropped=tuple(column.name for column in gone if column.name not in renamed),
+        )
+
+    def _is_same_relation(self, table: Table) -> bool:
+        """False where the table was dropped and made again: then its columns' numbers say nothing of those before."""
+        return not self.table.oid or not table.oid or self.table.oid == table.oid
 
     def to_json(self) -> str:
         return json.dumps({"table": self.table.to_json(), "columns": [column.to_json() for column in self.columns]})
@@ -57,6 +109,25 @@ class Shape:
 
 def _value_form(column: Column) -> tuple[str, bool]:
     return column.value_type, column.is_array
+
+
+def _is_known_as(old: Column, new: Column) -> bool:
+    """Whether a column has another name now. It keeps its number."""
+    return old.number != 0 and old.number == new.number and old.name != new.name
+
+
+def _may_be_renamed(old: Column, new: Column, *, is_same: bool) -> bool:
+    """Where numbers don't tell, a column of the same type in another one's place is taken for it."""
+    if is_same and old.number and new.number:
+        return False
+    return (old.type_oid, old.type_modifier) == (new.type_oid, new.type_modifier)
+
+
+def _numbered(held: Column, now: Column | None, *, is_same: bool) -> Column:
+    """A column that the destination has, with the number that it has at the source by now."""
+    if now is None:
+        return held if is_same else replace(held, number=0)
+    return replace(held, number=now.number or (held.number if is_same else 0))
 
 
 def _typed(column: Column) -> str:

@@ -8,15 +8,21 @@ A Sink object is bound to one *generation*, one physical build of the data. Read
 how far each of them is, and the *notes* by which jobs and commands agree are stored in the destination: there is one truth.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from cdc.model.event import JsonValue, RowEvent
-from cdc.model.table import Table
+from cdc.model.table import Table, TableName
 
 TopicPartition = tuple[str, int]
 """A topic's name and a partition number."""
+
+AddedValues = Mapping[TableName, Mapping[str, JsonValue]]
+"""Columns that tables have got, by name, each with what the source shows in it in rows from before: never null."""
+
+NOTHING_ADDED: Final[AddedValues] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +85,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A live row as the destination holds it, its values in the event's form so that they can be compared."""
+    """A live row as the destination holds it, its values in the event's form so that they can be compared.
+
+    ``lacks`` names the columns that it was stored without: they are null in ``row``, and nobody has ever said so. A destination
+    whose rows have all columns leaves it empty.
+    """
 
     key: Mapping[str, JsonValue]
     row: Mapping[str, JsonValue]
     tag: str
+    lacks: Collection[str] = ()
 
 
 class Sink(Protocol):
@@ -93,11 +104,17 @@ class Sink(Protocol):
     disk, a missing index, a lost permission; nobody's bad row).
     """
 
-    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
+    def prepare(
+        self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
+    ) -> AddedValues:
         """Create what this generation needs for these tables. Idempotent. Makes it live when no generation is, if it may.
 
         Mapping and DDL come from the tables' shapes, never from data. Raises LockstepError when what is there has
         another shape: that needs a new generation.
+
+        Where a column of ``added`` has to be made, the rows that are there get its value in the same step. What a destination can't
+        do that way it returns: then the caller carries over the rows that lack the column (``StoredRow.lacks``), which ``scan`` and
+        ``rows`` show in bulk as well.
         """
         ...
 
@@ -118,6 +135,13 @@ class Sink(Protocol):
 
         Where the destination can do it, batches with an older fence raise ``Fenced`` from now on. Others return 0 and
         rely on the tags alone.
+        """
+        ...
+
+    def fence(self) -> int:
+        """The fence of whoever is this generation's writer now: for one that writes a few rows beside it, without taking its place.
+
+        0 where ``claim`` returns 0. A batch with it raises ``Fenced`` once somebody else has claimed the generation.
         """
         ...
 
@@ -149,6 +173,13 @@ class Sink(Protocol):
         was pointed to something else by somebody else."""
         ...
 
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        """Remove all other tables of this generation, their rows and the names that readers know them by. Returns those.
+
+        No job may apply to it meanwhile. Idempotent: what it interrupts is done by the next call, which returns it again.
+        """
+        ...
+
     def drop(self) -> None:
         """Remove this generation's data, its progress and its notes (those called ``g<n>.*``). Raises LockstepError when it
         is the live one."""
@@ -163,6 +194,13 @@ class Sink(Protocol):
 
     def save_note(self, name: str, text: str | None) -> None:
         """Store a note, or remove it with None. ``name`` is made of lower-case letters, digits, ``.``, ``_`` and ``-``."""
+        ...
+
+    def create_note(self, name: str, text: str) -> bool:
+        """Store a note unless there is one of that name; whether it was stored. Of several callers at once, one gets True.
+
+        After ``Unavailable`` it may be there all the same: a repeated call returns False then.
+        """
         ...
 
     def scan(self, table: Table) -> Iterator[StoredRow]:

@@ -34,11 +34,11 @@ PostgreSQL is the one dialect so far.
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, cast
 
@@ -46,7 +46,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import Events, JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, TableName, quote_identifier
 from cdc.protocol.copytext import split_row
 from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
@@ -55,7 +55,7 @@ from sinks.copy_text import array_literal, copy_line, plain_text
 from sinks.progress_json import dump_progress, load_progress
 from sinks.projection import Excluded
 from sinks.shape import Shape, unknown_column, unprepared
-from sinks.sink import Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult, Engine
@@ -64,7 +64,7 @@ TAG_COLUMN: Final = "_tag"
 DELETED_COLUMN: Final = "_deleted"
 
 _IDENTIFIER_BYTES_MAX: Final = 63  # NAMEDATALEN - 1; PostgreSQL would cut longer names in silence
-_COPY_CHARACTERS: Final = 256 * 1024  # per write: few calls, little memory
+_COPY_LINES: Final = 1000  # per write: few calls, little memory
 
 # Types that any PostgreSQL has, and whose text it reads back as the same value.
 _SAME_TYPE: Final = frozenset(
@@ -140,7 +140,10 @@ class WarehouseSettings(BaseModel):
     """A PostgreSQL warehouse by SQLAlchemy address, ``postgresql+psycopg://user@host/database``.
 
     ``schema_name`` is where the views are, ``schema`` in the file; without it the sink's name. ``login`` and ``tls`` win
-    over what the address says. ``exclude`` names columns that never get here.
+    over what the address says. ``exclude`` names columns that never get here. ``schema_changes`` is what becomes of a column that the
+    source renames or drops: ``stop`` keeps what is here and stops at a new name, ``follow`` does here what was done there.
+
+    ``max_open_rejections`` is how many rows that it refused may be kept; before there are more, the job stops.
     """
 
     SHAPING: ClassVar[frozenset[str]] = frozenset({"tables", "exclude"})
@@ -152,10 +155,12 @@ class WarehouseSettings(BaseModel):
     schema_name: str | None = Field(None, alias="schema", min_length=1)
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()
+    schema_changes: Literal["stop", "follow"] = "stop"
     login: Login = Login()
     tls: Tls | None = None
     connect_timeout_s: int = Field(10, gt=0)
     lock_timeout_s: float = Field(5.0, gt=0)
+    max_open_rejections: int = Field(10_000, ge=0)
     idle_in_transaction_timeout_s: float = Field(60.0, gt=0)
 
 
@@ -237,27 +242,45 @@ class _Statements:
             f"{self.merge} or excluded.{quote_identifier(TAG_COLUMN)} = known.{quote_identifier(TAG_COLUMN)}"
         )
 
-    def line(self, event: RowEvent) -> str:
-        """An event as a line of COPY. A deletion has its key and null for the rest, as has a row that lacks a column."""
-        row = event.row
-        held = event.key if row is None else row
-        try:
-            values = self._take(held)
-        except KeyError:
-            values = tuple(map(held.get, self.columns))
-        return copy_line((*values, event.tag, "t" if row is None else "f"))
+    def lines(self, events: TableEvents) -> Iterator[str]:
+        """Events as lines of COPY. A deletion has its key and null for the rest, as has a row that lacks a column.
 
-    def with_long_keys(self, events: Sequence[RowEvent]) -> list[RowEvent]:
-        """The events whose key may be too long for an index."""
+        Raises _UnknownColumn.
+        """
+        take, columns = self._take, self.columns
+        for key, tag, row in zip(events.keys, events.tags, events.rows, strict=True):
+            held = parse_key(key) if row is None else parse_object(row)
+            if len(held) == len(columns):
+                try:
+                    values = take(held)
+                except KeyError:
+                    values = self._known_values(held)
+            else:
+                values = self._known_values(held)
+            yield copy_line((*values, tag, "t" if row is None else "f"))
+
+    def _known_values(self, held: Mapping[str, JsonValue]) -> tuple[JsonValue, ...]:
+        for name in held:
+            if name not in self.known:
+                raise _UnknownColumn(self.shape.table.name, name)
+        return tuple(map(held.get, self.columns))
+
+    def with_long_keys(self, events: TableEvents) -> list[int]:
+        """The places of events whose key may be too long for an index."""
         if not self.key_may_be_long:
             return []
-        return [event for event in events if sum(map(_length, event.key.values())) > _KEY_CHARACTERS_SAFE]
+        # A key's JSON is no shorter than its values.
+        long = [place for place, key in enumerate(events.keys) if len(key) > _KEY_CHARACTERS_SAFE]
+        return [place for place in long if sum(map(_length, events[place].key.values())) > _KEY_CHARACTERS_SAFE]
 
-    def check_columns(self, event: RowEvent) -> None:
-        """Raises LockstepError for a column that the table doesn't have."""
-        for name in event.row or ():
-            if name not in self.known:
-                raise unknown_column(event.table, name)
+
+class _UnknownColumn(Exception):
+    """An event has a column that its table didn't have when it was looked at."""
+
+    def __init__(self, table: TableName, column: str) -> None:
+        super().__init__(table, column)
+        self.table = table
+        self.column = column
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +312,9 @@ class WarehouseSink:
         self._stagings = 0
         self._fence = 0
 
-    def prepare(self, tables: Sequence[Table], *, go_live: bool = True) -> None:
+    def prepare(
+        self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
+    ) -> AddedValues:
         from migrations.warehouse import upgrade
 
         with self._transaction() as connection:
@@ -307,7 +332,7 @@ class WarehouseSink:
             known = dict(shapes)
             for table in tables:
                 held = known.get(table.name)
-                shapes[table.name] = Shape.of(table) if held is None else held.evolve(table)
+                shapes[table.name] = Shape.of(table) if held is None else self._next_shape(held, table)
             _check_names_differ(shapes)
             self._create_schema(self._schema)
             changed = [shape for name, shape in shapes.items() if shape != known.get(name)]
@@ -315,7 +340,10 @@ class WarehouseSink:
                 # As readers do it: the view before its table. The other way round one could wait for the other.
                 self._hold(self._views_held(shape.table.name for shape in changed))
             for shape in changed:
-                self._build(shape, known.get(shape.table.name))
+                held = known.get(shape.table.name)
+                self._build(shape, held, added.get(shape.table.name, {}))
+                if live == self._generation and held is not None:
+                    self._rename_in_view(shape.table.name, held.steps_to(shape).renamed)
                 if is_bulk:
                     self._drop_key(_target(self._schema, shape.table.name))
             if live is None and go_live and not is_bulk:
@@ -323,7 +351,11 @@ class WarehouseSink:
                 self._execute("update lockstep.sink set live_generation = :generation where view_schema = :view_schema")
             if live == self._generation:
                 self._show(shapes)
+            # Now that no view has them any more.
+            for shape in changed:
+                self._drop_columns(shape, known.get(shape.table.name, shape))
         self._disconnect()  # staging tables have the shapes of before
+        return NOTHING_ADDED
 
     def begin_bulk(self) -> None:
         """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
@@ -366,20 +398,39 @@ class WarehouseSink:
         self._fence = int(fence)
         return self._fence
 
+    def fence(self) -> int:
+        fence = None
+        with self._transaction():
+            if self._has_bookkeeping():
+                fence = self._execute(
+                    "select fence from lockstep.writer where view_schema = :view_schema and generation = :generation"
+                ).scalar()
+        if fence is None:
+            raise self._missing()
+        return int(fence)
+
     def apply(self, batch: Batch) -> Outcome:
-        by_table: dict[TableName, list[RowEvent]] = {}
-        for event in batch.events:
-            by_table.setdefault(event.table, []).append(event)
         # Always the same order of tables too, against deadlocks.
-        names = sorted(by_table)
-        self._stage_for(by_table)
+        tables = sorted(Events.of(batch.events).tables, key=lambda events: events.table)
+        self._stage_for([events.table for events in tables if events.table not in self._statements])
+        try:
+            return self._apply(tables, batch)
+        except _UnknownColumn as unknown:
+            self._stage_for([unknown.table])  # the table may have got it since we looked
+        try:
+            return self._apply(tables, batch)
+        except _UnknownColumn as unknown:
+            raise unknown_column(unknown.table, unknown.column) from None
+
+    def _apply(self, tables: Sequence[TableEvents], batch: Batch) -> Outcome:
+        """One transaction. Raises _UnknownColumn, after which nothing of it has happened."""
         applied = 0
         rejections: list[Rejection] = []
         with self._transaction():
             is_bulk = self._check_fence(batch.fence)
-            for name in names:
+            for events in tables:
                 write = self._append if is_bulk else partial(self._merge, replays=batch.replays)
-                applied += write(self._statements[name], by_table[name], rejections)
+                applied += write(self._statements[events.table], events, rejections)
             for (topic, partition), next_offset in sorted(batch.next_offsets.items()):
                 self._execute(
                     "insert into lockstep.applied_offset as known (view_schema, generation, topic, partition, next_offset) "
@@ -390,7 +441,7 @@ class WarehouseSink:
                     partition=partition,
                     next_offset=next_offset,
                 )
-        return Outcome(applied, len(batch.events) - applied - len(rejections), rejections)
+        return Outcome(applied, sum(map(len, tables)) - applied - len(rejections), rejections)
 
     def load_progress(self) -> Progress | None:
         with self._transaction():
@@ -457,6 +508,31 @@ class WarehouseSink:
             self._show(shapes)
             self._execute("update lockstep.sink set live_generation = :generation where view_schema = :view_schema")
 
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        with self._transaction():
+            if not self._has_bookkeeping():
+                return []
+            live = self._execute(
+                "select live_generation from lockstep.sink where view_schema = :view_schema for update"
+            ).scalar()
+            others = sorted(self._load_shapes().keys() - set(tables))
+            if live == self._generation:
+                # One that reads something else too is somebody's own: then the server refuses to drop the table.
+                views = [view for view in self._views_held(others) if view.generations == {self._generation}]
+                self._hold(views)
+                for view in views:
+                    self._run(f"drop view {view.name}")
+            for name in others:
+                self._run(f"drop table {_target(self._schema, name)}")
+                self._execute(
+                    "delete from lockstep.prepared_table where view_schema = :view_schema and generation = :generation "
+                    "and source_schema = :source_schema and source_table = :source_table",
+                    source_schema=name.schema,
+                    source_table=name.name,
+                )
+        self._disconnect()  # staging tables are like those that are gone
+        return others
+
     def drop(self) -> None:
         with self._transaction():
             if not self._has_bookkeeping():
@@ -505,6 +581,20 @@ class WarehouseSink:
                     note=text,
                 )
 
+    def create_note(self, name: str, text: str) -> bool:
+        from migrations.warehouse import upgrade
+
+        with self._transaction() as connection:
+            if not self._has_bookkeeping():
+                upgrade(connection)
+            created = self._execute(
+                "insert into lockstep.note (view_schema, name, note) values (:view_schema, :name, :note) "
+                "on conflict (view_schema, name) do nothing",
+                name=name,
+                note=text,
+            )
+            return bool(created.rowcount)
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         stored = _stored_row(table)
         names = [column.name for column in table.columns]
@@ -542,12 +632,12 @@ class WarehouseSink:
             self._engine = None
 
     def _merge(
-        self, statements: _Statements, events: Sequence[RowEvent], rejections: list[Rejection], *, replays: bool
+        self, statements: _Statements, events: TableEvents, rejections: list[Rejection], *, replays: bool
     ) -> int:
         """How many of the events won over what is there."""
         merge = statements.merge_again if replays else statements.merge
 
-        def write(portion: Sequence[RowEvent]) -> int:
+        def write(portion: TableEvents) -> int:
             if len(portion) < len(events):
                 self._run(statements.empty_staging)  # the commit does it else
             self._copy(statements.copy, statements, portion)
@@ -555,38 +645,35 @@ class WarehouseSink:
 
         return self._in_halves(write, events, rejections)
 
-    def _append(self, statements: _Statements, events: Sequence[RowEvent], rejections: list[Rejection]) -> int:
+    def _append(self, statements: _Statements, events: TableEvents, rejections: list[Rejection]) -> int:
         """How many of the events stand in the table now, in which a key may have several rows until ``end_bulk``."""
 
-        def write(portion: Sequence[RowEvent]) -> int:
+        def write(portion: TableEvents) -> int:
             self._copy(statements.append, statements, portion)
             return len(portion)
 
         return self._in_halves(write, self._indexable(statements, events, rejections), rejections)
 
-    def _indexable(
-        self, statements: _Statements, events: Sequence[RowEvent], rejections: list[Rejection]
-    ) -> Sequence[RowEvent]:
+    def _indexable(self, statements: _Statements, events: TableEvents, rejections: list[Rejection]) -> TableEvents:
         """The events without those whose key is too long for an index, which nothing else would find out before the end."""
         long = statements.with_long_keys(events)
         if not long:
             return events
 
-        def write(portion: Sequence[RowEvent]) -> int:
+        def write(portion: TableEvents) -> int:
             self._run(statements.create_probe)
             self._copy(statements.copy_probe, statements, portion)
             self._run(statements.drop_probe)
             return len(portion)
 
         refused: list[Rejection] = []
-        self._in_halves(write, long, refused)
+        self._in_halves(write, events.select(long), refused)
         rejections += refused
-        gone = {id(rejection.event) for rejection in refused}
-        return [event for event in events if id(event) not in gone]
+        refused_keys = [rejection.event.key for rejection in refused]
+        gone = {place for place in long if events[place].key in refused_keys}
+        return events.select([place for place in range(len(events)) if place not in gone])
 
-    def _in_halves(
-        self, write: Callable[[Sequence[RowEvent]], int], events: Sequence[RowEvent], rejections: list[Rejection]
-    ) -> int:
+    def _in_halves(self, write: Callable[[TableEvents], int], events: TableEvents, rejections: list[Rejection]) -> int:
         """The sum of what ``write`` returns. One bad row fails the whole COPY, so halves are tried until it stands alone.
 
         k bad rows among n cost about 2 k log n further attempts.
@@ -608,58 +695,49 @@ class WarehouseSink:
         first = self._in_halves(write, events[:middle], rejections)
         return first + self._in_halves(write, events[middle:], rejections)
 
-    def _copy(self, into: str, statements: _Statements, events: Sequence[RowEvent]) -> None:
+    def _copy(self, into: str, statements: _Statements, events: TableEvents) -> None:
         driver: Any = self._connected().connection.driver_connection
         with driver.cursor() as cursor, cursor.copy(into) as copy:
-            lines: list[str] = []
-            characters = 0
-            for event in events:
-                line = statements.line(event)
-                lines.append(line)
-                characters += len(line)
-                if characters >= _COPY_CHARACTERS:
-                    copy.write("".join(lines))
-                    lines.clear()
-                    characters = 0
-            copy.write("".join(lines))
+            lines = statements.lines(events)
+            while block := "".join(islice(lines, _COPY_LINES)):
+                copy.write(block)
 
-    def _stage_for(self, events: Mapping[TableName, Sequence[RowEvent]]) -> None:
-        """A staging table for each table, made once per connection, and again when the table has got columns."""
-        outdated = [name for name, of_table in events.items() if not self._fits(name, of_table)]
-        if not outdated:
+    def _stage_for(self, names: Sequence[TableName]) -> None:
+        """Look at these tables as they are now and make a staging table for each, for as long as the connection lasts."""
+        if not names:
             return
         made = {}
         with self._transaction():
             if not self._has_bookkeeping():
                 raise self._missing()
             shapes = self._load_shapes()
-            for name in outdated:
+            for name in names:
                 if name not in shapes:
                     raise unprepared(name)
                 self._stagings += 1
                 made[name] = _Statements(self._schema, shapes[name], f"lockstep_staging_{self._stagings}")
                 self._run(made[name].create_staging)
         self._statements.update(made)
-        for name in outdated:
-            for event in events[name]:
-                made[name].check_columns(event)
 
-    def _fits(self, name: TableName, events: Sequence[RowEvent]) -> bool:
-        statements = self._statements.get(name)
-        return statements is not None and all(
-            event.row is None or statements.known.issuperset(event.row) for event in events
-        )
-
-    def _build(self, shape: Shape, known: Shape | None) -> None:
+    def _build(self, shape: Shape, known: Shape | None, added: Mapping[str, JsonValue]) -> None:
+        """Make a table, or the columns that it lacks; those of ``added`` have these values in the rows that are there."""
         if known is None:
             self._run(create_table_sql(self._schema, shape))
         else:
             create_table_sql(self._schema, shape)  # refuses the same names
-            for column in shape.columns[len(known.columns) :]:
-                self._run(
-                    f"alter table {_target(self._schema, shape.table.name)} "
-                    f"add column if not exists {quote_identifier(column.name)} {column_type(column)}"
-                )
+            alter = f"alter table {_target(self._schema, shape.table.name)}"
+            steps = known.steps_to(shape)
+            for old, new in steps.renamed.items():
+                self._run(f"{alter} rename column {quote_identifier(old)} to {quote_identifier(new)}")
+            for column in steps.added:
+                name, value = quote_identifier(column.name), added.get(column.name)
+                add = f"{alter} add column if not exists {name} {column_type(column)}"
+                if value is None:
+                    self._run(add)
+                else:
+                    # A change of the catalogue alone, however many rows there are, and later rows say themselves what they have.
+                    self._run(f"{add} default {_literal(value)}::{column_type(column)}")
+                    self._run(f"{alter} alter column {name} drop default")
         self._execute(
             "insert into lockstep.prepared_table (view_schema, generation, source_schema, source_table, shape) "
             "values (:view_schema, :generation, :source_schema, :source_table, :shape) "
@@ -668,6 +746,22 @@ class WarehouseSink:
             source_table=shape.table.name.name,
             shape=shape.to_json(),
         )
+
+    def _next_shape(self, held: Shape, table: Table) -> Shape:
+        return held.follow(table) if self._settings.schema_changes == "follow" else held.evolve(table)
+
+    def _drop_columns(self, shape: Shape, known: Shape) -> None:
+        for name in known.steps_to(shape).dropped:
+            self._run(f"alter table {_target(self._schema, shape.table.name)} drop column {quote_identifier(name)}")
+
+    def _rename_in_view(self, name: TableName, renamed: Mapping[str, str]) -> None:
+        """So that the view, with its grants and what others built on it, stays the same one."""
+        for view in self._views_held([name]):
+            for old, new in renamed.items():
+                if old in view.columns:
+                    self._run(
+                        f"alter view {view.name} rename column {quote_identifier(old)} to {quote_identifier(new)}"
+                    )
 
     def _show(self, shapes: Mapping[TableName, Shape]) -> None:
         """Point the views at this generation; tables that it doesn't have lose theirs."""
@@ -1059,8 +1153,13 @@ def _name_beside(taken: Iterable[str]) -> str:
 
 
 def _text(value: JsonValue) -> str:
-    """A key's value as PostgreSQL reads it."""
+    """A value as PostgreSQL reads it."""
     return array_literal(value) if isinstance(value, list) else plain_text(value)
+
+
+def _literal(value: JsonValue) -> str:
+    """A value as a constant of SQL, whatever ``standard_conforming_strings`` says."""
+    return "E'" + _text(value).replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def _live_rows(target: str, columns: Sequence[str]) -> str:

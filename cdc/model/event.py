@@ -1,8 +1,13 @@
 """An event as a sink sees it: a row's newest state, or that it is gone, with the tag that decides which is newer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Self, overload
 
+import orjson
+
+from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 
 _JsonScalar = str | int | float | bool | None
@@ -32,3 +37,145 @@ class RowEvent:
     tag: str
     row: Mapping[str, JsonValue] | None
     position: Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableEvents(Sequence[RowEvent]):
+    """Events of one table, column by column and in the log's own JSON. An element is parsed when it is asked for.
+
+    ``keys`` are JSON objects of the key columns in key order, ``rows`` of all columns, None where the row is deleted. Parsing
+    a row and writing it again costs more than most destinations do with it, so a sink that can use the JSON uses it.
+    """
+
+    table: TableName
+    keys: Sequence[bytes]
+    tags: Sequence[str]
+    rows: Sequence[bytes | None]
+    event_at: Callable[[int], RowEvent]
+    """The event at a place."""
+
+    @classmethod
+    def of(cls, table: TableName, events: Sequence[RowEvent]) -> Self:
+        """Events that are parsed already. All must be of this table."""
+        rows = [None if event.row is None else orjson.dumps(event.row) for event in events]
+        keys = [orjson.dumps(event.key) for event in events]
+        return cls(table, keys, [event.tag for event in events], rows, events.__getitem__)
+
+    @classmethod
+    def from_log(
+        cls,
+        table: TableName,
+        keys: Sequence[bytes],
+        tags: Sequence[str],
+        rows: Sequence[bytes | None],
+        position_at: Callable[[int], Position],
+    ) -> Self:
+        """Events as they stand in the log, none of which is parsed yet."""
+
+        def event_at(place: int) -> RowEvent:
+            row = rows[place]
+            key, columns = parse_key(keys[place]), None if row is None else parse_object(row)
+            return RowEvent(table, key, tags[place], columns, position_at(place))
+
+        return cls(table, keys, tags, rows, event_at)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> RowEvent: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> "TableEvents": ...
+
+    def __getitem__(self, index: int | slice) -> "RowEvent | TableEvents":
+        if isinstance(index, int):
+            return self.event_at(range(len(self))[index])
+        return self.select(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[RowEvent]:
+        return map(self.event_at, range(len(self)))
+
+    def select(self, places: Sequence[int]) -> "TableEvents":
+        """The events at these places, in this order."""
+
+        def event_at(place: int) -> RowEvent:
+            return self.event_at(places[place])
+
+        return TableEvents(
+            self.table,
+            list(map(self.keys.__getitem__, places)),
+            list(map(self.tags.__getitem__, places)),
+            list(map(self.rows.__getitem__, places)),
+            event_at,
+        )
+
+    def key_values(self) -> list[list[JsonValue]]:
+        """The key's values of each event, in key order. Raises LockstepError for a key that isn't JSON."""
+        return [list(parse_key(key).values()) for key in self.keys]
+
+
+class Events(Sequence[RowEvent]):
+    """Events of several tables. ``tables`` has them by table, each table once."""
+
+    __slots__ = ("tables",)
+
+    def __init__(self, tables: Iterable[TableEvents]) -> None:
+        self.tables = [events for events in tables if len(events)]
+
+    @classmethod
+    def of(cls, events: Sequence[RowEvent]) -> "Events":
+        """Any events, by table: in the order in which the tables first come, and each table's events in theirs."""
+        if isinstance(events, Events):
+            return events
+        by_table: dict[TableName, list[RowEvent]] = {}
+        for event in events:
+            by_table.setdefault(event.table, []).append(event)
+        return cls(TableEvents.of(table, of_table) for table, of_table in by_table.items())
+
+    def __len__(self) -> int:
+        return sum(map(len, self.tables))
+
+    @overload
+    def __getitem__(self, index: int) -> RowEvent: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[RowEvent]: ...
+
+    def __getitem__(self, index: int | slice) -> RowEvent | Sequence[RowEvent]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        place = range(len(self))[index]
+        for events in self.tables:
+            if place < len(events):
+                return events[place]
+            place -= len(events)
+        raise IndexError(index)
+
+    def __iter__(self) -> Iterator[RowEvent]:
+        return chain.from_iterable(self.tables)
+
+
+def parse_key(key: bytes) -> dict[str, JsonValue]:
+    """The JSON of a key. Raises LockstepError when it isn't an object."""
+    try:
+        return parse_object(key)
+    except LockstepError:
+        raise LockstepError(
+            "a record on a table's topic has a key that is no JSON object",
+            hint="only Lockstep may write to its topics; find out who else does",
+        ) from None
+
+
+def parse_object(text: bytes) -> dict[str, JsonValue]:
+    """The JSON of a row. Raises LockstepError when it isn't an object, without quoting it."""
+    try:
+        parsed = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise LockstepError(
+            "a record on a table's topic holds no row",
+            hint="only Lockstep may write to its topics; find out who else does",
+        )
+    return parsed

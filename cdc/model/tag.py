@@ -14,6 +14,8 @@ EPOCH_MAX = 0xFFFF
 LSN_MAX = 0xFFFF_FFFF_FFFF_FFFF
 SEQ_MAX = 0xFFFF_FFFF
 TEXT_LENGTH = 28
+TRANSACTION_LENGTH = 20
+"""The first digits of the text, which all tags of one transaction share: epoch and commit LSN."""
 
 SNAPSHOT_SEQ = 0
 """Snapshot rows sort before every change of a transaction that commits exactly at the handoff."""
@@ -58,7 +60,7 @@ class Tag:
 
 
 def transaction_prefix(epoch: int, commit_lsn: int) -> str:
-    """The 20 digits that all tags of one transaction share."""
+    """The ``TRANSACTION_LENGTH`` digits that all tags of one transaction share."""
     return f"{epoch:04x}{commit_lsn:016x}"
 
 

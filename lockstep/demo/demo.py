@@ -293,7 +293,7 @@ class _Demo:
             for name, count in lag.rejected.items():
                 if count:
                     say(
-                        f"{name} rejected {count} events; their reasons: lockstep rejections --config {self._config_file}"
+                        f"{name} rejected {count} events; their reasons: lockstep rejections list --config {self._config_file}"
                     )
         self._say("every sink is equal to the source" if ok else "NOT every sink is equal to the source")
         return 0 if ok else EXIT_FAILED

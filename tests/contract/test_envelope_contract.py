@@ -11,12 +11,14 @@ from pyspark.sql import SparkSession
 
 from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table
-from cdc.protocol.envelope import TAG_HEADER, TableEncoder, event_value, row_event, tag_prefix, tag_text
+from cdc.protocol.envelope import TAG_HEADER, TableEncoder, event_value, tag_prefix, tag_text
 from jobs.arrow_map import ArrowMap
 from jobs.config import SparkSettings
+from jobs.delivery import Task, events_of
+from jobs.fold import newest, with_tags
 from jobs.session import open_session
 from jobs.source import select_records
-from sinks.collapse import newest
+from sinks.redis_sink import RedisSettings
 from stack.java import java_home_for_spark
 from tests.builders import column, table
 
@@ -99,17 +101,34 @@ def events(rows: Sequence[Mapping[str, Any]], shape: Table) -> list[Any]:
     def raw(text: str | None) -> bytes | None:
         return None if text is None else bytes.fromhex(text)
 
-    columns = [
-        [raw(row[name]) if name in ("key", "value", "tombstone_tag") else row[name] for row in rows]
-        for name in ("topic", "partition", "offset", "key", "value", "tombstone_tag")
-    ]
-    topics, partitions, offsets, keys, values, tags = columns
-    return [
-        row_event(
-            shape.name, keys[n], values[n], tags[n] and tags[n].decode(), Position(topics[n], partitions[n], offsets[n])
-        )
-        for n in newest(topics, partitions, offsets, keys, values, tags)
-    ]
+    bytes_of = ("key", "value", "tombstone_tag")
+    columns = {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "tombstone_tag": pa.binary(),
+    }
+    records = pa.table(
+        {
+            name: pa.array([raw(row[name]) if name in bytes_of else row[name] for row in rows], kind)
+            for name, kind in columns.items()
+        }
+    )
+    task = Task(
+        "cache",
+        RedisSettings(),
+        1,
+        0,
+        {TOPIC: shape.name},
+        {shape.name: shape.schema_id},
+        window_bytes=1 << 20,
+        retry_s=1.0,
+        run="only",
+    )
+    found, _ = events_of(newest(with_tags(records)), task)
+    return list(found)
 
 
 def test_values_arrive_as_they_were_written(spark: SparkSession, shape: Table) -> None:

@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.model.table import TableName
+from cdc.model.table import Column, Table, TableName
 from migrations.warehouse import upgrade
 from sinks.access import Login
 from sinks.warehouse_sink import WarehouseSettings, WarehouseSink
@@ -63,6 +63,31 @@ def test_a_new_column_keeps_the_views_grants(database: Any, sink: WarehouseSink,
     sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
     query = "select has_table_privilege('pg_monitor', %s, 'select')"
     assert database.execute(query, (f"{name}.orders",)).fetchone() == (True,)
+
+
+OTHER = table(name=TableName("public", "other"))
+
+
+def test_a_table_on_which_somebody_built_a_view_is_not_removed(database: Any, sink: WarehouseSink, name: str) -> None:
+    sink.prepare([table(), OTHER])
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    database.execute(f"create view {name}_somebodys as select * from {name}.orders")
+    with pytest.raises(LockstepError, match="2BP01"):
+        sink.keep_only([OTHER.name])
+    assert database.execute(f"select * from {name}_somebodys").fetchall() == [(1, "a")]
+    database.execute(f"drop view {name}_somebodys")
+    assert sink.keep_only([OTHER.name]) == [table().name]
+
+
+def test_a_table_is_not_removed_while_it_is_read(endpoints: Any, database: Any, sink: WarehouseSink, name: str) -> None:
+    sink.prepare([table(), OTHER])
+    with psycopg.connect(endpoints.warehouse_dsn) as reader:
+        reader.execute(f"select * from {name}.orders")
+        with pytest.raises(Unavailable):
+            sink.keep_only([OTHER.name])
+        assert reader.execute(f"select * from {name}.orders").fetchall() == []
+    assert sink.keep_only([OTHER.name]) == [table().name]
+    assert database.execute("select to_regclass(%s)", (f"{name}.orders",)).fetchone() == (None,)
 
 
 @pytest.fixture
@@ -418,3 +443,71 @@ def test_a_failed_migration_leaves_nothing_behind_and_the_next_one_succeeds(endp
     finally:
         engine.dispose()
         database.execute(f"drop database {scratch}")
+
+
+def _numbered(*columns: Column) -> Table:
+    return replace(table(), columns=columns, oid=7)
+
+
+NUMBERED = tuple(replace(held, number=number) for number, held in enumerate((*table().columns, column("extra")), 1))
+
+
+@pytest.fixture
+def following(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]:
+    sink = WarehouseSink(name, settings.model_copy(update={"schema_changes": "follow"}), 1)
+    sink.prepare([_numbered(*NUMBERED)])
+    yield sink
+    sink.close()
+
+
+@pytest.mark.parametrize("in_bulk", [False, True], ids=["", "in bulk"])
+def test_columns_are_renamed_and_dropped_where_that_is_wanted(
+    database: Any, settings: WarehouseSettings, name: str, in_bulk: bool
+) -> None:
+    sink = WarehouseSink(name, settings.model_copy(update={"schema_changes": "follow"}), 1)
+    identity, note, _ = NUMBERED
+    sink.prepare([_numbered(*NUMBERED)], go_live=not in_bulk)
+    if in_bulk:
+        sink.begin_bulk()
+    sink.apply(batch(upsert({"id": 1, "note": "a", "extra": "gone"}, 1)))
+    file = f"select pg_relation_filenode('{name}_g1.orders')"
+    before = database.execute(file).fetchone()
+    later = _numbered(identity, replace(note, name="remark"), replace(column("grade", "int4"), number=4))
+    sink.prepare([later], go_live=not in_bulk, added={later.name: {"grade": 5}})
+    assert database.execute(file).fetchone() == before, "no row is written anew"
+    sink.apply(batch(upsert({"id": 2, "remark": "b", "grade": None}, 2), delete({"id": 3}, 2)))
+    sink.end_bulk()
+    sink.prepare([later])
+    assert {tuple(stored.row.values()) for stored in sink.scan(later)} == {(1, "a", 5), (2, "b", None)}
+    shown = database.execute(f"select * from {name}.orders order by id")
+    assert [held.name for held in shown.description] == ["id", "remark", "grade"]
+    assert shown.fetchall() == [(1, "a", 5), (2, "b", None)]
+    default = "select column_default from information_schema.columns where table_schema = %s and column_name = 'grade'"
+    assert database.execute(default, (f"{name}_g1",)).fetchone() == (None,)
+    sink.close()
+
+
+def test_what_hangs_on_the_view_stays_when_a_column_is_renamed(
+    database: Any, following: WarehouseSink, name: str
+) -> None:
+    identity, note, extra = NUMBERED
+    database.execute(f"create view {name}.of_others as select id, note from {name}.orders")
+    database.execute(f"grant select (note) on {name}.orders to public")
+    following.apply(batch(upsert({"id": 1, "note": "a", "extra": "x"}, 1)))
+    following.prepare([_numbered(identity, replace(note, name="remark"), extra)])
+    assert database.execute(f"select * from {name}.of_others").fetchall() == [(1, "a")]
+    granted = (
+        "select column_name from information_schema.column_privileges where table_schema = %s and grantee = 'PUBLIC'"
+    )
+    assert database.execute(granted, (name,)).fetchall() == [("remark",)]
+
+
+def test_a_column_that_something_hangs_on_is_not_dropped_and_nothing_else_is_changed(
+    database: Any, following: WarehouseSink, name: str
+) -> None:
+    identity, note, _ = NUMBERED
+    database.execute(f"create view {name}.of_others as select id, extra from {name}.orders")
+    with pytest.raises(LockstepError, match="refuses"):
+        following.prepare([_numbered(identity, replace(note, name="remark"))])
+    following.apply(batch(upsert({"id": 1, "note": "a", "extra": "x"}, 1)))
+    assert database.execute(f"select id, note, extra from {name}.orders").fetchall() == [(1, "a", "x")]

@@ -174,7 +174,7 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
     letters = read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, REJECTED))
     [(key, letter)] = letters.items()
     facts = json.loads(letter)
-    assert json.loads(key) == ["cache", 1, pipeline.log.topic(ORDERS), {"id": 2}]
+    assert json.loads(key) == ["cache", 1, pipeline.log.topic(ORDERS), {"id": 2}, facts["tag"]]
     assert facts["value"]["after"] == poison.row
     assert "max_value_bytes" in facts["reason"]
     assert facts["generation"] == 1
@@ -218,7 +218,7 @@ def test_a_topic_that_was_created_anew_is_refused_and_the_other_sinks_go_on(pipe
         assert job.finish() == 1
         failure = job.wait_for("SinkFailed", sink="cache")
     assert "was created anew" in failure["error"]
-    assert "a pipeline of another name" in failure["error"]
+    assert "lockstep snapshot table TABLE" in failure["error"]
     job.wait_for("SinkStopped", sink=pipeline.warehouse_name)
     assert list(pipeline.rows(pipeline.warehouse_name, pipeline.warehouse)) == [2]
 

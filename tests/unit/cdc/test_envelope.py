@@ -12,6 +12,7 @@ from cdc.protocol.envelope import (
     OP_OFFSET,
     TAG_END,
     TAG_START,
+    RowReader,
     TableEncoder,
     after_of,
     event_value,
@@ -175,3 +176,22 @@ def test_a_row_can_be_given_partly_as_json() -> None:
 def test_the_events_of_a_table_without_a_key_share_one() -> None:
     encoder = TableEncoder(table(key=()), server="s", database="d", version="1")
     assert encoder.key((b"1", b"x")) == encoder.key((b"2", None)) == b"{}"
+
+
+def test_a_reader_takes_rows_and_shapes_out_of_events_of_several_shapes() -> None:
+    shapes = [table(), table(column("id", "int8"), column("more"))]
+    encoders = [TableEncoder(shape, server="s", database="d", version="1") for shape in shapes]
+    reader = RowReader()
+    for shape, encoder in [*zip(shapes, encoders, strict=True)] * 2:
+        after = b'{"id":1,"note":"\\",\\"schema_id\\":\\"x"}'
+        source = encoder.source(commit_time_ms=4, xid=5)
+        put = event_value(b"u", tag_prefix(1, 2), 3, b"null", after, source, 6, 7)
+        gone = event_value(b"d", tag_prefix(1, 2), 3, b'{"id":1}', b"null", source, 6, 7)
+        assert reader.read(put) == (after, shape.schema_id)
+        assert reader.read(gone) == (None, shape.schema_id)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b'{"op":"u"}', b'{"op":"u","tag":"' + b"0" * 28 + b'"}'])
+def test_a_reader_refuses_what_is_no_event(content: bytes) -> None:
+    with pytest.raises(LockstepError, match="not an event"):
+        RowReader().read(content)

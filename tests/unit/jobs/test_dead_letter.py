@@ -1,8 +1,10 @@
-"""What a dead letter holds."""
+"""What a dead letter holds, and what a job knows of its own."""
+
+from dataclasses import replace
 
 import orjson
 
-from jobs.dead_letter import RejectedEvent, dead_letter_key, dead_letter_value, open_rejections
+from jobs.dead_letter import KnownLetters, RejectedEvent, dead_letter_value
 
 EVENT = RejectedEvent(
     topic="shop.public.orders",
@@ -13,13 +15,9 @@ EVENT = RejectedEvent(
     tag="0" * 28,
     reason="mapper_parsing_exception",
 )
-
-
-def test_the_key_is_the_generation_and_the_row() -> None:
-    assert (
-        dead_letter_key("search", 3, EVENT.topic, EVENT.key)
-        == b'["search",3,"shop.public.orders",{"id":12345678901234567890}]'
-    )
+ROW = (EVENT.topic, EVENT.key)
+OTHER = (EVENT.topic, b'{"id":2}')
+TAGS = [f"{number:028x}" for number in range(4)]
 
 
 def test_the_event_is_kept_to_the_byte() -> None:
@@ -49,15 +47,34 @@ def test_a_tombstone_has_no_value() -> None:
     assert orjson.loads(dead_letter_value("search", 1, event, rejected_at_ms=5))["value"] is None
 
 
-def test_a_generation_finds_its_own_open_rejections_by_the_bytes_of_their_keys() -> None:
-    mine = dead_letter_key("search", 3, EVENT.topic, EVENT.key)
-    letter = dead_letter_value("search", 3, EVENT, rejected_at_ms=5)
-    others = [
-        dead_letter_key("cache", 3, EVENT.topic, EVENT.key),
-        dead_letter_key("search", 3, "shop.public.x", EVENT.key),
-        dead_letter_key("search", 2, EVENT.topic, EVENT.key),
-    ]
-    letters = {mine: letter, **dict.fromkeys(others, letter)}
-    assert open_rejections(letters, sink="search", generation=3, topics=[EVENT.topic]) == {
-        (EVENT.topic, EVENT.key): EVENT.tag
-    }
+def known(*letters: tuple[tuple[str, bytes], int]) -> KnownLetters:
+    found = KnownLetters()
+    for row, number in letters:
+        found.add(row, TAGS[number], f"{row[1].decode()} {number}".encode(), f"reason {number}")
+    return found
+
+
+def test_of_a_row_with_several_letters_the_newest_counts() -> None:
+    assert known((ROW, 2), (ROW, 1), (OTHER, 3)).newest() == {ROW: TAGS[2], OTHER: TAGS[3]}
+
+
+def test_letters_that_are_taken_are_known_no_more() -> None:
+    letters = known((ROW, 1), (ROW, 2), (OTHER, 3))
+    assert letters.take(ROW) == [ROW[1] + b" 1", ROW[1] + b" 2"]
+    assert letters.take(ROW) == []
+    assert letters.newest() == {OTHER: TAGS[3]}
+
+
+def test_only_older_letters_are_replaced() -> None:
+    letters = known((ROW, 1), (ROW, 2), (ROW, 3))
+    assert letters.take(ROW, older_than=TAGS[2]) == [ROW[1] + b" 1"]
+    assert letters.newest() == {ROW: TAGS[3]}
+
+
+def test_the_reasons_are_those_of_what_would_be_open() -> None:
+    letters = known((ROW, 1), (OTHER, 2))
+    again = replace(EVENT, tag=TAGS[3], reason="again")
+    elsewhere = replace(EVENT, key=b'{"id":3}', reason="elsewhere")
+    assert letters.reasons_with([again, elsewhere], [OTHER]) == ["again", "elsewhere"]
+    # Void in an older version and rejected in a newer one.
+    assert letters.reasons_with([again], [ROW]) == ["reason 2", "again"]

@@ -44,7 +44,18 @@ def task(sink: Sink, fence: int = 0) -> Task:
     def open_it(_name: str, _settings: SinkSettings, _generation: int) -> Sink:
         return sink
 
-    return Task("cache", RedisSettings(), 1, fence, {TOPIC: ORDERS.name}, retry_s=0.01, run="first", open=open_it)
+    return Task(
+        "cache",
+        RedisSettings(),
+        1,
+        fence,
+        {TOPIC: ORDERS.name},
+        {ORDERS.name: ORDERS.schema_id},
+        window_bytes=1 << 20,
+        retry_s=0.01,
+        run="first",
+        open=open_it,
+    )
 
 
 def put(key: int, note: str, *, lsn: int, partition: int = 0) -> Record:
@@ -125,6 +136,19 @@ def test_events_of_an_earlier_shape_become_rows_of_the_newest(store: MemoryStore
     assert delivered.next_offsets == {(TOPIC, 0): records[-1][4] + 1}
 
 
+def test_an_event_of_an_earlier_shape_replaces_what_was_stored_of_it_in_that_shape(store: MemoryStore) -> None:
+    before = table(ORDERS.columns[0])
+    history = TableHistory(
+        ORDERS.name, ORDERS.key, {ORDERS.schema_id: (), before.schema_id: (("id", "id", None), ("note", None, "new"))}
+    )
+    old = value_bytes(before, "u", {"id": 1}, lsn=8, seq=1)
+    record: Record = (key_bytes(before, {"id": 1}), old, TOPIC, 0, next(_offsets), None)
+    late = RowEvent(ORDERS.name, {"id": 1}, f"0001{8:016x}00000001", {"id": 1, "note": None}, Position(TOPIC, 0, 0))
+    MemorySink(store, 1).apply(Batch([late]))
+    run(replace(task(MemorySink(store, 1)), histories={ORDERS.name: history}), [record])
+    assert rows(store) == {1: "new"}
+
+
 def test_records_are_folded_over_all_arrow_batches_of_a_task(store: MemoryStore) -> None:
     delivered = run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)], [put(1, "b", lsn=16)], [])
     assert delivered.applied == 1
@@ -135,11 +159,40 @@ def test_a_task_without_records_says_so(store: MemoryStore) -> None:
     assert run(task(MemorySink(store, 1)), []) == Delivered()
 
 
-def test_large_tasks_are_applied_in_portions(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "PORTION_BYTES_MAX", 1)
-    delivered = run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)], [put(1, "b", lsn=16, partition=1)])
-    assert delivered.applied == 2
+def test_what_a_window_does_not_hold_is_applied_in_windows(store: MemoryStore) -> None:
+    what = replace(task(MemorySink(store, 1)), window_bytes=1)
+    delivered = run(what, [put(1, "a", lsn=8)], [put(1, "b", lsn=16, partition=1)])
+    assert (delivered.rows, delivered.applied) == (2, 2)
     assert set(delivered.next_offsets) == {(TOPIC, 0), (TOPIC, 1)}
+
+
+def test_what_is_superseded_makes_room_in_a_window(store: MemoryStore) -> None:
+    batches = [[put(1, f"n{n}", lsn=8 * n)] for n in range(1, 100)]
+    size = batch_of(batches[0]).nbytes
+    delivered = run(replace(task(MemorySink(store, 1)), window_bytes=3 * size), *batches)
+    assert (delivered.rows, delivered.applied) == (99, 1)
+    assert rows(store) == {1: "n99"}
+    assert delivered.commit_time_ms == 99 * 80
+
+
+def test_offsets_are_told_with_the_last_portion_of_a_window(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "PORTION_BYTES", 1)
+    sink = Recording(store)
+    records = [put(1, "a", lsn=8), put(2, "b", lsn=16), put(1, "c", lsn=24)]
+    delivered = run(task(sink, sink.claim()), records)
+    assert [[event.key["id"] for event in batch.events] for batch in sink.batches] == [[2], [1]]
+    assert [dict(batch.next_offsets) for batch in sink.batches] == [{}, {(TOPIC, 0): records[-1][4] + 1}]
+    assert (delivered.rows, delivered.applied) == (3, 2)
+    assert rows(store) == {1: "c", 2: "b"}
+
+
+def test_an_event_of_a_shape_that_nobody_prepared_stops_the_task(store: MemoryStore) -> None:
+    what = replace(task(MemorySink(store, 1)), shapes={ORDERS.name: "another"})
+    [failure] = run(what, [put(1, "a", lsn=8)]).failures
+    assert "was not prepared for" in failure.message
+    assert rows(store) == {}
 
 
 class Recording(MemorySink):
@@ -194,6 +247,16 @@ def test_a_rejection_that_is_rejected_again_stays(store: MemoryStore) -> None:
     delivered = run(replace(task(sink), rejected_before={(TOPIC, again[0]): "0" * 28}), [again])
     assert not delivered.resolved
     assert len(delivered.rejected) == 1
+
+
+@pytest.mark.parametrize(("again", "kept"), [("c", ["b 32"]), ("b", ["b 32", "b 24"])])
+def test_of_a_row_that_is_rejected_and_comes_again_in_a_later_window_the_newer_version_counts(
+    store: MemoryStore, again: str, kept: list[str]
+) -> None:
+    sink = MemorySink(store, 1, refuse=lambda event: "no b" if event.row and event.row["note"] == "b" else None)
+    windows = [[put(2, "b", lsn=16)], [put(3, "b", lsn=32)], [put(2, again, lsn=24)]]
+    delivered = run(replace(task(sink), window_bytes=1), *windows)
+    assert [f"b {int(one.tag[4:20], 16)}" for one in delivered.rejected] == kept
 
 
 def test_too_many_rejections_stop_the_job(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from jobs.generations import (
     Phase,
     Record,
     Runner,
+    begin_generation,
+    begin_unless_begun,
     behind,
     check_owner,
     is_running,
     list_generations,
-    next_number,
     require_in_use,
     save_record,
     stands_still,
@@ -71,20 +72,97 @@ def test_a_record_comes_back_as_it_was() -> None:
     assert (second.number, second.is_live, second.record, second.phase) == (2, False, record, Phase.BUILDING)
 
 
+def _numbers(store: MemoryStore) -> list[int]:
+    return [generation.number for generation in list_generations(MemorySink(store, 1))]
+
+
+def _drop(store: MemoryStore, number: int) -> None:
+    sink = MemorySink(store, number)
+    save_record(sink, number, Record("shop", {}, Phase.RETIRED))
+    sink.drop()
+
+
 def test_a_number_is_given_once_also_when_its_generation_is_gone() -> None:
     store = _store(1)
-    assert next_number(MemorySink(store, 1)) == 2
+    assert begin_generation(MemorySink(store, 1), Record("shop", {})) == 2
     MemorySink(store, 2).prepare([ORDERS])
-    MemorySink(store, 2).drop()
-    assert next_number(MemorySink(store, 1)) == 3
+    _drop(store, 2)
+    assert _numbers(store) == [1]
+    assert begin_generation(MemorySink(store, 1), Record("shop", {})) == 3
 
 
-def test_a_generation_that_is_only_planned_is_among_them_once_it_has_a_record() -> None:
+def test_a_generation_that_is_only_planned_is_among_them() -> None:
     store = _store(1)
-    number = next_number(MemorySink(store, 1))
-    assert [generation.number for generation in list_generations(MemorySink(store, 1))] == [1]
-    save_record(MemorySink(store, 1), number, Record("shop", {}, Phase.BUILDING))
-    assert [generation.number for generation in list_generations(MemorySink(store, 1))] == [1, 2]
+    begin_generation(MemorySink(store, 1), Record("shop", {}, Phase.BUILDING))
+    begin_generation(MemorySink(store, 1), Record("shop", {}))
+    assert _numbers(store) == [1, 2, 3]
+    _drop(store, 2)
+    assert _numbers(store) == [1, 3]
+
+
+class _Interrupted(MemorySink):
+    """Dies after so many notes have been written."""
+
+    def __init__(self, store: MemoryStore, writes: int) -> None:
+        super().__init__(store, 1)
+        self._writes = writes
+
+    def save_note(self, name: str, text: str | None) -> None:
+        self._step()
+        super().save_note(name, text)
+
+    def create_note(self, name: str, text: str) -> bool:
+        self._step()
+        return super().create_note(name, text)
+
+    def _step(self) -> None:
+        if not self._writes:
+            raise InterruptedError
+        self._writes -= 1
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_process_that_dies_while_it_takes_a_number_has_it_or_not(writes: int) -> None:
+    store = MemoryStore()
+    with suppress(InterruptedError):
+        begin_generation(_Interrupted(store, writes), Record("shop", {}))
+    assert _numbers(store) == ([1] if writes else [])
+    begin_generation(MemorySink(store, 1), Record("shop", {}))
+    assert _numbers(store) == ([1, 2] if writes else [1])
+
+
+class _Late(MemorySink):
+    """Lets somebody else act at the last moment before it creates a note, once."""
+
+    def __init__(self, store: MemoryStore, act: Callable[[], object]) -> None:
+        super().__init__(store, 1)
+        self._act = act
+
+    def create_note(self, name: str, text: str) -> bool:
+        act, self._act = self._act, lambda: None
+        act()
+        return super().create_note(name, text)
+
+
+def test_of_two_that_begin_at_once_one_has_the_number_and_the_other_sees_its_record() -> None:
+    store = MemoryStore()
+    theirs = Record("shop", {}, Phase.BUILDING)
+    late = _Late(store, lambda: begin_generation(MemorySink(store, 1), theirs))
+    assert begin_unless_begun(late, Record("shop", {})) is None
+    assert [(one.number, one.record) for one in list_generations(late)] == [(1, theirs)]
+    late = _Late(store, lambda: begin_generation(MemorySink(store, 1), theirs))
+    assert begin_generation(late, Record("shop", {})) == 3
+
+
+def test_who_is_late_does_not_get_a_number_whose_generation_is_gone_by_now() -> None:
+    store = MemoryStore()
+
+    def come_and_go() -> None:
+        assert begin_generation(MemorySink(store, 1), Record("shop", {})) == 1
+        _drop(store, 1)
+
+    assert begin_unless_begun(_Late(store, come_and_go), Record("shop", {})) is None
+    assert _numbers(store) == []
 
 
 def test_another_pipelines_generation_is_refused() -> None:

@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Column, Table
 from cdc.protocol.control import SchemaRecord, ShapeChange
-from jobs.shape_history import TableHistory, histories, newest_shapes
+from jobs.shape_history import TableHistory, added_values, histories, newest_shapes
 from tests.builders import column, table
 
 ID, NOTE, PRICE = (
@@ -117,6 +117,50 @@ def test_a_shape_that_nobody_told_of_is_an_error() -> None:
     history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
     with pytest.raises(LockstepError, match="not prepared for"):
         history.translate(_event({"id": 1}), _of(ID).schema_id)
+
+
+def test_an_event_of_a_newer_key_is_no_row_from_before() -> None:
+    """It isn't void but unknown: the job has to be prepared for it."""
+    second = _of(ID, NOTE, PRICE)
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2))
+    newer = _of(replace(ID, name="number"), NOTE, key=("number",))
+    rows: list[dict[str, JsonValue] | None] = [{"number": 1, "note": "x"}, None]
+    for row in rows:
+        with pytest.raises(LockstepError, match="not prepared for"):
+            history.translate(_event(row, {"number": 1}), newer.schema_id)
+
+
+def test_the_values_of_added_columns_are_those_of_rows_from_before() -> None:
+    second = _of(ID, NOTE, PRICE)
+    third = _of(ID, NOTE, replace(PRICE, name="cost"))
+    records = [
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(second, 2, ShapeChange(defaults={"price": "1.50"})),
+        SchemaRecord(third, 3, ShapeChange(renamed={"cost": "price"})),
+    ]
+    assert added_values(third, records) == {"cost": "1.50"}
+    assert added_values(FIRST, records) == {}
+    copied = SchemaRecord(_of(NOTE, ID, PRICE), 4, ShapeChange(rewritten="its rows were rewritten"))
+    assert added_values(copied.table, [*records, copied]) == {}
+
+
+def test_a_column_that_was_dropped_and_added_again_has_its_own_value() -> None:
+    first, again = replace(PRICE, number=4), replace(PRICE, number=5)
+    records = [
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(_of(ID, NOTE, first), 2, ShapeChange(defaults={"price": "1"})),
+        SchemaRecord(_of(ID, NOTE), 3),
+        SchemaRecord(_of(ID, NOTE, again), 4, ShapeChange(defaults={"price": "2"})),
+    ]
+    assert added_values(records[-1].table, records) == {"price": "2"}
+    unnumbered = [replace(record, table=_without_numbers(record.table)) for record in records]
+    assert added_values(unnumbered[-1].table, unnumbered) == {"price": "2"}
+    row = _row(_history(*unnumbered), unnumbered[0].table, {"id": 1, "note": "x"})
+    assert row == {"id": 1, "note": "x", "price": "2"}
+
+
+def _without_numbers(shape: Table) -> Table:
+    return replace(shape, columns=tuple(replace(held, number=0) for held in shape.columns))
 
 
 def test_it_travels_to_other_machines() -> None:

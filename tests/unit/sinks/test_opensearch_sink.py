@@ -7,7 +7,7 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from cdc.model.errors import ConfigurationError, LockstepError
-from cdc.model.event import JsonValue
+from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Column, TableName
 from sinks.access import Login, Tls
 from sinks.opensearch_sink import (
@@ -207,7 +207,8 @@ def test_index_settings_are_known_by_their_full_names() -> None:
 
 def test_a_delete_is_a_delete_or_a_marker() -> None:
     event = delete({"id": 1}, 1)
-    written = [_Target("w", Shape.of(table()), markers).lines(event, searchable=True) for markers in (False, True)]
+    events = TableEvents.of(event.table, [event])
+    written = [_Target("w", Shape.of(table()), markers).lines(events, 0) for markers in (False, True)]
     assert written[0].startswith(b'{"delete":')
     assert written[0].count(b"\n") == 1
     assert written[1].startswith(b'{"index":')

@@ -2,6 +2,7 @@
 
 import pytest
 
+from cdc.model.event import TableEvents
 from cdc.model.table import TableName
 from sinks.projection import Projection, column_text, parse_column
 from tests.builders import ORDERS, column, delete, table, upsert
@@ -44,7 +45,7 @@ def test_what_is_left_out_is_gone_everywhere() -> None:
     assert projection.table(CUSTOMERS).key == CUSTOMERS.key
     assert projection.row(CUSTOMERS.name, ROW) == {"id": 1, "tenant": "t"}
     event = upsert(ROW, 1, of=CUSTOMERS)
-    projected = projection.event(event)
+    [projected] = projection.events(TableEvents.of(event.table, [event]))
     assert (projected.row, projected.key, projected.tag) == ({"id": 1, "tenant": "t"}, event.key, event.tag)
     assert projected.position == event.position
 
@@ -52,17 +53,18 @@ def test_what_is_left_out_is_gone_everywhere() -> None:
 def test_other_tables_and_deletions_pass_as_they_are() -> None:
     projection = Projection.parse(["public.customers.email"])
     other, gone = upsert({"id": 1, "note": "a"}, 1), delete({"tenant": "t", "id": 1}, 1, of=CUSTOMERS)
-    assert projection.event(other) is other
-    assert projection.event(gone) is gone
+    others, deletions = TableEvents.of(other.table, [other]), TableEvents.of(gone.table, [gone])
+    assert projection.events(others) is others
+    assert list(projection.events(deletions)) == [gone]
     assert projection.table(table()) == table()
     assert projection.row(ORDERS, ROW) is ROW
 
 
 def test_nothing_left_out_is_false_and_changes_nothing() -> None:
-    event = upsert(ROW, 1, of=CUSTOMERS)
+    events = TableEvents.of(CUSTOMERS.name, [upsert(ROW, 1, of=CUSTOMERS)])
     assert not Projection()
     assert Projection.parse([]) == Projection()
-    assert Projection().event(event) is event
+    assert Projection().events(events) is events
     assert Projection().table(CUSTOMERS) is CUSTOMERS
 
 

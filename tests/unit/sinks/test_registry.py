@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
+from sinks.delta_sink import DeltaSink
 from sinks.opensearch_sink import OpenSearchSink
 from sinks.projecting_sink import ProjectingSink
 from sinks.redis_sink import RedisSink
@@ -25,6 +26,7 @@ EXAMPLES = [
     ),
     ({"type": "redis", "url": "rediss://:secret-word@h:6379/0", "tls": {"verify": False}}, RedisSink),
     ({"type": "warehouse", "url": "postgresql+psycopg://u:secret-word@h/d", "schema": "dwh"}, WarehouseSink),
+    ({"type": "delta", "root": "s3://bucket/lake", "login": {"user": "u", "password": "secret-word"}}, DeltaSink),
 ]
 
 
@@ -52,7 +54,7 @@ def test_an_unknown_type_is_an_error() -> None:
 
 
 def test_importing_the_registry_loads_no_client() -> None:
-    clients = "opensearchpy redis sqlalchemy psycopg alembic confluent_kafka pyspark"
+    clients = "opensearchpy redis sqlalchemy psycopg alembic deltalake pyarrow confluent_kafka pyspark"
     program = f"import sys, sinks.registry; print([m for m in '{clients}'.split() if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert answer.stdout.strip() == "[]"
@@ -83,6 +85,11 @@ SHAPED: dict[str, dict[str, object]] = {
     },
     "redis": {"exclude": ["public.orders.note"], "tables": ["public.orders"]},
     "warehouse": {"exclude": ["public.orders.note"], "tables": ["public.orders"]},
+    "delta": {
+        "exclude": ["public.orders.note"],
+        "tables": ["public.orders"],
+        "partition_by": {"public.orders": ["region", "day"]},
+    },
 }
 
 

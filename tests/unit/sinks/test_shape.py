@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cdc.model.errors import LockstepError
-from sinks.shape import Shape
+from cdc.model.table import Column, Table
+from sinks.shape import Shape, Steps
 from tests.builders import column, table
 
 BEFORE = table(column("id", "int8"), column("note"), column("price", "numeric"))
@@ -37,6 +38,83 @@ def test_a_dropped_column_may_come_back() -> None:
 def test_one_column_dropped_and_another_of_another_type_added_is_no_rename() -> None:
     other = replace(BEFORE, columns=(*BEFORE.columns[:2], column("at", "timestamptz")))
     assert names(Shape.of(BEFORE).evolve(other)) == ["id", "note", "price", "at"]
+
+
+ID, NOTE, PRICE = NUMBERED = tuple(replace(c, number=number) for number, c in enumerate(BEFORE.columns, 1))
+HELD = replace(BEFORE, columns=NUMBERED, oid=7)
+
+
+def of(*columns: Column, oid: int = 7) -> Table:
+    return replace(HELD, columns=columns, oid=oid)
+
+
+def called(name: str, renamed: Column) -> Column:
+    return replace(renamed, name=name)
+
+
+def test_columns_are_known_by_their_numbers_where_they_have_them() -> None:
+    assert names(Shape.of(HELD).evolve(of(ID, replace(column("memo"), number=4), PRICE))) == [
+        "id",
+        "note",
+        "price",
+        "memo",
+    ]
+    with pytest.raises(LockstepError, match="'note' seems to be renamed to 'memo'"):
+        Shape.of(HELD).evolve(of(ID, replace(column("memo", "int8"), number=2), PRICE))
+
+
+def test_a_column_whose_name_another_one_took_is_renamed() -> None:
+    with pytest.raises(LockstepError, match="'note' seems to be renamed to 'memo'"):
+        Shape.of(HELD).evolve(of(ID, called("memo", NOTE), replace(NOTE, number=9), PRICE))
+    with pytest.raises(LockstepError, match="seems to be renamed"):
+        Shape.of(of(ID, NOTE, column("other"))).evolve(of(ID, called("other", NOTE), replace(NOTE, number=3)))
+
+
+def test_a_table_that_was_made_again_counts_its_columns_anew() -> None:
+    again = Shape.of(HELD).evolve(of(replace(NOTE, number=1), replace(ID, number=2), oid=8))
+    assert names(again) == ["id", "note", "price"]
+    assert names(
+        again.evolve(of(replace(NOTE, number=1), replace(ID, number=2), replace(column("new"), number=3), oid=8))
+    )
+
+
+def test_a_renamed_column_is_followed_and_a_dropped_one_removed() -> None:
+    held = Shape.of(HELD)
+    after = of(called("number", PRICE), ID, replace(column("new"), number=4))
+    followed = held.follow(after)
+    assert names(followed) == ["id", "number", "new"]
+    assert held.steps_to(followed) == Steps({"price": "number"}, (after.columns[2],), ("note",))
+    assert followed.follow(HELD).table == HELD
+    assert Shape.from_json(followed.to_json()) == followed
+
+
+def test_nothing_is_done_where_nothing_is_new() -> None:
+    held = Shape.of(HELD)
+    assert held.follow(HELD) == held
+    assert held.steps_to(held) == Steps({}, (), ())
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        (of(ID, replace(NOTE, number=3), called("price", NOTE)), "was numeric and is text"),
+        (of(called("number", ID), NOTE, PRICE), "seems to be renamed|its key was"),
+        (of(ID, called("memo", replace(NOTE, value_type="int8")), PRICE), "'memo' was text and is int8"),
+        (of(ID, called("price", NOTE)), "was numeric and is text"),
+    ],
+    ids=["swapped", "key", "another type too", "into the place of a dropped one"],
+)
+def test_what_can_not_be_followed_is_refused(after: Table, why: str) -> None:
+    if after.columns[0].name == "number":
+        after = replace(after, key=("number",))
+    with pytest.raises(LockstepError, match=why):
+        Shape.of(HELD).follow(after)
+
+
+def test_names_that_were_swapped_are_not_followed() -> None:
+    held = Shape.of(of(ID, NOTE, replace(column("other"), number=3)))
+    with pytest.raises(LockstepError, match="seems to be renamed"):
+        held.follow(of(ID, called("other", NOTE), replace(NOTE, number=3)))
 
 
 def test_a_longer_varchar_is_the_same_type() -> None:

@@ -1,0 +1,43 @@
+"""How many rejections of one generation may be open: beyond that it isn't the rows, and the job stops. Pure."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from cdc.model.errors import LockstepError
+
+_NUMBER: Final = re.compile(r"(?<=\s)[\d,.]*\d(?=[\s,;:)]|$)")
+_KINDS_TOLD_MAX: Final = 5
+
+
+def kind_of(reason: str) -> str:
+    """A reason without the numbers that differ from row to row, so that like ones can be counted. An SQLSTATE in front stays."""
+    return _NUMBER.sub("N", reason)
+
+
+def count_kinds(reasons: Iterable[str]) -> list[tuple[str, int]]:
+    """The kinds of these reasons and how often each occurs, most frequent first."""
+    return Counter(map(kind_of, reasons)).most_common()
+
+
+def in_words(reasons: Iterable[str]) -> str:
+    """The most frequent kinds in a sentence's half."""
+    kinds = count_kinds(reasons)
+    told = "; ".join(f"{count:,} x {kind}" for kind, count in kinds[:_KINDS_TOLD_MAX])
+    others = sum(count for _, count in kinds[_KINDS_TOLD_MAX:])
+    return told + (f"; {others:,} others" if others else "")
+
+
+def check_open(sink: str, generation: int, reasons: Iterable[str], *, max_open: int) -> None:
+    """Raise LockstepError when more rejections would be open than allowed. ``reasons`` has one entry for each."""
+    given = list(reasons)
+    if len(given) <= max_open:
+        return
+    raise LockstepError(
+        f"more rejections of sink {sink!r}, generation {generation}, would be open than max_open_rejections allows, {len(given):,} of"
+        f" {max_open:,}: {in_words(given)}",
+        hint="nothing was skipped: the batch is read again at the next start. Mend what the reasons say, then `lockstep rejections"
+        f" retry {sink} --generation {generation} --all`, or give them up with `lockstep rejections discard {sink}`;"
+        f" max_open_rejections in [sinks.{sink}] of lockstep.toml allows more",
+    )

@@ -1,0 +1,252 @@
+"""Delta tables below one root, a directory or an object store: open, create, commit, remove; and what may go wrong there.
+
+**One commit after the other.** A commit is a file that must not exist yet, so of two writers one wins. The other one's work is checked
+against what the winner did, and only then may it go on. That check lets pass what doesn't touch the same rows, which isn't enough
+here: so every commit of ours that depends on what it has read carries the application transaction ``CAS``. Two of those never pass each other:
+the later one fails with ``Overtaken``, and whoever made it looks again. That is compare and set, on any store that deltalake can write to.
+
+**Durable.** An object store has what it has confirmed. In a directory, files are synced before a call returns.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+import orjson
+
+from cdc.model.errors import LockstepError, Unavailable
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+
+CAS: Final = "lockstep"
+"""The application of our commits, as the log has it: two of them never pass each other."""
+
+NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+
+TRIES: Final = 100
+"""How often a commit that was overtaken is tried again. Each time another one has succeeded, so this takes many writers."""
+
+_RETRY_AFTER_S: Final = 1.0
+
+# In the order of their precedence; what none of these says is somebody's turn.
+_REFUSED: Final = {
+    "no space left": "the disk is full: free space",
+    "quota exceeded": "the disk quota is used up: free space, or raise it",
+    "read-only file system": "the file system is read-only: mount it for writing",
+    "permission denied": "let this user read and write below the sink's root",
+    "access denied": "check login of this sink, and its rights on the bucket",
+    "accessdenied": "check login of this sink, and its rights on the bucket",
+    "forbidden": "check login of this sink, and its rights on the bucket",
+    "unauthorized": "check login of this sink",
+    "invalidaccesskeyid": "check login of this sink",
+    "signaturedoesnotmatch": "check login of this sink",
+    "nosuchbucket": "create the bucket, or mend the sink's root",
+    "missing region": "set storage_options.aws_region of this sink",
+}
+_PASSING: Final = (
+    *("error sending request", "timed out", "timeout", "connection", "dns error", "slowdown", "slow down"),
+    *("internal server error", "service unavailable", "bad gateway", "too many requests", "after 10 retries"),
+)
+# Paths have the values of partitions in them.
+_PARTITION_VALUE = re.compile(r"=[^/\s\"']+")
+_DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f\u21b3]")  # colours, lines and arrows
+
+
+class Overtaken(Exception):
+    """Another commit came first. Nothing was written; look again."""
+
+
+class Lake:
+    """The tables below a root. ``options`` gives deltalake's storage options, anew each time: secrets may change."""
+
+    def __init__(self, root: str, options: Callable[[], Mapping[str, str]]) -> None:
+        self._root = root.rstrip("/")
+        self._options = options
+        parts = urlsplit(root)
+        self._directory = (
+            Path(unquote(parts.path) if parts.scheme == "file" else self._root)
+            if parts.scheme in ("", "file")
+            else None
+        )
+
+    def open(self, path: str) -> "DeltaTable | None":
+        """A table, or None when there is none."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        with talking():
+            try:
+                return DeltaTable(self._address(path), storage_options=dict(self._options()))
+            except TableNotFoundError:
+                return None
+
+    def create(
+        self,
+        path: str,
+        schema: Any,
+        *,
+        partitions: Iterable[str] = (),
+        configuration: Mapping[str, str],
+    ) -> "DeltaTable":
+        """A new table, or the one that somebody has made there meanwhile."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        with talking():
+            try:
+                table = DeltaTable.create(
+                    self._address(path),
+                    schema,
+                    partition_by=list(partitions),
+                    configuration=dict(configuration),
+                    storage_options=dict(self._options()),
+                    raise_if_key_not_exists=False,
+                )
+            except DeltaError:
+                found = self.open(path)
+                if found is None:
+                    raise
+                return found
+        if self._directory is not None:
+            directory = self._directory / path
+            self._sync(path, range(1))
+            for parent in directory.parents:
+                _sync_file(parent)
+                if parent == self._directory:
+                    break
+        return table
+
+    def commit(
+        self,
+        path: str,
+        table: "DeltaTable",
+        write: "Callable[[CommitProperties], Any]",
+        transactions: Mapping[str, int] = NOTHING,
+    ) -> Any:
+        """Make a commit and return what ``write`` does. Raises Overtaken when another one came since ``table`` was refreshed."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        before = table.version()
+        # Any number would do: what counts is that the other one names the same application.
+        marked = [Transaction(name, version) for name, version in {CAS: before + 1, **transactions}.items()]
+        with talking():
+            try:
+                result = write(CommitProperties(app_transactions=marked))
+            except CommitFailedError as error:
+                raise Overtaken from error
+            table.update_incremental()
+        self._sync(path, range(before + 1, table.version() + 1))
+        return result
+
+    def set_properties(self, path: str, table: "DeltaTable", properties: Mapping[str, str]) -> None:
+        """Commit properties of a table. Raises Overtaken."""
+        self.commit(
+            path,
+            table,
+            lambda commit: table.alter.set_table_properties(
+                dict(properties), raise_if_not_exists=False, commit_properties=commit
+            ),
+        )
+
+    def remove(self, path: str) -> None:
+        """Delete a table's files, whatever there is of them."""
+        if self._directory is not None:
+            with talking():
+                shutil.rmtree(self._directory / path, ignore_errors=False, onerror=_unless_gone)
+            return
+        from deltalake.fs import DeltaStorageHandler
+
+        with talking():
+            DeltaStorageHandler(self._root, dict(self._options())).delete_dir(path)
+
+    def _address(self, path: str) -> str:
+        return f"{self._root}/{path}"
+
+    def _sync(self, path: str, versions: range) -> None:
+        """Bring the files of these versions to the disk, where there is one. deltalake leaves them to the kernel."""
+        if self._directory is None:
+            return
+        directory = self._directory / path
+        log = directory / "_delta_log"
+        parents = {log}
+        with talking():
+            for version in versions:
+                for file in log.glob(f"{version:020}*"):
+                    if file.suffix == ".json":
+                        for added in _added(file):
+                            _sync_file(directory / added)
+                            parents.add((directory / added).parent)
+                    _sync_file(file)
+            for parent in parents:
+                _sync_file(parent)
+
+
+def refresh(table: "DeltaTable") -> None:
+    """Look at a table as it is now."""
+    with talking():
+        table.update_incremental()
+
+
+def too_many(what: str) -> Unavailable:
+    """The error for a commit that was overtaken again and again."""
+    return Unavailable(f"others write to {what} all the time", retry_after_s=_RETRY_AFTER_S)
+
+
+@contextmanager
+def talking() -> Iterator[None]:
+    """The store's errors as ours."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except (LockstepError, Overtaken):
+        raise
+    except (DeltaError, OSError) as error:
+        raise _translate(error) from error
+
+
+def _translate(error: Exception) -> LockstepError:
+    text = " ".join(_DECORATION.sub(" ", str(error)).split()) or type(error).__name__
+    lower = text.lower()
+    shown = _PARTITION_VALUE.sub("=...", text)[:300]
+    for sign, hint in _REFUSED.items():
+        if sign in lower:
+            return LockstepError(f"the lake refuses: {sign}: {shown}", hint=hint)
+    if any(sign in lower for sign in _PASSING):
+        return Unavailable(f"the lake doesn't answer: {shown}", retry_after_s=_RETRY_AFTER_S)
+    return LockstepError(
+        f"the lake refuses: {shown}",
+        hint="if somebody removed or changed the sink's files, build it anew from the log: lockstep rebuild",
+    )
+
+
+def _added(log: Path) -> Iterator[str]:
+    """The files that a commit has added, relative to the table."""
+    for line in log.read_bytes().splitlines():
+        if line.startswith(b'{"add"'):
+            yield unquote(orjson.loads(line)["add"]["path"])
+
+
+def _sync_file(path: Path) -> None:
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return  # a later commit has cleaned up
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unless_gone(_function: object, _path: object, failure: Any) -> None:
+    error = failure[1]
+    if not isinstance(error, FileNotFoundError):
+        raise error

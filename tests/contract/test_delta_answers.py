@@ -1,0 +1,657 @@
+"""What the lake sink does with what happens around it: writers at once, kills, leftovers, odd tables, a store that isn't there."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import CommitFailedError
+from deltalake.table import TableMerger
+from pydantic import SecretStr
+
+import sinks.delta_sink
+from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.model.event import JsonValue
+from cdc.model.table import Table, TableName
+from sinks.access import Login
+from sinks.delta_sink import DeltaSettings, DeltaSink
+from sinks.shape import Shape
+from tests.builders import batch, column, delete, progress, table, tag, upsert
+
+ITEMS = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
+
+
+class Lake:
+    """A root of this test's own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def sink(self, generation: int = 1, *tables: Table, **settings: Any) -> DeltaSink:
+        sink = DeltaSink("shop", DeltaSettings(root=str(self.root), **settings), generation)
+        if tables:
+            sink.prepare(tables)
+        return sink
+
+    def rows(self, path: str = "shop_g1/items") -> list[dict[str, Any]]:
+        """Everything that is stored, as any other reader finds it."""
+        rows: list[dict[str, Any]] = DeltaTable(self.root / path).to_pyarrow_table().to_pylist()
+        return sorted(rows, key=lambda row: str(row["id"]))
+
+    def files(self, path: str = "shop_g1/items") -> list[Path]:
+        """The files of rows, whether the table still needs them or not."""
+        return sorted(file for file in (self.root / path).rglob("*.parquet") if "_delta_log" not in file.parts)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path / "lake")
+
+
+def item(number: int, note: str, at: int) -> Any:
+    return upsert({"id": number, "note": note}, at, of=ITEMS)
+
+
+def notes_of(sink: DeltaSink, of: Table = ITEMS) -> dict[JsonValue, JsonValue]:
+    return {stored.key["id"]: stored.row["note"] for stored in sink.scan(of)}
+
+
+class Interrupted(dict[str, JsonValue]):
+    """A row in whose reading something else happens, once: between a writer's look at the table and its commit."""
+
+    def __init__(self, row: dict[str, JsonValue], happen: Callable[[], object]) -> None:
+        super().__init__(row)
+        self._happen: Callable[[], object] | None = happen
+
+    def get(self, name: str, default: Any = None) -> Any:
+        happen, self._happen = self._happen, None
+        if happen is not None:
+            happen()
+        return super().get(name, default)
+
+
+def interrupted(number: int, note: str, at: int, happen: Callable[[], object]) -> Any:
+    event = item(number, note, at)
+    return replace(event, row=Interrupted(dict(event.row or {}), happen))
+
+
+# Writers at once
+
+
+def test_a_writer_that_is_replaced_in_the_middle_of_a_batch_commits_nothing(lake: Lake) -> None:
+    zombie, heir = lake.sink(1, ITEMS), lake.sink(1)
+    fence = zombie.claim()
+    with pytest.raises(Fenced):
+        zombie.apply(batch(interrupted(1, "zombie", 1, heir.claim), fence=fence))
+    assert lake.rows() == []
+
+
+def test_a_writer_that_is_replaced_in_the_middle_of_a_bulk_load_commits_nothing(lake: Lake) -> None:
+    lake.sink(1, ITEMS)
+    zombie, heir = lake.sink(2, ITEMS), lake.sink(2)
+    zombie.begin_bulk()
+    fence = zombie.claim()
+    with pytest.raises(Fenced):
+        zombie.apply(batch(interrupted(1, "zombie", 1, heir.claim), fence=fence))
+    heir.end_bulk()
+    assert lake.rows("shop_g2/items") == []
+
+
+def test_a_batch_that_is_overtaken_is_merged_with_what_the_other_one_wrote(lake: Lake) -> None:
+    one, other = lake.sink(1, ITEMS), lake.sink(1)
+    other.apply(batch(item(0, "before", 1)))
+    happened: list[Any] = []
+
+    def happen() -> None:
+        happened.append(other.apply(batch(item(1, "other's", 3), item(2, "other's", 1), item(3, "other's", 1))))
+
+    outcome = one.apply(batch(interrupted(1, "mine", 2, happen), item(2, "mine", 2)))
+    assert (len(happened), outcome.applied, outcome.stale) == (1, 1, 1)
+    assert notes_of(one) == {0: "before", 1: "other's", 2: "mine", 3: "other's"}
+    assert len(lake.rows()) == 4
+
+
+def test_no_append_comes_after_the_end_of_a_bulk_load(lake: Lake) -> None:
+    lake.sink(1, ITEMS)
+    one, other = lake.sink(2, ITEMS), lake.sink(2)
+    one.begin_bulk()
+    one.apply(batch(item(1, "a", 1)))
+    one.apply(batch(interrupted(1, "b", 2, other.end_bulk), item(2, "b", 1)))
+    assert [(row["id"], row["note"]) for row in lake.rows("shop_g2/items")] == [(1, "b"), (2, "b")]
+
+
+def _once(happen: Callable[[], object], behind: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does the same, and then lets something else happen, the first time."""
+    pending = [happen]
+
+    def both(*arguments: Any, **named: Any) -> Any:
+        result = behind(*arguments, **named)
+        if pending:
+            pending.pop()()
+        return result
+
+    return both
+
+
+@pytest.mark.parametrize("point", ["written", "seen"])
+def test_an_append_while_a_bulk_load_ends_is_no_second_version_of_a_row(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Between the newest rows' own commit and the one that ends the appending: before the first is looked at, and behind that."""
+    lake.sink(1, ITEMS)
+    one, other = lake.sink(2, ITEMS), lake.sink(2)
+    one.begin_bulk()
+    one.apply(batch(item(1, "a", 1)))
+    one.apply(batch(item(1, "b", 2)))
+
+    def happen() -> None:
+        other.apply(batch(item(1, "c", 3), item(2, "c", 3)))
+
+    if point == "written":
+        monkeypatch.setattr("deltalake.write_deltalake", _once(happen, write_deltalake))
+    else:
+        one._lake.commit = _once(happen, one._lake.commit)  # type: ignore[method-assign]
+    one.end_bulk()
+    assert [(row["id"], row["note"]) for row in lake.rows("shop_g2/items")] == [(1, "c"), (2, "c")]
+
+
+@pytest.mark.parametrize("point", ["written", "seen"])
+def test_a_row_that_comes_behind_a_columns_default_gets_it_too(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    worker = lake.sink(1, ITEMS)
+    worker.apply(batch(item(1, "before", 1)))
+    wider = replace(ITEMS, columns=(*ITEMS.columns, column("n", "int4")))
+    preparing = lake.sink(1)
+
+    def happen() -> None:
+        worker.apply(batch(item(2, "meanwhile", 1)))
+
+    if point == "written":
+        monkeypatch.setattr(TableMerger, "execute", _once(happen, TableMerger.execute))
+    else:
+        fill = preparing._fill
+        preparing._fill = _once(happen, fill)  # type: ignore[method-assign]
+    preparing.prepare([wider], added={ITEMS.name: {"n": 7}})
+    assert {one.row["id"]: one.row["n"] for one in worker.scan(wider)} == {1: 7, 2: 7}
+
+
+def test_a_table_that_is_prepared_while_the_writer_changes_has_the_new_fence(lake: Lake) -> None:
+    old, heir = lake.sink(1, ITEMS), lake.sink(1)
+    fence = heir.claim()
+    other = replace(ITEMS, name=TableName("public", "others"))
+    old.prepare([ITEMS, other])
+    with pytest.raises(Fenced):
+        old.apply(batch(upsert({"id": 1, "note": "old"}, 1, of=other)))
+    assert heir.apply(batch(upsert({"id": 1, "note": "heir"}, 1, of=other), fence=fence)).applied == 1
+
+
+def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake: Lake) -> None:
+    others = replace(ITEMS, name=TableName("public", "others"))
+    first = lake.sink(1, ITEMS, others)
+    first.claim()
+    dying = lake.sink(1)
+    # Killed after the first of two tables.
+    dying._books.change(lambda ledger, _: ledger.with_build(1, replace(ledger.builds[1], fence=2)))
+    held = dying._opened(ITEMS.name)
+    dying._repeat(held, lambda held: dying._raise_fence(held, 2))
+    fence = lake.sink(1).claim()
+    assert fence == 3
+    events = [item(1, "a", 1), upsert({"id": 1, "note": "a"}, 1, of=others)]
+    assert lake.sink(1).apply(batch(*events, fence=fence)).applied == 2
+    with pytest.raises(Fenced):
+        first.apply(batch(*events, fence=1))
+
+
+def test_a_slow_prepare_never_takes_a_fence_back(lake: Lake) -> None:
+    others = replace(ITEMS, name=TableName("public", "others"))
+    slow, heir = lake.sink(1, ITEMS), lake.sink(1)
+    seen = slow._books.read()
+    heir.prepare([ITEMS, others])
+    fence = heir.claim()
+    slow._make(seen, Shape.of(others))  # it had found the table missing, and the old fence
+    event = upsert({"id": 1, "note": "a"}, 1, of=others)
+    with pytest.raises(Fenced):
+        slow.apply(batch(event, fence=fence - 1))
+    assert heir.apply(batch(event, fence=fence)).applied == 1
+
+
+def test_a_table_left_over_with_a_newer_fence_is_taken_over(lake: Lake) -> None:
+    sink = lake.sink(1, ITEMS)
+    fence = sink.claim()
+    others = replace(ITEMS, name=TableName("public", "others"))
+    held = sink._make(sink._books.read(), Shape.of(others))  # killed before it was entered
+    sink._repeat(held, lambda held: sink._raise_fence(held, fence + 5))
+    sink.prepare([ITEMS, others])
+    newest = lake.sink(1).claim()
+    events = [item(1, "a", 1), upsert({"id": 1, "note": "a"}, 1, of=others)]
+    assert (newest, sink.apply(batch(*events, fence=newest)).applied) == (fence + 6, 2)
+
+
+def test_the_offsets_of_a_batch_are_in_the_commit_of_its_rows(lake: Lake) -> None:
+    sink = lake.sink(1, ITEMS)
+    sink.apply(batch(item(1, "a", 1), next_offsets={("shop.items", 0): 17, ("shop.items", 1): 4}))
+    version = DeltaTable(lake.root / "shop_g1/items").version()
+    sink.apply(batch(item(1, "b", 2), next_offsets={("shop.items", 0): 19}))
+    read = DeltaTable(lake.root / "shop_g1/items").transaction_version
+    assert [read(f"lockstep.offset:shop.items:{partition}") for partition in (0, 1, 2)] == [19, 4, None]
+    before = DeltaTable(lake.root / "shop_g1/items", version=version)
+    assert before.transaction_version("lockstep.offset:shop.items:0") == 17
+    assert [row["note"] for row in before.to_pyarrow_table().to_pylist()] == ["a"]
+
+
+_WRITER = """
+import sys
+from cdc.model.table import TableName
+from sinks.delta_sink import DeltaSettings, DeltaSink
+from tests.builders import batch, column, table, upsert
+items = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
+sink = DeltaSink("shop", DeltaSettings(root=sys.argv[1], optimize_every_commits=7), 1)
+sink.prepare([items])
+fence = sink.claim()
+for at in range(int(sys.argv[2]), 1000000):
+    # Every key's note is the number of the last batch that had it; a batch has a third of the keys.
+    events = [upsert({"id": key, "note": str(at)}, at, of=items) for key in range(30) if (key + at) % 3 == 0]
+    sink.apply(batch(*events, fence=fence, next_offsets={("t", 0): at + 1}))
+    print(at, flush=True)
+"""
+
+
+def test_a_writer_that_is_killed_anywhere_leaves_whole_batches(lake: Lake) -> None:
+    """Also in the middle of putting files together. What it had reported is there, and the next one goes on."""
+    chance = random.Random(5)
+    at = 1
+    for _ in range(6):
+        child = subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(lake.root), str(at)], stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout is not None
+        reported = at - 1
+        for _ in range(chance.randrange(3, 25)):
+            reported = int(child.stdout.readline())
+        time.sleep(chance.random() / 20)
+        child.send_signal(signal.SIGKILL)
+        reported = max([reported, *map(int, child.stdout.read().split())])
+        child.wait()
+        stored = DeltaTable(lake.root / "shop_g1/items").transaction_version("lockstep.offset:t:0")
+        assert stored in (reported + 1, reported + 2)
+        notes = {row["id"]: int(row["note"]) for row in lake.rows()}
+        assert len(lake.rows()) == len(notes) == 30
+        assert notes == {key: max(n for n in range(max(1, stored - 3), stored) if (key + n) % 3 == 0) for key in notes}
+        at = reported  # the last one again, as after a restart
+
+
+# What other readers find
+
+
+def test_other_readers_find_typed_columns(lake: Lake) -> None:
+    shape = table(
+        column("id", "int8"),
+        column("price", "numeric", type_modifier=(10 << 16 | 2) + 4),
+        column("at", "timestamptz"),
+        column("day", "date"),
+        column("data", "bytea"),
+        name=TableName("sales", "Odd: t%able"),
+    )
+    sink = lake.sink(1, shape)
+    row: dict[str, JsonValue] = {
+        "id": 1,
+        "price": "1.10",
+        "at": "2016-11-04T13:51:30.5Z",
+        "day": "2016-11-04",
+        "data": "\\x00ff",
+    }
+    sink.apply(batch(upsert(row, 1, of=shape), upsert({**row, "id": 2, "at": "infinity"}, 1, of=shape)))
+    (live,) = DeltaTable(lake.root / "shop_live").to_pyarrow_table().to_pylist()
+    path = "shop_g1/sales__Odd.3a.20t.25able"
+    assert live == {"table_schema": "sales", "table_name": "Odd: t%able", "path": path, "generation": 1}
+    first, second = lake.rows(path)
+    assert first == {
+        "id": 1,
+        "price": Decimal("1.10"),
+        "at": datetime(2016, 11, 4, 13, 51, 30, 500_000, UTC),
+        "day": date(2016, 11, 4),
+        "data": b"\x00\xff",
+        "_exact": None,
+        "_tag": tag(1),
+        "_deleted": False,
+    }
+    assert (second["at"], second["_exact"]) == (None, '{"at":"infinity"}')
+
+
+def test_rows_are_in_the_partitions_of_their_values_and_move_with_them(lake: Lake) -> None:
+    shape = table(column("id", "int8"), column("region"), column("note"), name=TableName("public", "items"))
+    sink = lake.sink(1, shape, partition_by={"public.items": ("region",)})
+    texts = ["north", "", None, "a/b %", "line\nbreak", "..", "ü🙂", "=", "null", "__HIVE_DEFAULT_PARTITION__"]
+    rows: list[dict[str, JsonValue]] = [
+        {"id": number, "region": text, "note": f"n{number}"} for number, text in enumerate(texts)
+    ]
+    sink.apply(batch(*(upsert(row, 1, of=shape) for row in rows)))
+    assert sorted((dict(one.row) for one in sink.scan(shape)), key=lambda row: str(row["id"])) == rows
+    assert DeltaTable(lake.root / "shop_g1/items").metadata().partition_columns == ["region"]
+    assert (lake.root / "shop_g1/items/region=north").is_dir()
+    moved = [{**row, "region": rows[number - 1]["region"]} for number, row in enumerate(rows)]
+    sink.apply(batch(*(upsert(row, 2, of=shape) for row in moved[:-1]), delete({"id": 9}, 2, of=shape)))
+    assert sorted((dict(one.row) for one in sink.scan(shape)), key=lambda row: str(row["id"])) == moved[:-1]
+    assert sink.apply(batch(*(upsert(row, 1, of=shape) for row in rows))).stale == len(rows)
+    assert {one.row["id"] for one in sink.rows(shape, [{"id": number} for number in (1, 5, 9)])} == {1, 5}
+
+
+@pytest.mark.parametrize("key_type", ["int8", "text", "bytea", "float8"])
+def test_a_bulk_load_in_many_portions_ends_in_the_newest_rows(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, key_type: str
+) -> None:
+    shape = table(column("id", key_type), column("part", "int4"), column("note"), key=("id", "part"))
+
+    def key(number: int) -> JsonValue:
+        return {"int8": number, "text": f"k/{number}", "bytea": f"\\x{number:04x}", "float8": number / 8}[key_type]
+
+    sink = lake.sink(1)
+    sink.prepare([shape], go_live=False)
+    sink.begin_bulk()
+    monkeypatch.setattr(sinks.delta_sink, "_ROWS_AT_ONCE", 7)
+    for at in (2, 1, 3):
+        numbers = range(0, 200, at)
+        sink.apply(batch(*(upsert({"id": key(n), "part": 1, "note": f"{n} {at}"}, at, of=shape) for n in numbers)))
+    sink.end_bulk()
+    found = {repr(one.key["id"]): one.row["note"] for one in sink.scan(shape)}
+    assert found == {repr(key(n)): f"{n} {3 if n % 3 == 0 else 2 if n % 2 == 0 else 1}" for n in range(200)}
+    assert sum(1 for _ in sink.scan(shape)) == 200
+
+
+def test_rows_from_before_get_a_default_that_stands_beside_its_column(lake: Lake) -> None:
+    first = table(column("id", "int8"), column("since", "date"), name=TableName("public", "items"))
+    sink = lake.sink(1, first)
+    dates = ["2020-01-01", "infinity", "0044-03-15 BC"]
+    sink.apply(batch(*(upsert({"id": n, "since": text}, 1, of=first) for n, text in enumerate(dates))))
+    sink.apply(batch(delete({"id": 2}, 2, of=first)))
+    wider = replace(first, columns=(*first.columns, column("until", "date"), column("n", "int4"), column("none")))
+    added: dict[TableName, dict[str, JsonValue]] = {first.name: {"until": "infinity", "n": 7}}
+    assert dict(lake.sink(1).prepare([wider], added=added)) == {}
+    expected = [{"id": n, "since": dates[n], "until": "infinity", "n": 7, "none": None} for n in (0, 1)]
+    assert sorted((dict(one.row) for one in sink.scan(wider)), key=lambda row: str(row["id"])) == expected
+    assert sink.apply(batch(upsert({"id": 0, "since": dates[0], "until": None, "n": None, "none": None}, 3, of=wider)))
+    lake.sink(1).prepare([wider], added=added)  # again, as after a kill: the column is there, so nothing changes
+    assert {one.row["id"]: one.row["n"] for one in sink.scan(wider)} == {0: None, 1: 7}
+
+
+def test_rows_that_come_while_a_column_is_added_get_its_default_too(lake: Lake) -> None:
+    worker = lake.sink(1, ITEMS)
+    worker.apply(batch(item(1, "before", 1)))
+    wider = replace(ITEMS, columns=(*ITEMS.columns, column("n", "int4")))
+
+    happened: list[Any] = []
+
+    class Values(dict[str, JsonValue]):
+        """Values that are asked for once the column has been added, and before they are written."""
+
+        def __getitem__(self, name: str) -> JsonValue:
+            if not happened:
+                happened.append(worker.apply(batch(item(2, "meanwhile", 1))))
+            return super().__getitem__(name)
+
+    lake.sink(1).prepare([wider], added={ITEMS.name: Values(n=7)})
+    assert happened
+    assert {one.row["id"]: one.row["n"] for one in worker.scan(wider)} == {1: 7, 2: 7}
+
+
+# Small files, and old ones
+
+
+def test_small_files_are_put_together_and_old_ones_deleted_on_schedule(lake: Lake) -> None:
+    sink = lake.sink(1, ITEMS, optimize_every_commits=10, retention_hours=1)
+    for number in range(8):
+        sink.apply(batch(item(number, "a", 1)))
+    assert len(DeltaTable(lake.root / "shop_g1/items").file_uris()) == 8
+    orphans = [lake.root / "shop_g1/items" / name for name in ("part-old.parquet", "part-young.parquet")]
+    for orphan in orphans:
+        orphan.write_bytes(b"what a killed writer left")
+    os.utime(orphans[0], (time.time() - 2 * 3600,) * 2)
+    sink.apply(batch(item(8, "a", 1)))
+    sink.apply(batch(item(9, "a", 1)))
+    held = DeltaTable(lake.root / "shop_g1/items")
+    assert len(held.file_uris()) == 1
+    assert notes_of(sink) == dict.fromkeys(range(10), "a")
+    assert [orphan.exists() for orphan in orphans] == [False, True]
+    assert len(DeltaTable(lake.root / "shop_g1/items", version=held.version() - 3).to_pyarrow_table()) == 10  # readable
+
+
+def test_putting_files_together_brings_nothing_back_that_was_replaced_meanwhile(lake: Lake) -> None:
+    sink = lake.sink(1, ITEMS)
+    for number in range(6):
+        sink.apply(batch(item(number, "old", 1)))
+    late = DeltaTable(lake.root / "shop_g1/items")
+    sink.apply(batch(item(1, "new", 2), delete({"id": 2}, 2, of=ITEMS)))
+    with pytest.raises(CommitFailedError):
+        late.optimize.compact()
+    assert notes_of(sink) == {0: "old", 1: "new", 3: "old", 4: "old", 5: "old"}
+
+
+def test_rows_that_are_replaced_while_files_are_put_together_are_there_once(lake: Lake) -> None:
+    one, other = lake.sink(1, ITEMS), lake.sink(1)
+    for number in range(6):
+        one.apply(batch(item(number, "old", 1)))
+    compact = DeltaTable(lake.root / "shop_g1/items").optimize.compact
+    assert other.apply(batch(interrupted(1, "new", 2, compact), item(2, "new", 2))).applied == 2
+    assert notes_of(one) == {0: "old", 1: "new", 2: "new", 3: "old", 4: "old", 5: "old"}
+    assert len(lake.rows()) == 6
+
+
+def test_a_notes_history_does_not_grow_for_ever(lake: Lake) -> None:
+    sink = lake.sink(1, ITEMS)
+    log = lake.root / "shop_live" / "_delta_log"
+    for number in range(150):
+        sink.save_note("g1.runner", str(number))
+    for file in log.iterdir():
+        os.utime(file, (time.time() - 48 * 3600,) * 2)
+    for number in range(110):
+        sink.save_note("g1.runner", str(number))
+    assert len(list(log.glob("*.json"))) < 200
+    assert lake.sink(1).load_note("g1.runner") == "109"
+
+
+# Leftovers
+
+
+def test_what_a_killed_prepare_left_is_taken_over(lake: Lake) -> None:
+    lake.sink(1, ITEMS)
+    for file in sorted((lake.root / "shop_live").rglob("*"), reverse=True):  # the books had no entry yet
+        file.rmdir() if file.is_dir() else file.unlink()
+    (lake.root / "shop_live").rmdir()
+    wider = replace(ITEMS, columns=(*ITEMS.columns, column("added")))
+    sink = lake.sink(1, wider)
+    fence = sink.claim()
+    assert sink.apply(batch(upsert({"id": 1, "note": "a", "added": "b"}, 1, of=wider), fence=fence)).applied == 1
+    assert sink.live_generation() == 1
+
+
+def test_a_late_writer_of_a_dropped_generation_does_not_get_into_the_next_of_its_number(lake: Lake) -> None:
+    lake.sink(1, ITEMS)
+    late = lake.sink(2, ITEMS)
+    late.apply(batch(item(1, "old", 1)))
+    lake.sink(2).drop()
+    assert not (lake.root / "shop_g2/items").exists()
+    with pytest.raises(LockstepError):
+        late.apply(batch(item(1, "late", 9)))
+    again = lake.sink(2, ITEMS)
+    with pytest.raises(LockstepError):
+        late.apply(batch(item(1, "later", 9)))
+    again.apply(batch(item(1, "new", 2)))
+    assert notes_of(again) == {1: "new"}
+    assert [row["note"] for row in lake.rows("shop_g2/items-1")] == ["new"]
+
+
+def test_a_drop_and_a_removal_that_were_interrupted_are_finished_by_the_next(lake: Lake) -> None:
+    others = replace(ITEMS, name=TableName("public", "others"))
+    lake.sink(1, ITEMS, others)
+    sink = lake.sink(1)
+    sink._books.change(lambda ledger, _: ledger.without(1, [others.name]))  # killed after the first commit
+    assert sink.keep_only([ITEMS.name]) == [others.name]
+    assert not (lake.root / "shop_g1/others").exists()
+    (live,) = DeltaTable(lake.root / "shop_live").to_pyarrow_table().to_pylist()
+    assert live["table_name"] == "items"
+    assert sink.keep_only([ITEMS.name]) == []
+
+
+def test_a_table_that_somebody_has_removed_is_an_error(lake: Lake) -> None:
+    sink = lake.sink(1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    for file in sorted((lake.root / "shop_g1").rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    for writer in (sink, lake.sink(1)):
+        with pytest.raises(LockstepError) as failure:
+            writer.apply(batch(item(2, "b", 1)))
+        assert "rebuild" in (failure.value.hint or "")
+
+
+def test_something_else_in_the_place_of_the_books_is_left_alone(lake: Lake) -> None:
+    write_deltalake(lake.root / "shop_live", pa.table({"a": [1]}))
+    with pytest.raises(LockstepError, match="isn't this sink's"):
+        lake.sink(1, ITEMS)
+    assert DeltaTable(lake.root / "shop_live").to_pyarrow_table().to_pylist() == [{"a": 1}]
+
+
+# Tables that don't fit
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ([column("_tag")], "a name that the Delta sink needs"),
+        ([column("_Deleted")], "a name that the Delta sink needs"),
+        ([column("a`b")], "a backtick"),
+        ([column("size"), column("Size")], "the same for Delta"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_column_that_delta_cannot_have_is_refused_with_the_way_out(
+    lake: Lake, columns: list[Any], message: str
+) -> None:
+    with pytest.raises(LockstepError, match=message) as failure:
+        lake.sink(1, table(column("id", "int8"), *columns))
+    assert "exclude" in (failure.value.hint or "")
+
+
+def test_a_decimal_that_grows_needs_a_new_generation(lake: Lake) -> None:
+    def priced(precision: int, scale: int) -> Table:
+        return table(column("id", "int8"), column("price", "numeric", type_modifier=(precision << 16 | scale) + 4))
+
+    lake.sink(1, priced(10, 2))
+    with pytest.raises(LockstepError, match="lockstep rebuild"):
+        lake.sink(1, priced(12, 4))
+    lake.sink(2, priced(12, 4))
+
+
+def test_tables_of_one_name_are_refused(lake: Lake) -> None:
+    one, other = (replace(ITEMS, name=name) for name in (TableName("public", "a__b"), TableName("a", "b")))
+    with pytest.raises(LockstepError, match="would both be called 'a__b'"):
+        lake.sink(1, one, other)
+
+
+@pytest.mark.parametrize("name", ["price", "gone"])
+def test_a_column_that_is_no_partition_is_refused(lake: Lake, name: str) -> None:
+    shape = table(column("id", "int8"), column("price", "float8"))
+    with pytest.raises(LockstepError, match=name):
+        lake.sink(1, shape, partition_by={"public.orders": (name,)})
+
+
+def test_a_partition_column_that_the_source_drops_is_null_from_then_on(lake: Lake) -> None:
+    shape = table(column("id", "int8"), column("note"), column("region"), name=TableName("public", "items"))
+    settings = {"partition_by": {"public.items": ("region",)}}
+    lake.sink(1, shape, **settings).apply(batch(upsert({"id": 1, "note": "a", "region": "north"}, 1, of=shape)))
+    sink = lake.sink(1, ITEMS, **settings)
+    sink.apply(batch(item(1, "b", 2), item(2, "b", 2)))
+    assert [(row["note"], row["region"]) for row in lake.rows()] == [("b", None), ("b", None)]
+
+
+# A store that isn't there
+
+
+def test_a_root_that_is_no_directory_stops_the_job(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LockstepError) as failure:
+        Lake(tmp_path / "file").sink(1, ITEMS)
+    assert not isinstance(failure.value, Unavailable)
+
+
+def test_a_store_that_does_not_answer_is_waited_for_and_no_secret_is_told() -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody else can take the port
+        taken.bind(("127.0.0.1", 0))
+        settings = DeltaSettings(
+            root="s3://bucket/lake",
+            login=Login(user="key-id", password=SecretStr("secret-word")),
+            storage_options={
+                "aws_endpoint_url": f"http://127.0.0.1:{taken.getsockname()[1]}",
+                "aws_allow_http": "true",
+                "aws_region": "us-east-1",
+            },
+        )
+        sink = DeltaSink("shop", settings, 1)
+        with pytest.raises(Unavailable) as failure:
+            sink.load_progress()
+    assert "secret-word" not in str(failure.value)
+    assert "\x1b" not in str(failure.value)
+
+
+def test_readers_are_shown_the_rows_that_are_not_deleted(lake: Lake) -> None:
+    sink = lake.sink(1, ITEMS)
+    sink.apply(batch(item(1, "a", 1), item(2, "b", 1)))
+    sink.apply(batch(delete({"id": 1}, 2, of=ITEMS)))
+    sink.save_progress(progress())
+    held = DeltaTable(lake.root / "shop_g1/items").to_pyarrow_dataset()
+    assert held.to_table(["id", "note"], filter=~ds.field("_deleted")).to_pylist() == [{"id": 2, "note": "b"}]
+    assert [(row["id"], row["note"], row["_deleted"]) for row in lake.rows()] == [(1, None, True), (2, "b", False)]
+
+
+# Merges that leave out files
+
+
+_LONG = "x" * 300
+_KEYS: dict[str, Callable[[int], JsonValue]] = {
+    "int8": lambda n: (n - 30) * 2**40,
+    "text": lambda n: ["", _LONG, _LONG + "\U0010ffff", "ü", "\x7f"][n % 5] + chr(0x100 + n) * (n % 3) + str(n),
+    "bytea": lambda n: "\\x" + ["", "ff" * 80, "00"][n % 3] + f"{n:02x}",
+    "bool": lambda n: n % 2 == 0,
+    "uuid": lambda n: f"{n * 0x0123456789ABCDEF0123456789ABCDEF % 2**128:032x}",
+}
+
+
+@pytest.mark.parametrize("place", [0, 40])
+@pytest.mark.parametrize("key_type", _KEYS)
+def test_a_row_is_found_in_whichever_of_many_files_it_is(lake: Lake, key_type: str, place: int) -> None:
+    """Files are left out of a merge by the least and the greatest key in them, which are cut where they are long. Beyond the
+    32nd column nothing is known of them."""
+    others = [column(f"c{number}", "int4") for number in range(place)]
+    shape = table(*others, column("k", key_type), column("part", "int4"), column("note"), key=("k", "part"))
+    sink = lake.sink(1, shape, optimize_every_commits=1000)
+    chance = random.Random(11)
+    numbers = chance.sample(range(40), 40)
+    portions = [numbers[start : start + 2] for start in range(0, 40, 2)]  # new rows come in files of their own
+    portions += [chance.sample(range(40), count) for count in (1, 1, 1, 1, 2, 1, 1, 2, 1, 5)]
+    expected: dict[str, JsonValue] = {}
+    for at, portion in enumerate(portions, 1):
+        keys: list[dict[str, JsonValue]] = [
+            {"k": _KEYS[key_type](number), "part": number if key_type == "bool" else 1} for number in portion
+        ]
+        sink.apply(batch(*(upsert({**key, "note": str(at)}, at, of=shape) for key in keys)))
+        expected |= {repr(key): str(at) for key in keys}
+        if at == 20:
+            held = DeltaTable(lake.root / "shop_g1/orders")
+            assert len(held.file_uris()) == 20
+            held.create_checkpoint()
+    found = [(repr(dict(one.key)), one.row["note"]) for one in sink.scan(shape)]
+    assert len(found) == len(expected)
+    assert dict(found) == expected

@@ -1,0 +1,119 @@
+"""The lake end to end: PostgreSQL -> topics -> Spark -> Delta tables, through a kill, a rebuild and a switch, and what the commands say."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+
+from jobs.generations import list_generations
+from lockstep.config import load
+from sinks.registry import open_sink
+from stack.stack import Endpoints
+from tests.pipeline import Pipeline, traffic, wait_until
+from tests.readers import Reader
+
+pytestmark = pytest.mark.live
+
+KEYS = range(1, 6)
+
+
+@pytest.fixture
+def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
+    """A pipeline with a lake alone, captured up to now; rows 1 to 5 are counters."""
+    made = Pipeline(endpoints, tmp_path, f"lake{os.getpid()}")
+    made.path.write_text(
+        made.path.read_text() + f'\n[sinks.{made.name}]\ntype = "delta"\nroot = "{tmp_path}/lake"\n'
+        "optimize_every_commits = 20\n"
+    )
+    made.config = load(made.path)
+    with made.sql() as sql:
+        sql.execute(
+            f"insert into {made.name}.account (id, owner, balance) select i, 'counter', 1 from generate_series(1, 5) i"
+        )
+        sql.execute(f"insert into {made.name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 3000) i")
+    made.wait_streaming(made.start_capture())
+    yield made
+    made.close()
+
+
+def _run(pipeline: Pipeline, *command: str) -> str:
+    """A command's standard output, once it has ended well."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", *command, "--config", str(pipeline.path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _generations(pipeline: Pipeline) -> list[tuple[int, bool, str]]:
+    sink = open_sink(pipeline.name, pipeline.config.sinks[pipeline.name], 1)
+    try:
+        return [(one.number, one.is_live, one.phase.value) for one in list_generations(sink)]
+    finally:
+        sink.close()
+
+
+def _balance(pipeline: Pipeline, root: Path) -> Any:
+    """A reader of counters as an application is: the pointer, then the table."""
+
+    def read(key: int) -> int | None:
+        live = DeltaTable(root / f"{pipeline.name}_live").to_pyarrow_table().to_pylist()
+        path = next(one["path"] for one in live if one["table_name"] == "account")
+        rows = DeltaTable(root / path).to_pyarrow_dataset()
+        found = rows.to_table(["balance"], filter=(ds.field("id") == key) & ~ds.field("_deleted")).to_pylist()
+        return int(found[0]["balance"]) if found else None
+
+    return read
+
+
+def test_a_lake_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeline, tmp_path: Path) -> None:
+    name, root = pipeline.name, tmp_path / "lake"
+    apply = pipeline.start_apply()
+    with traffic(pipeline, seed=3, pause_s=0.02) as writes:
+        wait_until((root / f"{name}_live").exists, what="the lake has begun", timeout_s=90)
+        seen = writes.transactions
+        wait_until(lambda: writes.transactions > seen + 100, what="some traffic")
+        os.killpg(apply.pid, signal.SIGKILL)
+        apply.wait()
+        apply = pipeline.start_apply()
+        pipeline.wait_applied(apply)
+        reader = Reader("lake", _balance(pipeline, root), KEYS)
+        reader.start()
+        try:
+            pipeline.path.write_text(
+                pipeline.path.read_text()
+                + f'exclude = ["{name}.account.tags"]\npartition_by = {{ "{name}.account" = ["owner"] }}\n'
+            )
+            told = _run(pipeline, "rebuild", name, "--switch")
+            assert f"generation 2 of {name} equals the source" in told
+            with pipeline.sql() as sql:
+                sql.execute(f"update {name}.account set balance = balance + 1 where id = any(%s)", (list(KEYS),))
+        finally:
+            reader.finish()
+        assert (reader.problems, reader.reads > 0) == ([], True)
+    assert _generations(pipeline) == [(1, False, "ready"), (2, True, "ready")]
+    pipeline.wait_applied(apply)
+    pipeline.assert_sinks_equal()  # generation 1, which goes on
+    lag = json.loads(_run(pipeline, "lag", "--json"))
+    assert {(stage["generation"], stage["live"]) for stage in lag["stages"] if stage.get("sink") == name} == {
+        (1, False),
+        (2, True),
+    }
+    assert "2" in _run(pipeline, "generations", name)
+    _run(pipeline, "verify", name)
+    _run(pipeline, "generations", name, "--drop", "1")
+    assert _generations(pipeline) == [(2, True, "ready")]
+    assert list((root / f"{name}_g1").glob("*")) == []
+    assert pipeline.stop(apply) == 0

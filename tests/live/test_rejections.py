@@ -1,0 +1,647 @@
+"""Rows that a store can't hold, beside a running job: kept, listed, retried, discarded, and closed by themselves."""
+
+import itertools
+import json
+import os
+import random
+import string
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from cdc.kafka.cluster import Cluster, control_topic_plans
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.event import JsonValue
+from cdc.model.table import Table, TableName
+from cdc.protocol.control import SchemaRecord, ShapeChange
+from jobs.dead_letter import DeadLetters, RejectedEvent
+from jobs.letter import Letter, letter_key
+from jobs.letter_topic import LetterTopic
+from jobs.prepared import load_prepared
+from lockstep.cli import app
+from lockstep.config import Config, load
+from lockstep.console import exit_code_of
+from lockstep.rejections import RejectionBook, Selection, discard
+from lockstep.retry import retry
+from sinks.opensearch_sink import alias_name
+from sinks.registry import open_sink
+from sinks.sink import Sink
+from stack.stack import Endpoints
+from tests.builders import column, table
+from tests.events import Delete, Log, Put, kafka_settings, key_bytes, value_bytes
+from tests.job_process import JobProcess, spark_settings
+from tests.pipeline import wait_until
+
+pytestmark = pytest.mark.live
+
+ORDERS = table(column("id", "int8"), column("note"))
+LABELS = table(column("name"), column("note"), name=TableName("public", "labels"), key=("name",))
+EXTRAS = table(name=TableName("public", "extras"))
+WIDER = table(*EXTRAS.columns, column("more"), name=EXTRAS.name)
+KINDS = ("search", "cache", "warehouse")
+TOO_LONG = "very secret " * 1_000  # for the cache's max_value_bytes
+EVERYTHING = Selection()
+_names = itertools.count(1)
+_ids = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Poison:
+    """A change that a store refuses, and the same row as it can hold it; None where no other row has that key."""
+
+    bad: Put
+    good: Put | None
+
+    @property
+    def key(self) -> str:
+        return key_bytes(self.bad.table, self.bad.row).decode()
+
+
+def order(note: str | None, key: int | None = None) -> Put:
+    return Put(ORDERS, {"id": next(_ids) if key is None else key, "note": note})
+
+
+def poison(kind: str) -> Poison:
+    """Of each store one that it can't hold: a text in a number's field, a document over the limit, a key too long for an index."""
+    key = next(_ids)
+    match kind:
+        case "search":
+            return Poison(order("very secret", key), order("12", key))
+        case "cache":
+            return Poison(order(TOO_LONG, key), order("12", key))
+    name = "".join(random.Random(key).choices(string.ascii_letters + string.digits, k=8_000))
+    return Poison(Put(LABELS, {"name": name, "note": "very secret"}), None)
+
+
+def neighbour(kind: str) -> Put:
+    key = next(_ids)
+    return Put(LABELS, {"name": str(key), "note": "7"}) if kind == "warehouse" else order("7", key)
+
+
+class Running:
+    """A log, three sinks that follow it in one job, and the configuration that commands read."""
+
+    def __init__(self, endpoints: Endpoints, directory: Path) -> None:
+        self.name = f"rejections{os.getpid()}_{next(_names)}"
+        self.endpoints = endpoints
+        self.directory = directory
+        self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS, LABELS, EXTRAS])
+        self.path = self.write_config("lockstep.toml")
+        self.config = load(self.path)
+        self.job: JobProcess | None = None
+
+    def write_config(self, name: str, **of_cache: int) -> Path:
+        """A configuration file; ``of_cache`` are settings of that sink."""
+        cache = "".join(f"{key} = {value}\n" for key, value in ({"max_value_bytes": 10_000} | of_cache).items())
+        path = self.directory / name
+        path.write_text(f"""
+[pipeline]
+name = "{self.name}"
+[source]
+dsn = "{self.endpoints.source_dsn}"
+tables = ["public.orders", "public.labels", "public.extras"]
+[kafka]
+bootstrap_servers = "{self.endpoints.kafka_bootstrap}"
+[kafka.topics]
+partitions = 4
+replication_factor = 1
+min_insync_replicas = 1
+[sinks.{self.sink("search")}]
+type = "opensearch"
+urls = ["{self.endpoints.opensearch_url}"]
+tables = ["public.orders"]
+fields = {{ "public.orders.note" = {{ type = "long" }} }}
+replicas = 0
+[sinks.{self.sink("cache")}]
+type = "redis"
+url = "{self.endpoints.redis_url}"
+tables = ["public.orders", "public.extras"]
+{cache}
+[sinks.{self.sink("warehouse")}]
+type = "warehouse"
+url = "{self.endpoints.warehouse_url}"
+tables = ["public.labels"]
+""")
+        return path
+
+    def sink(self, kind: str) -> str:
+        return f"{self.name}_{kind}"
+
+    def start(self, config: Config | None = None, *kinds: str, once: bool = False) -> JobProcess:
+        chosen = config or self.config
+        self.job = JobProcess(
+            pipeline=self.name,
+            kafka=self.log.kafka,
+            tables=self.log.table_names,
+            sinks={self.sink(kind): chosen.sinks[self.sink(kind)] for kind in kinds or KINDS},
+            spark=spark_settings(self.directory),
+            once=once,
+        )
+        return self.job
+
+    def apply(self, *changes: Put | Delete) -> None:
+        """Commit changes and wait until every sink has seen them."""
+        lsn = self.log.commit(changes)
+        assert self.job is not None
+        for sink in map(self.sink, KINDS):
+            self.job.wait_until(
+                lambda seen, sink=sink: seen.get("sink") == sink and seen.get("watermark_lsn", 0) >= lsn
+            )
+
+    def opened(self, kind: str) -> Sink:
+        return open_sink(self.sink(kind), self.config.sinks[self.sink(kind)], 1)
+
+    def row(self, kind: str, of: Put) -> Mapping[str, JsonValue] | None:
+        """The row of this key as the store has it."""
+        sink = self.opened(kind)
+        try:
+            key = {name: of.row[name] for name in of.table.key}
+            return next((stored.row for stored in sink.rows(of.table, [key])), None)
+        finally:
+            sink.close()
+
+    def open(self, kind: str) -> dict[str, Letter]:
+        """The open rejections of a sink, by the row's key."""
+        found, _ = RejectionBook(self.config).read(self.sink(kind))
+        return {one.key: one.letter for one in found}
+
+    def letters(self, kind: str, generation: int = 1) -> DeadLetters:
+        return DeadLetters(self.log.kafka.client(), self.name, sink=self.sink(kind), generation=generation)
+
+    def rejected(self, put: Put, *, lsn: int | None = None, of: Table | None = None) -> RejectedEvent:
+        """The event of a row as a job would reject it, of a transaction of this LSN; else of the next one."""
+        at = self.log.lsn if lsn is None else lsn
+        value = value_bytes(put.table, "u", put.row, lsn=at, seq=1)
+        key = key_bytes(put.table, put.row)
+        return RejectedEvent(self.log.topic(of or put.table), 0, 10**6, key, value, f"0001{at:016x}00000001", "no room")
+
+
+@pytest.fixture(scope="module")
+def running(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = Running(endpoints, tmp_path_factory.mktemp("rejections"))
+    with running.start():
+        running.apply(neighbour("cache"), neighbour("warehouse"))
+        yield running
+    running.log.close()
+
+
+@pytest.fixture
+def command(running: Running, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `lockstep rejections ...`: exit code, standard output, messages."""
+
+    def run(*words: str, config: Path | None = None) -> tuple[int, str, str]:
+        capsys.readouterr()
+        arguments = ["rejections", *words, "--config", str(config or running.path)]
+        code = exit_code_of(lambda: app(arguments, standalone_mode=False))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def assert_job_goes_on(running: Running, kind: str) -> None:
+    after = neighbour(kind)
+    running.apply(after)
+    assert running.row(kind, after) == after.row
+    assert running.job is not None
+    assert not [seen for seen in running.job.reports if seen["report"] == "SinkFailed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_a_store_cant_hold_is_kept_and_its_neighbours_are_applied(running: Running, kind: str) -> None:
+    assert running.job is not None
+    seen_before = len(running.job.reports)
+    before, bad, after = neighbour(kind), poison(kind), neighbour(kind)
+    running.apply(before, bad.bad, after)
+    assert running.row(kind, before) == before.row
+    assert running.row(kind, after) == after.row
+    assert running.row(kind, bad.bad) is None
+    letter = running.open(kind)[bad.key]
+    assert "very secret" not in letter.reason
+    # The transaction lies in several partitions, which may come in two batches, but not in more.
+    reports = running.job.reports[seen_before:]
+    batches = [one for one in reports if one["report"] == "StatusReport" and one["sink"] == running.sink(kind)]
+    assert (sum(one["applied"] for one in batches), sum(one["rejected"] for one in batches)) == (2, 1)
+    assert len(batches) <= 2
+    assert_job_goes_on(running, kind)
+
+
+def test_they_are_listed_without_their_values(running: Running, command: Command) -> None:
+    bad = [poison("search"), poison("search"), poison("cache")]
+    running.apply(*(one.bad for one in bad))
+    code, text, _ = command("list", "--json")
+    assert code == 0
+    assert "secret" not in text
+    found = json.loads(text)
+    sinks = {(one["sink"], json.dumps(one["key"], separators=(",", ":"))) for one in found["rejections"]}
+    assert sinks >= {(running.sink("search"), one.key) for one in bad[:2]} | {(running.sink("cache"), bad[2].key)}
+    assert {one["table"] for one in found["rejections"]} <= {"public.orders", "public.labels", "public.extras"}
+
+    code, text, _ = command("list", running.sink("search"), "--json", "--table", "public.orders", "--generation", "1")
+    of_search = json.loads(text)
+    assert {one["sink"] for one in of_search["rejections"]} == {running.sink("search")}
+    [counted] = of_search["reasons"]
+    assert counted["count"] == len(of_search["rejections"]) == len(running.open("search"))
+    assert "note" in counted["reason"]
+    for narrowed in (("--generation", "2"), ("--table", "public.labels")):
+        _, text, _ = command("list", running.sink("search"), "--json", *narrowed)
+        assert json.loads(text)["rejections"] == []
+
+    code, text, _ = command("list")
+    assert (code, "secret" in text) == (0, False)
+
+
+def test_one_is_shown_and_its_value_only_when_asked_for(running: Running, command: Command) -> None:
+    bad = poison("cache")
+    running.apply(bad.bad)
+    letter = running.open("cache")[bad.key]
+    position = f"{letter.position.partition}:{letter.position.offset}"
+    shown = [command("show", running.sink("cache"), text) for text in (bad.key, str(bad.bad.row["id"]), position)]
+    assert shown == [shown[0]] * 3
+    code, text, _ = shown[0]
+    assert (code, "secret" in text) == (0, False)
+    assert f"tag: {letter.tag}\n" in text
+    code, text, _ = command("show", running.sink("cache"), bad.key, "--value", "--json")
+    assert code == 0
+    assert json.loads(text)["value"]["after"] == bad.bad.row
+    code, _, message = command("show", running.sink("cache"), '{"id":-1}')
+    assert code == 1
+    assert "no open rejection" in message
+
+
+@pytest.mark.parametrize("kind", ["search", "cache"])
+def test_one_whose_row_is_mended_at_the_source_closes_by_itself(running: Running, kind: str) -> None:
+    bad, gone = poison(kind), poison(kind)
+    running.apply(bad.bad, gone.bad)
+    assert {bad.key, gone.key} <= running.open(kind).keys()
+    assert bad.good is not None
+    running.apply(bad.good, Delete(ORDERS, {"id": gone.bad.row["id"]}))
+    assert not {bad.key, gone.key} & running.open(kind).keys()
+    assert running.row(kind, bad.good) == bad.good.row
+
+
+def test_a_row_that_is_refused_again_in_a_newer_version_stays_open_in_that_one(running: Running) -> None:
+    bad = poison("cache")
+    running.apply(bad.bad)
+    first = running.open("cache")[bad.key]
+    running.apply(replace(bad.bad, row={**bad.bad.row, "note": TOO_LONG + "still"}))
+    newest = running.open("cache")[bad.key]
+    assert newest.tag > first.tag
+    letters, _ = LetterTopic(running.log.kafka.client(), running.name).read()
+    of_cache = [letter for letter in letters if letter.sink == running.sink("cache")]
+    assert [letter.tag for letter in of_cache if letter.key.decode() == bad.key] == [newest.tag]
+
+
+def test_a_retry_takes_them_once_the_setting_is_mended(running: Running, command: Command) -> None:
+    bad = poison("cache")
+    running.apply(bad.bad)
+    code, text, message = command("retry", running.sink("cache"), "--key", bad.key, "--json")
+    assert code == 1
+    assert "max_value_bytes" in json.loads(text)["refused"][0]["reason"]
+    assert "secret" not in text + message
+    assert bad.key in running.open("cache")
+
+    mended = running.write_config("mended.toml", max_value_bytes=100_000)
+    code, _, message = command("retry", running.sink("cache"), "--key", bad.key, config=mended)
+    assert (code, "took 1" in message) == (0, True)
+    assert running.row("cache", bad.bad) == bad.bad.row
+    assert bad.key not in running.open("cache")
+    assert_job_goes_on(running, "cache")
+
+
+def set_leniency(running: Running, index: str, *, lenient: bool) -> None:
+    mapping = {"properties": {"note": {"type": "long", "ignore_malformed": lenient}}}
+    request = urllib.request.Request(
+        f"{running.endpoints.opensearch_url}/{index}/_mapping",
+        data=json.dumps(mapping).encode(),
+        headers={"content-type": "application/json"},
+        method="PUT",
+    )
+    with urllib.request.urlopen(request) as answer:
+        assert answer.status == 200
+
+
+def test_a_retry_takes_them_once_the_store_is_mended(running: Running, command: Command) -> None:
+    bad = [poison("search") for _ in range(3)]
+    running.apply(*(one.bad for one in bad))
+    code, text, _ = command("retry", running.sink("search"), "--reason", "'note' of type LONG")
+    assert code == 1
+    assert "secret" not in text
+    index = f"{alias_name(running.sink('search'), ORDERS.name)}_g1"
+    set_leniency(running, index, lenient=True)
+    try:
+        code, _, message = command("retry", running.sink("search"), "--all")
+        assert (code, running.open("search")) == (0, {}), message
+        for one in bad:
+            assert running.row("search", one.bad) == one.bad.row
+    finally:
+        set_leniency(running, index, lenient=False)
+
+
+def test_two_retries_at_once_do_it_once(running: Running) -> None:
+    bad = [poison("cache") for _ in range(20)]
+    running.apply(*(one.bad for one in bad))
+    config = load(running.write_config("mended.toml", max_value_bytes=100_000))
+    failures: list[Exception] = []
+
+    def work() -> None:
+        try:
+            assert not retry(config, running.sink("cache"), Selection(), say=lambda _: None).refused
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert running.open("cache") == {}
+    for one in bad:
+        assert running.row("cache", one.bad) == one.bad.row
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command: Command, kind: str) -> None:
+    older_lsn = running.log.lsn
+    running.apply(neighbour(kind))
+    now, gone = neighbour(kind), neighbour(kind)
+    running.apply(now, gone)
+    running.apply(Delete(gone.table, {name: gone.row[name] for name in gone.table.key}))
+    stale = [replace(one, row={**one.row, "note": "3"}) for one in (now, gone)]
+    running.letters(kind).publish([running.rejected(one, lsn=older_lsn) for one in stale], rejected_at_ms=1)
+    keys = [key_bytes(one.table, one.row).decode() for one in stale]
+    assert set(keys) <= running.open(kind).keys()
+    code, _, message = command("retry", running.sink(kind), "--key", keys[0], "--key", keys[1])
+    assert (code, "took 2" in message) == (0, True)
+    assert not set(keys) & running.open(kind).keys()
+    assert running.row(kind, now) == now.row
+    assert running.row(kind, gone) is None
+    assert_job_goes_on(running, kind)
+
+
+def test_a_retry_beside_the_job_doesnt_take_its_place(running: Running, command: Command) -> None:
+    bad = poison("warehouse")
+    running.apply(bad.bad)
+    taken = neighbour("warehouse")
+    running.letters("warehouse").publish([running.rejected(taken)], rejected_at_ms=1)
+    code, text, message = command("retry", running.sink("warehouse"), "--all", "--json")
+    result = json.loads(text)
+    assert (code, result["taken"]) == (1, 1), message
+    assert running.row("warehouse", taken) == taken.row
+    # Which row it is tells its key, and here that is all it takes to refuse it.
+    assert bad.bad.row["name"] in [one["key"]["name"] for one in result["refused"]]
+    assert {one["reason"] for one in result["refused"]} == {"54000 ProgramLimitExceeded"}
+    assert_job_goes_on(running, "warehouse")
+
+
+def test_an_event_from_before_a_column_came_has_its_default_when_it_is_retried(
+    running: Running, command: Command
+) -> None:
+    old = Put(EXTRAS, {"id": 1, "note": "n"})
+    event = running.rejected(old)
+    running.letters("cache").publish([event], rejected_at_ms=1)
+    running.log.commit([], schemas=[SchemaRecord(WIDER, running.log.lsn, ShapeChange(defaults={"more": "5"}))])
+    sink = running.opened("cache")
+    try:
+        wait_until(
+            lambda: (load_prepared(sink, 1) or {}).get(EXTRAS.name) == WIDER.schema_id,
+            what="the job has prepared the table's new shape",
+        )
+    finally:
+        sink.close()
+    code, _, message = command("retry", running.sink("cache"), "--key", event.key.decode(), "--table", "public.extras")
+    assert code == 0, message
+    assert running.row("cache", Put(WIDER, old.row)) == {"id": 1, "note": "n", "more": "5"}
+    assert_job_goes_on(running, "cache")
+
+
+def test_what_is_discarded_is_closed_and_not_applied(running: Running, command: Command) -> None:
+    bad, other = poison("warehouse"), poison("warehouse")
+    running.apply(bad.bad, other.bad)
+    code, _, message = command("discard", running.sink("warehouse"), "--key", str(bad.bad.row["name"]), "--yes")
+    assert (code, "discarded 1" in message) == (0, True)
+    assert (bad.key in running.open("warehouse"), other.key in running.open("warehouse")) == (False, True)
+    assert running.row("warehouse", bad.bad) is None
+    asked: list[str] = []
+
+    def refuse(question: str) -> bool:
+        asked.append(question)
+        return False
+
+    code = discard(running.config, running.sink("warehouse"), Selection(), agreed=refuse, say=lambda _: None)
+    assert (code, len(asked), other.key in running.open("warehouse")) == (1, 1, True)
+    assert "54000 ProgramLimitExceeded" in asked[0]
+    assert_job_goes_on(running, "warehouse")
+
+
+def test_a_rejection_of_a_newer_version_survives_whoever_closes_the_older(running: Running) -> None:
+    put = order("1")
+    key = key_bytes(ORDERS, put.row).decode()
+    job, book = running.letters("search"), RejectionBook(running.config)
+    job.publish([running.rejected(put, lsn=8 * 10)], rejected_at_ms=1)
+    found = book.one(running.sink("search"), Selection(keys=(key,)))
+    job.publish([running.rejected(put, lsn=8 * 11)], rejected_at_ms=2)
+    book.close([found])
+    assert running.open("search")[key].rejected_at_ms == 2
+    book.close([book.one(running.sink("search"), Selection(keys=(key,)))])
+    assert key not in running.open("search")
+
+
+def test_a_job_stops_before_more_are_open_than_allowed(endpoints: Endpoints, tmp_path: Path) -> None:
+    running = Running(endpoints, tmp_path)
+    strict = load(running.write_config("strict.toml", max_open_rejections=1))
+    first, second, good = poison("cache"), poison("cache"), neighbour("cache")
+    try:
+        running.log.commit([first.bad])
+        with running.start(strict, "cache", once=True) as job:
+            assert job.finish() == 0
+        running.log.commit([second.bad, good])
+        with running.start(strict, "cache", once=True) as job:
+            assert job.finish() == 1
+            failure = job.wait_for("SinkFailed")["error"]
+        assert "max_open_rejections allows, 2 of 1: 2 x the row's JSON has N bytes" in failure
+        assert "lockstep rejections" in failure
+        # Nothing of the batch counts as done, and nothing of it was kept.
+        assert running.open("cache").keys() == {first.key}
+        assert discard(strict, running.sink("cache"), Selection(), agreed=lambda _: True, say=lambda _: None) == 0
+        with running.start(strict, "cache", once=True) as job:
+            assert job.finish() == 0
+        assert running.open("cache").keys() == {second.key}
+        assert running.row("cache", good) == good.row
+    finally:
+        running.log.close()
+
+
+# What may be there, and mustn't harm.
+
+
+@pytest.fixture
+def idle(endpoints: Endpoints, tmp_path: Path) -> Iterator[Running]:
+    """A log that no job reads."""
+    running = Running(endpoints, tmp_path)
+    yield running
+    running.log.close()
+
+
+def keep(letters: DeadLetters, *events: RejectedEvent, void: tuple[tuple[str, bytes], ...] = (), max_open: int) -> None:
+    letters.keep(events, void, rejected_at_ms=1, max_open=max_open)
+
+
+def test_a_job_learns_what_commands_have_closed_before_it_stops(idle: Running) -> None:
+    events = [idle.rejected(order("1")) for _ in range(4)]
+    job = idle.letters("cache")
+    job.read([idle.log.topic(ORDERS)])
+    keep(job, *events[:2], max_open=2)
+    with pytest.raises(LockstepError, match="max_open_rejections allows, 3 of 2"):
+        keep(job, events[2], max_open=2)
+    assert idle.open("cache").keys() == {event.key.decode() for event in events[:2]}
+    book = RejectionBook(idle.config)
+    book.close([book.one(idle.sink("cache"), Selection(keys=(events[0].key.decode(),)))])
+    keep(job, events[2], max_open=2)
+    assert idle.open("cache").keys() == {event.key.decode() for event in events[1:3]}
+    # What the batch itself makes void makes room.
+    keep(job, events[3], void=((events[1].topic, events[1].key),), max_open=2)
+    assert idle.open("cache").keys() == {event.key.decode() for event in events[2:]}
+
+
+def test_a_row_that_is_void_and_rejected_in_one_batch_is_open(idle: Running) -> None:
+    put = order("1")
+    older, newer = idle.rejected(put, lsn=80), idle.rejected(put, lsn=88)
+    job = idle.letters("cache")
+    keep(job, older, max_open=1)
+    # After a version between the two, which got through.
+    keep(job, newer, void=((older.topic, older.key),), max_open=1)
+    assert [letter.tag for letter in idle.open("cache").values()] == [newer.tag]
+
+
+def test_the_same_batch_again_changes_nothing(idle: Running) -> None:
+    older, newer, other = idle.rejected(order("1")), idle.rejected(order("2")), idle.rejected(order("3"))
+    keep(idle.letters("cache"), older, max_open=9)
+    for _ in range(2):
+        # As after a crash: a new job that reads what the one before has written.
+        job = idle.letters("cache")
+        job.read([idle.log.topic(ORDERS)])
+        keep(job, newer, other, void=((older.topic, older.key),), max_open=9)
+    assert idle.open("cache").keys() == {newer.key.decode(), other.key.decode()}
+
+
+def test_a_generation_that_is_dropped_takes_its_rejections_along(idle: Running) -> None:
+    gone = idle.rejected(order("1"), of=table(name=TableName("public", "former")))
+    idle.letters("cache").publish([idle.rejected(order("1")), gone], rejected_at_ms=1)
+    other = idle.rejected(order("1"))
+    idle.letters("cache", generation=2).publish([other], rejected_at_ms=1)
+    idle.letters("cache").close_generation()
+    assert [letter.generation for letter in idle.open("cache").values()] == [2]
+
+
+def test_other_records_of_the_topic_are_told_and_disturb_nobody(
+    idle: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = LetterTopic(idle.log.kafka.client(), idle.name)
+    sink = idle.sink("cache")
+    later = letter_key(sink, 1, idle.log.topic(ORDERS), b'{"id":1}', "0" * 28)
+    topic.send([(later, b'{"version":9}'), (b"who knows", b"what")])
+    event = idle.rejected(order("1"))
+    idle.letters("cache").publish([event], rejected_at_ms=1)
+    assert idle.open("cache").keys() == {event.key.decode()}
+    code = exit_code_of(lambda: app(["rejections", "list", "--config", str(idle.path)], standalone_mode=False))
+    assert code == 0
+    message = capsys.readouterr().err
+    assert "2 records of the dead-letter topic can't be read" in message
+    # Those of the sink go with all of it; a stranger's stay.
+    discard(idle.config, sink, Selection(keys=(event.key.decode(),)), agreed=lambda _: True, say=lambda _: None)
+    assert len(topic.read()[1]) == 2
+    discard(idle.config, sink, Selection(), agreed=lambda _: True, say=lambda _: None)
+    assert [letter.record_key for letter in topic.read()[1]] == [b"who knows"]
+
+
+def test_a_pipeline_without_the_topic_has_no_rejections(endpoints: Endpoints, tmp_path: Path) -> None:
+    running = Running(endpoints, tmp_path)
+    try:
+        plans = control_topic_plans(running.name, running.log.kafka.topics)
+        assert not Cluster(running.log.kafka.client()).missing(plans)
+        nobodys = running.path.read_text().replace(f'name = "{running.name}"', 'name = "nobodys"')
+        path = tmp_path / "nobodys.toml"
+        path.write_text(nobodys)
+        assert RejectionBook(load(path)).read(None) == ([], [])
+    finally:
+        running.log.close()
+
+
+def retried(running: Running, kind: str, selection: Selection = EVERYTHING) -> tuple[list[str], list[str]]:
+    """Why rejections stay, and what was said besides."""
+    said: list[str] = []
+    result = retry(running.config, running.sink(kind), selection, say=said.append)
+    return [one.why for one in result.refused], said
+
+
+def test_rejections_of_generations_that_arent_live_are_left_alone(running: Running) -> None:
+    event = running.rejected(order("1"))
+    key = event.key.decode()
+    running.letters("cache", generation=7).publish([event], rejected_at_ms=1)
+    only = Selection(keys=(key,))
+    refused, said = retried(running, "cache", only)
+    assert (refused, len(said)) == ([], 1)
+    assert "generation 7, which was dropped" in said[0]
+    with pytest.raises(LockstepError, match="no generation 7") as caught:
+        retried(running, "cache", replace(only, generation=7))
+    assert "discard" in (caught.value.hint or "")
+    discard(running.config, running.sink("cache"), only, agreed=lambda _: True, say=lambda _: None)
+    assert key not in running.open("cache")
+
+
+def test_a_sink_that_is_gone_has_rejections_that_can_be_discarded(idle: Running) -> None:
+    letters = DeadLetters(idle.log.kafka.client(), idle.name, sink="former", generation=1)
+    letters.publish([idle.rejected(order("1"))], rejected_at_ms=1)
+    with pytest.raises(ConfigurationError, match="no such sink"):
+        retry(idle.config, "former", Selection(), say=lambda _: None)
+    assert discard(idle.config, "former", Selection(), agreed=lambda _: True, say=lambda _: None) == 0
+    assert RejectionBook(idle.config).read(None) == ([], [])
+
+
+def test_a_sink_that_nobody_has_applied_to_yet_is_told_so(idle: Running) -> None:
+    idle.letters("cache").publish([idle.rejected(order("1"))], rejected_at_ms=1)
+    with pytest.raises(LockstepError, match="no live generation"):
+        retried(idle, "cache")
+
+
+def test_events_of_tables_and_topics_that_are_gone_stay_and_say_so(running: Running) -> None:
+    elsewhere = table(name=TableName("public", "former"))
+    events = [
+        running.rejected(order("1"), of=elsewhere),
+        running.rejected(neighbour("warehouse")),  # captured, but no table of the cache's
+        running.rejected(good := order("1")),
+    ]
+    letters = running.letters("cache")
+    letters.publish(events, rejected_at_ms=1)
+    refused, _ = retried(running, "cache", Selection(keys=tuple(event.key.decode() for event in events)))
+    assert len(refused) == 2
+    assert any("doesn't exist any more" in why for why in refused)
+    assert any("isn't one of this generation's" in why for why in refused)
+    assert running.row("cache", good) == good.row
+    letters.close([(event.topic, event.key) for event in events])
+
+
+def test_rejections_of_a_topic_that_was_made_anew_stay(endpoints: Endpoints, tmp_path: Path) -> None:
+    running = Running(endpoints, tmp_path)
+    bad = poison("cache")
+    try:
+        running.log.commit([bad.bad])
+        with running.start(None, "cache", once=True) as job:
+            assert job.finish() == 0
+        running.log.recreate_topic(ORDERS)
+        [why], _ = retried(running, "cache")
+        assert "made anew" in why
+        assert running.open("cache").keys() == {bad.key}
+        # Nobody has written into it while it was refused.
+        assert running.row("cache", bad.bad) is None
+    finally:
+        running.log.close()
