@@ -51,11 +51,14 @@ Column names with ``.``, ``%`` or a reserved name have these characters percent-
 import hashlib
 import logging
 import re
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -80,7 +83,9 @@ _DELETED: Final = _DELETED_FIELD.encode()
 
 # Enough that the server's work hides the round trip, little enough for its memory (http.max_content_length is 100 MB).
 _BULK_BYTES: Final = 5 * 1024 * 1024
-_BULK_DOCUMENTS: Final = 2000
+_BULK_DOCUMENTS: Final = 10_000
+# The next requests are made while the server is at work on one.
+_IN_FLIGHT: Final = 2
 # Items that the server had no room for are sent again at once, in smaller requests; after that the caller waits.
 _ROUNDS: Final = 3
 _RETRY_AFTER_S: Final = 1.0
@@ -537,6 +542,10 @@ def _note_id(name: str) -> str:
     return f"note.{name}"
 
 
+_Answers = list[tuple[int, Mapping[str, Any] | None]]
+"""Status and error of each item of a request."""
+
+
 class _Item(NamedTuple):
     """An event on its way. ``searchable``: with a copy of its JSON columns for searching."""
 
@@ -635,8 +644,7 @@ class OpenSearchSink:
         documents_max = _BULK_DOCUMENTS
         for _ in range(_ROUNDS):
             again: list[_Item] = []
-            for items, body in self._requests(pending, documents_max, replays=batch.replays):
-                answers = self._bulk(body, len(items))
+            for items, answers in self._answers(self._requests(pending, documents_max, replays=batch.replays)):
                 if answers is None:
                     applied += len(items)
                     continue
@@ -920,7 +928,27 @@ class OpenSearchSink:
         if lines:
             yield portion, b"".join(lines)
 
-    def _bulk(self, body: bytes, count: int) -> list[tuple[int, Mapping[str, Any] | None]] | None:
+    def _answers(
+        self, requests: Iterator[tuple[list[_Item], bytes]]
+    ) -> Iterator[tuple[list[_Item], "_Answers | None"]]:
+        """Send requests, some at once, and yield what became of each, in their order. Raises the first one's error."""
+        first = next(requests, None)
+        second = next(requests, None)
+        if first is not None and second is None:  # the rule: no thread for a few rows
+            items, body = first
+            yield items, self._bulk(body, len(items))
+            return
+        with ThreadPoolExecutor(_IN_FLIGHT) as pool:
+            sent: deque[tuple[list[_Item], Future[_Answers | None]]] = deque()
+            for request in chain((one for one in (first, second) if one is not None), requests):
+                sent.append((request[0], pool.submit(self._bulk, request[1], len(request[0]))))
+                if len(sent) > _IN_FLIGHT:
+                    items, answer = sent.popleft()
+                    yield items, answer.result()
+            for items, answer in sent:
+                yield items, answer.result()
+
+    def _bulk(self, body: bytes, count: int) -> "_Answers | None":
         """Status and error of each item; None when all of them were applied."""
         from opensearchpy.exceptions import TransportError
 
