@@ -23,7 +23,7 @@ class SparkSettings(Settings):
         default=200_000, description="records a batch takes at most; a batch has 0.1 s of overhead whatever its size"
     )
     bulk_offsets_per_trigger: Annotated[int, Field(ge=1)] = Field(
-        default=2_000_000,
+        default=4_000_000,
         description="the same while a generation is loaded in bulk: what a batch holds of a key is written once",
     )
     window_mb: Annotated[int, Field(ge=1)] = Field(
