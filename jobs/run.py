@@ -150,6 +150,10 @@ class JobThread:
     def was_asked_to_stop(self) -> bool:
         return self._stop.is_set()
 
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, but no longer than this."""
+        self._thread.join(seconds)
+
     def ask_to_stop(self) -> None:
         self._stop.set()
 

@@ -627,7 +627,8 @@ class _Build:
 
     def _check(self, job: JobThread) -> None:
         """Wait a moment. Raises what the job failed with, Interrupted, or why this build can't be right any more."""
-        if self._stop.wait(_LOOK_S):
+        job.wait(_LOOK_S)
+        if self._stop.is_set():
             raise Interrupted
         if not job.is_alive and job.failure is not None:
             raise job.failure
