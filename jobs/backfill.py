@@ -115,7 +115,7 @@ def next_columns(
                 if name not in held.columns and table.column(name).number not in numbers
             }
             if known is not None:
-                missing |= _still_lacking(known.lacking.get(table.name, {}), table)
+                missing |= _still_lacking(known.lacking.get(table.name, {}), held, table)
         else:
             # A table that joins a generation has no rows in it.
             missing = added if known is None and has_rows else {}
@@ -133,10 +133,12 @@ def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, in
     return {name: number for name, number in columns.items() if names.get(number, name) == name}
 
 
-def _still_lacking(lacking: Mapping[str, JsonValue], table: Table) -> dict[str, JsonValue]:
-    """Without what the source has dropped meanwhile."""
+def _still_lacking(lacking: Mapping[str, JsonValue], held: HeldTable, table: Table) -> dict[str, JsonValue]:
+    """Under the names of today, and without what the source has dropped meanwhile."""
+    numbered = {column.number: column.name for column in table.columns if column.number}
     names = {column.name for column in table.columns}
-    return {name: value for name, value in lacking.items() if name in names}
+    now = ((numbered.get(held.columns.get(name, 0), name), value) for name, value in lacking.items())
+    return {name: value for name, value in now if name in names}
 
 
 def _check_columns(table: Table, held: HeldTable, records: Sequence[SchemaRecord]) -> None:

@@ -67,7 +67,7 @@ def make_archive(settings: SparkSettings) -> Path:
         deadline = time.monotonic() + _EXIT_S
         while done.returncode == 0 and not unfinished.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        if not unfinished.exists():
+        if done.returncode or not unfinished.exists():
             raise LockstepError(
                 "Java wrote no class archive", hint="nothing is wrong without it but that Spark takes longer to start"
             )

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
-from cdc.model.event import Events, Position, TableEvents
-from cdc.model.table import TableName
+from cdc.model.event import Events, Position, TableEvents, parse_key
+from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import RowReader
 from jobs.fold import newest, with_tags
 from jobs.shape_history import TableHistory, unknown_shape
@@ -55,8 +55,8 @@ class Task:
     fence: int
     tables: Mapping[str, TableName]
     """Topic -> table."""
-    shapes: Mapping[TableName, str]
-    """The schema id of the shape that the generation was prepared for last."""
+    shapes: Mapping[TableName, Table]
+    """What the generation was prepared for last."""
     window_bytes: int
     """Records that a task holds and folds before it applies them; more are applied one window after the other, in order."""
     retry_s: float
@@ -226,7 +226,7 @@ def events_of(records: pa.Table, task: Task) -> tuple[Events, bool]:
 def _table_events(records: pa.Table, topic: str, task: Task) -> tuple[TableEvents, bool]:
     """The same of one topic's records."""
     table = task.tables[topic]
-    shape = task.shapes[table]
+    shape = task.shapes[table].schema_id
     history = task.histories.get(table)
     partitions, offsets = records.column("partition"), records.column("offset")
 
@@ -249,7 +249,9 @@ def _table_events(records: pa.Table, topic: str, task: Task) -> tuple[TableEvent
     tags: list[str] = records.column("tag").cast(pa.string()).to_pylist()
     events = TableEvents.from_log(table, keys, tags, rows, position_at)
     if history is None:
-        if any(schema_id for _, schema_id in others):
+        # A tombstone alone doesn't say what shape it is of, but for its key.
+        key_columns = task.shapes[table].key
+        if any(schema_id or tuple(parse_key(keys[place])) != key_columns for place, schema_id in others):
             raise unknown_shape(table)
         return events, False
     void = set()
@@ -295,14 +297,26 @@ def _apply(task: Task, window: _Window, delivered: Delivered) -> None:
     """Apply one window and add what became of it. Raises LockstepError."""
     records = window.folded()
     reached = delivered.next_offsets | window.next_offsets
-    rows_at_once = max(1, PORTION_BYTES * records.num_rows // max(1, records.nbytes))
-    for start in range(0, records.num_rows, rows_at_once):
-        portion = records.slice(start, rows_at_once)
+    for start, end in portions(records):
         # Keys stand in the order of their newest records, so only the last portion makes the window complete.
-        is_last = start + rows_at_once >= records.num_rows
-        _apply_portion(task, portion, reached if is_last else delivered.next_offsets, delivered)
+        is_last = end == records.num_rows
+        _apply_portion(
+            task, records.slice(start, end - start), reached if is_last else delivered.next_offsets, delivered
+        )
     delivered.next_offsets = reached
     delivered.commit_time_ms = max(delivered.commit_time_ms, window.commit_time_ms)
+
+
+def portions(records: pa.Table) -> Iterator[tuple[int, int]]:
+    """Beginnings and ends of portions of about ``PORTION_BYTES``, each of one record at least."""
+    start = size = 0
+    for place, length in enumerate(compute.binary_length(records.column("value")).to_pylist()):
+        size += length or 0
+        if size >= PORTION_BYTES:
+            yield start, place + 1
+            start, size = place + 1, 0
+    if start < records.num_rows:
+        yield start, records.num_rows
 
 
 def _apply_portion(

@@ -1,5 +1,6 @@
 """A pipeline's dead-letter topic: reads its letters, adds and removes some. It writes over a connection that most jobs never need."""
 
+import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
@@ -63,7 +64,15 @@ class LetterTopic:
 
         try:
             for key, value in records:
-                producer.produce(self._name, key=key, value=value, on_delivery=delivered)
+                deadline = time.monotonic() + _DELIVERY_TIMEOUT_S
+                while True:
+                    try:
+                        producer.produce(self._name, key=key, value=value, on_delivery=delivered)
+                        break
+                    except BufferError:  # the client's own queue is full of what is on its way
+                        if time.monotonic() > deadline:
+                            raise
+                        producer.poll(0.1)
                 producer.poll(0)
             unsent = producer.flush(_DELIVERY_TIMEOUT_S + 5)
         except BufferError as error:

@@ -100,8 +100,10 @@ def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, Js
     found: dict[str, JsonValue] = {}
     for column in newest.columns:
         for known, value in added:
-            if _is_same(known, column) and value is not None:
-                found[column.name] = value
+            if _is_same(known, column):
+                found.pop(column.name, None)  # where numbers aren't known, an earlier column of that name
+                if value is not None:
+                    found[column.name] = value
     return found
 
 

@@ -102,6 +102,10 @@ class SinkPlan:
     open: OpenSink = open_sink
 
 
+class _StillRunning(LockstepError):
+    """A batch that was to end goes on in this process: nobody may begin another life of its query."""
+
+
 class _Stopping(Exception):
     """Ends a query from inside its batch because the job is asked to stop."""
 
@@ -141,6 +145,8 @@ class SinkJob:
                 if time.monotonic() - began > _BACKOFF_MAX_S:
                     backoff = _Backoff()  # it had worked for a while
                 self._wait(error, backoff)
+            except _StillRunning:
+                raise
             except LockstepError:
                 # A row of a newer shape came before its table was prepared for it: the next start prepares it.
                 if not self._schema_has_moved():
@@ -203,7 +209,7 @@ class SinkJob:
                 generation=generation,
                 fence=sink.claim(),
                 tables=topics,
-                shapes={name: table.schema_id for name, table in tables.items()},
+                shapes=tables,
                 window_bytes=(plan.spark.bulk_window_mb if plan.bulk else plan.spark.window_mb) << 20,
                 histories=histories(records),
                 replays=reading.replays,
@@ -361,6 +367,8 @@ def _shown(plan: SinkPlan, stop: threading.Event) -> Iterator[Gate]:
             with suppress(LockstepError):
                 runner.tend()
 
+    with suppress(LockstepError):
+        runner.tend()  # who wants this generation to stand still may have asked before we came
     thread = threading.Thread(target=tend, name=f"runner-{plan.name}", daemon=True)
     thread.start()
     try:
@@ -474,7 +482,7 @@ class _Run:
             try:
                 query.stop()
             except PySparkException:  # it didn't end in time; with the process it will, and its batch is read again
-                self._failure = self._failure or LockstepError(
+                self._failure = self._failure or _StillRunning(
                     f"the query of sink {self._task.sink!r} didn't stop in time"
                 )
 

@@ -1,6 +1,7 @@
 """``lockstep generations``, ``lockstep switch``: what builds of a sink's data there are, which one readers see, and dropping one."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -155,6 +156,9 @@ def drop(config: Config, name: str, number: int) -> None:
 def remove(config: Config, name: str, sink: Sink, number: int, record: Record) -> None:
     """Stop applying to a generation, for good, and remove it. ``sink`` is bound to it. Raises as ``take`` and ``Sink.drop``."""
     take(sink, number, record, Phase.RETIRED)
+    if sink.live_generation() == number:
+        save_record(sink, number, record)
+        raise LockstepError(f"generation {number} of sink {name!r} has just been made live", hint="nothing was removed")
     DeadLetters(config.kafka.client(), config.pipeline.name, sink=name, generation=number).close_generation()
     sink.drop()
 
@@ -162,10 +166,18 @@ def remove(config: Config, name: str, sink: Sink, number: int, record: Record) -
 def take(sink: Sink, number: int, record: Record, phase: Phase) -> None:
     """Let whoever applies to a generation stop. Raises LockstepError, with the record as before, when it doesn't."""
     save_record(sink, number, replace(record, phase=phase))
+    try:
+        _wait_until_nobody_applies(sink, number)
+    except BaseException:  # Ctrl-C as well: readers may see it, and nobody would apply to it
+        with suppress(LockstepError):
+            save_record(sink, number, record)
+        raise
+
+
+def _wait_until_nobody_applies(sink: Sink, number: int) -> None:
     deadline = time.monotonic() + _DROP_WAIT_S
     while is_running(sink, number):
         if time.monotonic() > deadline:
-            save_record(sink, number, record)
             raise LockstepError(
                 f"a job still applies to generation {number}", hint="stop the `lockstep rebuild` that builds it first"
             )

@@ -377,7 +377,13 @@ class _Build:
             report = self._replayed()
             self._remove_tables_that_left()
         except LockstepError as error:
-            self._give_back()
+            try:
+                self._give_back()
+            except LockstepError:
+                self._observer.say(
+                    f"generation {self._number} couldn't be given back: nobody applies to what readers see until"
+                    f" `lockstep rebuild {self._name} --in-place` has ended"
+                )
             self._diagnose(error)
             raise
         self._give_back()
@@ -388,6 +394,8 @@ class _Build:
 
         Raises LockstepError where topics lack rows, _Outgrown where tables have changed since.
         """
+        if begun is not None and begun.topic_ids.keys() != set(self._tables):
+            raise _Outgrown("it was begun with other tables")
         now = read_basis(self._config, self._tables)
         self._basis = begun or replace(now, topic_ids={**now.topic_ids, **self._ids_read(self._sink)})
         self._check_basis(now)
@@ -471,10 +479,10 @@ class _Build:
             DeadLetters(
                 self._config.kafka.client(), self._config.pipeline.name, sink=self._name, generation=self._number
             ).close_all(left)
+        gone = sink.keep_only(self._tables)
         columns = load_columns(sink, self._number)
         if columns is not None:
             save_columns(sink, self._number, columns.only(self._tables))
-        gone = sink.keep_only(self._tables)
         if gone:
             self._observer.say(f"removed tables that this sink doesn't have any more: {', '.join(map(str, gone))}")
 

@@ -39,6 +39,7 @@ class Bars:
             console=console,
         )
         self._monotonic = monotonic
+        self._lock = threading.RLock()  # a job tells from a thread of its own that it waits
         self._bars: dict[str, TaskID] = {}
         self._of: dict[str, str] = {}
         self._generation = 0
@@ -47,6 +48,10 @@ class Bars:
         self._rows: dict[TableName, int] = {}  # as the source's side has counted them
 
     def built(self, progress: BuildProgress) -> None:
+        with self._lock:
+            self._built(progress)
+
+    def _built(self, progress: BuildProgress) -> None:
         now = self._monotonic()
         if progress.generation != self._generation:
             self._generation, self._began = progress.generation, now
@@ -59,6 +64,10 @@ class Bars:
             logger.info("building generation=%d read=%d%% (%s)", progress.generation, share, events)
 
     def compared(self, step: Step) -> None:
+        with self._lock:
+            self._compared(step)
+
+    def _compared(self, step: Step) -> None:
         if step.what == SOURCE:
             self._rows[step.table] = step.count
         is_pass = step.what.partition(",")[0] in _PASSES
@@ -76,7 +85,9 @@ class Bars:
 
     def finish(self) -> None:
         """Leave on the screen what is there; what comes next begins below."""
-        if self._live:
+        if not self._live:
+            return
+        with self._lock:
             self._progress.stop()
             for bar in self._bars.values():
                 self._progress.remove_task(bar)
@@ -121,7 +132,9 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, in_place: bool,
             observer=observer,
         )
     except Interrupted:
-        say(f"stopped; `lockstep rebuild {name}` goes on where it was")
+        again = f"lockstep rebuild {name}{' --in-place' if in_place else ''}{' --trimmed' if trimmed else ''}"
+        until = "; until then nobody applies to what readers see" if in_place else ""
+        say(f"stopped; `{again}` goes on where it was{until}")
         return _INTERRUPTED
     finally:
         bars.finish()

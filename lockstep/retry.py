@@ -22,7 +22,7 @@ from cdc.model.event import RowEvent
 from cdc.model.table import TableName
 from cdc.protocol.control import SchemaRecord
 from cdc.protocol.envelope import row_event, schema_id_of
-from jobs.generations import Generation, Phase, check_owner, require_in_use
+from jobs.generations import Generation, Phase, check_owner, load_record, require_in_use
 from jobs.prepared import Prepared, load_prepared
 from jobs.shape_history import TableHistory, histories
 from lockstep.config import Config
@@ -213,6 +213,12 @@ def apply_beside(
     """
     for _ in range(_TRIES):
         require_in_use(sink, name, generation)
+        record = load_record(sink, generation)
+        if record is not None and record.phase is not Phase.READY:
+            raise LockstepError(
+                f"generation {generation} of sink {name!r} is {record.phase.value} by now",
+                hint="nothing was closed that the sink doesn't have; retry when that has ended",
+            )
         prepared = load_prepared(sink, generation)
         if prepared is None:
             sleep(_LOOK_S)
@@ -222,8 +228,9 @@ def apply_beside(
         try:
             # A row in the same version is written again: it may be what this has left before in an earlier shape.
             outcome = sink.apply(Batch(events, fence=sink.fence(), replays=True))
-        except Fenced:
-            continue  # a job has begun between the two calls
+        except Fenced:  # a job has begun between the two calls
+            sleep(_LOOK_S)
+            continue
         if load_prepared(sink, generation) == prepared:
             return made, outcome
         # What was written just now may lack a column that all other rows have got meanwhile.
@@ -339,7 +346,8 @@ def _generation(
     if generation.phase is not Phase.READY:
         raise LockstepError(
             f"generation {generation.number} of sink {name!r} is {generation.phase.value}",
-            hint=f"`lockstep rebuild {name}` goes on with what was begun; retry when it has ended",
+            hint=f"`lockstep rebuild {name}{' --in-place' if generation.phase is Phase.REPLAYING else ''}` goes on with what was"
+            " begun; retry when it has ended",
         )
     return generation
 

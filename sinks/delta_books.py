@@ -118,7 +118,10 @@ class Books:
     def live(self) -> int | None:
         """The generation that readers see."""
         table = self._refreshed()
-        return None if table is None else _live(table)
+        if table is None:
+            return None
+        self._ledger(table)  # a table of somebody else's has no generation
+        return _live(table)
 
     def change(self, step: Callable[[Ledger, int | None], Ledger]) -> Ledger:
         """Replace the ledger by what ``step`` makes of it and of the live generation; the same ledger means no change.

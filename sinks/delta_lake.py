@@ -116,7 +116,7 @@ class Lake:
                 return found
         if self._directory is not None:
             directory = self._directory / path
-            self._sync(path, range(1))
+            self.sync(path, range(1))
             for parent in directory.parents:
                 _sync_file(parent)
                 if parent == self._directory:
@@ -143,7 +143,7 @@ class Lake:
             except CommitFailedError as error:
                 raise Overtaken from error
             table.update_incremental()
-        self._sync(path, range(before + 1, table.version() + 1))
+        self.sync(path, range(before + 1, table.version() + 1))
         return result
 
     def set_properties(self, path: str, table: "DeltaTable", properties: Mapping[str, str]) -> None:
@@ -170,7 +170,7 @@ class Lake:
     def _address(self, path: str) -> str:
         return f"{self._root}/{path}"
 
-    def _sync(self, path: str, versions: range) -> None:
+    def sync(self, path: str, versions: range) -> None:
         """Bring the files of these versions to the disk, where there is one. deltalake leaves them to the kernel."""
         if self._directory is None:
             return

@@ -82,7 +82,10 @@ _BULK: Final = "lockstep.bulk"
 _OFFSET: Final = "lockstep.offset:"
 
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_]+")
-_SECRET: Final = re.compile(r"secret|password|token|sas_key|account_key|service_account_key|private", re.IGNORECASE)
+_SECRET: Final = re.compile(
+    r"secret|password|token|private|connection_string|sas(_|$)|(account|access|master|customer)_key(?!_id)",
+    re.IGNORECASE,
+)
 # What user and password of a login are called, by the scheme of the root.
 _LOGINS: Final = {
     **dict.fromkeys(("s3", "s3a"), ("aws_access_key_id", "aws_secret_access_key")),
@@ -340,7 +343,9 @@ class DeltaSink:
         return self._books.live()
 
     def generations(self) -> list[int]:
-        return sorted(self._books.read().builds)
+        ledger = self._books.read()
+        # One whose files are still to be deleted is still to be dropped.
+        return sorted({*ledger.builds, *(number for number, _ in ledger.doomed.values())})
 
     def switch(self) -> None:
         def choose(ledger: Ledger, _live: int | None) -> int:
@@ -655,17 +660,25 @@ class DeltaSink:
         """Put small files together, and delete what nobody reads any more."""
         from deltalake.exceptions import CommitFailedError
 
+        before = held.table.version()
         with talking():
-            try:
+            with suppress(
+                CommitFailedError
+            ):  # another task has just replaced one of these files; the next time will do
                 held.table.optimize.compact(target_size=self._target_bytes)
-            except CommitFailedError:
-                refresh(held.table)  # another task has just replaced one of these files; the next time will do
+            refresh(held.table)
+        # Before anything is deleted that was put together just now.
+        self._lake.sync(held.path, range(before + 1, held.table.version() + 1))
+        before = held.table.version()
+        with talking():
             held.table.vacuum(
                 retention_hours=self._settings.retention_hours,
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,  # also what killed and overtaken writers have left
             )
+            refresh(held.table)
+        self._lake.sync(held.path, range(before + 1, held.table.version() + 1))
 
     @property
     def _target_bytes(self) -> int:

@@ -114,6 +114,7 @@ _RESERVED_FIELDS: Final = frozenset(
     (
         *(
             _TAG_FIELD,
+            _DELETED_FIELD,
             _JSON_FIELD,
             "_id",
             "_index",

@@ -73,25 +73,34 @@ class Shape:
         if renamed.keys() & set(renamed.values()) or {column.name for column in self.columns} & set(renamed.values()):
             return self.evolve(table)
         now = {column.name for column in table.columns}
+        known = {column.name for column in self.columns}
+        # One of these may be a column that we know by another name: evolve judges.
+        is_unsure = any(not column.number and column.name not in known for column in table.columns)
 
         def followed(columns: Iterable[Column]) -> tuple[Column, ...]:
             called = [replace(column, name=renamed.get(column.name, column.name)) for column in columns]
-            return tuple(column for column in called if column.name in now or not column.number)
+            return tuple(column for column in called if column.name in now or not column.number or is_unsure)
 
         before = replace(self.table, columns=followed(self.table.columns))
         return replace(self, table=before, columns=followed(self.columns)).evolve(table)
 
     def steps_to(self, later: "Shape") -> "Steps":
         """What has to be done to a destination of this shape."""
-        names = {column.name for column in later.columns}
-        numbers = {column.number: column.name for column in later.columns if column.number}
-        gone = [column for column in self.columns if column.name not in names]
-        renamed = {column.name: numbers[column.number] for column in gone if column.number in numbers}
+        # By number alone: a column may have another name now, and a new one the name that it had.
+        numbered = {column.number: column.name for column in later.columns if column.number}
+        if not self._is_same_relation(later.table):
+            numbered = {}
+        renamed = {
+            column.name: numbered[column.number]
+            for column in self.columns
+            if column.number in numbered and numbered[column.number] != column.name
+        }
         held = {renamed.get(column.name, column.name) for column in self.columns}
+        names = {column.name for column in later.columns}
         return Steps(
             renamed=renamed,
             added=tuple(column for column in later.columns if column.name not in held),
-            dropped=tuple(column.name for column in gone if column.name not in renamed),
+            dropped=tuple(column.name for column in self.columns if column.name not in {*renamed, *names}),
         )
 
     def _is_same_relation(self, table: Table) -> bool:

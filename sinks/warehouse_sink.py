@@ -413,14 +413,15 @@ class WarehouseSink:
         # Always the same order of tables too, against deadlocks.
         tables = sorted(Events.of(batch.events).tables, key=lambda events: events.table)
         self._stage_for([events.table for events in tables if events.table not in self._statements])
-        try:
-            return self._apply(tables, batch)
-        except _UnknownColumn as unknown:
-            self._stage_for([unknown.table])  # the table may have got it since we looked
-        try:
-            return self._apply(tables, batch)
-        except _UnknownColumn as unknown:
-            raise unknown_column(unknown.table, unknown.column) from None
+        looked_again: set[TableName] = set()
+        while True:
+            try:
+                return self._apply(tables, batch)
+            except _UnknownColumn as unknown:
+                if unknown.table in looked_again:
+                    raise unknown_column(unknown.table, unknown.column) from None
+                looked_again.add(unknown.table)
+                self._stage_for([unknown.table])  # the table may have got it since we looked
 
     def _apply(self, tables: Sequence[TableEvents], batch: Batch) -> Outcome:
         """One transaction. Raises _UnknownColumn, after which nothing of it has happened."""

@@ -26,7 +26,13 @@ COMMIT_MARKER_LOSS = (
 _SINCE_4_1 = "group.streams.session.timeout.ms"
 
 
-_LEADERLESS = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE)
+_LEADERLESS = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+)
 
 
 def reason(error: BaseException) -> str:
@@ -229,14 +235,22 @@ class Cluster:
 
     def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
         """The first record of each (topic, partition) that was written at this time or later; its end where there is none."""
-        found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)))
+        found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
         late = [at for at, offset in found.items() if offset < 0]
         return found | (self.end_offsets(late) if late else {})
 
     def _offsets(
-        self, specs: Mapping[tuple[str, int], OffsetSpec], while_waiting: Callable[[], None] | None = None
+        self,
+        specs: Mapping[tuple[str, int], OffsetSpec],
+        while_waiting: Callable[[], None] | None = None,
+        *,
+        may_lack: bool = False,
     ) -> dict[tuple[str, int], int]:
-        """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places."""
+        """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places.
+
+        Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error; taken for an
+        end, that would be before all events. With ``may_lack`` -1 is an answer.
+        """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         while True:
             futures = self._admin.list_offsets(
@@ -245,7 +259,7 @@ class Cluster:
                 request_timeout=_REQUEST_TIMEOUT_S,
             )
             try:
-                return {
+                found: dict[tuple[str, int], int] = {
                     (at.topic, at.partition): self._result(future, while_waiting).offset
                     for at, future in futures.items()
                 }
@@ -254,9 +268,16 @@ class Cluster:
                 leaderless = isinstance(cause, KafkaException) and cause.args[0].code() in _LEADERLESS
                 if not leaderless or time.monotonic() > deadline:
                     raise
-                if while_waiting is not None:
-                    while_waiting()
-                time.sleep(0.1)
+            else:
+                unknown = [at for at, offset in found.items() if offset < 0]
+                if may_lack or not unknown:
+                    return found
+                if time.monotonic() > deadline:
+                    topic, partition = unknown[0]
+                    raise Unavailable(f"Kafka doesn't tell where topic {topic}, partition {partition}, begins or ends")
+            if while_waiting is not None:
+                while_waiting()
+            time.sleep(0.1)
 
     @staticmethod
     def _result(future: Any, while_waiting: Callable[[], None] | None = None) -> Any:

@@ -9,7 +9,6 @@ parsing. ``ts_ms`` is the commit time, not the time of publishing: the same WAL 
 followed by a tombstone, a null value with the tag in the header ``tag``.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -170,8 +169,8 @@ def after_of(value: bytes) -> bytes:
 def _after_place(value: bytes) -> tuple[int, int]:
     """Where ``after`` stands.
 
-    Found from outside in: a text among the row's values can't hold an unescaped quote, so the last ``source`` is the real one,
-    and ``before`` is an object of the same kind that ends where ``after`` begins.
+    Found from outside in: a text among the row's values can't hold an unescaped quote, so the last ``source`` is the real one.
+    No value of a row is an object, so the first brace that ``after`` follows is the one that closes ``before``.
     """
     end = value.rfind(_SOURCE)
     if value.startswith(_NO_BEFORE, TAG_END):
@@ -181,7 +180,11 @@ def _after_place(value: bytes) -> tuple[int, int]:
         if not value.startswith(_BEFORE, TAG_END):
             end = -1
         else:
-            begin = begin + len(b"null") if value.startswith(b"null", begin) else _object_end(value, begin)
+            if value.startswith(b"null", begin):
+                begin += len(b"null")
+            else:
+                close = value.find(b"}" + _AFTER, begin)
+                begin = close + 1 if close >= 0 else len(value)
             end = end if value.startswith(_AFTER, begin) else -1
             begin += len(_AFTER)
     if end < 0:
@@ -221,26 +224,6 @@ class RowReader:
             self._beginning = value[end : value.rfind(_SCHEMA_ID) + len(_SCHEMA_ID) + len(self._schema_id.encode()) + 1]
         row = value[begin:end]
         return (None if row == b"null" else row), self._schema_id
-
-
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}]')
-
-
-def _object_end(json: bytes, start: int) -> int:
-    """Behind the closing brace of the object that begins at ``start``."""
-    depth = 0
-    for token in _TOKEN.finditer(json, start):
-        character = json[token.start()]
-        if character == _OPEN:
-            depth += 1
-        elif character == _CLOSE:
-            depth -= 1
-            if not depth:
-                return token.end()
-    raise LockstepError("a record on a table's topic is cut off")
-
-
-_OPEN, _CLOSE = ord("{"), ord("}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import orjson
 import psycopg
 from psycopg import sql
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName, quote_identifier
@@ -224,7 +224,7 @@ class SourceSide:
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
         except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable) as error:
-            raise Unavailable(
+            raise LockstepError(
                 "a table has got another shape while it was compared", hint="start the comparison again"
             ) from error
         except psycopg.errors.InsufficientPrivilege as error:

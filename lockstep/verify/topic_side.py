@@ -69,9 +69,9 @@ class TopicSide:
         ends = self._fix_ends(table)
         self._passed = {}
         goes_on = self._known_table == table.name and all(key in self._known for key in keys)
-        start = self._known_ends if goes_on else {}
         if not goes_on:
-            self._known_table, self._known = table.name, dict.fromkeys(keys)
+            self._known_table, self._known, self._known_ends = table.name, dict.fromkeys(keys), {}
+        start = self._known_ends
         for record in self._reader.records(self._topics[table.name], start):
             key = _canonical(table, record)
             if key in self._known and record.value is not None:  # a delete event has come before its tombstone

@@ -122,7 +122,7 @@ def events(rows: Sequence[Mapping[str, Any]], shape: Table) -> list[Any]:
         1,
         0,
         {TOPIC: shape.name},
-        {shape.name: shape.schema_id},
+        {shape.name: shape},
         window_bytes=1 << 20,
         retry_s=1.0,
         run="only",

@@ -72,6 +72,12 @@ def test_what_was_begun_and_not_done_is_still_lacking() -> None:
     assert _lacking(_next(begun, *RECORDS)) == {"grade": 5, "price": "1.50"}
 
 
+def test_what_is_lacking_is_known_by_its_number_when_it_has_another_name() -> None:
+    begun = _next(FRESH, *RECORDS[:2])
+    renamed = SchemaRecord(_of(ID, NOTE, replace(GRADE, name="mark")), 3)
+    assert _lacking(_next(begun, *RECORDS[:2], renamed)) == {"mark": 5}
+
+
 def test_a_column_that_was_dropped_again_is_not_lacking() -> None:
     dropped = SchemaRecord(FIRST, 3)
     assert _lacking(_next(_next(FRESH, *RECORDS[:2]), RECORDS[1], dropped)) == {}

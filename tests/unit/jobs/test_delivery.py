@@ -50,7 +50,7 @@ def task(sink: Sink, fence: int = 0) -> Task:
         1,
         fence,
         {TOPIC: ORDERS.name},
-        {ORDERS.name: ORDERS.schema_id},
+        {ORDERS.name: ORDERS},
         window_bytes=1 << 20,
         retry_s=0.01,
         run="first",
@@ -188,8 +188,23 @@ def test_offsets_are_told_with_the_last_portion_of_a_window(
     assert rows(store) == {1: "c", 2: "b"}
 
 
+def test_a_tombstone_with_another_key_is_of_another_shape(store: MemoryStore) -> None:
+    run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)])
+    record: Record = (b'{"code":"1"}', None, TOPIC, 0, next(_offsets), f"0001{16:016x}00000001".encode())
+    [failure] = run(task(MemorySink(store, 1)), [record]).failures
+    assert "was not prepared for" in failure.message
+    assert rows(store) == {1: "a"}
+
+
+def test_large_records_are_portions_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "PORTION_BYTES", 100)
+    sizes = [10, 10, 90, 200, None, 99]
+    records = pa.table({"value": pa.array([None if size is None else b"x" * size for size in sizes], pa.binary())})
+    assert list(delivery.portions(records)) == [(0, 3), (3, 4), (4, 6)]
+
+
 def test_an_event_of_a_shape_that_nobody_prepared_stops_the_task(store: MemoryStore) -> None:
-    what = replace(task(MemorySink(store, 1)), shapes={ORDERS.name: "another"})
+    what = replace(task(MemorySink(store, 1)), shapes={ORDERS.name: table(ORDERS.columns[0])})
     [failure] = run(what, [put(1, "a", lsn=8)]).failures
     assert "was not prepared for" in failure.message
     assert rows(store) == {}

@@ -74,6 +74,7 @@ def test_a_long_key_is_hashed_and_a_key_that_looks_hashed_too() -> None:
         ("a%2eb", "a%252eb"),
         ("_tag", "%5ftag"),
         ("_id", "%5fid"),
+        ("_deleted", "%5fdeleted"),
         ("_x", "_x"),
         (" ", "%20"),
     ],

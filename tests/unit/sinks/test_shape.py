@@ -88,6 +88,25 @@ def test_a_renamed_column_is_followed_and_a_dropped_one_removed() -> None:
     assert Shape.from_json(followed.to_json()) == followed
 
 
+def test_a_column_that_gets_the_name_of_a_renamed_one_is_a_new_one() -> None:
+    held = Shape.of(HELD)
+    new = replace(column("note", "numeric"), number=4)
+    followed = held.follow(of(ID, called("memo", NOTE), PRICE, new))
+    assert held.steps_to(followed) == Steps({"note": "memo"}, (new,), ())
+
+
+def test_in_a_table_that_was_made_again_no_column_is_another_ones_successor() -> None:
+    held = Shape.of(of(ID, NOTE))
+    other = replace(column("amount", "int4"), number=2)
+    followed = held.follow(of(ID, other, oid=8))
+    assert held.steps_to(followed).renamed == {}
+
+
+def test_where_a_column_may_be_one_that_is_known_by_another_name_none_is_removed() -> None:
+    with pytest.raises(LockstepError, match="seems to be renamed"):
+        Shape.of(HELD).follow(of(ID, replace(column("memo"), number=0), PRICE))
+
+
 def test_nothing_is_done_where_nothing_is_new() -> None:
     held = Shape.of(HELD)
     assert held.follow(HELD) == held
