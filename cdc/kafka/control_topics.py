@@ -17,6 +17,14 @@ ClientSettings = Mapping[str, str | int]
 _TAIL_OFFSETS = 100
 """How far before its end the progress topic is read first."""
 
+_NOT_YET = (
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+)
+
 _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
 
@@ -24,7 +32,7 @@ _READ_TIMEOUT_S = 30.0
 def _records_to_end(consumer: Consumer, topic: str, start: int) -> Iterator[Message]:
     """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for too long."""
     # While somebody writes all the time, the consumer never comes to an end that it would tell of.
-    _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_READ_TIMEOUT_S)
+    end = _end_of(consumer, topic)
     if start == end:
         return
     consumer.assign([TopicPartition(topic, 0, start)])
@@ -44,6 +52,18 @@ def _records_to_end(consumer: Consumer, topic: str, start: int) -> Iterator[Mess
         else:
             raise KafkaException(error)
     raise Unavailable(f"the end of topic {topic} wasn't reached: nothing came for {_READ_TIMEOUT_S:.0f} s")
+
+
+def _end_of(consumer: Consumer, topic: str) -> int:
+    """The end of a topic that exists. A broker that has just come back may not know it in the first moment."""
+    deadline = time.monotonic() + _READ_TIMEOUT_S
+    while True:
+        try:
+            return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_READ_TIMEOUT_S)[1])
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def _content(message: Message) -> tuple[bytes, bytes | None]:

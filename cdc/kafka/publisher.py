@@ -38,6 +38,14 @@ _FENCED_CODES = (
     KafkaError.INVALID_PRODUCER_EPOCH,
 )
 
+_OUT_OF_STEP = (
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    KafkaError.UNKNOWN_PRODUCER_ID,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+)
+# The client's words for the same, where it makes an error of its own of it.
+_DESYNCHRONIZED = "sequence desynchronization"
+
 
 def _no_new_topic(topic: str) -> TopicPlan:
     raise LockstepError(
@@ -256,6 +264,10 @@ class TransactionalPublisher:
                 hint="raise kafka.topics.max_message_bytes in lockstep.toml, the topic's max.message.bytes and the"
                 " broker's limits, then start again: nothing was skipped",
             )
+        if details.code() in _OUT_OF_STEP or _DESYNCHRONIZED in details.str():
+            # Broker and client disagree on what came last, as after a freeze. A new producer aborts what is open, and its
+            # first event is the one behind the last commit.
+            return Unavailable(f"Kafka has lost count of this producer's events: {doing}: {reason(error)}")
         if details.fatal() and not details.retriable():
             return LockstepError(f"Kafka refuses for good: {doing}: {reason(error)}")
         if details.code() in (
