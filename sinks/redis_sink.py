@@ -188,7 +188,7 @@ class RedisSink:
         return added
 
     def begin_bulk(self) -> None:
-        """Has no effect: wider pipelines than those of ``apply`` gain nothing, the script per row is what takes the time."""
+        """Has no effect: larger calls and pipelines than those of ``apply`` gain nothing."""
 
     def end_bulk(self) -> None:
         """See ``begin_bulk``."""
