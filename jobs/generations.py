@@ -30,8 +30,8 @@ from jobs.gate import Gate
 from jobs.offsets import Offsets
 from sinks.sink import Progress, Sink
 
-HOLD_S: Final = 30.0
-"""How long a job stands still at most when it was asked to."""
+HOLD_S: Final = 90.0
+"""How long a job stands still at most when it was asked to: whoever asked may have died."""
 
 BEAT_S: Final = 2.0
 """How often a job shows that it is there."""
@@ -41,6 +41,9 @@ _SILENCE_S: Final = 3 * BEAT_S
 
 _SWITCH_S: Final = HOLD_S / 2
 """How long a switch may take once it has asked the old generation to stand still."""
+
+_APPROACH_S: Final = 300.0
+"""How long a switch lets the new generation come close before it asks the old one to stand still."""
 
 _LOOK_S: Final = 0.2
 
@@ -310,6 +313,7 @@ def switch(
         if live is None:
             new.switch()
             return None
+        _approach(new, target, live, log_ends, clock)
         with _opened(open_generation, live) as old:
             hold, hold_note = uuid.uuid4().hex, f"g{live}.hold"
             began = clock.monotonic_s()
@@ -326,6 +330,19 @@ def switch(
             finally:
                 old.save_note(hold_note, None)
     return live
+
+
+def _approach(new: Sink, target: int, live: int, log_ends: Callable[[], Offsets], clock: Clock) -> None:
+    """Wait until the new generation has what the log has now: it may have fallen behind while it was compared."""
+    wanted, began = log_ends(), clock.monotonic_s()
+    last, moved_at = None, began
+    while (lacking := behind(new.load_progress(), wanted)) > 0:
+        now = clock.monotonic_s()
+        if lacking != last:
+            last, moved_at = lacking, now
+        if now - moved_at > _SWITCH_S or now - began > _APPROACH_S:
+            raise _behind(target, live, lacking)
+        clock.sleep(_LOOK_S)
 
 
 PREVIOUS: Final = "previous"

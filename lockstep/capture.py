@@ -88,15 +88,13 @@ def capture(
     ``wrap_publisher`` and ``wrap_stream`` put something around the two edges; the crash tests kill the process there.
     """
     wait_s = 0.5
-    owner = uuid.uuid4().hex
+    ownership = _Ownership()
     repairs = Repairs(config.slot, observer.say)
-    is_first = True
     while not stopping():
         started = time.monotonic()
         session = _Session(
-            config, stopping, observer, wrap_publisher, wrap_stream, owner=owner, takes_over=is_first, repairs=repairs
+            config, stopping, observer, wrap_publisher, wrap_stream, ownership=ownership, repairs=repairs
         )
-        is_first = False
         try:
             session.run()
         except Stopped:
@@ -118,6 +116,42 @@ def _sleep(seconds: float, stopping: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+class _Ownership:
+    """Whose turn it is to write: a process that starts takes over, once, from whoever is the owner by then.
+
+    One that only lost its connections must not take over again, since that may have been done to it. Between fencing the owner
+    before and committing its own name a process may lose them too: then that owner's name still stands there.
+    """
+
+    def __init__(self) -> None:
+        self.name = uuid.uuid4().hex
+        self._before: tuple[str | None] | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether this process has fenced its predecessors once."""
+        return self._before is not None
+
+    def begin(self, state: CaptureState | None) -> None:
+        """Older producers are fenced, and ``state`` is the committed one. Raises Fenced."""
+        owner = None if state is None else state.owner
+        if self._before is None:
+            self._before = (owner,)
+        self._check(owner)
+
+    def check(self, state: CaptureState | None) -> None:
+        """Before anybody is fenced again. Raises Fenced when another process has taken over since this one did."""
+        self._check(None if state is None else state.owner)
+
+    def _check(self, owner: str | None) -> None:
+        assert self._before is not None
+        if owner not in (self.name, *self._before):
+            raise Fenced(
+                "another capture process of this slot has taken over; this one stops",
+                hint="exactly one may run: if it wasn't you, look for a second `lockstep capture` or `lockstep run`",
+            )
+
+
 class _Session:
     """One try: connections that are opened together and given up together."""
 
@@ -129,13 +163,11 @@ class _Session:
         wrap_publisher: PublisherWrapper,
         wrap_stream: StreamWrapper,
         *,
-        owner: str,
-        takes_over: bool,
+        ownership: _Ownership,
         repairs: Repairs,
     ) -> None:
         self._repairs = repairs
-        self._owner = owner
-        self._takes_over = takes_over
+        self._ownership = ownership
         self._config = config
         self._stopping = stopping
         self._observer = observer
@@ -165,15 +197,16 @@ class _Session:
             new_topic=self._outbox_topic_plan if config.source.outbox_name else None,
         )
         self._closing.callback(publisher.close)
-        if not self._takes_over:
-            self._require_still_owner()
+        if self._ownership.is_taken:
+            self._ownership.check(read_state(self._client, config.pipeline.name, config.slot))
         publisher.start()
         wrapped = self._wrap_publisher(publisher)
         state = read_state(self._client, config.pipeline.name, config.slot)
+        self._ownership.begin(state)
         if state is not None:
             check_system(state, identity, config)
             # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
-            state = replace(state, owner=self._owner)
+            state = replace(state, owner=self._ownership.name)
             # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
             state = state.to_be_copied(state.copied.keys() - config.topics().keys())
             publisher.commit(state, covering=list(config.topics().values()))
@@ -182,7 +215,7 @@ class _Session:
             snapshot = InitialSnapshot(
                 config,
                 sql,
-                owner=self._owner,
+                owner=self._ownership.name,
                 publish=lambda table: self._publish(sql, table),
                 say=self._observer.say,
                 copied=self._observer.copied,
@@ -192,15 +225,6 @@ class _Session:
             if state.phase is not SnapshotPhase.DONE:
                 return  # told to stop; the next start goes on with the tables that are missing
         self._stream(sql, wrapped, state)
-
-    def _require_still_owner(self) -> None:
-        """A process that starts takes over; one that only lost its connections must not, since that may have been done to it."""
-        state = read_state(self._client, self._config.pipeline.name, self._config.slot)
-        if state is not None and state.owner != self._owner:
-            raise Fenced(
-                "another capture process of this slot has taken over; this one stops",
-                hint="exactly one may run: if it wasn't you, look for a second `lockstep capture` or `lockstep run`",
-            )
 
     def close(self) -> None:
         with contextlib.suppress(psycopg.Error, LockstepError):

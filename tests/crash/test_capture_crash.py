@@ -117,6 +117,23 @@ def test_capture_survives_a_restart_of_postgresql(pipeline: Pipeline, stack: Any
     pipeline.assert_published_exactly_once()
 
 
+def test_a_capture_that_first_finds_no_server_still_takes_over_from_the_one_before(
+    pipeline: Pipeline, stack: Any
+) -> None:
+    _take_snapshot(pipeline)
+    stack.stop("postgres")
+    try:
+        capture = pipeline.start_capture()
+        wait_until(lambda: "starting over" in capture.log.read_text(), what="capture has missed PostgreSQL")  # type: ignore[attr-defined]
+    finally:
+        stack.start("postgres")
+    with traffic(pipeline):
+        time.sleep(0.5)
+    pipeline.wait_published(capture)
+    assert pipeline.stop(capture) == 0, capture.log.read_text()  # type: ignore[attr-defined]
+    pipeline.assert_published_exactly_once()
+
+
 def test_the_server_hears_from_us_while_kafka_is_frozen(stack: Any, tmp_path: Path) -> None:
     """With a wal_sender_timeout shorter than the freeze: the connection would be dropped if nobody answered."""
     name = f"crash{os.getpid()}_{next(_numbers)}"

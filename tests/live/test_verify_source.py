@@ -233,6 +233,8 @@ def test_a_table_that_is_altered_meanwhile_is_to_be_compared_again(database: Dat
     table = shape_of(source)
     database.execute("alter table t drop column v")
 
-    with pytest.raises(Unavailable, match="another shape"):
+    # Trying the same again can't help: what was read of this table so far has the earlier shape.
+    with pytest.raises(LockstepError, match="another shape") as raised:
         list(source.scan(table))
+    assert not isinstance(raised.value, Unavailable)
     source.close()

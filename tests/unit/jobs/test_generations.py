@@ -308,11 +308,27 @@ def test_a_switch_waits_until_the_new_generation_has_all_that_the_old_one_shows(
         assert store.live == 1 or store.generations[2].progress.next_offsets[AT] == 10  # type: ignore[union-attr]
 
     now.every = every
-    assert switch(lambda number: MemorySink(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
+    ends = iter([{AT: 7}, {AT: 10}])  # some are written between the approach and the hold
+    assert switch(lambda number: MemorySink(store, number), 2, log_ends=lambda: next(ends), clock=now.clock()) == 1
     assert store.live == 2
     assert store.notes[PREVIOUS] == "1"
     assert "g1.hold" not in store.notes
     assert store.generations[2].progress.next_offsets == {AT: 10}  # type: ignore[union-attr]
+
+
+def test_a_generation_that_is_far_behind_catches_up_before_the_old_one_is_held() -> None:
+    store, now = _store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 0)
+    steps = iter(range(1, 100))
+
+    def every() -> None:
+        assert "g1.hold" not in store.notes
+        if now.now % 30 < 1:  # a batch takes long
+            _at(store, 2, min(10, next(steps)))
+
+    now.every = every
+    assert switch(lambda number: MemorySink(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
 
 
 def test_a_generation_that_does_not_catch_up_is_not_switched_to() -> None:
