@@ -199,7 +199,7 @@ def carry_over(
             for stored in sink.rows(table, keys)
             if _lacks(stored, values)
         ]
-        outcome = sink.apply(Batch(events, fence=fence, replays=True))
+        outcome = sink.apply(Batch(events, fence=fence, replays=True, as_stored=True))
         rows += outcome.applied
         refused += len(outcome.rejections)
         if outcome.rejections and not reason:

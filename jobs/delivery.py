@@ -7,7 +7,7 @@ exception would reach the driver as pages of a JVM's trace. What went wrong is p
 import random
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,13 +18,14 @@ import pyarrow.compute
 
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
 from cdc.model.event import Events, Position, TableEvents, parse_key
-from cdc.model.table import Table, TableName
-from cdc.protocol.envelope import RowReader
+from cdc.model.table import Column, Table, TableName
+from cdc.protocol.envelope import OP_OFFSET, RowReader
+from jobs.derived import DERIVED, derived_row
 from jobs.fold import newest, with_tags
 from jobs.shape_history import TableHistory, unknown_shape
 from sinks.registry import SinkSettings, open_sink
 from sinks.retrying_sink import RetryingSink, Waiting
-from sinks.sink import Batch, Rejection, Sink, TopicPartition
+from sinks.sink import Batch, Rejection, Sink, TableVersions, TopicPartition
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 compute: Any = pyarrow.compute
@@ -64,6 +65,12 @@ class Task:
     """Another one for each life of the query: what a worker has kept open may know nothing of a table's new shape."""
     rejected_before: Mapping[tuple[str, bytes], str] = field(default_factory=dict)
     """Topic and key -> tag of events that this sink has refused and that nothing has replaced yet."""
+    computed: Mapping[TableName, Sequence[Column]] = field(default_factory=dict)
+    """The tables of which something is derived, with the columns that are."""
+    versions: Collection[TableName] = ()
+    """The tables of which the sink keeps all versions; where there are any, nothing is folded before they are taken."""
+    complete_from_ms: int | None = None
+    """Of what was committed since then, nothing was lost before this query read it; None: it goes on where the last one was."""
     histories: Mapping[TableName, TableHistory] = field(default_factory=dict)
     """Of the tables that had other shapes before."""
     replays: bool = False
@@ -144,8 +151,9 @@ class Delivered:
 class _Window:
     """The newest record of each key among those that have come, and how far they reach in each partition."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, *, folds: bool = True) -> None:
         self._bytes_max = bytes_max
+        self._folds = folds
         self._batches: list[pa.RecordBatch] = []
         self._folded: pa.Table | None = None
         self._bytes = 0
@@ -173,17 +181,20 @@ class _Window:
         self._reach(batch)
         if self._bytes < self._bytes_max:
             return False
+        if not self._folds:
+            return True
         # What was superseded makes room. Where little was, folding again and again would gain little.
-        self._bytes = self.folded().nbytes
+        self._bytes = self.records().nbytes
         return self._bytes > self._bytes_max // 2
 
-    def folded(self) -> pa.Table:
-        """The newest records, with a column ``tag`` more. Raises LockstepError for a record without one."""
+    def records(self) -> pa.Table:
+        """The newest records, or all, with a column ``tag`` more. Raises LockstepError for a record without one."""
         if self._batches:
             tables = [] if self._folded is None else [self._folded]
             tables.append(with_tags(pa.Table.from_batches(self._batches)))
             self._batches = []
-            self._folded = newest(pa.concat_tables(tables))
+            taken = pa.concat_tables(tables)
+            self._folded = newest(taken) if self._folds else taken
         assert self._folded is not None
         return self._folded
 
@@ -209,21 +220,35 @@ def _commit_time_ms(value: bytes) -> int:
     return int(tail[:-1]) if tail[:-1].isdigit() else 0
 
 
-def events_of(records: pa.Table, task: Task) -> tuple[Events, bool]:
-    """Records with tags -> events in the shapes that the generation has, and whether some had an earlier shape.
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Events in the shapes that the generation has. ``has_translated``: some had an earlier shape. ``refused`` are those of which an
+    expression can't be evaluated: no sink gets to see them. ``places`` are, by table, those of the events among the topic's records."""
+
+    events: Events
+    has_translated: bool
+    refused: Sequence[Rejection] = ()
+    places: Mapping[TableName, Sequence[int]] = field(default_factory=dict)
+
+
+def events_of(records: pa.Table, task: Task) -> Read:
+    """Records with tags -> events.
 
     Those that a later copy made void are left out. Raises LockstepError for what is no event, and for a shape that the generation was not prepared for.
     """
     topics = records.column("topic")
     distinct = topics.unique().to_pylist()
     if len(distinct) == 1:
-        events, has_translated = _table_events(records, distinct[0], task)
-        return Events([events]), has_translated
+        return _table_events(records, distinct[0], task)
     found = [_table_events(records.filter(compute.equal(topics, topic)), topic, task) for topic in distinct]
-    return Events(events for events, _ in found), any(has_translated for _, has_translated in found)
+    return Read(
+        Events(of_table for read in found for of_table in read.events.tables),
+        any(read.has_translated for read in found),
+        [rejection for read in found for rejection in read.refused],
+    )
 
 
-def _table_events(records: pa.Table, topic: str, task: Task) -> tuple[TableEvents, bool]:
+def _table_events(records: pa.Table, topic: str, task: Task) -> Read:
     """The same of one topic's records."""
     table = task.tables[topic]
     shape = task.shapes[table].schema_id
@@ -248,24 +273,79 @@ def _table_events(records: pa.Table, topic: str, task: Task) -> tuple[TableEvent
             others.append((place, schema_id))
     tags: list[str] = records.column("tag").cast(pa.string()).to_pylist()
     events = TableEvents.from_log(table, keys, tags, rows, position_at)
+    void = set()
+    has_translated = False
     if history is None:
         # A tombstone alone doesn't say what shape it is of, but for its key.
         key_columns = task.shapes[table].key
         if any(schema_id or tuple(parse_key(keys[place])) != key_columns for place, schema_id in others):
             raise unknown_shape(table)
-        return events, False
-    void = set()
-    has_translated = False
-    for place, schema_id in others:
-        event = history.translate(events[place], schema_id)
-        if event is None:
-            void.add(place)
-        elif event.row is not None:
-            rows[place] = orjson.dumps(event.row)
-            has_translated = True
+    else:
+        for place, schema_id in others:
+            event = history.translate(events[place], schema_id)
+            if event is None:
+                void.add(place)
+            elif event.row is not None:
+                rows[place] = orjson.dumps(event.row)
+                has_translated = True
+    refused = []
+    if table in task.computed:
+        for place, reason in _derive(rows, records.column(DERIVED).to_pylist(), task.computed[table]):
+            if place not in void:
+                refused.append(Rejection(events[place], reason))
+                void.add(place)
+    kept: Sequence[int] = range(len(keys))
     if void:
-        events = events.select([place for place in range(len(keys)) if place not in void])
-    return events, has_translated
+        kept = [place for place in kept if place not in void]
+        events = events.select(kept)
+    return Read(Events([events]), has_translated, refused, {table: kept})
+
+
+def _derive(
+    rows: list[bytes | None], derived: Sequence[str | None], columns: Sequence[Column]
+) -> Iterator[tuple[int, str]]:
+    """Give the rows their computed columns, and take those away that don't meet their condition. Yields places and why they are refused."""
+    for place, (row, results) in enumerate(zip(rows, derived, strict=True)):
+        if row is None:
+            continue
+        assert results is not None, "each row of such a table has been evaluated"
+        found = derived_row(row, results, columns)
+        if found.refused:
+            yield place, found.refused
+        rows[place] = found.row
+
+
+def versions_of(records: pa.Table, task: Task) -> list[TableVersions]:
+    """Records with tags -> all versions of the tables of which they are kept. Raises as ``events_of``."""
+    found = []
+    topics = records.column("topic")
+    for topic in topics.unique().to_pylist():
+        table = task.tables[topic]
+        if table not in task.versions:
+            continue
+        of_topic = records.filter(compute.equal(topics, topic))
+        read = _table_events(of_topic, topic, task)
+        if not read.events:
+            continue
+        values: list[bytes | None] = of_topic.column("value").to_pylist()
+        published_ms = of_topic.column("timestamp_ms")
+        [events] = read.events.tables
+        places = read.places[table]
+        deleted = {(events.keys[n], events.tags[n]) for n, place in enumerate(places) if values[place] is not None}
+        kept, operations, times = [], [], []
+        for n, place in enumerate(places):
+            value = values[place]
+            if value is None:
+                if (events.keys[n], events.tags[n]) in deleted:
+                    continue  # the delete event says the same, and when
+                operations.append("d")
+                times.append(published_ms[place].as_py())
+            else:
+                operations.append("d" if events.rows[n] is None else chr(value[OP_OFFSET]))
+                times.append(_commit_time_ms(value))
+            kept.append(n)
+        found.append(TableVersions(events.select(kept), operations, times, task.complete_from_ms))
+    return found
 
 
 def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -283,19 +363,19 @@ def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 
 
 def _apply_all(task: Task, batches: Iterator[pa.RecordBatch], delivered: Delivered) -> None:
-    window = _Window(task.window_bytes)
+    window = _Window(task.window_bytes, folds=not task.versions)
     for batch in batches:
         delivered.rows += batch.num_rows
         if window.add(batch):
             _apply(task, window, delivered)
-            window = _Window(task.window_bytes)
+            window = _Window(task.window_bytes, folds=not task.versions)
     if not window.is_empty:
         _apply(task, window, delivered)
 
 
 def _apply(task: Task, window: _Window, delivered: Delivered) -> None:
     """Apply one window and add what became of it. Raises LockstepError."""
-    records = window.folded()
+    records = window.records()
     reached = delivered.next_offsets | window.next_offsets
     for start, end in portions(records):
         # Keys stand in the order of their newest records, so only the last portion makes the window complete.
@@ -322,10 +402,17 @@ def portions(records: pa.Table) -> Iterator[tuple[int, int]]:
 def _apply_portion(
     task: Task, records: pa.Table, next_offsets: Mapping[TopicPartition, int], delivered: Delivered
 ) -> None:
-    events, has_translated = events_of(records, task)
+    versions = versions_of(records, task) if task.versions else []
+    if task.versions:
+        records = newest(records)
+    read = events_of(records, task)
+    events = read.events
     # A job of the earlier shape, where the destination has no fence, may have stored the same event without the new columns.
-    replays = task.replays or has_translated
-    outcome = _sink(task).apply(Batch(events, next_offsets=next_offsets, fence=task.fence, replays=replays))
+    replays = task.replays or read.has_translated
+    outcome = _sink(task).apply(
+        Batch(events, next_offsets=next_offsets, fence=task.fence, replays=replays, versions=versions)
+    )
+    rejections = [*outcome.rejections, *read.refused]
     delivered.applied += outcome.applied
     delivered.stale += outcome.stale
     if delivered.rejected:
@@ -335,9 +422,9 @@ def _apply_portion(
             one for one in delivered.rejected if tags.get((one.position.topic, one.key), "") < one.tag
         ]
     if task.rejected_before:
-        delivered.resolved += _resolved(task, events, outcome.rejections)
-    if outcome.rejections:
-        delivered.rejected += _rejected(outcome.rejections, records)
+        delivered.resolved += _resolved(task, events, rejections)
+    if rejections:
+        delivered.rejected += _rejected(rejections, records)
         check_rejections(task.sink, delivered.rejected)
 
 

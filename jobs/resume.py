@@ -15,6 +15,8 @@ class TopicFacts:
     topic_id: str
     partitions: int
     delete_retention_ms: int
+    compaction_lag_ms: int = 0
+    """Records younger than this are there, whatever came after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,16 @@ def check_resume(
     if point.committed is not None:
         _check_subscription(point, point.committed, topics)
         _check_destination(point, point.committed)
+
+
+def complete_from_ms(progress: Progress | None, *, lag_ms: int, now_ms: int) -> int | None:
+    """Since when compaction can have taken nothing away that wasn't read yet; None: it can't have since this sink began to read.
+
+    ``lag_ms`` is how long topics keep each version at least.
+    """
+    if progress is not None and progress.updated_at_ms and now_ms - progress.updated_at_ms < lag_ms:
+        return None
+    return now_ms - lag_ms
 
 
 def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:

@@ -57,6 +57,8 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
+    # Columns of a source may differ in nothing else.
+    "spark.sql.caseSensitive": "true",
     # Event values and times are never converted, but a machine's zone must not matter should somebody add it.
     "spark.sql.session.timeZone": "UTC",
 }
@@ -122,6 +124,9 @@ def open_session(
         os.environ["JAVA_HOME"] = str(settings.java_home)
     # The bridge to the JVM logs failed calls with their trace before it raises them.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # And PySpark what it can't analyse, with the trace, before it raises that.
+    for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="lockstep-spark-") as directory:
         log_settings = Path(directory) / "log4j2.properties"
         log_settings.write_text(_log_settings(), encoding="utf-8")

@@ -37,6 +37,7 @@ from jobs.delivery import (
     deliver,
     from_arrow,
 )
+from jobs.derive import TablePlan, checked_plans, with_derived
 from jobs.gate import Gate
 from jobs.generations import Runner, require_in_use
 from jobs.offsets import Offsets
@@ -44,12 +45,12 @@ from jobs.prepared import preparing
 from jobs.progress import ProgressKeeper
 from jobs.reading import Reading, load_reading, skipped_by
 from jobs.report import Reporter, RowsCarriedOver, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
-from jobs.resume import ResumePoint, TopicFacts, check_resume
+from jobs.resume import ResumePoint, TopicFacts, check_resume, complete_from_ms
 from jobs.schema_watch import SchemaWatch
 from jobs.shape_history import histories, newest_shapes
 from jobs.source import read_topics
 from jobs.watermark import Watermark
-from sinks.registry import SinkSettings, open_sink, projection_of
+from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
 from sinks.sink import AddedValues, Sink
 
 _TICK_S: Final = 0.5
@@ -162,6 +163,10 @@ class SinkJob:
         plan = self._plan
         cluster = Cluster(plan.kafka.client())
         tables, records = self._read_tables(cluster)
+        shapes = histories(records)
+        plans = checked_plans(self._spark, plan.settings.expressions(), tables, shapes)
+        computed = projection_of(plan.settings).computed
+        versions = history_tables(plan.settings, tables)
         topics = {table_topic(plan.pipeline, name): name for name in plan.tables}
         facts = self._topic_facts(cluster, topics)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
@@ -211,7 +216,14 @@ class SinkJob:
                 tables=topics,
                 shapes=tables,
                 window_bytes=(plan.spark.bulk_window_mb if plan.bulk else plan.spark.window_mb) << 20,
-                histories=histories(records),
+                histories=shapes,
+                computed={name: computed.get(name, ()) for name in plans},
+                versions=versions,
+                complete_from_ms=complete_from_ms(
+                    stored, lag_ms=min((fact.compaction_lag_ms for fact in facts.values()), default=0), now_ms=_now_ms()
+                )
+                if versions and not reading.replays
+                else None,
                 replays=reading.replays,
                 retry_s=plan.spark.retry_s,
                 run=uuid.uuid4().hex,
@@ -221,7 +233,11 @@ class SinkJob:
             if not self._carry_over(sink, tables, columns, left, fence=task.fence):
                 return False
             with self._watched(cluster, tables) as ending:
-                _Run(plan, self._spark, task, checkpoint, keeper, reading, stop=ending, report=self._report).run()
+                derived = {table_topic(plan.pipeline, name): of_table for name, of_table in plans.items()}
+                run = _Run(
+                    plan, self._spark, task, checkpoint, keeper, reading, derived, stop=ending, report=self._report
+                )
+                run.run()
             return ending.is_set() and not self._stop.is_set()
         finally:
             sink.close()
@@ -334,8 +350,14 @@ class SinkJob:
         if missing:
             raise self._not_yet(f"topic {missing[0]} doesn't exist")
         ids = cluster.topic_ids(list(topics))
+        configs = {topic: cluster.config(topic) for topic in topics}
         return {
-            topic: TopicFacts(ids[topic], counts[topic], int(cluster.config(topic)["delete.retention.ms"]))
+            topic: TopicFacts(
+                ids[topic],
+                counts[topic],
+                int(configs[topic]["delete.retention.ms"]),
+                int(configs[topic]["min.compaction.lag.ms"]),
+            )
             for topic in topics
         }
 
@@ -390,6 +412,7 @@ class _Run:
         checkpoint: Checkpoint,
         keeper: ProgressKeeper,
         reading: Reading,
+        derived: Mapping[str, TablePlan],
         *,
         stop: threading.Event,
         report: Reporter,
@@ -400,6 +423,7 @@ class _Run:
         self._checkpoint = checkpoint
         self._keeper = keeper
         self._reading = reading
+        self._derived = derived
         self._stop = stop
         self._report = report
         client = plan.kafka.client()
@@ -464,6 +488,7 @@ class _Run:
                 settings.bulk_offsets_per_trigger if self._plan.bulk else settings.max_offsets_per_trigger
             ),
             start=self._reading.start,
+            with_times=bool(self._task.versions),
         )
         writer = (
             frame.writeStream.foreachBatch(self._batch)
@@ -540,7 +565,8 @@ class _Run:
     def _deliver(self, frame: DataFrame, *, one_task: bool) -> Delivered:
         """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
         # coalesce keeps each partition's records together and in order.
-        work = self._write(frame.coalesce(1) if one_task else frame)
+        records = frame.coalesce(1) if one_task else frame
+        work = self._write(with_derived(records, self._derived) if self._derived else records)
         backoff = _Backoff()
         while True:
             delivered = from_arrow(work.toArrow())

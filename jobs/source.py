@@ -27,8 +27,11 @@ def read_topics(
     *,
     max_offsets_per_trigger: int,
     start: Offsets | None = None,
+    with_times: bool = False,
 ) -> DataFrame:
     """The records of these topics from ``start``, else their beginning: key, value, topic, partition, offset, tombstone_tag.
+
+    ``with_times`` adds ``timestamp_ms``, when a record was published.
 
     ``start`` names every partition, and holds for a query that has no checkpoint yet. The topics are named one by one: a pattern would let a new topic into a running generation.
     """
@@ -43,7 +46,7 @@ def read_topics(
         "includeHeaders": "true",
         # No minPartitions: it splits a Kafka partition among tasks, and the order of a key's events is lost.
     }
-    return select_records(spark.readStream.format("kafka").options(**options).load())
+    return select_records(spark.readStream.format("kafka").options(**options).load(), with_times=with_times)
 
 
 def starting_offsets(start: Offsets) -> str:
@@ -54,7 +57,7 @@ def starting_offsets(start: Offsets) -> str:
     return json.dumps(by_topic)
 
 
-def select_records(frame: DataFrame) -> DataFrame:
+def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
     """A frame of Kafka's source -> the columns that delivery reads. ``tombstone_tag`` is null where there is a value."""
     tag_headers = f.filter("headers", lambda header: header["key"] == f.lit(TAG_HEADER))
     return frame.select(
@@ -64,6 +67,7 @@ def select_records(frame: DataFrame) -> DataFrame:
         "partition",
         "offset",
         f.when(f.col("value").isNull(), f.try_element_at(tag_headers, f.lit(1))["value"]).alias("tombstone_tag"),
+        *([f.unix_millis("timestamp").alias("timestamp_ms")] if with_times else []),
     )
 
 

@@ -99,7 +99,7 @@ def load(path: Path) -> Config:
             f"{path} holds secrets", problems=problems, hint="keep it fit to be shown and committed"
         )
     try:
-        config = Config.model_validate(_with_sink_passwords(document))
+        config = Config.model_validate(_with_sink_secrets(document))
     except ValidationError as error:
         raise ConfigurationError(
             f"{path} has {error.error_count()} problem{'s' if error.error_count() > 1 else ''}",
@@ -112,6 +112,11 @@ def load(path: Path) -> Config:
 def sink_password_variable(name: str) -> str:
     """The environment variable that holds a sink's password."""
     return f"LOCKSTEP_SINK_{name.upper()}_PASSWORD"
+
+
+def sink_salt_variable(name: str) -> str:
+    """The environment variable that holds the salt of a sink's hashes."""
+    return f"LOCKSTEP_SINK_{name.upper()}_SALT"
 
 
 def _sink_sections(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -130,18 +135,23 @@ def _secrets_in_file(document: dict[str, Any]) -> list[str]:
             problems.append(f"sinks.{name}.login.password: {way_out}")
         if urlsplit(str(section.get("url", ""))).password:
             problems.append(f"sinks.{name}.url: holds a password; {way_out}")
+        if "mask_salt" in section:
+            problems.append(f"sinks.{name}.mask_salt: use mask_salt_file or ${sink_salt_variable(name)}")
     return problems
 
 
-def _with_sink_passwords(document: dict[str, Any]) -> dict[str, Any]:
-    """Passwords from the environment, where no file is named."""
+def _with_sink_secrets(document: dict[str, Any]) -> dict[str, Any]:
+    """Passwords and salts from the environment, where no file is named."""
     sinks = dict(document.get("sinks") or {}) if isinstance(document.get("sinks"), dict) else document.get("sinks")
     for name, section in _sink_sections(document).items():
+        assert isinstance(sinks, dict)
         password = os.environ.get(sink_password_variable(name))
         login = section.get("login", {})
         if password and isinstance(login, dict) and "password_file" not in login:
-            assert isinstance(sinks, dict)
-            sinks[name] = section | {"login": login | {"password": password}}
+            sinks[name] = sinks[name] | {"login": login | {"password": password}}
+        salt = os.environ.get(sink_salt_variable(name))
+        if salt and "mask_salt_file" not in section:
+            sinks[name] = sinks[name] | {"mask_salt": salt}
     return document if sinks is None else document | {"sinks": sinks}
 
 

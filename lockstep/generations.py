@@ -25,6 +25,7 @@ from jobs.generations import (
 )
 from jobs.offsets import Offsets
 from lockstep.config import Config
+from sinks.kept_names import load_names
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.sink import Progress, Sink
 
@@ -33,7 +34,8 @@ _DROP_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A generation for people: ``differs`` names the settings that today's configuration has otherwise."""
+    """A generation for people: ``differs`` names the settings that today's configuration has otherwise, and columns that the source has
+    renamed since: what a rebuild would change."""
 
     generation: Generation
     progress: Progress | None
@@ -76,11 +78,14 @@ def describe(config: Config, name: str) -> list[Description]:
         sink = open_sink(name, settings, generation.number)
         try:
             progress = sink.load_progress()
+            kept = load_names(sink, generation.number)
         finally:
             sink.close()
-        held = definition(settings_of_generation(config, name, generation))
-        differs = tuple(sorted(key for key in today if today[key] != held[key]))
-        found.append(Description(generation, progress, differs))
+        built_with = settings_of_generation(config, name, generation)
+        held = definition(built_with)
+        differs = sorted(key for key in today if today[key] != held[key])
+        differs += [] if kept is None else kept.outdated(built_with.renaming())
+        found.append(Description(generation, progress, tuple(differs)))
     return found
 
 

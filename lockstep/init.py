@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -53,9 +54,13 @@ $skipped# slot = "lockstep_$plain_name"
 bootstrap_servers = "127.0.0.1:9092"
 # security_protocol = "sasl_ssl"           # plaintext, ssl, sasl_plaintext, sasl_ssl
 # sasl_mechanism = "SCRAM-SHA-512"         # PLAIN, SCRAM-SHA-256, SCRAM-SHA-512
-# username = "lockstep"                    # password: $$LOCKSTEP_KAFKA_PASSWORD or password_file
-# ca_file = "/etc/ssl/kafka-ca.pem"
+# username = "lockstep"
+# password_file = "/run/secrets/kafka"     # or $$LOCKSTEP_KAFKA_PASSWORD
+# ca_file = "/etc/ssl/kafka-ca.pem"        # authorities to trust instead of the system's
+# certificate_file = "/etc/ssl/me.pem"     # what we show of ourselves
+# key_file = "/etc/ssl/me.key"
 
+# How topics are created; one that exists is never changed.
 [kafka.topics]
 # Fixed for the life of a topic: another number would move keys to other partitions.
 partitions = 4
@@ -63,45 +68,91 @@ replication_factor = 3                     # 1 for a single broker
 min_insync_replicas = 2                    # 1 for a single broker
 # How long a sink may be away before a delete it missed may have been compacted away.
 # delete_retention_ms = 604800000
+# min_compaction_lag_ms = 0                # records younger than this are not compacted
+# max_compaction_lag_ms = 604800000        # records older than this are
+# segment_ms = 86400000                    # a segment is closed after so long; only closed ones are compacted
+# max_message_bytes = 16777216             # a larger event stops capture
 
 # [capture]
-# batch_rows = 20000                       # a Kafka transaction ends here at the latest
+# A Kafka transaction ends at so many events, so many bytes of values, or at this age, whatever comes first.
+# batch_rows = 20000
+# batch_bytes = 16777216
+# batch_age_ms = 500
+# queue_bytes = 33554432                   # waiting for the broker; beyond it, reading stops
 # include_before = true                    # publish what the replica identity delivers of the old row
 # values_directory = ".lockstep/values"    # large values that updates leave out; may be lost, the topics have them
 
 [spark]
 master = "local[2]"
 checkpoint_directory = ".lockstep/checkpoints"
-# trigger_ms = 200
-# max_offsets_per_trigger = 200000
-# package = "lockstep-package.zip"           # on a cluster: what `lockstep package` has made
+# trigger_ms = 200                         # shortest time between two batches
+# max_offsets_per_trigger = 200000         # records that a batch takes at most
+# window_mb = 64                           # of the log, held at once by a task
+# small_batch_rows = 2000                  # up to so many, one task reads all partitions
+# bulk_offsets_per_trigger = 4000000       # the same two for the first load of a generation
+# bulk_window_mb = 384
+# retry_s = 30.0                           # a task waits so long for a sink before its batch is begun again later
+# stop_timeout_s = 30.0                    # a stop waits so long for the running batch
+# driver_memory = "1g"                     # with a local master that is all of Spark
+# java_home = "/usr/lib/jvm/java-21"       # else JAVA_HOME, PATH, or the one of the local servers
+# log_file = "/var/log/lockstep-spark.log" # what Spark itself has to say; else standard error
+# jars = ["jars/spark-sql-kafka.jar"]      # Spark's Kafka source with what it needs; else fetched
+# package = "lockstep-package.zip"         # on a cluster: what `lockstep package` has made
+# python = "python3"                       # of a cluster's workers
+# conf = { "spark.ui.enabled" = "true" }   # further settings of Spark's, which win
 
-# One section per sink. `tables = ["public.orders"]` narrows what it gets, `exclude = ["public.customers.email"]` leaves columns
-# out. A later change of these takes effect with `lockstep rebuild`. Passwords: login.password_file, or the environment
-# variable LOCKSTEP_SINK_<NAME>_PASSWORD.
+# One section per sink, of any name. A change of a setting with (rebuild) takes effect with `lockstep rebuild SINK`, of any other
+# with the next start. Every sink may have these:
+
+# [sinks.NAME]
+# tables = ["public.orders", "public.items"]    # else all that have a key (rebuild)
+# exclude = ["public.orders.secret"]       # columns that never get there (rebuild)
+# max_open_rejections = 10000              # rows that it refused and that wait for you; before there are more, its job stops
+# login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
 
 # [sinks.search]
 # type = "opensearch"
-# urls = ["https://127.0.0.1:9200"]
-# login = { user = "lockstep" }
-# fields = { "public.orders.note" = { type = "keyword" } }    # instead of the column's own mapping
-# index_settings = { }                                       # analysis and the like
+# urls = ["https://127.0.0.1:9200"]        # one or more nodes
+# prefix = "shop"                          # first part of every index; else the sink's name
+# fields = { "public.orders.note" = { type = "keyword" } }    # instead of the column's own mapping (rebuild)
+# index_settings = { }                     # analysis and the like (rebuild)
+# shards = 1                               # (rebuild)
+# replicas = 1
+# refresh_interval_ms = 200                # how soon a write is found
+# deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
+# gc_deletes_s = 3600                      # how long a versioned delete is remembered
+# timeout_s = 60.0                         # of a request
+# tls = { ca_file = "/etc/ssl/ca.pem", certificate_file = "/etc/ssl/me.pem", key_file = "/etc/ssl/me.key", verify = true }
 
 # [sinks.cache]
 # type = "redis"
-# url = "redis://127.0.0.1:6379/0"
+# url = "redis://127.0.0.1:6379/0"         # rediss:// with TLS
+# prefix = "shop"                          # first part of every key; else the sink's name
+# tombstone_ttl_s = 86400                  # how long a delete is remembered
+# max_value_bytes = 67108864               # a larger row is rejected
+# timeout_s = 30.0                         # of an answer
+# tls = { ca_file = "/etc/ssl/ca.pem", certificate_file = "/etc/ssl/me.pem", key_file = "/etc/ssl/me.key", verify = true }
 
 # [sinks.warehouse]
 # type = "warehouse"
 # url = "postgresql+psycopg://lockstep@127.0.0.1:5432/warehouse"
+# schema = "shop"                          # where the views are; else the sink's name
+# schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
+# connect_timeout_s = 10
+# lock_timeout_s = 5.0                     # then the batch is tried again later
+# idle_in_transaction_timeout_s = 60.0     # after which the server ends a writer that has died silently
+# tls = { ca_file = "/etc/ssl/ca.pem", certificate_file = "/etc/ssl/me.pem", key_file = "/etc/ssl/me.key", verify = true }
 
 # [sinks.lake]
 # type = "delta"
-# root = "s3://bucket/lake"                  # or an absolute path
-# login = { user = "access-key-id" }         # its password is the secret; without login, as deltalake finds it by itself
+# root = "s3://bucket/lake"                # or an absolute path
+# prefix = "shop"                          # first part of every directory; else the sink's name
+# login = { user = "access-key-id", password_file = "/run/secrets/lake" }    # without it, as deltalake finds it by itself
 # storage_options = { aws_region = "eu-central-1" }
-# partition_by = { "public.orders" = ["region"] }
-# retention_hours = 24                       # for queries that run on a version that was replaced
+# partition_by = { "public.orders" = ["region"] }    # (rebuild)
+# optimize_every_commits = 100             # small files of a table are put together so often
+# target_file_mb = 16                      # up to this size
+# retention_hours = 24                     # replaced files are kept so long, for queries that began before
 """)
 
 
@@ -129,15 +180,7 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
             hint="capture needs tables with a primary key, or ones that [source.options] gives a key or append_only",
         )
     chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
-    path.write_text(
-        _FILE.substitute(
-            name=json.dumps(chosen),
-            plain_name=chosen,
-            dsn=json.dumps(make_conninfo("", **parameters)),
-            tables="\n".join(f"    {json.dumps(str(table))}," for table in found),
-            skipped="".join(f"# not captured: {table} ({why})\n" for table, why in skipped),
-        )
-    )
+    path.write_text(config_text(chosen, make_conninfo("", **parameters), found, skipped))
     load(path)  # what we write must be valid
     lines = [f"wrote {path}: {len(found)} tables" + (f", {len(skipped)} left out" if skipped else "")]
     if not owned:
@@ -148,6 +191,17 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
         ]
     lines.append("next: fill in Kafka and the sinks, then `lockstep doctor`")
     return [line for line in lines if line]
+
+
+def config_text(name: str, dsn: str, tables: Sequence[TableName], skipped: Iterable[tuple[TableName, str]] = ()) -> str:
+    """The file for a pipeline of these tables; ``skipped`` are others with the reason. Every setting is in it, most of them commented."""
+    return _FILE.substitute(
+        name=json.dumps(name),
+        plain_name=name,
+        dsn=json.dumps(dsn),
+        tables="\n".join(f"    {json.dumps(str(table))}," for table in tables),
+        skipped="".join(f"# not captured: {table} ({why})\n" for table, why in skipped),
+    )
 
 
 def _tables(

@@ -20,7 +20,7 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
-from cdc.model.event import Position, RowEvent
+from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect, connection_error
 from jobs.backfill import load_columns, save_columns
@@ -59,9 +59,9 @@ from lockstep.config import Config
 from lockstep.generations import log_ends, remove, settings_of, take
 from lockstep.verify.report import Kind, VerifyReport
 from lockstep.verify.verify import Step, VerifyOptions, verify
-from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, definition, history_tables, open_sink, with_definition
 from sinks.retrying_sink import RetryingSink
-from sinks.sink import Batch, Progress, Sink
+from sinks.sink import Batch, Progress, Sink, TableVersions
 
 _LOOK_S: Final = 0.5
 
@@ -516,7 +516,12 @@ class _Build:
             if row.kind is Kind.EXTRA and row.sink_tag is not None and not row.note
         ]
         self._observer.say(f"removing {len(deletes)} rows that the source doesn't have")
-        self._sink.apply(Batch(deletes, fence=self._sink.claim(), replays=True))
+        versions = []
+        for name in history_tables(self._settings, {delete.table for delete in deletes}):
+            of_table = [delete for delete in deletes if delete.table == name]
+            events, now_ms = TableEvents.of(name, of_table), time.time_ns() // 1_000_000
+            versions.append(TableVersions(events, ["d"] * len(of_table), [now_ms] * len(of_table)))
+        self._sink.apply(Batch(deletes, fence=self._sink.claim(), replays=True, versions=versions))
 
     def _result(
         self, report: VerifyReport, switched_from: int | None, is_live: bool, explained: tuple[str, ...]

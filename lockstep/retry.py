@@ -8,29 +8,35 @@ that was interrupted is simply retried again.
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
+import orjson
 from rich.table import Table
 from rich.text import Text
 
 from cdc.kafka.cluster import Cluster
 from cdc.kafka.control_topics import read_schema_records
 from cdc.model.errors import Fenced, LockstepError
-from cdc.model.event import RowEvent
+from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.table import TableName
 from cdc.protocol.control import SchemaRecord
-from cdc.protocol.envelope import row_event, schema_id_of
+from cdc.protocol.envelope import parse_value, row_event, schema_id_of
+from jobs.derive import opened_deriver
+from jobs.derived import derived_row
 from jobs.generations import Generation, Phase, check_owner, load_record, require_in_use
 from jobs.prepared import Prepared, load_prepared
-from jobs.shape_history import TableHistory, histories
+from jobs.shape_history import TableHistory, histories, newest_shapes
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
 from lockstep.rejections import Rejection, RejectionBook, Selection, counted, cut, none_of_that
-from sinks.registry import SinkSettings, open_sink
+from sinks.projection import Projection
+from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
 from sinks.retrying_sink import RetryingSink
-from sinks.sink import Batch, Outcome, Progress, Sink
+from sinks.sink import Batch, Outcome, Progress, Sink, TableVersions
 
 _PORTION_EVENTS: Final = 1000
 _PORTION_BYTES: Final = 32 * 1024 * 1024
@@ -128,24 +134,49 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
             on_wait=lambda waiting: say(f"waiting for {name}: {waiting.reason}"),
             give_up_after_s=config.spark.retry_s,
         )
-        try:
-            _Attempt(config, name, settings, sink, book, retried).run(mine)
-        finally:
-            sink.close()
+        with ExitStack() as closing:
+            closing.callback(sink.close)
+            _Attempt(config, name, settings, sink, book, retried, _evaluation(config, settings, mine, closing)).run(
+                mine
+            )
     return retried
+
+
+Evaluate = Callable[["Made"], "Made"]
+"""Gives events what has to be evaluated of their rows."""
+
+
+def _evaluation(config: Config, settings: SinkSettings, mine: Sequence[Rejection], closing: ExitStack) -> Evaluate:
+    """``evaluated`` for these settings. Starts Spark where one of the rejections needs it."""
+    projection = projection_of(settings)
+    expressions = settings.expressions()
+    if not any(one.table in expressions for one in mine):
+        return lambda made: made
+    shapes = newest_shapes(read_schema_records(config.kafka.client(), config.pipeline.name))
+    deriver = closing.enter_context(opened_deriver(config.spark, expressions, shapes))
+    return partial(evaluated, projection=projection, derive=deriver.derive)
 
 
 class _Attempt:
     """One run over a generation's rejections."""
 
     def __init__(
-        self, config: Config, name: str, settings: SinkSettings, sink: Sink, book: RejectionBook, retried: Retried
+        self,
+        config: Config,
+        name: str,
+        settings: SinkSettings,
+        sink: Sink,
+        book: RejectionBook,
+        retried: Retried,
+        evaluate: Evaluate,
     ) -> None:
         self._config = config
         self._name = name
         self._sink = sink
         self._book = book
         self._retried = retried
+        self._evaluate = evaluate
+        self._settings = settings
         self._number = retried.generation
         self._tables = {TableName.parse(text) for text in settings.tables} or set(config.source.keyed_names)
 
@@ -185,6 +216,8 @@ class _Attempt:
             self._number,
             portion,
             records=lambda: read_schema_records(self._config.kafka.client(), self._config.pipeline.name),
+            evaluate=self._evaluate,
+            keeps=history_tables(self._settings, self._tables),
         )
         rejections = {(event.table, str(event.key)): one for one, event in made.events}
         refused = made.refused + [
@@ -205,11 +238,13 @@ def apply_beside(
     portion: Sequence[Kept],
     *,
     records: Callable[[], Iterable[SchemaRecord]],
+    evaluate: Evaluate = lambda made: made,
+    keeps: Collection[TableName] = (),
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple["Made", Outcome]:
     """Apply rejected events beside the generation's job, in the shapes that it has prepared. Raises LockstepError.
 
-    ``records`` reads all shapes in the order of the topic.
+    ``records`` reads all shapes in the order of the topic; ``keeps`` are the tables of which the sink keeps all versions.
     """
     for _ in range(_TRIES):
         require_in_use(sink, name, generation)
@@ -223,11 +258,12 @@ def apply_beside(
         if prepared is None:
             sleep(_LOOK_S)
             continue
-        made = make_events(portion, prepared_histories(records(), prepared))
+        made = evaluate(make_events(portion, prepared_histories(records(), prepared)))
         events = [event for _, event in made.events]
         try:
             # A row in the same version is written again: it may be what this has left before in an earlier shape.
-            outcome = sink.apply(Batch(events, fence=sink.fence(), replays=True))
+            versions = versions_of(made, keeps)
+            outcome = sink.apply(Batch(events, fence=sink.fence(), replays=True, versions=versions))
         except Fenced:  # a job has begun between the two calls
             sleep(_LOOK_S)
             continue
@@ -274,11 +310,13 @@ def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> d
 
 @dataclass(slots=True)
 class Made:
-    """Events made of rejections; ``void`` counts those that a later copy of their table has replaced."""
+    """Events made of rejections; ``void`` counts those that a later copy of their table has replaced. ``origins`` are the operation and
+    the commit time, in milliseconds since 1970, of what stands at a position of the log."""
 
     events: list[tuple[Rejection, RowEvent]] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     void: int = 0
+    origins: dict[Position, tuple[str, int]] = field(default_factory=dict)
 
 
 def make_events(portion: Iterable[Kept], known: Mapping[TableName, TableHistory]) -> Made:
@@ -300,7 +338,46 @@ def make_events(portion: Iterable[Kept], known: Mapping[TableName, TableHistory]
             made.void += 1
         else:
             made.events.append((one, translated))
+            # A tombstone says nothing of its time: it came when it was refused, about.
+            envelope = None if value is None else parse_value(value)
+            made.origins[letter.position] = (
+                ("d", letter.rejected_at_ms) if envelope is None else (envelope.op, envelope.commit_time_ms)
+            )
     return made
+
+
+def versions_of(made: Made, keeps: Collection[TableName]) -> list[TableVersions]:
+    """The events of those tables of which all versions are kept. Pure."""
+    found = []
+    for table in dict.fromkeys(event.table for _, event in made.events if event.table in keeps):
+        of_table = [event for _, event in made.events if event.table == table]
+        origins = [made.origins[event.position] for event in of_table]
+        operations = ["d" if event.row is None else of for event, (of, _) in zip(of_table, origins, strict=True)]
+        found.append(TableVersions(TableEvents.of(table, of_table), operations, [time_ms for _, time_ms in origins]))
+    return found
+
+
+def evaluated(
+    made: Made, *, projection: Projection, derive: Callable[[TableName, Sequence[bytes]], Sequence[bytes]]
+) -> Made:
+    """Events with what ``derive`` finds of their rows; those of which an expression still fails are refused."""
+    found = Made(refused=list(made.refused), void=made.void, origins=made.origins)
+    for table in dict.fromkeys(event.table for _, event in made.events):
+        of_table = [(one, event) for one, event in made.events if event.table == table]
+        if table not in projection.derived:
+            found.events += of_table
+            continue
+        found.events += [(one, event) for one, event in of_table if event.row is None]
+        rows = [(one, event, orjson.dumps(event.row)) for one, event in of_table if event.row is not None]
+        results = derive(table, [row for _, _, row in rows])
+        for (one, event, row), result in zip(rows, results, strict=True):
+            derived = derived_row(row, result, projection.computed.get(table, ()))
+            if derived.refused:
+                found.refused.append(Refused(one, derived.refused))
+            else:
+                shown = None if derived.row is None else orjson.loads(derived.row)
+                found.events.append((one, replace(event, row=shown)))
+    return found
 
 
 def _portions(book: RejectionBook, rejections: Sequence[Rejection]) -> Iterator[list[Kept]]:

@@ -49,7 +49,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError
 from cdc.model.event import JsonValue, RowEvent
@@ -58,9 +58,9 @@ from sinks.access import Login
 from sinks.delta_books import Books, Build, Ledger
 from sinks.delta_lake import TRIES, Lake, Overtaken, refresh, talking, too_many
 from sinks.progress_json import dump_progress, load_progress
-from sinks.projection import Excluded
 from sinks.shape import Shape, unprepared
 from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.table_settings import PROJECTING, TableSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -117,33 +117,26 @@ def _table_names(partitions: Mapping[str, tuple[str, ...]]) -> Mapping[str, tupl
     return partitions
 
 
-class DeltaSettings(BaseModel):
+class DeltaSettings(TableSettings):
     """Delta tables below ``root``: an absolute path, or an address such as ``s3://bucket/lake``, ``abfss://...``, ``gs://...``.
 
     ``prefix`` begins the name of each directory; without it the sink's name. ``login`` is the store's key and secret;
     ``storage_options`` are deltalake's other settings of the store. ``partition_by`` names columns by table. After every
     ``optimize_every_commits`` commits to a table its small files are put together, up to ``target_file_mb``, and files that were
-    replaced more than ``retention_hours`` ago are deleted. ``exclude`` names columns that never get here.
-
-    ``max_open_rejections`` is how many rows that it refused may be kept; before there are more, the job stops.
+    replaced more than ``retention_hours`` ago are deleted.
     """
 
-    SHAPING: ClassVar[frozenset[str]] = frozenset({"tables", "exclude", "partition_by"})
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by"}
 
     type: Literal["delta"] = "delta"
     root: str = Field(min_length=1)
     prefix: str | None = None
-    tables: tuple[str, ...] = ()
-    exclude: Excluded = ()
     partition_by: Annotated[Mapping[str, tuple[str, ...]], AfterValidator(_table_names)] = {}
     login: Login = Login()
     storage_options: Annotated[Mapping[str, str], AfterValidator(_plain_options)] = {}
     optimize_every_commits: int = Field(100, gt=0)
     retention_hours: int = Field(24, gt=0)
     target_file_mb: int = Field(16, gt=0)
-    max_open_rejections: int = Field(10_000, ge=0)
 
     @model_validator(mode="after")
     def _root_and_login_fit(self) -> Self:

@@ -1,7 +1,8 @@
-"""A sink whose destination never gets to see some columns.
+"""A sink whose destination sees other columns than the source has: some left out, masked, computed, or called otherwise.
 
-Columns are left out by name, and a column that is renamed at the source has another name from then on. So that it doesn't
-reach the destination under it, a generation's note keeps the column's number (``Column.number``), by which it is known again.
+Columns are left out and masked by name, and a column that is renamed at the source has another name from then on. So that it doesn't
+reach the destination under it, a generation's note keeps the column's number (``Column.number``), by which it is known again. Another
+one keeps by what name the destination knows each number: with ``keeps_names`` a renamed column goes on under the name it had.
 """
 
 import json
@@ -11,18 +12,32 @@ from dataclasses import replace
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
+from sinks.kept_names import keep_names, load_names, save_names
 from sinks.projection import Projection, column_text
+from sinks.renaming import Renaming
 from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, Sink, StoredRow
 
 
 class ProjectingSink:
     """Wraps a sink bound to ``generation``. Callers speak of the source's full tables and events throughout."""
 
-    def __init__(self, sink: Sink, projection: Projection, generation: int) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        projection: Projection,
+        generation: int,
+        *,
+        renaming: Renaming | None = None,
+        keeps_names: bool = False,
+    ) -> None:
         self._sink = sink
         self._projection = projection
         self._generation = generation
         self._note = f"g{generation}.excluded"
+        self._salt_note = f"g{generation}.salt"
+        self._configured = renaming or Renaming()
+        self._keeps_names = keeps_names
+        self._known_renaming = None if keeps_names else self._configured
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
@@ -32,15 +47,46 @@ class ProjectingSink:
         A column that never was there is one of these. When the source drops one later, that is fine.
         """
         problems = self._projection.key_problems(tables)
+        seen = [self._projection.table(table) for table in tables]
         if self._generation not in self._sink.generations():
-            problems += self._projection.unknown_problems(tables)
+            problems += self._projection.unknown_problems(tables) + self._configured.problems(seen)
         if problems:
             raise ConfigurationError(
-                "columns can't be left out of this sink", problems=problems, hint="mend exclude of this sink"
+                "columns of this sink can't be as they are configured",
+                problems=problems,
+                hint="mend exclude, mask, computed and rename of this sink",
             )
+        self._check_salt()
         self._remember(tables)
-        seen = {name: self._projection.row(name, values) for name, values in added.items()}
-        return self._sink.prepare([self._projection.table(table) for table in tables], go_live=go_live, added=seen)
+        if self._keeps_names:
+            kept = keep_names(self._configured, seen, load_names(self._sink, self._generation))
+            save_names(self._sink, self._generation, kept)
+            self._known_renaming = kept.renaming
+        renaming = self._renaming()
+        hidden = {name: self._projection.row(name, values) for name, values in added.items()}
+        here = {name: renaming.row(name, values) for name, values in hidden.items()}
+        left = self._sink.prepare([renaming.table(table) for table in seen], go_live=go_live, added=here)
+        return {name: renaming.back_row(name, values) for name, values in left.items()}
+
+    def _renaming(self) -> Renaming:
+        if self._known_renaming is None:
+            kept = load_names(self._sink, self._generation)
+            self._known_renaming = self._configured if kept is None else kept.renaming
+        return self._known_renaming
+
+    def _check_salt(self) -> None:
+        """Raise LockstepError for another salt than before: the same value would have two hashes."""
+        salt = self._projection.salt
+        if salt is None:
+            return
+        if (
+            not self._sink.create_note(self._salt_note, salt.mark)
+            and self._sink.load_note(self._salt_note) != salt.mark
+        ):
+            raise LockstepError(
+                "the salt of this sink's hashes isn't the one that this generation was built with",
+                hint="put the earlier one back, or build the sink anew from the log: lockstep rebuild",
+            )
 
     def begin_bulk(self) -> None:
         self._sink.begin_bulk()
@@ -56,7 +102,13 @@ class ProjectingSink:
 
     def apply(self, batch: Batch) -> Outcome:
         given = Events.of(batch.events)
-        outcome = self._sink.apply(replace(batch, events=Events(map(self._projection.events, given.tables))))
+        renaming = self._renaming()
+        seen = given.tables if batch.as_stored else map(self._projection.events, given.tables)
+        versions = [
+            replace(of_table, events=renaming.events(self._projection.events(of_table.events)))
+            for of_table in batch.versions
+        ]
+        outcome = self._sink.apply(replace(batch, events=Events(map(renaming.events, seen)), versions=versions))
         if not outcome.rejections:
             return outcome
         # A rejection is the caller's event, to be known again and retried; a batch has one of a key at most.
@@ -104,10 +156,15 @@ class ProjectingSink:
         return self._sink.create_note(name, text)
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
-        return self._sink.scan(self._projection.table(table))
+        renaming = self._renaming()
+        for stored in self._sink.scan(renaming.table(self._projection.table(table))):
+            yield renaming.back(table.name, stored)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
-        return self._sink.rows(self._projection.table(table), keys)
+        renaming = self._renaming()
+        asked = [renaming.row(table.name, key) for key in keys]
+        for stored in self._sink.rows(renaming.table(self._projection.table(table)), asked):
+            yield renaming.back(table.name, stored)
 
     def close(self) -> None:
         self._sink.close()
@@ -119,16 +176,24 @@ class ProjectingSink:
         now = dict(known)
         for table in tables:
             named = {column.name: column.number for column in table.columns}
-            for name in self._projection.excluded.get(table.name, ()):
+            hidden = self._projection.excluded.get(table.name, frozenset()) | set(
+                self._projection.masks.get(table.name, ())
+            )
+            for name in hidden:
                 identity = column_text(table.name, name)
                 if name in named:
                     now[identity] = named[name]
                     continue
                 renamed = [other for other, number in named.items() if number and number == known.get(identity)]
-                if renamed and renamed[0] not in self._projection.excluded[table.name]:
+                if renamed and renamed[0] not in hidden:
+                    setting, what = (
+                        ("mask", "masks")
+                        if name in self._projection.masks.get(table.name, ())
+                        else ("exclude", "leaves out")
+                    )
                     raise LockstepError(
-                        f"column {identity}, which this sink leaves out, is called {renamed[0]!r} now",
-                        hint=f"put {column_text(table.name, renamed[0])} into exclude of this sink and build it anew from the log",
+                        f"column {identity}, which this sink {what}, is called {renamed[0]!r} now",
+                        hint=f"put {column_text(table.name, renamed[0])} into {setting} of this sink and build it anew from the log",
                     )
         if now != known:
             self._sink.save_note(self._note, json.dumps(now))

@@ -1,18 +1,21 @@
-"""Columns that a sink leaves out: what of a table, an event and a row the destination gets to see (pure)."""
+"""What of a table, an event and a row the destination gets to see: columns left out, masked and computed (pure)."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Self
+from functools import cached_property
+from typing import Annotated, Final, Self
 
 from pydantic import AfterValidator
 
 from cdc.model.event import JsonValue, TableEvents
-from cdc.model.table import Table, TableName, quote_identifier
+from cdc.model.table import Column, Table, TableName, quote_identifier
+from sinks.masks import MaskSetting, Salt, masked
 
 _PART = r'(?:"(?:[^"]|"")+"|[^".]+)'
 _COLUMN = re.compile(rf"(?P<table>{_PART}\.{_PART})\.(?P<column>{_PART})")
 _PLAIN = re.compile(r"[a-z_][a-z0-9_$]*")
+_TEXT_OID: Final = 25
 
 
 def parse_column(text: str) -> tuple[TableName, str]:
@@ -58,34 +61,63 @@ Excluded = Annotated[tuple[str, ...], AfterValidator(_are_columns)]
 
 @dataclass(frozen=True)
 class Projection:
-    """Which columns of which tables are left out. False when there are none; then it gives everything back as it came."""
+    """What of which tables the destination gets to see, in the source's names. False when that is all; then everything stays as it is.
+
+    ``excluded`` and ``masks`` are by table and column, ``computed`` by table: columns that rows have besides the source's own by the
+    time they get here. ``conditions`` are kept here for who asks which tables have one; rows that don't meet theirs are deletions by then.
+    """
 
     excluded: Mapping[TableName, frozenset[str]] = field(default_factory=dict)
+    masks: Mapping[TableName, Mapping[str, MaskSetting]] = field(default_factory=dict)
+    salt: Salt | None = None
+    computed: Mapping[TableName, tuple[Column, ...]] = field(default_factory=dict)
+    conditions: Collection[TableName] = ()
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> Self:
-        """From the setting. Raises ValueError."""
+        """One that leaves out these columns and does nothing else. Raises ValueError."""
         return cls(parse_columns(texts))
 
     def __bool__(self) -> bool:
-        return bool(self.excluded)
+        return bool(self.excluded or self.masks or self.computed or self.conditions)
+
+    @cached_property
+    def derived(self) -> frozenset[TableName]:
+        """The tables of which a row alone doesn't say what is to be seen: expressions have to be evaluated first."""
+        return frozenset({*self.computed, *self.conditions})
 
     def table(self, table: Table) -> Table:
-        """The table as the destination knows it."""
-        excluded = self.excluded.get(table.name)
-        if excluded is None:
+        """The table as the destination knows it. Of a table that is so already, the same."""
+        excluded = self.excluded.get(table.name, frozenset())
+        masks = self.masks.get(table.name, {})
+        computed = self.computed.get(table.name, ())
+        if not (excluded or masks or computed):
             return table
-        return replace(table, columns=tuple(column for column in table.columns if column.name not in excluded))
+        own = {column.name for column in table.columns}
+        columns = (*table.columns, *(column for column in computed if column.name not in own))
+        return replace(
+            table,
+            columns=tuple(
+                _as_text(column) if column.name in masks else column
+                for column in columns
+                if column.name not in excluded
+            ),
+        )
 
     def row(self, table: TableName, row: Mapping[str, JsonValue]) -> Mapping[str, JsonValue]:
-        """A row of the table without the columns that are left out."""
-        excluded = self.excluded.get(table)
-        return row if excluded is None else {name: row[name] for name in row if name not in excluded}
+        """What is seen of a row of the table. Of a row that was seen already: don't, masks would hide it once more."""
+        excluded, masks = self.excluded.get(table, frozenset()), self.masks.get(table)
+        if masks:
+            return {
+                name: masked(value, masks[name], self.salt) if name in masks else value
+                for name, value in row.items()
+                if name not in excluded
+            }
+        return {name: row[name] for name in row if name not in excluded} if excluded else row
 
     def events(self, events: TableEvents) -> TableEvents:
-        """A table's events as the destination gets them. A deletion has the key only, and a key is never left out."""
-        excluded = self.excluded.get(events.table)
-        if excluded is None:
+        """A table's events as the destination gets them. A deletion has the key only, and a key is never left out or masked."""
+        if events.table not in self.excluded and events.table not in self.masks:
             return events
         return TableEvents.of(
             events.table,
@@ -93,24 +125,50 @@ class Projection:
         )
 
     def key_problems(self, tables: Iterable[Table]) -> list[str]:
-        """Columns that can't be left out, since a row is found by them."""
+        """Columns that can't be left out or masked, since a row is found by them."""
         return [
-            f"exclude: {column_text(table.name, name)} is part of the table's key"
+            f"{setting}: {column_text(table.name, name)} is part of the table's key"
             for table in tables
             for name in table.key
-            if name in self.excluded.get(table.name, ())
+            for setting, columns in (("exclude", self.excluded), ("mask", self.masks))
+            if name in columns.get(table.name, ())
         ]
 
     def unknown_problems(self, tables: Iterable[Table]) -> list[str]:
         """What names no column of these tables: a slip of the pen here would let a column through."""
-        known = {table.name: {column.name for column in table.columns} for table in tables}
+        own = {table.name: {column.name for column in table.columns} for table in tables}
+        known = {
+            table: names | {column.name for column in self.computed.get(table, ())} for table, names in own.items()
+        }
         problems = []
-        for table, names in sorted(self.excluded.items()):
-            if table not in known:
-                problems.append(f"exclude: this sink has no table {table}")
-            else:
-                problems += [
-                    f"exclude: table {table} has no column {column_text(table, name).removeprefix(f'{table}.')}"
-                    for name in sorted(names - known[table])
-                ]
+        for setting, by_table in (("exclude", self.excluded), ("mask", self.masks)):
+            problems += unknown_columns(setting, by_table, known)
+        for table in sorted({*self.computed, *self.conditions} - known.keys()):
+            problems.append(f"{'computed' if table in self.computed else 'where'}: this sink has no table {table}")
+        problems += [
+            f"computed: table {table} has a column {column_text(table, column.name).removeprefix(f'{table}.')} already"
+            for table, columns in sorted(self.computed.items())
+            for column in columns
+            if column.name in own.get(table, ())
+        ]
         return problems
+
+
+def unknown_columns(
+    setting: str, by_table: Mapping[TableName, Iterable[str]], known: Mapping[TableName, Collection[str]]
+) -> list[str]:
+    """What a setting names and isn't there, in sentences."""
+    problems = []
+    for table, names in sorted(by_table.items()):
+        if table not in known:
+            problems.append(f"{setting}: this sink has no table {table}")
+        else:
+            problems += [
+                f"{setting}: table {table} has no column {column_text(table, name).removeprefix(f'{table}.')}"
+                for name in sorted(set(names) - set(known[table]))
+            ]
+    return problems
+
+
+def _as_text(column: Column) -> Column:
+    return replace(column, type_name="text", value_type="text", is_array=False, type_oid=_TEXT_OID, type_modifier=-1)

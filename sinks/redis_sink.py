@@ -10,68 +10,62 @@ key                                    holds
 ``shop:g1.progress``                   how far generation 1 is, as JSON
 ``shop:generations``                   set: the generations there are, ``1``
 ``shop:notes``                         hash: notes by which jobs and commands agree
+``shop:g1.tags:public.orders:42``      only with ``ttl_s``: the tag, and the sets, of a row that may have expired
+``shop:g1.epoch``                      only with ``mode = "invalidate"``: the newest tags' epoch, for ``redis_refill``
 =====================================  ===============================================================
 
 A reader asks for ``HGET shop:g1:public.orders:42 v`` and takes no answer as "no such row"; a deletion has no ``v``. Several key
 columns are joined by ``:``. ``:`` and ``%`` inside them and ``.``, ``:``, ``%`` inside schema and table are percent-encoded, so that
-two rows never share a key.
+two rows never share a key. With a name or a template of its own a table's rows stand at ``shop:g1:order:42``; then ``:``, ``%`` and line
+breaks are percent-encoded in every value.
 
-A script compares and sets, row by row. It compares the tags' hexadecimal text: Lua's numbers are doubles and would lose the low
-digits, and its ``<`` on other text follows the server's locale. A deletion keeps its tag for ``tombstone_ttl_s``, longer than
-any stale write can be on its way. Set ``maxmemory-policy noeviction``: an evicted row is a row that readers miss.
+``values = "fields"`` keeps a field per column, called as the column: ``HGET shop:g1:public.orders:42 note``. Texts are there as they are,
+everything else as in the event's JSON; null is no field. Our own are then ``:t``, ``:x``, ``:n`` (the columns that are null) and ``:s``, and
+a column whose name begins with a colon has one more in front.
+
+``sets`` keep the keys of rows under what rows have in common: ``SMEMBERS shop:g1:orders:by_customer:42``. A row's own sets stand in its field
+``s``, a line each, and change in the same step as the row. A row with null in a placeholder's column isn't in the set.
+
+``ttl_s`` lets rows expire. Their tags stay in ``shop:g1.tags:*`` for as long as a deletion's, so that no older version comes back, and for ever
+while the row is in a set. A set names rows that have expired, too.
+
+``mode = "invalidate"`` keeps no rows: a change removes what is at its key and leaves its tag, as a deletion does, and the application
+puts rows there by ``redis_refill``.
+
+A script compares and sets, row by row: see ``redis_scripts``. A deletion keeps its tag for ``tombstone_ttl_s``, longer than any stale write can
+be on its way. Set ``maxmemory-policy noeviction``: an evicted row is a row that readers miss.
 
 What the server says decides: a replica (READONLY), loading, a lost connection are ``Unavailable``, since a failover or a restart
-ends them. A full memory (OOM), a failed save (MISCONF), a wrong password stop the job: only a person can end these.
+ends them. A full memory (OOM), a failed save (MISCONF), a wrong password, a cluster stop the job: only a person can end these. So does
+a failover that comes between two savings of progress, since the new server may lack what the old one had taken.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
-from cdc.model.event import Events, JsonValue, TableEvents
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.event import Events, JsonValue, TableEvents, parse_key
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls
 from sinks.progress_json import dump_progress, load_progress
-from sinks.projection import Excluded
+from sinks.redis_errors import translated
+from sinks.redis_layout import Layout, TableLayout, Template, glob_text, row_of, table_field
+from sinks.redis_layout import escape_name as escape_name  # noqa: PLC0414  the demo knows them by this module
+from sinks.redis_layout import key_text as key_text  # noqa: PLC0414  the same
+from sinks.redis_scripts import EPOCH_LENGTH, KEEP_EPOCH, Argument, arguments_for, script_for
 from sinks.shape import Shape, unprepared
 from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.table_settings import PROJECTING, TableSettings
 
 # redis-py annotates each reply for the synchronous and the asynchronous client at once, which no caller can use.
 _Client = Any
 
-# KEYS: rows. ARGV: the milliseconds that a deletion is remembered; '1' where an equal tag replaces the row; then for each row its
-# tag with its JSON behind it, or nothing for a deletion: every argument costs the client more than the server. Returns a letter per
-# row: 1 written, 0 the server has it already, w a key that isn't ours. An error of any other kind ends the script: what was
-# written stays, and the caller repeats all of it.
-_COMPARE_AND_SET: Final = """
-local outcome = {}
-for n, key in ipairs(KEYS) do
-  local tag, row = string.sub(ARGV[n + 2], 1, 28), string.sub(ARGV[n + 2], 29)
-  local known = redis.pcall('HMGET', key, 't', 'x')
-  if known.err then
-    if not string.find(known.err, 'WRONGTYPE', 1, true) then return known end
-    outcome[n] = 'w'
-  elseif known[1] and (known[1] > tag or (known[1] == tag and ARGV[2] ~= '1')) then
-    outcome[n] = '0'
-  else
-    if known[2] or (known[1] and row == '') then redis.call('DEL', key) end
-    if row == '' then
-      redis.call('HSET', key, 't', tag, 'x', '1')
-      redis.call('PEXPIRE', key, ARGV[1])
-    else
-      redis.call('HSET', key, 't', tag, 'v', row)
-    end
-    outcome[n] = '1'
-  end
-end
-return table.concat(outcome)
-"""
 _WRITTEN: Final = ord("1")
 _KNOWN: Final = ord("0")
 
@@ -86,62 +80,117 @@ _PIPELINE_ROWS: Final = 1024
 _PIPELINE_BYTES: Final = 8 * 1024 * 1024
 _SCAN_COUNT: Final = 1000
 
-# The first words of replies that redis-py has no class for. These end by themselves, ...
-_PASSING: Final = ("BUSY", "NOREPLICAS", "UNBLOCKED", "LOADING")
-# ... this one doesn't.
-_CANT_SAVE: Final = "MISCONF"
 _NOT_OURS: Final = "WRONGTYPE: the key holds something that isn't ours; remove it, then retry the rejection"
-_RETRY_AFTER_S: Final = 0.5
 
 
-class RedisSettings(BaseModel):
+_Of = TypeVar("_Of")
+
+
+def _are_tables(by_table: Mapping[str, _Of]) -> Mapping[str, _Of]:
+    problems = []
+    for name in by_table:
+        try:
+            TableName.parse(name)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return by_table
+
+
+_ByTable = Annotated[Mapping[str, _Of], AfterValidator(_are_tables)]
+
+
+class RedisSettings(TableSettings):
     """A Redis or Valkey server. ``rediss://`` in the address switches TLS on.
 
-    ``prefix`` is the first part of every key; without it the sink's name. ``exclude`` names columns that never get here.
+    ``prefix`` is the first part of every key; without it the sink's name.
 
-    ``max_open_rejections`` is how many rows that it refused may be kept; before there are more, the job stops.
+    By table: ``names`` is what it is called in keys instead of ``schema.table``, ``keys`` the template of its rows' keys, ``sets`` are
+    templates of the sets that hold its rows' keys, ``ttl_s`` is after how many seconds without a change a row expires. ``values`` keeps a
+    row as one JSON or as a field per column. ``mode`` is whether rows are kept here, or only removed when they change.
     """
 
-    SHAPING: ClassVar[frozenset[str]] = frozenset({"tables", "exclude"})
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "keys", "values", "sets", "ttl_s", "mode"}
 
     type: Literal["redis"] = "redis"
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
     prefix: str | None = None
-    tables: tuple[str, ...] = ()
-    exclude: Excluded = ()
+    names: _ByTable[str] = Field(default_factory=dict)
+    keys: _ByTable[str] = Field(default_factory=dict)
+    values: Literal["json", "fields"] = "json"
+    sets: _ByTable[tuple[str, ...]] = Field(default_factory=dict)
+    ttl_s: _ByTable[int] = Field(default_factory=dict)
+    mode: Literal["materialise", "invalidate"] = "materialise"
     login: Login = Login()
     tls: Tls = Tls()
     tombstone_ttl_s: int = Field(24 * 60 * 60, gt=0)
     max_value_bytes: int = Field(64 * 1024 * 1024, gt=0, le=511 * 1024 * 1024)
     timeout_s: float = Field(30.0, gt=0)
-    max_open_rejections: int = Field(10_000, ge=0)
+
+    @model_validator(mode="after")
+    def _layout_fits(self) -> Self:
+        layout, problems = self._parsed()
+        problems += layout.problems()
+        held = {TableName.parse(text) for text in self.tables if _is_table(text)}
+        problems += [f"this sink has no table {name}" for name in sorted(layout.named()) if held and name not in held]
+        if self.mode == "invalidate" and self.sets:
+            problems.append("sets can't be kept with mode = 'invalidate': the rows aren't here")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        """Where rows stand."""
+        return self._parsed()[0]
+
+    def named_tables(self) -> set[TableName]:
+        """The tables that the layout's settings speak of."""
+        return self.layout.named()
+
+    def may_lack_rows(self, table: TableName) -> bool:
+        """Whether rows of the table may be missing, rightly: they have expired, or nobody has asked for them yet."""
+        return self.mode == "invalidate" or table in self.layout.ttl_s
+
+    def _parsed(self) -> tuple[Layout, list[str]]:
+        """The layout without what is no template, and what is wrong with that."""
+        problems = []
+        keys, sets = {}, {}
+        for name, text in self.keys.items():
+            try:
+                keys[TableName.parse(name)] = Template.parse(text)
+            except ValueError as error:
+                problems.append(f"keys: {error}")
+        for name, texts in self.sets.items():
+            templates = []
+            for text in texts:
+                try:
+                    templates.append(Template.parse(text))
+                except ValueError as error:
+                    problems.append(f"sets: {error}")
+            sets[TableName.parse(name)] = tuple(templates)
+        names = {TableName.parse(name): called for name, called in self.names.items()}
+        ttl_s = {TableName.parse(name): seconds for name, seconds in self.ttl_s.items()}
+        return Layout(names, keys, sets, ttl_s, has_fields=self.values == "fields"), problems
 
 
-def escape_name(part: str) -> str:
-    """Schema or table as a part of a key: one dot and two colons in a key are ours."""
-    return part.replace("%", "%25").replace(".", "%2E").replace(":", "%3A")
-
-
-def key_text(values: Sequence[JsonValue]) -> str:
-    """The key's values as the last part of a key. Different keys of one table have different texts."""
-    if len(values) == 1:
-        return _plain(values[0])
-    return ":".join(_plain(value).replace("%", "%25").replace(":", "%3A") for value in values)
-
-
-def _plain(value: JsonValue) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+def _is_table(text: str) -> bool:
+    try:
+        TableName.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of the script for some events of a table. ``bytes`` are about what it takes on the wire."""
+    """A call of a script for some events of a table. ``bytes`` are about what it takes on the wire."""
 
     events: TableEvents
     places: Sequence[int]
-    command: tuple[Any, ...]
+    script: str
+    arguments: tuple[Argument, ...]
     bytes: int
 
 
@@ -163,8 +212,15 @@ class RedisSink:
         self._progress_key = f"{self._prefix}:g{generation}.progress"
         self._generations_key = f"{self._prefix}:generations"
         self._notes_key = f"{self._prefix}:notes"
+        self._epoch_key = f"{self._prefix}:g{generation}.epoch"
+        self._memos = f"{self._prefix}:g{generation}.tags:"
+        self._layout = settings.layout
+        self._keeps_rows = settings.mode == "materialise"
+        self._epoch = ""
+        self._history: str | None = None
+        self._saved: Progress | None = None
         self._client: _Client | None = None
-        self._sha = ""
+        self._shas: dict[str, str] = {}
         self._prepared: set[TableName] = set()
 
     def prepare(
@@ -172,15 +228,16 @@ class RedisSink:
     ) -> AddedValues:
         with self._talking() as client:
             held: dict[bytes, bytes] = client.hgetall(self._tables_key)
-            shapes = {}
+            shapes = {field: Shape.from_json(text) for field, text in held.items()}
             for table in tables:
-                text = held.get(_table_field(table.name))
-                shape = Shape.of(table) if text is None else Shape.from_json(text).evolve(table)
-                shapes[_table_field(table.name)] = shape.to_json()
+                known = shapes.get(table_field(table.name))
+                shapes[table_field(table.name)] = Shape.of(table) if known is None else known.evolve(table)
+            self._check_layout(shapes.values())
+            prepared = {table_field(table.name) for table in tables}
             pipeline = client.pipeline(transaction=True)
             pipeline.sadd(self._generations_key, self._generation)
-            if shapes:
-                pipeline.hset(self._tables_key, mapping=shapes)
+            if prepared:
+                pipeline.hset(self._tables_key, mapping={field: shapes[field].to_json() for field in prepared})
             if go_live:
                 pipeline.setnx(self._live_key, f"g{self._generation}")
             pipeline.execute()
@@ -207,8 +264,10 @@ class RedisSink:
         events = Events.of(batch.events)
         with self._talking() as client:
             self._check_prepared(client, {of_table.table for of_table in events.tables})
+            if not self._keeps_rows:
+                self._keep_epoch(client, events)
             for calls in self._pipelines(events, rejections, replays=batch.replays):
-                replies = self._send(client, [call.command for call in calls])
+                replies = self._send(client, calls)
                 for call, reply in zip(calls, replies, strict=True):
                     for code in counts:
                         counts[code] += reply.count(code)
@@ -218,12 +277,16 @@ class RedisSink:
 
     def load_progress(self) -> Progress | None:
         with self._talking() as client:
+            if self._history is None:
+                self._history, _ = _replication_ids(client)
             text = client.get(self._progress_key)
         return None if text is None else load_progress(text)
 
     def save_progress(self, progress: Progress) -> None:
         with self._talking() as client:
+            self._check_history(client)
             client.set(self._progress_key, dump_progress(progress))
+        self._saved = progress
 
     def live_generation(self) -> int | None:
         with self._talking() as client:
@@ -249,8 +312,13 @@ class RedisSink:
                 name = Shape.from_json(text).table.name
                 if name in tables:
                     continue
-                for keys in self._scan(client, self._table_prefix(name)):
-                    client.unlink(*keys)
+                layout = self._layout.of(name)
+                for template in (layout.template(Shape.from_json(text).table.key), *layout.sets):
+                    for keys in self._keys_of(client, self._rows, template):
+                        client.unlink(*keys)
+                    if layout.ttl_s:
+                        for keys in self._keys_of(client, self._memos, template):
+                            client.unlink(*keys)
                 client.hdel(self._tables_key, held)  # last: until the rows are gone this tells of them
                 others.append(name)
         self._prepared.difference_update(others)
@@ -264,8 +332,12 @@ class RedisSink:
         with self._talking() as client:
             # The shapes first: a job that still writes here finds its tables unprepared when it next starts.
             client.delete(self._tables_key, self._progress_key)
-            for keys in self._scan(client, self._rows):
+            for keys in self._scan(client, glob_text(self._rows) + "*"):
                 client.unlink(*keys)
+            if self._layout.ttl_s:
+                for keys in self._scan(client, glob_text(self._memos) + "*"):
+                    client.unlink(*keys)
+            client.delete(self._epoch_key)
             notes = [
                 name for name in client.hkeys(self._notes_key) if name.startswith(f"g{self._generation}.".encode())
             ]
@@ -292,28 +364,28 @@ class RedisSink:
             return bool(client.hsetnx(self._notes_key, name, text))
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
+        layout = self._layout.of(table.name)
         with self._talking() as client:
             self._check_prepared(client, {table.name})
             seen: set[bytes] = set()  # SCAN may name a key twice while the server's table grows
-            for keys in self._scan(client, self._table_prefix(table.name)):
+            for keys in self._keys_of(client, self._rows, layout.template(table.key)):
                 new = [key for key in keys if key not in seen]
                 seen.update(new)
-                yield from _read(client, new, table)
+                yield from _read(client, new, table, layout)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
-        prefix = self._table_prefix(table.name)
+        layout = self._layout.of(table.name)
+        begin, text = layout.key_maker(table.key)
+        prefix = self._rows + begin
         with self._talking() as client:
             self._check_prepared(client, {table.name})
-            wanted = dict.fromkeys(prefix + key_text([key[name] for name in table.key]) for key in keys)
-            yield from _read(client, list(wanted), table)
+            wanted = dict.fromkeys(prefix + text([key[name] for name in table.key]) for key in keys)
+            yield from _read(client, list(wanted), table, layout)
 
     def close(self) -> None:
         if self._client is not None:
             self._client.close()
             self._client = None
-
-    def _table_prefix(self, name: TableName) -> str:
-        return f"{self._rows}{escape_name(name.schema)}.{escape_name(name.name)}:"
 
     def _live(self, client: _Client) -> int | None:
         """What the pointer says. Raises LockstepError when it is something that this sink didn't write."""
@@ -342,12 +414,49 @@ class RedisSink:
         if unknown:
             held = client.hkeys(self._tables_key)
             for name in unknown:
-                if _table_field(name) not in held:
+                if table_field(name) not in held:
                     raise unprepared(name)
             self._prepared.update(unknown)
 
+    def _check_layout(self, shapes: Iterable[Shape]) -> None:
+        """Raise ConfigurationError with all that doesn't fit the tables' columns, or could give two rows one key."""
+        # A column that the source has dropped since is null in all rows to come: then they are in no set of it.
+        problems = self._layout.problems_with([replace(shape.table, columns=shape.columns) for shape in shapes])
+        if problems:
+            raise ConfigurationError(
+                "the rows of this sink can't be laid out as it says",
+                problems=problems,
+                hint="mend names, keys, sets and ttl_s of this sink; nothing was changed",
+            )
+
+    def _check_history(self, client: _Client) -> None:
+        """Raise LockstepError when the server may lack what was written here since this object saved or loaded progress last.
+
+        A server has a new replication id after a restart, too. What a promoted replica had before is the id of the server whose
+        stream it has followed, to wherever it got.
+        """
+        history, before = _replication_ids(client)
+        if self._history is not None and history is not None and history != self._history:
+            text = client.get(self._progress_key)
+            reached = {} if text is None else load_progress(text).next_offsets
+            saved = {} if self._saved is None else self._saved.next_offsets
+            is_behind = any(reached.get(at, 0) < offset for at, offset in saved.items())
+            if before == self._history or is_behind:
+                raise LockstepError(
+                    "redis has failed over to another server, or lost its last seconds: rows that were written may be missing",
+                    hint="start the job again: it repeats what wasn't sure to be there, or says from where to read again",
+                )
+        self._history = history
+
+    def _keep_epoch(self, client: _Client, events: Events) -> None:
+        """Remember the newest tags' epoch: who puts rows here gives them tags of an epoch that this sink has seen."""
+        epoch = max((tag[:EPOCH_LENGTH] for of_table in events.tables for tag in of_table.tags), default="")
+        if epoch > self._epoch:
+            client.eval(KEEP_EPOCH, 1, self._epoch_key, epoch)
+            self._epoch = epoch
+
     def _pipelines(self, events: Events, rejections: list[Rejection], *, replays: bool) -> Iterator[list["_Call"]]:
-        """The script's calls, as many at a time as one pipeline should hold."""
+        """The scripts' calls, as many at a time as one pipeline should hold."""
         pipeline: list[_Call] = []
         rows = size = 0
         for of_table in events.tables:
@@ -363,38 +472,55 @@ class RedisSink:
 
     def _calls(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> Iterator["_Call"]:
         """Each at most so many rows and about so many bytes; values that are too large become rejections."""
-        prefix = self._table_prefix(events.table)
+        layout = self._layout.of(events.table)
+        script, fixed = script_for(
+            layout,
+            tombstone_ttl_s=self._settings.tombstone_ttl_s,
+            replays=replays,
+            rows=self._rows,
+            memos=self._memos,
+        )
+        begin, key_of = layout.key_maker(list(parse_key(events.keys[0])))
+        prefix = self._rows + begin
+        arguments_of = None if layout.is_plain else arguments_for(layout)
         value_bytes_max = self._settings.max_value_bytes
-        fixed = (self._settings.tombstone_ttl_s * 1000, "1" if replays else "0")
         names: list[str] = []
-        values: list[bytes] = []
+        values: list[Argument] = []
         places: list[int] = []
         size = 0
-        for place, (key, tag, row) in enumerate(zip(events.key_values(), events.tags, events.rows, strict=True)):
+        rows = events.rows if self._keeps_rows else [None] * len(events)
+        for place, (key, tag, row) in enumerate(zip(events.key_values(), events.tags, rows, strict=True)):
             row_bytes = 0 if row is None else len(row)
             if row_bytes > value_bytes_max:
                 reason = f"the row's JSON has {row_bytes} bytes, max_value_bytes allows {value_bytes_max}"
                 rejections.append(Rejection(events[place], reason))
                 continue
             if names and (len(names) >= _CALL_ROWS or size + row_bytes > _CALL_BYTES):
-                yield _Call(events, places, ("EVALSHA", self._sha, len(names), *names, *fixed, *values), size)
+                yield _Call(events, places, script, (len(names), *names, *fixed, *values), size)
                 names, values, places, size = [], [], [], 0
-            names.append(prefix + key_text(key))
-            values.append(tag.encode() + row if row is not None else tag.encode())
+            names.append(prefix + key_of(key))
+            if arguments_of is None:
+                values.append(tag.encode() + row if row is not None else tag.encode())
+            else:
+                values += arguments_of(tag, row)
             places.append(place)
             size += row_bytes
         if names:
-            yield _Call(events, places, ("EVALSHA", self._sha, len(names), *names, *fixed, *values), size)
+            yield _Call(events, places, script, (len(names), *names, *fixed, *values), size)
 
-    def _send(self, client: _Client, commands: Sequence[tuple[Any, ...]]) -> list[bytes]:
-        """A reply per command. Raises the client's error when there is none."""
+    def _send(self, client: _Client, calls: Sequence["_Call"]) -> list[bytes]:
+        """A reply per call. Raises the client's error when there is none."""
         from redis.exceptions import NoScriptError
 
+        for script in {call.script for call in calls} - self._shas.keys():
+            self._shas[script] = str(client.script_load(script))
+        commands = [("EVALSHA", self._shas[call.script], *call.arguments) for call in calls]
         replies = _pipelined(client, commands)
         forgotten = [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if forgotten:
             # The server restarted or its scripts were flushed; the other commands of the pipeline were carried out.
-            client.script_load(_COMPARE_AND_SET)
+            for script in {calls[place].script for place in forgotten}:
+                client.script_load(script)
             again = _pipelined(client, [commands[place] for place in forgotten])
             for place, reply in zip(forgotten, again, strict=True):
                 replies[place] = reply
@@ -403,8 +529,19 @@ class RedisSink:
                 raise reply
         return replies
 
-    def _scan(self, client: _Client, prefix: str) -> Iterator[list[bytes]]:
-        pattern = "".join(f"\\{character}" if character in "*?[]^\\" else character for character in prefix) + "*"
+    def _keys_of(self, client: _Client, prefix: str, template: Template) -> Iterator[list[bytes]]:
+        """The keys of this template behind the prefix, in portions; a key may come twice."""
+        pattern = glob_text(prefix) + template.glob()
+        if template.is_open:  # its first segment is nobody else's, as prepare has made sure
+            yield from self._scan(client, pattern)
+            return
+        fits = re.compile((re.escape(prefix) + template.expression()).encode(), re.DOTALL).fullmatch
+        for keys in self._scan(client, pattern):
+            ours = [key for key in keys if fits(key)]
+            if ours:
+                yield ours
+
+    def _scan(self, client: _Client, pattern: str) -> Iterator[list[bytes]]:
         cursor = 0
         while True:
             cursor, keys = client.scan(cursor, match=pattern, count=_SCAN_COUNT)
@@ -447,67 +584,26 @@ class RedisSink:
 
     @contextmanager
     def _talking(self) -> Iterator[_Client]:
-        """A client with the script loaded, and the server's errors as ours."""
+        """A client, and the server's errors as ours."""
         from redis.exceptions import RedisError
 
         try:
-            client = self._client or self._connect()
             if self._client is None:
-                self._sha = str(client.script_load(_COMPARE_AND_SET))
-                self._client = client
-            yield client
+                self._client = self._connect()
+            yield self._client
         except RedisError as error:
-            raise _translate(error) from error
+            raise translated(error) from error
 
 
-def _translate(error: Exception) -> LockstepError:
-    """redis-py's error as ours. The code that a reply begins with is in the class, or in the text where there is none."""
-    from redis import exceptions
+def _replication_ids(client: _Client) -> tuple[str | None, str | None]:
+    """By which the server's stream of writes is known, now and before it was promoted; None where it doesn't say."""
+    from redis.exceptions import ResponseError
 
-    words = str(error).splitlines()[0][:200] if str(error) else "connection lost"
-    match error:
-        case (
-            exceptions.AuthenticationError()
-            | exceptions.AuthorizationError()
-            | exceptions.AuthenticationWrongNumberOfArgsError()
-        ):
-            return LockstepError(f"redis refuses the login: {words}", hint="check user and password of this sink")
-        case exceptions.NoPermissionError():
-            commands = (
-                "EVALSHA, SCRIPT|LOAD, HGET, HGETALL, HKEYS, HMGET, HSET, HDEL, DEL, PEXPIRE, EXISTS, GET, SET, SETNX, "
-                "SADD, SMEMBERS, SREM, SCAN, UNLINK, MULTI, EXEC"
-            )
-            return LockstepError(
-                f"redis refuses: {words}", hint=f"grant the sink's user {commands} on the keys of its prefix"
-            )
-        case exceptions.OutOfMemoryError():
-            return LockstepError(f"redis refuses: {words}", hint="raise maxmemory, or move other data away")
-        case exceptions.AskError():  # MOVED is one too
-            return LockstepError(
-                "redis is a cluster", hint="give this sink the address of a single server, or of a proxy"
-            )
-        case exceptions.NoScriptError():
-            return LockstepError("redis forgets scripts at once", hint="find out who runs SCRIPT FLUSH all the time")
-        case exceptions.ConnectionError() | exceptions.TimeoutError():
-            if "certificate verify failed" in str(error):
-                return LockstepError(
-                    "the certificate of redis isn't trusted",
-                    hint="set tls.ca_file of this sink to its authority's certificate",
-                )
-            return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
-        case exceptions.ReadOnlyError() | exceptions.ClusterDownError() | exceptions.TryAgainError():
-            return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
-    if words.startswith(_CANT_SAVE):
-        return LockstepError(
-            "redis can't save to its disk", hint="free space, or mend the server's persistence settings"
-        )
-    if words.startswith(_PASSING):
-        return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
-    return LockstepError(f"redis refuses: {words}", hint="look at the server's log")
-
-
-def _table_field(name: TableName) -> bytes:
-    return f"{escape_name(name.schema)}.{escape_name(name.name)}".encode()
+    try:
+        facts = client.info("replication")
+    except ResponseError:  # INFO isn't everybody's; where progress is behind, the job's next start notices
+        return None, None
+    return facts.get("master_replid"), facts.get("master_replid2")
 
 
 def _pipelined(client: _Client, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -518,17 +614,37 @@ def _pipelined(client: _Client, commands: Sequence[tuple[Any, ...]]) -> list[Any
     return replies
 
 
-def _read(client: _Client, keys: Sequence[bytes | str], table: Table) -> Iterator[StoredRow]:
+def _read(client: _Client, keys: Sequence[bytes | str], table: Table, layout: TableLayout) -> Iterator[StoredRow]:
     """The live rows that stand under these keys."""
+    if layout.has_fields:
+        yield from _read_fields(client, keys, table, layout)
+        return
     replies = _pipelined(client, [("HMGET", key, "t", "v") for key in keys])
-    for reply in replies:
-        if isinstance(reply, Exception):
-            if "WRONGTYPE" not in str(reply):
-                raise reply
-            continue  # somebody else's; the row was rejected
+    for reply in _ours(replies):
         tag, value = reply
         if value is not None:
             stored = orjson.loads(value)
             row = {column.name: stored.get(column.name) for column in table.columns}
             lacks = [name for name in row if name not in stored]
             yield StoredRow({name: row[name] for name in table.key}, row, tag.decode(), lacks)
+
+
+def _read_fields(
+    client: _Client, keys: Sequence[bytes | str], table: Table, layout: TableLayout
+) -> Iterator[StoredRow]:
+    tag_field, deletion = f"{layout.mark}t".encode(), f"{layout.mark}x".encode()
+    for reply in _ours(_pipelined(client, [("HGETALL", key) for key in keys])):
+        fields = dict(zip(reply[::2], reply[1::2], strict=True)) if isinstance(reply, list) else reply
+        if tag_field in fields and deletion not in fields:
+            row, lacks = row_of(fields, table.columns)
+            yield StoredRow({name: row[name] for name in table.key}, row, fields[tag_field].decode(), lacks)
+
+
+def _ours(replies: Iterable[Any]) -> Iterator[Any]:
+    """The replies about hashes. Raises the client's error for what is no reply."""
+    for reply in replies:
+        if isinstance(reply, Exception):
+            if "WRONGTYPE" not in str(reply):
+                raise reply
+            continue  # somebody else's; the row was rejected
+        yield reply

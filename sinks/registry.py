@@ -5,20 +5,23 @@ Some settings shape the data of a generation, and every other may change while i
 configuration says today.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, assert_never, cast
 
 from pydantic import Field, ValidationError
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
+from cdc.model.table import TableName
 from sinks.delta_sink import DeltaSettings, DeltaSink
-from sinks.opensearch_sink import OpenSearchSettings, OpenSearchSink
+from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch_sink import OpenSearchSink
 from sinks.projecting_sink import ProjectingSink
 from sinks.projection import Projection
 from sinks.redis_sink import RedisSettings, RedisSink
 from sinks.sink import Sink
-from sinks.warehouse_sink import WarehouseSettings, WarehouseSink
+from sinks.warehouse_settings import WarehouseSettings
+from sinks.warehouse_sink import WarehouseSink
 
 SinkSettings = Annotated[
     OpenSearchSettings | RedisSettings | WarehouseSettings | DeltaSettings, Field(discriminator="type")
@@ -29,8 +32,11 @@ SinkSettings = Annotated[
 def open_sink(name: str, settings: SinkSettings, generation: int) -> Sink:
     """The sink of these settings, bound to one generation. It connects when it is first used."""
     sink = _open(name, settings, generation)
-    projection = projection_of(settings)
-    return ProjectingSink(sink, projection, generation) if projection else sink
+    projection, renaming = settings.projection(), settings.renaming()
+    keeps_names = settings.schema_changes == "keep"
+    if not (projection or renaming or keeps_names):
+        return sink
+    return ProjectingSink(sink, projection, generation, renaming=renaming, keeps_names=keeps_names)
 
 
 def _open(name: str, settings: SinkSettings, generation: int) -> Sink:
@@ -49,7 +55,14 @@ def _open(name: str, settings: SinkSettings, generation: int) -> Sink:
 
 def projection_of(settings: SinkSettings) -> Projection:
     """What of the source's rows this sink holds: to be applied to the source's side of a comparison."""
-    return Projection.parse(settings.exclude)
+    return settings.projection()
+
+
+def history_tables(settings: SinkSettings, tables: Iterable[TableName]) -> frozenset[TableName]:
+    """Those of a sink's tables of which it keeps all versions."""
+    if not isinstance(settings, WarehouseSettings) or not settings.keeps_history:
+        return frozenset()
+    return frozenset(tables) & settings.history_tables if settings.history_tables else frozenset(tables)
 
 
 def definition(settings: SinkSettings) -> dict[str, JsonValue]:

@@ -9,11 +9,11 @@ how far each of them is, and the *notes* by which jobs and commands agree are st
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import JsonValue, RowEvent, TableEvents
 from cdc.model.table import Table, TableName
 
 TopicPartition = tuple[str, int]
@@ -37,18 +37,48 @@ class Rejection:
 
 
 @dataclass(frozen=True, slots=True)
+class TableVersions:
+    """All events of one table that a batch is made of, those that a newer one of their key makes void included.
+
+    ``operations`` are the envelope's letters, ``r``, ``c``, ``u`` or ``d``, and ``commit_times_ms`` milliseconds since 1970; both
+    say it event by event. A deletion and its tombstone are one version. ``complete_from_ms``: of what was committed since then, the log
+    had lost nothing before this was read; None says nothing that wasn't said before.
+    """
+
+    events: TableEvents
+    operations: Sequence[str]
+    commit_times_ms: Sequence[int]
+    complete_from_ms: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __getitem__(self, places: slice) -> "TableVersions":
+        return replace(
+            self,
+            events=self.events[places],
+            operations=self.operations[places],
+            commit_times_ms=self.commit_times_ms[places],
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Events to apply, at most one per key (the newest), in no particular order.
 
     ``next_offsets`` says what the batch covers: up to, not including, these offsets. A transactional destination stores
     them in the same transaction as the rows. ``fence`` is what ``claim`` returned to the job that owns this batch. With
     ``replays``, an event replaces a row of the same tag too: it is made anew from the same change by other code or settings.
+    ``as_stored``: the rows are from this destination itself, so what hides values has been done to them already.
+    ``versions`` has each table once, for destinations that keep a history, and is empty for others. A version may come again, and late.
     """
 
     events: Sequence[RowEvent]
     next_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     fence: int = 0
     replays: bool = False
+    as_stored: bool = False
+    versions: Sequence[TableVersions] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -112,8 +112,14 @@ def for_kafka() -> Java:
 
 @cache
 def for_opensearch() -> Java:
-    """Return the Java that runs OpenSearch: version 21 where there is one."""
-    return choose(prefer=JAVA_OPENSEARCH_3)
+    """Return the Java that runs OpenSearch: version 21 where there is one.
+
+    With ``LOCKSTEP_OPENSEARCH=2`` it passes for an older one, which gets the oldest OpenSearch that is supported.
+    """
+    found = choose(prefer=JAVA_OPENSEARCH_3)
+    if os.environ.get("LOCKSTEP_OPENSEARCH") == "2":
+        return replace(found, major=min(found.major, JAVA_OPENSEARCH_3 - 1))
+    return found
 
 
 def java_home_for_spark(chosen: Java | None = None, *, cache: Path | None = None) -> Path:

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -49,14 +50,22 @@ class Pipeline:
     """One pipeline named ``name`` with tables ``account`` and ``entry`` in a schema of the same name."""
 
     def __init__(
-        self, endpoints: Endpoints, directory: Path, name: str, *, sinks: bool = False, dsn_options: str = ""
+        self,
+        endpoints: Endpoints,
+        directory: Path,
+        name: str,
+        *,
+        sinks: bool = False,
+        dsn_options: str = "",
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """``more`` are lines for sections of the configuration: ``spark``, or a sink's (``search``, ``cache``, ``warehouse``)."""
         self.endpoints = endpoints
         self.directory = directory
         self.name = name
         self.path = directory / f"{name}.toml"
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.path.write_text(self._toml(sinks=sinks, dsn_options=dsn_options))
+        self.path.write_text(self._toml(sinks=sinks, dsn_options=dsn_options, more=more))
         self.config: Config = load(self.path)
         self.client = self.config.kafka.client()
         with self.sql() as connection:
@@ -71,7 +80,7 @@ class Pipeline:
             # Unchanged large values would stop capture otherwise.
             connection.execute(f"alter table {name}.entry replica identity full")
 
-    def _toml(self, *, sinks: bool, dsn_options: str) -> str:
+    def _toml(self, *, sinks: bool, dsn_options: str, more: Mapping[str, str]) -> str:
         text = f"""
 [pipeline]
 name = "{self.name}"
@@ -85,6 +94,7 @@ topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
 [spark]
 checkpoint_directory = "checkpoints-{self.name}"
 driver_memory = "512m"
+{more.get("spark", "")}
 """
         if sinks:
             text += f"""
@@ -92,12 +102,15 @@ driver_memory = "512m"
 type = "opensearch"
 urls = ["{self.endpoints.opensearch_url}"]
 replicas = 0
+{more.get("search", "")}
 [sinks.{self.name}_cache]
 type = "redis"
 url = "{self.endpoints.redis_url}"
+{more.get("cache", "")}
 [sinks.{self.name}_warehouse]
 type = "warehouse"
 url = "{self.endpoints.warehouse_url}"
+{more.get("warehouse", "")}
 """
         return text
 

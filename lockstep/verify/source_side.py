@@ -29,6 +29,7 @@ from cdc.protocol.pgoutput import Field, Fields
 from lockstep.verify.expected import Version, versions_of
 from lockstep.verify.form import Fingerprint, Key, Row, fingerprint, key_of, key_values
 from lockstep.verify.patience import Mark, Patience
+from lockstep.verify.view import View
 from sinks.copy_text import array_literal, plain_text
 
 APPLICATION: Final = "lockstep verify"
@@ -68,6 +69,14 @@ class _Origin:
     key_types: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class _Place:
+    """How far a scan is: rows of this statement, and the key of the last one."""
+
+    seen: int = 0
+    last: Sequence[Field] | None = None
+
+
 class SourceSide:
     """The captured tables, as the publication sends them."""
 
@@ -75,15 +84,24 @@ class SourceSide:
     can_be_asked_often = True
 
     def __init__(
-        self, source: SourceSettings, *, names: Sequence[TableName], publication: str, load: Load, patience: Patience
+        self,
+        source: SourceSettings,
+        *,
+        names: Sequence[TableName],
+        publication: str,
+        load: Load,
+        patience: Patience,
+        view: View,
     ) -> None:
         self._source = source
         self._names = tuple(names)
         self._publication = publication
         self._load = load
         self._patience = patience
+        self._view = view
         self._connection: psycopg.Connection[Any] | None = None
         self._origins: dict[TableName, _Origin] = {}
+        self._shapes: dict[TableName, Table] = {}
 
     def tables(self) -> dict[TableName, Table]:
         """The tables that exist, in the shape that is published, with their configured keys."""
@@ -94,7 +112,12 @@ class SourceSide:
                 name: _Origin(_relation(connection, table), filters.get(name, ""), _key_types(connection, table))
                 for name, table in found.items()
             }
+        self._shapes = found
         return found
+
+    def _read(self, table: Table) -> Table:
+        """What has to be read of a table, of which these columns are compared."""
+        return self._shapes[table.name] if self._view.changes(table.name) else table
 
     def mark(self) -> Mark:
         with self._talking() as connection:
@@ -102,30 +125,35 @@ class SourceSide:
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
         origin = self._origins[table.name]
-        encoder = _encoder(table)
-        columns = _selected(table)
+        read = self._read(table)
+        encoder = _encoder(read)
+        columns = _selected(read)
         names = ", ".join(quote_identifier(name) for name in table.key)
         rows_asked = self._load.first_rows
-        last: Sequence[Field] | None = None
+        place = _Place()
         while True:
             began = self._patience.now_s()
-            seen = 0
+            place.seen = 0
             conditions = [f"({origin.condition})"] if origin.condition else []
-            if last is not None:
-                conditions.append(f"({names}) > ({self._literals(last, origin.key_types)})")
+            if place.last is not None:
+                conditions.append(f"({names}) > ({self._literals(place.last, origin.key_types)})")
             where = f" where {' and '.join(conditions)}" if conditions else ""
             query = f"select {columns} from {origin.relation} t{where} order by {names} limit {rows_asked}"
-            for fields in self._copy(query):
-                seen += 1
-                row: Row = orjson.loads(encoder.row(fields))
-                key = key_of(table, row)
-                last = [fields[at] for at in encoder.key_positions]
+            for key, row in self._view.rows(table.name, self._walk(table, query, encoder, place)):
                 yield key, fingerprint(table, key, row)
-            if seen < rows_asked:
+            if place.seen < rows_asked:
                 return
             took_s = self._patience.now_s() - began
             rows_asked = next_chunk_rows(rows_asked, took_s=took_s, chunk_s=self._load.chunk_s)
             self._patience.sleep(took_s * self._load.pause_ratio)
+
+    def _walk(self, table: Table, query: str, encoder: TableEncoder, place: "_Place") -> Iterator[tuple[Key, Row]]:
+        """The rows of a query, and how far it came."""
+        for fields in self._copy(query):
+            place.seen += 1
+            place.last = [fields[at] for at in encoder.key_positions]
+            row: Row = orjson.loads(encoder.row(fields))
+            yield key_of(table, row), row
 
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
         found: dict[Key, Version] = {}
@@ -168,7 +196,8 @@ class SourceSide:
 
     def _by_key(self, table: Table, keys: Sequence[Key]) -> dict[Key, tuple[Version, Row]]:
         origin = self._origins[table.name]
-        encoder = _encoder(table)
+        read = self._read(table)
+        encoder = _encoder(read)
         wanted = set(keys)
         values = [list(key_values(key).values()) for key in keys]
         # A sink that was tampered with may hold anything; no row has a null in its key.
@@ -185,10 +214,11 @@ class SourceSide:
         conditions = [*matches, *([f"({origin.condition})"] if origin.condition else [])]
         # xmin: an update that changed nothing, or changed it back, is a new version nevertheless.
         query = (
-            f"select {_selected(table)}, t.xmin::text from {origin.relation} t, unnest({arrays}) as k ({', '.join(aliases)})"
+            f"select {_selected(read)}, t.xmin::text from {origin.relation} t, unnest({arrays}) as k ({', '.join(aliases)})"
             f" where {' and '.join(conditions)}"
         )
-        found: dict[Key, tuple[Version, Row]] = {}
+        rows: dict[Key, Row] = {}
+        stamps: dict[Key, str] = {}
         for *fields, stamp in self._copy(query):
             row: Row = orjson.loads(encoder.row(fields))
             key = key_of(table, row)
@@ -196,8 +226,11 @@ class SourceSide:
                 key in wanted
             ):  # else one with another text of the same value, which is another key to everybody downstream
                 assert isinstance(stamp, bytes)
-                found[key] = Version(fingerprint(table, key, row), stamp.decode()), row
-        return found
+                rows[key], stamps[key] = row, stamp.decode()
+        return {
+            key: (Version(fingerprint(table, key, row), stamps[key]), row)
+            for key, row in self._view.rows(table.name, rows.items())
+        }
 
     def _copy(self, query: str) -> Iterator[Fields]:
         statement = f"copy ({query}) to stdout".encode()

@@ -4,8 +4,8 @@ The topic may hold many events per key, and which one is the newest shows at its
 many for memory is read several times, each time for a slice of its keys.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import orjson
@@ -19,6 +19,9 @@ from jobs.shape_history import TableHistory
 from lockstep.verify.expected import Version
 from lockstep.verify.form import Fingerprint, Key, Row, fingerprint, key_of
 from lockstep.verify.patience import Mark, Patience
+from lockstep.verify.view import View
+
+_Taken = TypeVar("_Taken")
 
 NOWHERE: Final = 1 << 62
 """An offset behind every end: a partition that is to be read from there isn't read."""
@@ -38,10 +41,12 @@ class TopicSide:
         *,
         keys_max: int,
         patience: Patience,
+        view: View,
     ) -> None:
         self._topics = topics
         self._histories = histories
         self._keys_max = keys_max
+        self._view = view
         self._cluster = Cluster(client)
         self._reader = TopicReader(client, while_waiting=patience.check)
         self._ends: dict[tuple[str, int], int] = {}
@@ -72,16 +77,34 @@ class TopicSide:
         if not goes_on:
             self._known_table, self._known, self._known_ends = table.name, dict.fromkeys(keys), {}
         start = self._known_ends
+        seen: list[tuple[Key, Row | None, str]] = []
+        newest: dict[Key, tuple[Key, Row | None, str]] = {}
         for record in self._reader.records(self._topics[table.name], start):
             key = _canonical(table, record)
             if key in self._known and record.value is not None:  # a delete event has come before its tombstone
                 _, row = self._row(table, record)
-                version = None if row is None else Version(fingerprint(table, key, row), _tag(record.value))
-                self._known[key] = version
+                event = (key, row, _tag(record.value))
                 if goes_on:
-                    self._passed.setdefault(key, set()).add(None if version is None else version.fingerprint)
+                    seen.append(event)
+                else:
+                    newest[key] = event
+        for key, version in self._versions(table, seen if goes_on else list(newest.values())):
+            self._known[key] = version
+            if goes_on:
+                self._passed.setdefault(key, set()).add(None if version is None else version.fingerprint)
         self._known_ends = ends
         return {key: version for key in keys if (version := self._known[key]) is not None}
+
+    def _versions(
+        self, table: Table, rows: Sequence[tuple[Key, Row | None, str]]
+    ) -> Iterator[tuple[Key, Version | None]]:
+        """Keys, rows and tags -> what the sink is to have of them, in the same order."""
+        # A key may come several times, so rows are called by their places meanwhile.
+        there = ((b"%d" % place, row) for place, (_, row, _) in enumerate(rows) if row is not None)
+        shown = dict(self._view.rows(table.name, there))
+        for place, (key, _, tag) in enumerate(rows):
+            row = shown.get(b"%d" % place)
+            yield key, None if row is None else Version(fingerprint(table, key, row), tag)
 
     def passed(self) -> Mapping[Key, Collection[Fingerprint | None]]:
         return self._passed
@@ -89,20 +112,33 @@ class TopicSide:
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         self._fix_ends(table)
         wanted = set(keys)
-        found: dict[Key, tuple[Version, Row]] = {}
+        newest: dict[Key, tuple[Row, str]] = {}
         for record in self._reader.records(self._topics[table.name]):
             key = _canonical(table, record)
             if key in wanted and record.value is not None:
                 _, row = self._row(table, record)
                 if row is None:
-                    found.pop(key, None)
+                    newest.pop(key, None)
                 else:
-                    found[key] = Version(fingerprint(table, key, row), _tag(record.value)), row
-        return found
+                    newest[key] = row, _tag(record.value)
+        shown = self._view.rows(table.name, ((key, row) for key, (row, _) in newest.items()))
+        return {key: (Version(fingerprint(table, key, row), newest[key][1]), row) for key, row in shown}
 
     def _slice(self, table: Table, partition: int, count: int, number: int) -> dict[Key, Fingerprint] | None:
         """The live rows of one of ``count`` slices of a partition's keys; None when they are too many for memory."""
-        newest: dict[Key, Fingerprint] = {}
+        if self._view.changes(table.name):
+            kept = self._newest(table, partition, count, number, lambda _, row: row)
+            if kept is None:
+                return None
+            shown = self._view.rows(table.name, kept.items())
+            return {key: fingerprint(table, key, row) for key, row in shown}
+        return self._newest(table, partition, count, number, lambda key, row: fingerprint(table, key, row))
+
+    def _newest(
+        self, table: Table, partition: int, count: int, number: int, take: Callable[[Key, Row], _Taken]
+    ) -> dict[Key, _Taken] | None:
+        """What is to be kept of each live row; None when they are too many."""
+        newest: dict[Key, _Taken] = {}
         start = {other: NOWHERE for other in self._partitions(table) if other != partition}
         for record in self._reader.records(self._topics[table.name], start):
             if crc32(record.key) % count != number:
@@ -111,7 +147,7 @@ class TopicSide:
             if row is None:
                 newest.pop(key, None)
                 continue
-            newest[key] = fingerprint(table, key, row)
+            newest[key] = take(key, row)
             if len(newest) > self._keys_max:
                 return None
         return newest

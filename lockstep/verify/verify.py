@@ -10,6 +10,7 @@ from cdc.kafka.cluster import Cluster
 from cdc.kafka.control_topics import read_schema_records
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import Table, TableName
+from jobs.derive import opened_deriver
 from jobs.shape_history import TableHistory, histories, newest_shapes
 from lockstep.config import Config
 from lockstep.verify.evidence import rejected, topic_tags
@@ -23,6 +24,8 @@ from lockstep.verify.settle import ROUNDS_MAX, Finding, Settled, settle, strays
 from lockstep.verify.sink_side import Copy, SinkSide
 from lockstep.verify.source_side import Load, SourceSide
 from lockstep.verify.topic_side import TopicSide
+from lockstep.verify.view import Deriver, View
+from sinks.projection import parse_column
 from sinks.registry import SinkSettings, open_sink, projection_of
 from sinks.sink import Sink
 
@@ -125,8 +128,15 @@ class _Verification:
         sink = self._open_existing(settings, self._generation)
         self._sink = SinkSide(sink, patience)
         self._applied = self._applied_of(sink, self._generation)
+        self._view = View(projection_of(settings), self._open_deriver)
+        self._shapes: Mapping[TableName, Table] = {}
         self._source = SourceSide(
-            config.source, names=names, publication=config.publication, load=options.load, patience=patience
+            config.source,
+            names=names,
+            publication=config.publication,
+            load=options.load,
+            patience=patience,
+            view=self._view,
         )
         closing.callback(self._source.close)
         self._histories: Mapping[TableName, TableHistory] = {}
@@ -162,7 +172,14 @@ class _Verification:
                 hint="start `lockstep capture`, and verify when it has copied the table",
             )
         self._histories = histories(records)
-        return {name: shapes[name] for name in self._names}
+        self._shapes = {name: shapes[name] for name in self._names}
+        return dict(self._shapes)
+
+    def _open_deriver(self) -> Deriver:
+        self._say("starting Spark: this sink's settings have expressions, which it evaluates")
+        return self._closing.enter_context(
+            opened_deriver(self._config.spark, self._settings.expressions(), self._shapes)
+        )
 
     def _expected(
         self, shapes: Mapping[TableName, Table]
@@ -171,8 +188,7 @@ class _Verification:
         against = self._options.against
         expected: Expected
         origins = shapes
-        excluded = [_excluded(self._settings, name) for name in self._names]
-        others = [frozenset[str]() for _ in self._names]
+        theirs = self._settings
         if against == SOURCE:
             expected = self._source
             origins = self._source.tables()
@@ -187,16 +203,30 @@ class _Verification:
         else:
             number = _generation_number(against)
             settings = self._options.other_settings or self._settings
-            others = [_excluded(settings, name) for name in self._names]
+            theirs = settings
             sink = self._open_existing(settings, number)
             expected = GenerationSide(
                 number, SinkSide(sink, self._patience), self._applied_of(sink, number), self._log_ends
             )
         tables, left_out = [], {}
-        for name, ours, theirs in zip(self._names, excluded, others, strict=True):
-            compared, reasons = compared_columns(origins[name], shapes[name], ours, theirs, against=expected.name)
-            tables.append(replace(origins[name], columns=tuple(origins[name].column(column) for column in compared)))
-            left_out[name] = reasons
+        for name in self._names:
+            computed = self._view.computed(name)
+            compared, reasons = compared_columns(
+                replace(origins[name], columns=(*origins[name].columns, *computed)),
+                replace(shapes[name], columns=(*shapes[name].columns, *computed)),
+                _excluded(self._settings, name),
+                _excluded(theirs, name),
+                against=expected.name,
+            )
+            otherwise = made_otherwise(self._settings, theirs, name)
+            shown = self._view.table(origins[name])
+            tables.append(
+                replace(shown, columns=tuple(shown.column(name) for name in compared if name not in otherwise))
+            )
+            left_out[name] = (
+                *reasons,
+                *((column, f"{expected.name} was built with another mask or expression of it") for column in otherwise),
+            )
         return expected, tables, left_out
 
     def _log_ends(self) -> Mapping[tuple[str, int], int]:
@@ -299,6 +329,7 @@ class _Verification:
             self._histories,
             keys_max=self._options.keys_max,
             patience=self._patience,
+            view=self._view,
         )
 
     def _differences(self, table: Table, settled: Settled) -> list[Difference]:
@@ -526,6 +557,17 @@ def _generation_number(text: str) -> int:
             hint="source, topic, or the number of a generation (`lockstep generations` lists them)",
         )
     return int(text)
+
+
+def made_otherwise(ours: SinkSettings, theirs: SinkSettings, table: TableName) -> list[str]:
+    """Columns that two sinks have, but not the same values in them. Pure."""
+
+    def made(settings: SinkSettings) -> dict[str, object]:
+        how = [*settings.mask.items(), *settings.computed.items()]
+        return {column: made_so for text, made_so in how for of, column in [parse_column(text)] if of == table}
+
+    one, other = made(ours), made(theirs)
+    return sorted(column for column in one.keys() | other.keys() if one.get(column) != other.get(column))
 
 
 def _excluded(settings: SinkSettings, table: TableName) -> frozenset[str]:

@@ -127,7 +127,7 @@ def events(rows: Sequence[Mapping[str, Any]], shape: Table) -> list[Any]:
         retry_s=1.0,
         run="only",
     )
-    found, _ = events_of(newest(with_tags(records)), task)
+    found = events_of(newest(with_tags(records)), task).events
     return list(found)
 
 

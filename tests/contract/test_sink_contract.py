@@ -24,18 +24,23 @@ from opensearchpy import NotFoundError, OpenSearch
 from pydantic import SecretStr
 
 from cdc.model.errors import Fenced, LockstepError, Unavailable
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Table, TableName
+from cdc.model.tag import Tag
 from jobs.backfill import carry_over
 from sinks.delta_sink import DeltaSettings, DeltaSink
+from sinks.masks import Salt, Truncation
 from sinks.memory_sink import MemorySink, MemoryStore
-from sinks.opensearch_sink import OpenSearchSettings, OpenSearchSink
+from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch_sink import OpenSearchSink
 from sinks.projecting_sink import ProjectingSink
 from sinks.projection import Projection
 from sinks.redis_sink import RedisSettings, RedisSink
+from sinks.renaming import Renaming
 from sinks.retrying_sink import RetryingSink, Waiting
-from sinks.sink import AddedValues, Batch, Outcome, Sink
-from sinks.warehouse_sink import WarehouseSettings, WarehouseSink
+from sinks.sink import AddedValues, Batch, Outcome, Sink, TableVersions
+from sinks.warehouse_settings import WarehouseSettings
+from sinks.warehouse_sink import WarehouseSink
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 
 POISON = "poison"
@@ -109,7 +114,26 @@ def _memory() -> Destination:
 
 
 def _redis(endpoints: Any) -> Destination:
-    chosen = RedisSettings(url=SecretStr(endpoints.redis_url), max_value_bytes=MAX_VALUE_BYTES, timeout_s=5)
+    return _redis_laid_out(endpoints, "public.items:{}", lambda row: str(orjson.loads(row[b"v"])["note"]))
+
+
+def _redis_fields(endpoints: Any) -> Destination:
+    """A field per column, names and keys of one's own, sets, and rows that expire."""
+    layout: dict[str, Any] = {
+        "names": {"public.items": "item"},
+        "keys": {
+            str(KEYED.name): "odd:{a}:{b}.",
+            "public.single": "single:{k}",
+            "public.keyed": "{k}",
+        },
+        "sets": {"public.items": ("items:of:{id}",), "public.values": ("values:by_mood:{mood}",)},
+        "ttl_s": {"public.items": 3600},
+    }
+    return _redis_laid_out(endpoints, "item:{}", lambda row: row[b"note"].decode(), values="fields", **layout)
+
+
+def _redis_laid_out(endpoints: Any, key: str, note: Callable[[dict[bytes, bytes]], str], **layout: Any) -> Destination:
+    chosen = RedisSettings(url=SecretStr(endpoints.redis_url), max_value_bytes=MAX_VALUE_BYTES, timeout_s=5, **layout)
 
     @contextmanager
     def reader(name: str) -> Iterator[Reader]:
@@ -119,16 +143,17 @@ def _redis(endpoints: Any) -> Destination:
                 live: Any = client.get(f"{name}:live")
                 if live is None:
                     raise LookupError(name)
-                value: Any = client.hget(f"{name}:{live.decode()}:public.items:{number}", "v")
-                return None if value is None else orjson.loads(value)["note"]
+                row: Any = client.hgetall(f"{name}:{live.decode()}:{key.format(number)}")
+                return note(row) if row.keys() - {b"t", b"x"} else None
 
             yield find
 
     def everything(name: str) -> str:
         with redis.Redis.from_url(endpoints.redis_url) as client:
+            read: dict[bytes, Callable[[bytes], Any]] = {b"hash": client.hgetall, b"set": client.smembers}
             return repr(
                 [
-                    client.hgetall(key)
+                    (key, read[client.type(key)](key))
                     for key in client.scan_iter(f"{name}:g1*", count=10_000)
                     if key[-9:] != b".progress"
                 ]
@@ -143,8 +168,10 @@ def _redis(endpoints: Any) -> Destination:
     )
 
 
-def _opensearch(endpoints: Any) -> Destination:
-    chosen = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=10)
+def _opensearch(
+    endpoints: Any, items: str = "public.items", values: str = "public.values", **shaping: Any
+) -> Destination:
+    chosen = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=10, **shaping)
 
     @contextmanager
     def reader(name: str) -> Iterator[Reader]:
@@ -152,7 +179,7 @@ def _opensearch(endpoints: Any) -> Destination:
 
             def find(number: int) -> str | None:
                 try:
-                    answer = client.search(index=f"{name}.public.items", body={"query": {"term": {"id": number}}})
+                    answer = client.search(index=f"{name}.{items}", body={"query": {"term": {"id": number}}})
                 except NotFoundError:
                     raise LookupError(name) from None
                 hits = answer["hits"]["hits"]
@@ -163,7 +190,7 @@ def _opensearch(endpoints: Any) -> Destination:
 
     def everything(name: str) -> str:
         with OpenSearch(hosts=[endpoints.opensearch_url]) as client:
-            index = f"{name}.public.values_g1"
+            index = f"{name}.{values}_g1"
             client.indices.refresh(index=index)
             return repr((client.search(index=index, body={}), client.indices.get(index=index)))
 
@@ -183,8 +210,22 @@ def _opensearch(endpoints: Any) -> Destination:
     )
 
 
-def _warehouse(endpoints: Any) -> Destination:
-    chosen = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), lock_timeout_s=1)
+def _opensearch_shaped(endpoints: Any) -> Destination:
+    """With names, ids and routing of one's own, and deletes that leave markers."""
+    return _opensearch(
+        endpoints,
+        items="items",
+        values="all-values",
+        names={"public.items": "items", "public.values": "all-values"},
+        ids={"public.values": "value:{id}", "public.single": "{k}", str(KEYED.name): "{b}-{a}", "public.keyed": "{k}!"},
+        routing={"public.items": ("id",), str(KEYED.name): ("a",), "public.single": ("k",)},
+        shards=2,
+        deletes="marker",
+    )
+
+
+def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
+    chosen = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), lock_timeout_s=1, **shaping)
 
     @contextmanager
     def reader(name: str) -> Iterator[Reader]:
@@ -212,6 +253,28 @@ def _warehouse(endpoints: Any) -> Destination:
         "warehouse",
         fences=True,
     )
+
+
+def _warehouse_history(endpoints: Any) -> Destination:
+    """With all versions kept, which a job would bring: each event of a batch is one."""
+    plain = _warehouse(endpoints, history=True)
+
+    class Versioned:
+        def __init__(self, sink: Sink) -> None:
+            self._sink = sink
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sink, name)
+
+        def apply(self, given: Batch) -> Outcome:
+            versions = []
+            for events in Events.of(given.events).tables:
+                operations = ["d" if row is None else "u" for row in events.rows]
+                times_ms = [Tag.parse(tag).commit_lsn for tag in events.tags]
+                versions.append(TableVersions(events, operations, times_ms))
+            return self._sink.apply(replace(given, versions=versions))
+
+    return replace(plain, open=lambda name, generation: cast("Sink", Versioned(plain.open(name, generation))))
 
 
 def _delta(_endpoints: Any) -> Destination:
@@ -253,7 +316,15 @@ def _delta(_endpoints: Any) -> Destination:
     )
 
 
-_REAL = {"redis": _redis, "opensearch": _opensearch, "warehouse": _warehouse, "delta": _delta}
+_REAL = {
+    "redis": _redis,
+    "redis-fields": _redis_fields,
+    "opensearch": _opensearch,
+    "opensearch-shaped": _opensearch_shaped,
+    "warehouse": _warehouse,
+    "warehouse-history": _warehouse_history,
+    "delta": _delta,
+}
 _LIVE = [pytest.param(kind, marks=pytest.mark.live) for kind in _REAL]
 
 
@@ -1359,6 +1430,34 @@ def test_what_a_column_was_added_with_stays_away_where_the_column_is_left_out(
     _carried(sink, wider, left)
     assert [dict(stored.row) for stored in sink.scan(wider)] == [{**row, "added": "x"}]
     assert PRIVATE not in destination.everything(name)
+
+
+def test_hidden_values_and_other_names_hold_in_every_way_a_row_comes(destination: Destination, name: str) -> None:
+    """Applied, replaced, replayed and carried over: what is hidden once is hidden once, and asked for by the source's names."""
+    masks: Any = {VALUES.name: {"prose": "hash", "a_json": Truncation(truncate=2)}}
+    renaming = Renaming({VALUES.name: {"a_json": "shortened", "prose": "hidden"}})
+
+    def opened() -> Sink:
+        inner = destination.sink(name, 1)
+        return ProjectingSink(inner, Projection(masks=masks, salt=Salt(b"salt")), 1, renaming=renaming)
+
+    sink = opened()
+    sink.prepare([VALUES])
+    row = {**PLAIN, "prose": PRIVATE, "a_json": f'{{"a": "{PRIVATE}"}}'}
+    seen = {**row, "prose": Salt(b"salt").hash(PRIVATE), "a_json": '{"'}
+    sink.apply(batch(upsert(row, 1, of=VALUES), upsert({**row, "id": 2}, 1, of=VALUES)))
+    sink.apply(replace(batch(upsert(row, 1, of=VALUES)), replays=True))
+    sink.apply(batch(delete({"id": 2}, 2, of=VALUES)))
+    assert [(dict(stored.key), dict(stored.row)) for stored in sink.scan(VALUES)] == [({"id": 1}, seen)]
+    wider = replace(VALUES, columns=(*VALUES.columns, column("added")))
+    sink = opened()
+    left = sink.prepare([wider], added={VALUES.name: {"added": "x"}})
+    _carried(sink, wider, left)
+    expected = {**seen, "added": "x"}
+    assert [dict(stored.row) for stored in opened().rows(wider, [{"id": 1}, {"id": 2}])] == [expected]
+    everything = destination.everything(name)
+    assert PRIVATE not in everything
+    assert Salt(b"salt").hash(PRIVATE) in everything
 
 
 def test_a_scan_may_be_left_early(destination: Destination, name: str) -> None:

@@ -15,7 +15,8 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Column, Table, TableName
 from migrations.warehouse import upgrade
 from sinks.access import Login
-from sinks.warehouse_sink import WarehouseSettings, WarehouseSink
+from sinks.warehouse_settings import WarehouseSettings
+from sinks.warehouse_sink import WarehouseSink
 from tests.builders import batch, column, delete, table, upsert
 
 pytestmark = pytest.mark.live
@@ -393,6 +394,93 @@ def test_a_missing_right_stops_the_job(database: Any, endpoints: Any, name: str)
         database.execute(f"drop role {name}")
 
 
+@pytest.fixture
+def limited(database: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink]:
+    """The sink of a user who may do what a sink has to, and no more."""
+    scratch = f"m{uuid.uuid4().hex[:12]}"
+    database.execute(f"create role {name} login")
+    database.execute(f"create database {scratch} owner {name}")
+    url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
+    sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url), login=Login(user=name)), 1)
+    sink.prepare([table()])
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    try:
+        yield sink
+    finally:
+        sink.close()
+        database.execute(f"drop database {scratch} with (force)")
+        database.execute(f"drop role {name}")
+
+
+def _as_owner(endpoints: Any, sink: WarehouseSink, *statements: str) -> list[Any]:
+    """Statements in the database of the limited user; the rows of the last one."""
+    address = sink._settings.url.get_secret_value().rpartition("/")[2]
+    with psycopg.connect(endpoints.warehouse_dsn, dbname=address, autocommit=True) as owner:
+        for statement in statements:
+            cursor = owner.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.mark.parametrize(
+    ("take", "give", "state", "hint"),
+    [
+        (
+            "revoke insert on {name}_g1.orders from {name}",
+            "grant insert on {name}_g1.orders to {name}",
+            "42501",
+            "grant",
+        ),
+        ("revoke usage on schema {name}_g1 from {name}", "grant usage on schema {name}_g1 to {name}", "42501", "grant"),
+        (
+            "alter role {name} set default_transaction_read_only = on",
+            "alter role {name} reset default_transaction_read_only",
+            "25006",
+            "read-only",
+        ),
+        (
+            "alter table {name}_g1.orders rename note to other",
+            "alter table {name}_g1.orders rename other to note",
+            "42703",
+            "by hand",
+        ),
+        ("alter role {name} nologin", "alter role {name} login", "not permitted to log in", "LOGIN"),
+    ],
+    ids=["a table's right", "a schema's right", "read-only", "a column", "login"],
+)
+def test_what_was_taken_stops_the_job_and_nothing_is_lost(
+    endpoints: Any, limited: WarehouseSink, name: str, take: str, give: str, state: str, hint: str
+) -> None:
+    limited._connection.disconnect()  # what a role has by default is looked at when it connects
+    _as_owner(endpoints, limited, take.format(name=name))
+    for _ in range(2):
+        with pytest.raises(LockstepError, match=state) as raised:
+            limited.apply(batch(upsert({"id": 2, "note": "secret-word"}, 2), next_offsets={("t", 0): 7}))
+        assert not isinstance(raised.value, Unavailable)
+        assert hint in (raised.value.hint or "")
+        assert "secret-word" not in str(raised.value)
+    offsets = "select next_offset from lockstep.applied_offset"
+    assert _as_owner(endpoints, limited, offsets) == []
+    _as_owner(endpoints, limited, give.format(name=name))
+    limited._connection.disconnect()
+    assert limited.apply(batch(upsert({"id": 2, "note": "b"}, 2), next_offsets={("t", 0): 7})).applied == 1
+    assert _as_owner(endpoints, limited, offsets) == [(7,)]
+
+
+@pytest.mark.parametrize(
+    "limit",
+    ["alter role {name} connection limit 0", "alter role {name} set statement_timeout = '1ms'"],
+    ids=["connections", "time"],
+)
+def test_what_passes_by_itself_is_waited_for(endpoints: Any, limited: WarehouseSink, name: str, limit: str) -> None:
+    limited._connection.disconnect()
+    _as_owner(endpoints, limited, limit.format(name=name))
+    rows = [upsert({"id": number, "note": "n" * 100}, 2) for number in range(5000)]
+    with pytest.raises(Unavailable):
+        limited.apply(batch(*rows))
+    _as_owner(endpoints, limited, f"alter role {name} connection limit -1", f"alter role {name} reset all")
+    assert limited.apply(batch(*rows)).applied == 5000
+
+
 def test_a_wrong_database_stops_the_job_and_shows_no_password(endpoints: Any, name: str) -> None:
     url = endpoints.warehouse_url.rpartition("/")[0] + "/nowhere"
     login = Login(password=SecretStr("secret-word"))
@@ -439,7 +527,7 @@ def test_a_failed_migration_leaves_nothing_behind_and_the_next_one_succeeds(endp
         for _ in range(2):
             with engine.begin() as connection:
                 upgrade(connection)
-                assert connection.scalar(text("select version_num from lockstep.schema_version")) == "0003"
+                assert connection.scalar(text("select version_num from lockstep.schema_version")) == "0004"
     finally:
         engine.dispose()
         database.execute(f"drop database {scratch}")

@@ -19,7 +19,7 @@ from cdc.protocol.control import SchemaRecord
 from sinks.redis_sink import RedisSettings
 from sinks.registry import SinkSettings, open_sink
 from sinks.sink import Progress
-from sinks.warehouse_sink import WarehouseSettings
+from sinks.warehouse_settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.events import Change, Delete, Log, Put, kafka_settings

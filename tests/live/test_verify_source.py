@@ -10,11 +10,20 @@ from cdc.postgres.settings import TableOptions
 from lockstep.verify.form import fingerprint
 from lockstep.verify.patience import Patience
 from lockstep.verify.source_side import Load, SourceSide
+from lockstep.verify.view import Deriver, View
+from sinks.projection import Projection
 from tests.databases import Database
 
 pytestmark = pytest.mark.live
 
 T = TableName("public", "t")
+
+
+def _no_deriver() -> Deriver:
+    raise AssertionError("nothing is to be evaluated")
+
+
+UNCHANGED = View(Projection(), _no_deriver)
 
 KEY_TYPES = {
     "int2": ["-7", "0", "32767"],
@@ -55,6 +64,7 @@ def side(database: Database, *names: TableName, load: Load | None = None, public
         publication=publication,
         load=load or Load(pause_ratio=0.0),
         patience=Patience(lambda: False),
+        view=UNCHANGED,
     )
 
 
@@ -210,7 +220,9 @@ def test_tables_that_inherit_are_tables_of_their_own(database: Database) -> None
 def test_a_configured_key_is_the_key(database: Database) -> None:
     database.execute("create table t (id int primary key, code text not null unique)", "insert into t values (1, 'x')")
     settings = database.source(T).model_copy(update={"options": {"public.t": TableOptions(key=("code",))}})
-    source = SourceSide(settings, names=[T], publication="none", load=Load(), patience=Patience(lambda: False))
+    source = SourceSide(
+        settings, names=[T], publication="none", load=Load(), patience=Patience(lambda: False), view=UNCHANGED
+    )
 
     assert ids(source) == [b'{"code":"x"}']
     source.close()
@@ -219,7 +231,9 @@ def test_a_configured_key_is_the_key(database: Database) -> None:
 def test_a_missing_grant_says_what_to_grant(database: Database) -> None:
     database.execute("create table t (id int primary key)")
     settings = database.source(T, user=database.role(login="login"))
-    source = SourceSide(settings, names=[T], publication="none", load=Load(), patience=Patience(lambda: False))
+    source = SourceSide(
+        settings, names=[T], publication="none", load=Load(), patience=Patience(lambda: False), view=UNCHANGED
+    )
 
     with pytest.raises(LockstepError, match="permission denied") as caught:
         ids(source)

@@ -74,22 +74,28 @@ def test_all_malformed_columns_are_reported(values: dict[str, object], _kind: ty
         ADAPTER.validate_python({**values, "exclude": ["orders.note", "public.orders.id", "a.b.c.d"]})
 
 
+COMMON: dict[str, object] = {
+    "tables": ["public.orders"],
+    "exclude": ["public.orders.note"],
+    "rename": {"public.orders.title": "name"},
+    "mask": {"public.orders.phone": {"truncate": 3}},
+    "computed": {"public.orders.day": {"sql": "cast(at as date)", "type": "date"}},
+    "where": {"public.orders": "price > 0"},
+}
 SHAPED: dict[str, dict[str, object]] = {
     "opensearch": {
-        "exclude": ["public.orders.note"],
-        "tables": ["public.orders"],
+        **COMMON,
         "fields": {"public.orders.title": {"type": "keyword", "fields": {"x": {"type": "text"}}}},
         "index_settings": {"analysis": {"analyzer": {"a": {"type": "keyword"}}}},
         "shards": 3,
         "deletes": "marker",
+        "names": {"public.orders": "orders"},
+        "ids": {"public.orders": "o-{id}"},
+        "routing": {"public.orders": ["id"]},
     },
-    "redis": {"exclude": ["public.orders.note"], "tables": ["public.orders"]},
-    "warehouse": {"exclude": ["public.orders.note"], "tables": ["public.orders"]},
-    "delta": {
-        "exclude": ["public.orders.note"],
-        "tables": ["public.orders"],
-        "partition_by": {"public.orders": ["region", "day"]},
-    },
+    "redis": {**COMMON},
+    "warehouse": {**COMMON, "names": {"public.orders": "bought"}, "history": ["public.orders"]},
+    "delta": {**COMMON, "partition_by": {"public.orders": ["region", "day"]}},
 }
 
 

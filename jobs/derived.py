@@ -1,0 +1,65 @@
+"""What Spark has derived of a row, as it travels beside it, and the row with it (pure)."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from cdc.model.event import JsonValue
+from cdc.model.table import Column
+
+DERIVED: Final = "derived"
+"""The records' column that holds it: JSON, the text of each result under its name, null where its evaluation failed."""
+
+_INTEGERS: Final = frozenset({"int2", "int4", "int8"})
+_FLOATS: Final = frozenset({"float4", "float8"})
+
+
+def condition_name(columns: Collection[str]) -> str:
+    """What the condition's result is called beside these columns."""
+    name = "where"
+    while name in columns:
+        name += "_"
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """``row``: the row with its computed columns; None where it doesn't meet the condition. ``refused`` says why there is neither."""
+
+    row: bytes | None
+    refused: str = ""
+
+
+def derived_row(row: bytes, derived: bytes | str, columns: Collection[Column]) -> Derived:
+    """A row's JSON and what was derived of it. A condition that is null isn't met, as everywhere in SQL."""
+    results: Mapping[str, Mapping[str, str | None] | None] = orjson.loads(derived)
+    condition = condition_name([column.name for column in columns])
+    met = results.get(condition)
+    if met is not None and met["v"] != "true":
+        return Derived(None)
+    failed = [name for name, result in results.items() if result is None]
+    if failed:
+        what = ["the condition of where" if name == condition else f"computed column {name!r}" for name in failed]
+        return Derived(None, f"expression: {', '.join(what)} can't be evaluated for this row")
+    if not columns:
+        return Derived(row)
+    values = b",".join(
+        orjson.dumps(column.name) + b":" + orjson.dumps(_value((results[column.name] or {})["v"], column.value_type))
+        for column in columns
+    )
+    return Derived(row[:-1] + (b"," if len(row) > 2 else b"") + values + b"}")
+
+
+def _value(text: str | None, of_type: str) -> JsonValue:
+    """A result in the form that its type has in events."""
+    if text is None:
+        return None
+    if of_type == "bool":
+        return text == "true"
+    if of_type in _INTEGERS:
+        return int(text)
+    if of_type in _FLOATS:
+        return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
+    return text

@@ -1,0 +1,68 @@
+"""What a sink gets to see of the other side's rows: its masks, computed columns and filters, applied to them before they are compared."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, Protocol
+
+import orjson
+
+from cdc.model.table import Column, Table, TableName
+from jobs.derived import derived_row
+from lockstep.verify.form import Key, Row
+from sinks.projection import Projection
+
+_ROWS_AT_ONCE: Final = 10_000
+
+_REFUSED: Final[Row] = {}
+"""Stands for a row that no sink of these settings takes: whatever is found in its place differs from it."""
+
+
+class Deriver(Protocol):
+    """Evaluates a sink's expressions."""
+
+    def derive(self, table: TableName, rows: list[bytes]) -> list[bytes]:
+        """What is derived of each row, as ``jobs.derived`` reads it."""
+        ...
+
+
+class View:
+    """``open_deriver`` is called once, when the first row needs it: what it opens takes seconds to start."""
+
+    def __init__(self, projection: Projection, open_deriver: Callable[[], Deriver]) -> None:
+        self._projection = projection
+        self._open_deriver = open_deriver
+        self._deriver: Deriver | None = None
+
+    def changes(self, table: TableName) -> bool:
+        """Whether rows of a table look otherwise than at the source, columns that are left out aside."""
+        return table in self._projection.masks or table in self._projection.derived
+
+    def table(self, table: Table) -> Table:
+        """The table as the sink knows it, by the source's names."""
+        return self._projection.table(table)
+
+    def computed(self, table: TableName) -> Sequence[Column]:
+        """The columns that it has besides the source's own."""
+        return self._projection.computed.get(table, ())
+
+    def rows(self, table: TableName, rows: Iterable[tuple[Key, Row]]) -> Iterator[tuple[Key, Row]]:
+        """The rows that the sink is to have, as it is to have them."""
+        if not self.changes(table):
+            yield from rows
+            return
+        remaining = iter(rows)
+        while portion := list(islice(remaining, _ROWS_AT_ONCE)):
+            for key, row in self._derived(table, portion) if table in self._projection.derived else portion:
+                yield key, self._projection.row(table, row)
+
+    def _derived(self, table: TableName, rows: list[tuple[Key, Row]]) -> Iterator[tuple[Key, Row]]:
+        if self._deriver is None:
+            self._deriver = self._open_deriver()
+        texts = [orjson.dumps(row) for _, row in rows]
+        columns = self._projection.computed.get(table, ())
+        for (key, _), text, results in zip(rows, texts, self._deriver.derive(table, texts), strict=True):
+            found = derived_row(text, results, columns)
+            if found.refused:
+                yield key, _REFUSED
+            elif found.row is not None:
+                yield key, orjson.loads(found.row)

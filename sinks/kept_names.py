@@ -1,0 +1,81 @@
+"""By what name a generation knows each column, whatever it is called at the source by now: the note ``g<n>.names``.
+
+With ``schema_changes = "keep"`` a column that the source renames goes on here under the name that it had, so that readers see no
+difference until the sink is built anew.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc.model.table import Table, TableName
+from sinks.projection import column_text
+from sinks.renaming import Renaming
+from sinks.sink import Sink
+
+
+@dataclass(frozen=True)
+class KeptNames:
+    """``numbers``: table -> number of a column -> its name here. ``renaming``: what columns are called here, as of the last shapes."""
+
+    numbers: Mapping[TableName, Mapping[int, str]] = field(default_factory=dict)
+    renaming: Renaming = field(default_factory=Renaming)
+
+    def outdated(self, configured: Renaming) -> list[str]:
+        """For people: columns that are called here as they were at the source once."""
+        return [
+            f"{column_text(table, there)} is {here!r} here"
+            for table, names in sorted(self.renaming.names.items())
+            for there, here in sorted(names.items())
+            if configured.names.get(table, {}).get(there) != here
+        ]
+
+
+def keep_names(configured: Renaming, tables: Sequence[Table], known: KeptNames | None) -> KeptNames:
+    """The names for these shapes, which are as the sink sees them. Pure.
+
+    A column goes on under its name, unless a column that is new here has that name: then the destination judges.
+    """
+    numbers: dict[TableName, dict[int, str]] = {}
+    if known is not None:
+        numbers = {name: dict(of_table) for name, of_table in known.numbers.items()}
+    names = {name: dict(of) for name, of in configured.names.items()}
+    for table in tables:
+        held = numbers.setdefault(table.name, {})
+        called = {column.name: names.get(table.name, {}).get(column.name, column.name) for column in table.columns}
+        for column in table.columns:
+            before = held.get(column.number) if column.number else None
+            if before is not None and before not in called.values():
+                names.setdefault(table.name, {})[column.name] = before
+                called[column.name] = before
+            if column.number:
+                held[column.number] = called[column.name]
+    return KeptNames(numbers, Renaming(names))
+
+
+def load_names(sink: Sink, generation: int) -> KeptNames | None:
+    """What a generation knows, or None when it keeps no names."""
+    text = sink.load_note(_note(generation))
+    if text is None:
+        return None
+    numbers: dict[TableName, Mapping[int, str]] = {}
+    names: dict[TableName, Mapping[str, str]] = {}
+    for schema, name, of_table, renamed in json.loads(text):
+        table = TableName(schema, name)
+        numbers[table] = {int(number): called for number, called in of_table.items()}
+        if renamed:
+            names[table] = renamed
+    return KeptNames(numbers, Renaming(names))
+
+
+def save_names(sink: Sink, generation: int, kept: KeptNames) -> None:
+    document: list[Any] = []
+    for name, of_table in kept.numbers.items():
+        renamed = kept.renaming.names.get(name, {})
+        document.append([name.schema, name.name, dict(of_table), dict(renamed)])
+    sink.save_note(_note(generation), json.dumps(document))
+
+
+def _note(generation: int) -> str:
+    return f"g{generation}.names"

@@ -1,0 +1,67 @@
+"""Masks: what of a column's values a destination gets to see instead of them (pure).
+
+=====================  =========================================================================================
+``"drop"``             nothing: the column is left out, as with ``exclude``
+``"hash"``             HMAC-SHA-256 of the value under the sink's salt, 64 hex digits: equal values stay equal
+``{ truncate = 3 }``   the first characters of the value's text
+=====================  =========================================================================================
+
+Null stays null. What isn't text is taken in the form that it has in events; a masked column is text.
+"""
+
+import hashlib
+import hmac
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from cdc.model.event import JsonValue
+
+
+class Truncation(BaseModel):
+    """How many characters are left of a text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    truncate: Annotated[int, Field(ge=0)]
+
+
+MaskSetting = Literal["drop", "hash"] | Truncation
+"""One column's mask, as it stands in the file."""
+
+_SALT_MARK: Final = b"lockstep: which salt is this?"
+
+
+@dataclass(frozen=True, slots=True)
+class Salt:
+    """A sink's secret for hashes. Whoever doesn't know it can't find a value by trying."""
+
+    secret: bytes
+
+    @property
+    def mark(self) -> str:
+        """By which it is known again without being told: 16 hex digits."""
+        return hmac.digest(self.secret, _SALT_MARK, "sha256").hex()[:16]
+
+    def hash(self, value: JsonValue) -> str:
+        return hmac.digest(self.secret, _text(value).encode(), hashlib.sha256).hex()
+
+    def __repr__(self) -> str:
+        return "Salt(...)"
+
+
+def masked(value: JsonValue, mask: MaskSetting, salt: Salt | None) -> JsonValue:
+    """What is seen of a value. ``drop`` never gets here: such a column is left out."""
+    if value is None:
+        return None
+    if isinstance(mask, Truncation):
+        return _text(value)[: mask.truncate]
+    assert mask == "hash"
+    assert salt is not None, "settings with a hash have a salt"
+    return salt.hash(value)
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()

@@ -1,0 +1,113 @@
+"""What an answer of OpenSearch means: applied, too old, once more, the row's fault, or the operator's turn (pure).
+
+===============================================  ============  =================================================
+answer                                           verdict
+===============================================  ============  =================================================
+2xx; a delete's 404                              applied
+409 version conflict                             stale         the document has this version or a newer one
+429, 5xx, 503 cluster block                      again         queues, breakers, a node or a shard that is missing
+413 of several documents                         again         in smaller requests
+400 mapping conflict; 413 of one document        rejected      nobody can write this row as it is
+403 and 429 cluster block                        stop          read-only, mostly a full disk
+400 index closed, no index, no writing alias     stop          somebody removed what rows go into
+401, 403, anything else                          stop
+===============================================  ============  =================================================
+"""
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Final
+
+from cdc.model.errors import LockstepError, Unavailable
+
+RETRY_AFTER_S: Final = 1.0
+
+TOO_LONG: Final = "content_too_long"
+"""The error of documents in a request that was longer than a server or a proxy before it allows."""
+
+_FIELD_IN_REASON: Final = re.compile(r"failed to parse field \[(?P<field>[^\]]*)\] of type \[(?P<type>[^\]]*)\]")
+
+# Status 400, and yet nothing is wrong with the document.
+_NOBODYS_BAD_ROW: Final = frozenset(
+    {
+        "invalid_index_name_exception",  # the writing alias is gone, and the server tried to create an index in its place
+        "index_closed_exception",
+        "routing_missing_exception",  # this job routes otherwise than the index was made for
+    }
+)
+
+
+class Verdict(Enum):
+    """What an item's answer means."""
+
+    APPLIED = "applied"
+    STALE = "stale"
+    AGAIN = "again"
+    REJECTED = "rejected"
+    STOP = "stop"
+
+
+def verdict(status: int, error: str | None) -> Verdict:
+    """Judge an item of a bulk answer by its HTTP status and the type of its error."""
+    if error is None:
+        # 404 without an error: the document to delete wasn't there, and the version is remembered all the same.
+        return Verdict.APPLIED
+    if error == "version_conflict_engine_exception":
+        return Verdict.STALE
+    if error == "cluster_block_exception" and status != 503:
+        return Verdict.STOP  # full disk or a read-only index: nobody's bad row
+    if error in _NOBODYS_BAD_ROW:
+        return Verdict.STOP
+    if status == 429 or status >= 500:
+        return Verdict.AGAIN
+    return Verdict.REJECTED if status in (400, 413) else Verdict.STOP
+
+
+def refusal(error: Mapping[str, Any]) -> str:
+    """Why, without the server's own sentence: it quotes the value."""
+    found = _FIELD_IN_REASON.search(error.get("reason") or "")
+    where = "" if found is None else f": field {found['field']!r} of type {found['type']}"
+    cause = (error.get("caused_by") or {}).get("type")
+    return f"{error['type']}{where}" + ("" if cause is None else f" ({cause})")
+
+
+def failure(status: int, error: str) -> LockstepError:
+    """A whole request's refusal as our error."""
+    if verdict(status, error) is Verdict.AGAIN:
+        return Unavailable(f"opensearch can't serve now: {status} {error}", retry_after_s=RETRY_AFTER_S)
+    return stopping(status, error)
+
+
+def unreadable(error: Mapping[str, Any]) -> LockstepError:
+    """A document that couldn't be looked up isn't one that doesn't exist."""
+    if error["type"] == "index_not_found_exception":
+        return stopping(404, error["type"])
+    if error["type"] in _NOBODYS_BAD_ROW:
+        return stopping(400, error["type"])
+    return Unavailable(f"opensearch can't read a document now: {error['type']}", retry_after_s=RETRY_AFTER_S)
+
+
+def stopping(status: int, error: str) -> LockstepError:
+    """The operator's turn."""
+    if status == 401:
+        hint = "check user and password of this sink"
+    elif status == 403 and error != "cluster_block_exception":
+        hint = "grant the sink's user the right to create, read, write and alias the indexes of its prefix, and to change their settings"
+    elif error == "cluster_block_exception":
+        hint = "the index is read-only, mostly because the disk is nearly full: free space; OpenSearch then lifts the block"
+    elif error in ("index_not_found_exception", "invalid_index_name_exception"):
+        hint = "the index was removed; restart the job, or build it anew: lockstep rebuild"
+    elif error == "index_closed_exception":
+        hint = "somebody closed the index: open it again, then restart the job"
+    elif error == "routing_missing_exception":
+        hint = (
+            "the index was made with another routing of this sink: restart the job, or build it anew: lockstep rebuild"
+        )
+    elif error == "validation_exception":
+        hint = "the cluster has as many shards as cluster.max_shards_per_node allows, mostly: remove old indexes, or raise it"
+    elif status == 413:
+        hint = "raise http.max_content_length of the cluster, or what a proxy before it allows"
+    else:
+        hint = "look at the cluster's log"
+    return LockstepError(f"opensearch refuses: {status} {error}", hint=hint)

@@ -1,0 +1,110 @@
+"""How a row is called in its index: the document's id and its routing, both made from the key alone (pure).
+
+A key never changes (one that does is a delete and a create), so an id or a routing made from it leads every event of a row to
+the same document of the same shard.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import orjson
+
+from cdc.model.event import JsonValue
+
+_ID_BYTES_MAX: Final = 512
+_HASHED: Final = "sha256:"
+
+_PART: Final = re.compile(r"(?P<brace>\{\{|\}\})|\{(?P<column>[^{}]+)\}|(?P<literal>[^{}]+)")
+
+
+def document_id(values: Sequence[JsonValue]) -> str:
+    """A key's values as a document's id; different keys of one table have different ids."""
+    if len(values) == 1:
+        text = values[0] if isinstance(values[0], str) else orjson.dumps(values[0]).decode()
+    else:
+        text = orjson.dumps(values).decode()
+    encoded = text.encode()
+    if not text or len(encoded) > _ID_BYTES_MAX or text.startswith(_HASHED):
+        return _HASHED + hashlib.sha256(encoded).hexdigest()
+    return text
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class IdTemplate:
+    """``order-{id}``: what a document's id looks like. ``literals`` stand around the values of ``columns``, one more than these.
+
+    With several columns, the special characters between them are percent-encoded in the values (and ``%`` with them), so that
+    no two keys have the same id.
+    """
+
+    literals: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """``{column}`` stands for a key column's value, ``{{`` and ``}}`` for braces. Raises ValueError with all that is wrong."""
+        literals, columns, end = [""], [], 0
+        for match in _PART.finditer(text):
+            if match.start() != end:
+                break
+            end = match.end()
+            if match["column"]:
+                columns.append(match["column"])
+                literals.append("")
+            else:
+                literals[-1] += match["brace"][0] if match["brace"] else match["literal"]
+        problems = []
+        if end != len(text):
+            problems.append(f"a brace has no partner at {text[end : end + 10]!r}: for a brace itself write it twice")
+        elif not columns:
+            problems.append("no key column stands in it, as in {id}")
+        problems += [f"{{{name}}} stands in it twice" for name in dict.fromkeys(columns) if columns.count(name) > 1]
+        problems += [
+            f"between {{{columns[place]}}} and {{{columns[place + 1]}}} there must be a character like '-' or ':', "
+            "or different keys would have the same id"
+            for place, between in enumerate(literals[1:-1])
+            if not _special(between)
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return cls(tuple(literals), tuple(columns))
+
+    def problems(self, key: Sequence[str]) -> list[str]:
+        """Why this can't be the id of rows with that key."""
+        return [
+            f"{name!r} isn't a column of the key ({', '.join(key)})" for name in self.columns if name not in key
+        ] + [
+            f"key column {name!r} is missing, so that different rows would have the same id"
+            for name in key
+            if name not in self.columns
+        ]
+
+    def maker(self) -> Callable[[Mapping[str, JsonValue]], str]:
+        """Makes ids from keys."""
+        escaped = {character: _percent(character) for character in set("".join(map(_special, self.literals[1:-1])))}
+        if escaped:
+            escaped["%"] = _percent("%")
+        table = str.maketrans(escaped)
+        first, pairs = self.literals[0], tuple(zip(self.columns, self.literals[1:], strict=True))
+
+        def make(key: Mapping[str, JsonValue]) -> str:
+            # Within the bounds of ids, as any other text.
+            return document_id([first + "".join(_text(key[name]).translate(table) + after for name, after in pairs)])
+
+        return make
+
+
+def _special(literal: str) -> str:
+    # Letters and digits occur in the encoding itself, so they can't tell where a value ends.
+    return "".join(character for character in literal if not character.isalnum() and character != "%")
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02x}" for byte in character.encode())

@@ -1,0 +1,68 @@
+"""What Redis refuses, as the errors of a sink."""
+
+from typing import Final
+
+from cdc.model.errors import LockstepError, Unavailable
+
+# How a server in cluster mode says that a key of the script is on another one.
+_OTHER_NODE: Final = "non local key"
+# The first words of replies that redis-py has no class for. These end by themselves, ...
+_PASSING: Final = ("BUSY", "NOREPLICAS", "UNBLOCKED", "LOADING")
+# ... this one doesn't.
+_CANT_SAVE: Final = "MISCONF"
+_RETRY_AFTER_S: Final = 0.5
+
+
+def translated(error: Exception) -> LockstepError:
+    """redis-py's error as ours. The code that a reply begins with is in the class, or in the text where there is none."""
+    from redis import exceptions
+
+    words = str(error).splitlines()[0][:200] if str(error) else "connection lost"
+    match error:
+        case (
+            exceptions.AuthenticationError()
+            | exceptions.AuthorizationError()
+            | exceptions.AuthenticationWrongNumberOfArgsError()
+        ):
+            return LockstepError(f"redis refuses the login: {words}", hint="check user and password of this sink")
+        case exceptions.NoPermissionError():
+            commands = (
+                "EVAL, EVALSHA, SCRIPT|LOAD, HGET, HGETALL, HKEYS, HMGET, HEXISTS, HSET, HSETNX, HDEL, DEL, PEXPIRE, EXISTS, "
+                "GET, SET, SETNX, SADD, SMEMBERS, SREM, SCAN, UNLINK, MULTI, EXEC, INFO"
+            )
+            return LockstepError(
+                f"redis refuses: {words}", hint=f"grant the sink's user {commands} on the keys of its prefix"
+            )
+        case exceptions.OutOfMemoryError():
+            return LockstepError(f"redis refuses: {words}", hint="raise maxmemory, or move other data away")
+        case (
+            exceptions.AskError() | exceptions.ClusterDownError() | exceptions.ClusterCrossSlotError()
+        ):  # MOVED is an AskError too
+            return _cluster()
+        case exceptions.NoScriptError():
+            return LockstepError("redis forgets scripts at once", hint="find out who runs SCRIPT FLUSH all the time")
+        case exceptions.ConnectionError() | exceptions.TimeoutError():
+            if "certificate verify failed" in str(error):
+                return LockstepError(
+                    "the certificate of redis isn't trusted",
+                    hint="set tls.ca_file of this sink to its authority's certificate",
+                )
+            return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
+        case exceptions.ReadOnlyError() | exceptions.TryAgainError():
+            return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
+    if _OTHER_NODE in words:
+        return _cluster()
+    if words.startswith(_CANT_SAVE):
+        return LockstepError(
+            "redis can't save to its disk", hint="free space, or mend the server's persistence settings"
+        )
+    if words.startswith(_PASSING):
+        return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
+    return LockstepError(f"redis refuses: {words}", hint="look at the server's log")
+
+
+def _cluster() -> LockstepError:
+    return LockstepError(
+        "redis is a cluster, over which this sink can't write a batch",
+        hint="give this sink the address of a single server (cluster-enabled no), or of a proxy",
+    )

@@ -1,0 +1,338 @@
+"""Where rows and their sets stand in Redis: keys made of names and templates, and a row's fields (pure).
+
+A template is text with placeholders, ``order:{id}``. Colons divide it into segments, each with at most one placeholder, and a value is
+written without colons: so a key tells its values apart, and two templates that never share a key can be told from those that might.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from cdc.model.event import JsonValue
+from cdc.model.table import Column, Table, TableName
+
+_LITERAL: Final = r"[A-Za-z0-9_./@#=+-]+"
+_TOKEN: Final = re.compile(rf"\{{(?P<column>[^{{}}]+)\}}|(?P<colon>:)|(?P<literal>{_LITERAL})")
+_NAME: Final = re.compile(_LITERAL)
+_SPECIAL: Final = frozenset("*?[]^\\")
+
+COLUMN_MARK: Final = ":"
+"""With what the sink's own fields begin beside a row's columns; a column that begins with it has one more in front."""
+
+NULLS: Final = f"{COLUMN_MARK}n"
+"""The field that lists a row's columns that are null, as JSON; it isn't there when none is."""
+
+# What an event has as JSON numbers or booleans. Everything else is text, arrays excepted.
+_JSON_TYPES: Final = frozenset(("bool", "int2", "int4", "int8", "oid", "float4", "float8"))
+
+
+def escape_name(part: str) -> str:
+    """Schema or table as a part of a key: one dot and two colons in a key are ours."""
+    return part.replace("%", "%25").replace(".", "%2E").replace(":", "%3A")
+
+
+def table_field(name: TableName) -> bytes:
+    """A table's field in the hash of the shapes that a generation was prepared for."""
+    return f"{escape_name(name.schema)}.{escape_name(name.name)}".encode()
+
+
+def key_text(values: Sequence[JsonValue]) -> str:
+    """The key's values as the last part of a key. Different keys of one table have different texts."""
+    if len(values) == 1:
+        value = values[0]
+        return str(value) if value.__class__ is int else _plain(value)  # by far the most, and the quickest way
+    return ":".join(_plain(value).replace("%", "%25").replace(":", "%3A") for value in values)
+
+
+def _plain(value: JsonValue) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _escaped(value: JsonValue) -> str:
+    """A value in a template: without colons and line breaks, by which segments and names are told apart."""
+    return _plain(value).replace("%", "%25").replace(":", "%3A").replace("\n", "%0A")
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """What stands between two colons: text, or a column's value with text around it."""
+
+    before: str
+    column: str | None = None
+    after: str = ""
+
+    def may_equal(self, other: "_Segment") -> bool:
+        if self.column is None and other.column is None:
+            return self.before == other.before
+        if self.column is None:
+            return other.may_equal(self)
+        if other.column is None:
+            text = other.before
+            fits = text.startswith(self.before) and text.endswith(self.after)
+            return fits and len(text) >= len(self.before) + len(self.after)
+        begins = self.before.startswith(other.before) or other.before.startswith(self.before)
+        ends = self.after.endswith(other.after) or other.after.endswith(self.after)
+        return begins and ends
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A template. An ``is_open`` one goes on behind its last segment with a colon and anything."""
+
+    segments: tuple[_Segment, ...]
+    is_open: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> "Template":
+        """Raises ValueError."""
+        segments: list[_Segment] = []
+        before, column, after = "", None, ""
+        position = 0
+        while position < len(text):
+            token = _TOKEN.match(text, position)
+            if token is None:
+                raise ValueError(
+                    f"{text!r} can't be a template: {text[position]!r} at its place {position + 1}; "
+                    "letters, digits, _ . / @ # = + - and : are possible, and columns in braces"
+                )
+            position = token.end()
+            if token["colon"]:
+                segments.append(_Segment(before, column, after))
+                before, column, after = "", None, ""
+            elif token["literal"]:
+                before, after = (before + token["literal"], after) if column is None else (before, token["literal"])
+            elif column is not None:
+                raise ValueError(f"{text!r} can't be a template: put a colon between {{{column}}} and {token[0]}")
+            else:
+                column = token["column"]
+        segments.append(_Segment(before, column, after))
+        made = cls(tuple(segments))
+        if not made.columns:
+            raise ValueError(f"{text!r} can't be a template: it names no column, such as {{id}}")
+        if len(set(made.columns)) < len(made.columns):
+            raise ValueError(f"{text!r} can't be a template: it names a column twice")
+        return made
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(segment.column for segment in self.segments if segment.column is not None)
+
+    def may_equal(self, other: "Template") -> bool:
+        """Whether some values give both the same text. True where that isn't sure."""
+        ours, theirs = len(self.segments), len(other.segments)
+        # What is open has at least one segment more.
+        fits = (
+            (ours < theirs or other.is_open) if self.is_open else (theirs < ours if other.is_open else ours == theirs)
+        )
+        pairs = zip(self.segments, other.segments, strict=False)
+        return fits and all(one.may_equal(another) for one, another in pairs)
+
+    def maker(self, names: Sequence[str]) -> Callable[[Sequence[JsonValue]], str]:
+        """What makes the text of values that come in the order of ``names``."""
+        literals = [""]
+        places = []
+        for number, segment in enumerate(self.segments):
+            literals[-1] += (":" if number else "") + segment.before
+            if segment.column is not None:
+                places.append(names.index(segment.column))
+                literals.append(segment.after)
+        pieces = list(zip(literals[1:], places, strict=True))
+        first = literals[0]
+
+        def text(values: Sequence[JsonValue]) -> str:
+            return first + "".join([_escaped(values[place]) + literal for literal, place in pieces])
+
+        return text
+
+    def text(self, row: Mapping[str, JsonValue]) -> str | None:
+        """The text of a row's values; None where one of them is null."""
+        made = ""
+        for number, segment in enumerate(self.segments):
+            made += (":" if number else "") + segment.before
+            if segment.column is not None:
+                value = row.get(segment.column)
+                if value is None:
+                    return None
+                made += _escaped(value) + segment.after
+        return made
+
+    def glob(self) -> str:
+        """The pattern of SCAN that finds all its texts, and maybe some of others."""
+        parts = [
+            glob_text(segment.before) + ("" if segment.column is None else "*" + glob_text(segment.after))
+            for segment in self.segments
+        ]
+        return ":".join(parts) + (":*" if self.is_open else "")
+
+    def expression(self) -> str:
+        """The regular expression that matches its texts and no others'."""
+        parts = [
+            re.escape(segment.before) + ("" if segment.column is None else "[^:]*" + re.escape(segment.after))
+            for segment in self.segments
+        ]
+        return ":".join(parts) + (":.*" if self.is_open else "")
+
+
+def glob_text(literal: str) -> str:
+    """Text as itself in a pattern of SCAN."""
+    return "".join(f"\\{character}" if character in _SPECIAL else character for character in literal)
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """One table's layout. ``called`` is its name in keys, ``keys`` the template that stands for both, where there is one."""
+
+    table: TableName
+    called: str
+    is_named: bool = False
+    keys: Template | None = None
+    sets: tuple[Template, ...] = ()
+    has_fields: bool = False
+    ttl_s: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """A row is one key, by itself and for ever: what the quicker script can do."""
+        return not (self.sets or self.has_fields or self.ttl_s)
+
+    @property
+    def mark(self) -> str:
+        """With what the sink's own fields begin."""
+        return COLUMN_MARK if self.has_fields else ""
+
+    def template(self, key: Sequence[str]) -> Template:
+        """The template of the keys of a table with these key columns."""
+        if self.keys is not None:
+            return self.keys
+        if self.is_named:
+            return Template((_Segment(self.called), *(_Segment("", name) for name in key)))
+        return Template((_Segment(self.called),), is_open=True)
+
+    def key_maker(self, key: Sequence[str]) -> tuple[str, Callable[[Sequence[JsonValue]], str]]:
+        """With what all rows' keys begin, behind the generation's prefix, and what makes the rest of the key columns' values, in this order."""
+        if self.keys is not None or self.is_named:
+            return "", self.template(key).maker(key)
+        return f"{self.called}:", key_text
+
+    def problems(self, table: Table) -> list[str]:
+        """What doesn't fit the table's columns."""
+        found = []
+        if self.keys is not None and set(self.keys.columns) != set(table.key):
+            key = ", ".join(f"{{{name}}}" for name in table.key)
+            found.append(
+                f"keys: the template of table {table.name} must have its key columns, all and no others: {key}"
+            )
+        names = {column.name for column in table.columns}
+        for template in self.sets:
+            found += [
+                f"sets: table {table.name} has no column {name!r}" for name in template.columns if name not in names
+            ]
+        return found
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layouts of all tables: what the settings say of some, and of every other one the same."""
+
+    names: Mapping[TableName, str] = field(default_factory=dict)
+    keys: Mapping[TableName, Template] = field(default_factory=dict)
+    sets: Mapping[TableName, tuple[Template, ...]] = field(default_factory=dict)
+    ttl_s: Mapping[TableName, int] = field(default_factory=dict)
+    has_fields: bool = False
+
+    def of(self, name: TableName) -> TableLayout:
+        called = self.names.get(name)
+        return TableLayout(
+            name,
+            called or f"{escape_name(name.schema)}.{escape_name(name.name)}",
+            called is not None,
+            self.keys.get(name),
+            self.sets.get(name, ()),
+            self.has_fields,
+            self.ttl_s.get(name, 0),
+        )
+
+    def named(self) -> set[TableName]:
+        """The tables that settings speak of."""
+        return {*self.names, *self.keys, *self.sets, *self.ttl_s}
+
+    def problems(self) -> list[str]:
+        """What can be told to be wrong without the tables' columns."""
+        found = [
+            f"table {name} has both names and keys: its template stands for both"
+            for name in self.names
+            if name in self.keys
+        ]
+        found += [
+            f"names: {called!r} can't be a part of a key: letters, digits, _ . / @ # = + - are possible"
+            for called in self.names.values()
+            if not _NAME.fullmatch(called)
+        ]
+        found += [
+            f"ttl_s: {ttl_s} s of table {name} isn't more than none" for name, ttl_s in self.ttl_s.items() if ttl_s <= 0
+        ]
+        return found + _collisions([*self._set_templates(self.sets), *self._key_templates(self.keys)])
+
+    def problems_with(self, tables: Sequence[Table]) -> list[str]:
+        """What is wrong with it for these tables."""
+        found = [problem for table in tables for problem in self.of(table.name).problems(table)]
+        keys = [(f"the keys of table {table.name}", self.of(table.name).template(table.key)) for table in tables]
+        return found + _collisions([*self._set_templates(table.name for table in tables), *keys])
+
+    def _key_templates(self, names: Iterable[TableName]) -> list[tuple[str, Template]]:
+        return [(f"the keys of table {name}", self.keys[name]) for name in names]
+
+    def _set_templates(self, names: Iterable[TableName]) -> list[tuple[str, Template]]:
+        return [(f"a set of table {name}", template) for name in names for template in self.sets.get(name, ())]
+
+
+def _collisions(templates: Sequence[tuple[str, Template]]) -> list[str]:
+    return [
+        f"{what} and {other} could be the same: change a template, or a name"
+        for place, (what, template) in enumerate(templates)
+        for other, another in templates[:place]
+        if template.may_equal(another)
+    ]
+
+
+def fields_of(row: Mapping[str, JsonValue]) -> list[str | bytes]:
+    """A row as names and values of fields, in turns: text as it is, everything else as JSON, null not at all."""
+    fields: list[str | bytes] = []
+    nulls = []
+    for name, value in row.items():
+        if value is None:
+            nulls.append(name)
+            continue
+        fields.append(name if name[0] != COLUMN_MARK else COLUMN_MARK + name)
+        fields.append(value if value.__class__ is str else orjson.dumps(value))
+    if nulls:
+        fields += (NULLS, orjson.dumps(nulls))
+    return fields
+
+
+def row_of(fields: Mapping[bytes, bytes], columns: Sequence[Column]) -> tuple[dict[str, JsonValue], list[str]]:
+    """A row from its fields, in the event's form, and the columns that it was stored without."""
+    row: dict[str, JsonValue] = {}
+    lacks = []
+    nulls = frozenset(orjson.loads(fields.get(NULLS.encode(), b"[]")))
+    for column in columns:
+        name = column.name
+        value = fields.get((name if name[0] != COLUMN_MARK else COLUMN_MARK + name).encode())
+        row[name] = None if value is None else _value(column, value)
+        if value is None and name not in nulls:
+            lacks.append(name)
+    return row, lacks
+
+
+def _value(column: Column, value: bytes) -> JsonValue:
+    if column.is_array or column.value_type in _JSON_TYPES:
+        try:
+            parsed: JsonValue = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            pass  # NaN, infinity, an array with bounds of its own: text, which never is JSON
+        else:
+            return parsed
+    return value.decode()

@@ -1,0 +1,191 @@
+"""What every sink's settings say of the tables it gets, and of what it gets of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import Column, TableName
+from sinks.masks import MaskSetting, Salt
+from sinks.projection import Excluded, Projection, parse_column, parse_columns
+from sinks.renaming import Renaming
+
+ComputedType = Literal[
+    "bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "date", "timestamp", "timestamptz", "jsonb"
+]
+"""What a computed column can be, by PostgreSQL's names."""
+
+
+class Computed(BaseModel):
+    """A column that the source doesn't have: a Spark SQL expression over the columns of the source's row, and its type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sql: Annotated[str, Field(min_length=1)]
+    type: ComputedType = "text"
+
+
+@dataclass(frozen=True)
+class Expressions:
+    """What is evaluated of each row of a table: columns by name, and the condition that it has to meet."""
+
+    columns: Mapping[str, Computed]
+    where: str | None
+
+
+_OIDS: Final[Mapping[str, int]] = {
+    "bool": 16, "int2": 21, "int4": 23, "int8": 20, "float4": 700, "float8": 701, "numeric": 1700, "text": 25,
+    "date": 1082, "timestamp": 1114, "timestamptz": 1184, "jsonb": 3802,
+}  # fmt: skip
+
+
+def _are_columns(by_column: Mapping[str, object]) -> Mapping[str, object]:
+    parse_columns(by_column)
+    return by_column
+
+
+def _are_tables(by_table: Mapping[str, str]) -> Mapping[str, str]:
+    problems = []
+    for text, condition in by_table.items():
+        try:
+            TableName.parse(text)
+        except ValueError as error:
+            problems.append(str(error))
+        if not condition.strip():
+            problems.append(f"no condition is given for {text}")
+    if problems:
+        raise ValueError("; ".join(problems))
+    return by_table
+
+
+PROJECTING: Final = frozenset({"tables", "exclude", "rename", "mask", "computed", "where"})
+"""These shape the data of a generation of any sink."""
+
+
+class TableSettings(BaseModel):
+    """``tables`` narrows what a sink gets; empty: all tables that have a key.
+
+    ``exclude`` names columns that never get here, ``rename`` what others are called here. ``mask`` hides values (``sinks.masks``); hashes
+    need ``mask_salt_file``, or the salt in the environment. ``computed`` adds columns and ``where`` leaves rows out, by Spark SQL over
+    the source's row: under its own names, before anything is masked or left out. All but ``tables`` and ``where`` have columns as
+    ``schema.table.column``.
+
+    ``schema_changes``: a column that the source renames ends the job (``stop``) or goes on here under the name that it had (``keep``). What
+    the source drops stays here, and is null in rows written since.
+
+    ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING
+
+    tables: tuple[str, ...] = ()
+    exclude: Excluded = ()
+    rename: Annotated[Mapping[str, str], AfterValidator(_are_columns)] = {}
+    mask: Annotated[Mapping[str, MaskSetting], AfterValidator(_are_columns)] = {}
+    mask_salt: SecretStr | None = None
+    mask_salt_file: Path | None = None
+    computed: Annotated[Mapping[str, Computed], AfterValidator(_are_columns)] = {}
+    where: Annotated[Mapping[str, str], AfterValidator(_are_tables)] = {}
+    schema_changes: Literal["stop", "keep"] = "stop"
+    max_open_rejections: int = Field(10_000, ge=0)
+
+    @field_validator("rename")
+    @classmethod
+    def _names_are_names(cls, rename: Mapping[str, str]) -> Mapping[str, str]:
+        problems = [f"{text}: no name is given" for text, name in rename.items() if not name]
+        taken: dict[tuple[TableName, str], str] = {}
+        for text, name in rename.items():
+            table, _ = parse_column(text)
+            other = taken.setdefault((table, name), text)
+            if other != text:
+                problems.append(f"{other} and {text} would both be called {name!r}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return rename
+
+    @model_validator(mode="after")
+    def _settings_fit_each_other(self) -> Self:
+        excluded = parse_columns(self.exclude)
+        left_out = {(table, column) for table, columns in excluded.items() for column in columns}
+        left_out |= {parse_column(text) for text, mask in self.mask.items() if mask == "drop"}
+        problems = [
+            f"{setting}: {text} is left out"
+            for setting, columns in (("rename", self.rename), ("mask", self.mask), ("computed", self.computed))
+            for text in columns
+            if parse_column(text) in left_out and not (setting == "mask" and self.mask[text] == "drop")
+        ]
+        if "hash" in self.mask.values() and self.mask_salt is None and self.mask_salt_file is None:
+            problems.append(
+                "mask: a hash needs a salt, else values can be found by trying: set mask_salt_file, or"
+                " LOCKSTEP_SINK_<NAME>_SALT in the environment"
+            )
+        if self.mask_salt is not None and self.mask_salt_file is not None:
+            problems.append("mask_salt and mask_salt_file exclude each other")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def salt(self) -> Salt | None:
+        """The salt, or None where nothing is hashed. Raises LockstepError when its file can't be read or is empty."""
+        if "hash" not in self.mask.values():
+            return None
+        if self.mask_salt is not None:
+            secret = self.mask_salt.get_secret_value()
+        else:
+            assert self.mask_salt_file is not None
+            try:
+                secret = self.mask_salt_file.read_text(encoding="utf-8").rstrip("\r\n")
+            except OSError as error:
+                raise LockstepError(
+                    f"mask_salt_file {str(self.mask_salt_file)!r} can't be read: {error.strerror}",
+                    hint="check its path and permissions",
+                ) from error
+        if not secret:
+            raise LockstepError("the salt of the hashes is empty", hint="put a long random text into mask_salt_file")
+        return Salt(secret.encode())
+
+    def projection(self) -> Projection:
+        """What of the source's rows such a sink holds. Raises LockstepError when a file can't be read."""
+        excluded: dict[TableName, set[str]] = {
+            table: set(columns) for table, columns in parse_columns(self.exclude).items()
+        }
+        masks: dict[TableName, dict[str, MaskSetting]] = {}
+        for text, mask in self.mask.items():
+            table, column = parse_column(text)
+            if mask == "drop":
+                excluded.setdefault(table, set()).add(column)
+            else:
+                masks.setdefault(table, {})[column] = mask
+        computed: dict[TableName, list[Column]] = {}
+        for text, how in self.computed.items():
+            table, name = parse_column(text)
+            computed.setdefault(table, []).append(Column(name, how.type, how.type, False, _OIDS[how.type], -1))
+        return Projection(
+            {table: frozenset(columns) for table, columns in excluded.items()},
+            masks,
+            self.salt(),
+            {table: tuple(columns) for table, columns in computed.items()},
+            frozenset(map(TableName.parse, self.where)),
+        )
+
+    def renaming(self) -> Renaming:
+        """What columns are called in such a sink."""
+        names: dict[TableName, dict[str, str]] = {}
+        for text, name in self.rename.items():
+            table, column = parse_column(text)
+            names.setdefault(table, {})[column] = name
+        return Renaming(names)
+
+    def expressions(self) -> dict[TableName, Expressions]:
+        """What has to be evaluated of each row, by table."""
+        columns: dict[TableName, dict[str, Computed]] = {}
+        for text, how in self.computed.items():
+            table, name = parse_column(text)
+            columns.setdefault(table, {})[name] = how
+        where = {TableName.parse(text): condition for text, condition in self.where.items()}
+        return {table: Expressions(columns.get(table, {}), where.get(table)) for table in sorted({*columns, *where})}

@@ -1,0 +1,91 @@
+"""The warehouse's errors as ours: whose turn it is, and what to do (pure)."""
+
+import re
+from typing import Any, Final
+
+from cdc.model.errors import LockstepError, Unavailable
+
+UNIQUE_VIOLATION: Final = "23505"
+LOCK_NOT_AVAILABLE: Final = "55P03"
+INVALID_TABLE_DEFINITION: Final = "42P16"
+
+# SQLSTATE classes. Data errors belong to a row; 54 is "index row too large" and the like.
+_ROW_CLASSES: Final = ("22", "23", "54")
+# Connections, transaction rollbacks, insufficient connections, operator intervention, busy objects, timeouts.
+_PASSING: Final = ("08", "40", "25P03", "53300", "55P03", "57")
+_RETRY_AFTER_S: Final = 1.0
+_HINTS: Final = {
+    "25006": "the warehouse is read-only: give this sink the address of the primary, or end default_transaction_read_only of its user"
+    " and database",
+    "28": "check user and password of this sink",
+    "3D": "create the database, or mend the address of this sink",
+    "3F": "the schema was removed; restart the job, or build it anew: lockstep rebuild",
+    "42501": "grant the sink's user CREATE on the database, and all rights on the schemas that it made",
+    "42703": "a column was removed or renamed by hand; build it anew: lockstep rebuild",
+    "42P01": "a table or view was removed; restart the job, or build it anew: lockstep rebuild",
+    "2BP01": "something of yours depends on the view; recreate it after the switch",
+    "53100": "the warehouse's disk is full: free space",
+    "53400": "a limit of the server's was reached, as temp_file_limit: raise it for the sink's user",
+    "53200": "the warehouse is out of memory",
+    "58030": "the warehouse can't read or write its files: look at its log",
+}
+# Without a connection there is no SQLSTATE, only the server's words.
+_REFUSED_AT_THE_DOOR: Final = {
+    "authentication failed": "check user and password of this sink",
+    "no password supplied": "set the password of this sink",
+    "no pg_hba.conf entry": "allow this machine and user in the warehouse's pg_hba.conf, with TLS where it asks for it",
+    "does not exist": "check database and user of this sink",
+    "not permitted to log in": "alter the sink's user to LOGIN",
+    "permission denied": "grant the user CONNECT on the database",
+    "certificate verify failed": "set tls.ca_file of this sink to the authority's certificate",
+    "does not support SSL": "switch TLS on at the warehouse, or remove tls and sslmode from this sink",
+    "could not translate host name": "check the address of this sink",
+}
+_COPY_COLUMN = re.compile(r", column (?P<name>[^:\n]+)")
+
+
+def state_of(error: BaseException) -> str:
+    """The error's SQLSTATE; empty where the server didn't send one."""
+    return getattr(_original(error), "sqlstate", None) or ""
+
+
+def is_of_a_row(error: BaseException) -> bool:
+    """Whether the row is to blame, and not the server."""
+    return state_of(error).startswith(_ROW_CLASSES)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a row was refused: SQLSTATE, its name, the column. The server's own text would hold the value."""
+    original = _original(error)
+    diagnostics: Any = getattr(original, "diag", None)
+    column = getattr(diagnostics, "column_name", None)
+    if column is None:
+        found = _COPY_COLUMN.search(getattr(diagnostics, "context", None) or "")
+        column = found["name"] if found else None
+    where = "" if column is None else f" in column {column!r}"
+    return f"{state_of(error)} {type(original).__name__}{where}"
+
+
+def translated(error: BaseException) -> LockstepError:
+    """The driver's error as ours."""
+    original = _original(error)
+    state = state_of(error)
+    if not state:
+        words = str(original)
+        for sign, hint in _REFUSED_AT_THE_DOOR.items():
+            if sign in words:
+                return LockstepError(f"the warehouse refuses the connection: {words.strip()}", hint=hint)
+        first_line = words.strip().splitlines()[0] if words.strip() else type(original).__name__
+        return Unavailable(f"the warehouse doesn't answer: {first_line}", retry_after_s=_RETRY_AFTER_S)
+    primary = getattr(getattr(original, "diag", None), "message_primary", None) or ""
+    message = f"the warehouse refuses: {primary} ({state} {type(original).__name__})"
+    if is_of_a_row(error):  # the text of these may hold values
+        message = f"the warehouse refuses: {reason_of(error)}"
+    if state.startswith(_PASSING):
+        return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
+    hint_of = next((hint for sign, hint in _HINTS.items() if state.startswith(sign)), None)
+    return LockstepError(message, hint=hint_of)
+
+
+def _original(error: BaseException) -> BaseException:
+    return getattr(error, "orig", None) or error

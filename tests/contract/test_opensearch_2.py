@@ -1,0 +1,170 @@
+"""The oldest OpenSearch that is supported, a small one: what differs between versions, and what a node refuses that is configured tightly."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opensearchpy import OpenSearch
+
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.event import JsonValue, RowEvent
+from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch_sink import OpenSearchSink
+from stack import java, opensearch, process, versions
+from tests.builders import batch, column, delete, progress, table, tag, upsert
+from tests.databases import until
+from tests.services import temporary_directory
+
+pytestmark = pytest.mark.live
+
+_TIGHT = {"http.max_content_length": "1mb", "indexing_pressure.memory.limit": "700kb"}
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[str]:
+    """A node of its own; its address."""
+    found = java.for_kafka()
+    patch = pytest.MonkeyPatch()
+    # Any Java that is said to be older starts version 2.
+    patch.setattr(java, "for_opensearch", lambda: replace(found, major=min(found.major, java.JAVA_OPENSEARCH_3 - 1)))
+    server = opensearch.OpenSearch(light=True)
+    with temporary_directory() as directory:
+        chosen = server.ports({}, ())
+        launch = server.prepare(chosen, directory)
+        patch.undo()
+        settings = Path(launch.directory) / "conf" / "opensearch.yml"
+        settings.write_text(settings.read_text() + "".join(f"{name}: {value}\n" for name, value in _TIGHT.items()))
+        running, tail = process.spawn(launch)
+        assert running is not None, tail.last(20)
+        try:
+            until(lambda: server.is_ready(chosen, tail) or not process.is_alive(running), seconds=120)
+            assert process.is_alive(running), tail.last(20)
+            yield server.address(server.actual_ports(chosen, tail))
+        finally:
+            process.end(running, stop_signal=server.stop_signal, grace_seconds=20)
+
+
+@pytest.fixture
+def client(node: str) -> Iterator[OpenSearch]:
+    client = OpenSearch(hosts=[node])
+    yield client
+    client.close()
+
+
+ORDERS = table(
+    column("region"),
+    column("id", "int8"),
+    column("note"),
+    column("doc", "jsonb"),
+    column("span", "int4range"),
+    key=("region", "id"),
+)
+
+
+@pytest.fixture
+def opened(node: str) -> Iterator[list[OpenSearchSink]]:
+    """Two generations of a sink that uses all that it has; the first is live."""
+    settings = OpenSearchSettings(
+        urls=(node,),
+        replicas=0,
+        timeout_s=30,
+        shards=2,
+        deletes="marker",
+        names={"public.orders": "orders"},
+        ids={"public.orders": "{region}-{id}"},
+        routing={"public.orders": ("region",)},
+        fields={"public.orders.note": {"copy_to": "all"}},
+    )
+    name = f"t{uuid.uuid4().hex[:12]}"
+    sinks = [OpenSearchSink(name, settings, generation) for generation in (1, 2)]
+    for sink in sinks:
+        sink.prepare([ORDERS])
+    yield sinks
+    for sink in sinks:
+        sink.close()
+
+
+def row(number: int, at: int | str = 1, note: str = "a note") -> RowEvent:
+    values: dict[str, JsonValue] = {
+        "region": "eu",
+        "id": number,
+        "note": note,
+        "doc": '{"a": {"b": "x"}}',
+        "span": "[1,5)",
+    }
+    return upsert(values, at, of=ORDERS)
+
+
+def gone(number: int, at: int | str) -> RowEvent:
+    return delete({"region": "eu", "id": number}, at, of=ORDERS)
+
+
+def ids(sink: OpenSearchSink) -> list[Any]:
+    return sorted(stored.key["id"] for stored in sink.scan(ORDERS))  # type: ignore[type-var]
+
+
+def test_it_is_the_version_that_is_meant(client: OpenSearch) -> None:
+    assert client.info()["version"]["number"] == versions.OPENSEARCH_2
+
+
+def test_events_end_in_the_same_rows_in_whatever_order(opened: list[OpenSearchSink]) -> None:
+    sink, _ = opened
+    events = [row(1), row(2), row(2, 2), gone(1, 3), row(3), row(3, tag(1, 5000), "newest"), gone(4, 1)]
+    for event in (*events, *reversed(events)):
+        sink.apply(batch(event))
+    assert ids(sink) == [2, 3]
+    assert [stored.row["note"] for stored in sink.rows(ORDERS, [{"region": "eu", "id": 3}])] == ["newest"]
+    assert next(iter(sink.scan(ORDERS))).row["span"] == "[1,5)"
+
+
+def test_readers_find_what_is_live_and_no_markers(client: OpenSearch, opened: list[OpenSearchSink]) -> None:
+    sink, second = opened
+    alias = f"{sink._prefix}.orders"
+    sink.apply(batch(row(1), gone(2, 2)))
+    second.begin_bulk()
+    second.apply(batch(row(1, note="rebuilt")))
+    second.end_bulk()
+    client.indices.refresh(index=alias)
+    assert client.count(index=alias, params={"routing": "eu"})["count"] == 1
+    for query in ({"term": {"doc.a.b": "x"}}, {"term": {"span": 4}}, {"match": {"all": "note"}}):
+        hits = client.search(index=alias, body={"query": query})["hits"]["hits"]
+        assert (query, [(hit["_id"], hit["_routing"]) for hit in hits]) == (query, [("eu-1", "eu")])
+    second.switch()
+    assert (sink.live_generation(), client.search(index=alias)["hits"]["hits"][0]["_source"]["note"]) == (2, "rebuilt")
+    second.save_progress(progress(7))
+    assert second.load_progress() == progress(7)
+    sink.drop()
+    assert second.generations() == [2]
+
+
+def test_poison_is_rejected_and_blocks_stop(client: OpenSearch, opened: list[OpenSearchSink]) -> None:
+    sink, _ = opened
+    outcome = sink.apply(batch(row(1), upsert({**dict(row(2).row or {}), "id": 2**63}, 1, of=ORDERS), row(3)))
+    assert (outcome.applied, len(outcome.rejections)) == (2, 1)
+    index = f"{sink._prefix}.orders_g1"
+    client.indices.put_settings(index=index, body={"index.blocks.read_only_allow_delete": True})
+    with pytest.raises(LockstepError, match="cluster_block_exception"):
+        sink.apply(batch(row(4)))
+    client.indices.put_settings(index=index, body={"index.blocks.read_only_allow_delete": None})
+    client.indices.close(index=index)
+    with pytest.raises(LockstepError, match="index_closed_exception"):
+        sink.apply(batch(row(4)))
+    client.indices.open(index=index)
+    client.indices.delete(index=index)
+    with pytest.raises(LockstepError, match=r"index_not_found_exception|invalid_index_name_exception"):
+        sink.apply(batch(row(4)))
+
+
+def test_too_much_at_once_goes_in_smaller_requests(opened: list[OpenSearchSink]) -> None:
+    """First the node takes no request of that length, then it hasn't the memory for what it would take."""
+    sink, _ = opened
+    outcome = sink.apply(batch(*(row(number, note="x " * 10_000) for number in range(200))))
+    assert (outcome.applied, list(outcome.rejections)) == (200, [])
+    outcome = sink.apply(batch(row(1, 2), row(2, 2, "x " * 700_000), row(3, 2)))
+    assert (outcome.applied, [refused.reason for refused in outcome.rejections]) == (2, ["content_too_long"])
+    with pytest.raises(Unavailable, match="no room"):
+        sink.apply(batch(row(4, 2, "x " * 400_000)))
+    assert len(ids(sink)) == 200

@@ -1,0 +1,114 @@
+"""What a deletion leaves behind in a real OpenSearch, and what protects it once the server has forgotten it."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opensearchpy import OpenSearch
+
+from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch_sink import OpenSearchSink
+from tests.builders import batch, delete, progress, table, upsert
+from tests.databases import until
+
+pytestmark = pytest.mark.live
+
+Open = Callable[..., OpenSearchSink]
+ORDERS = table()
+WRITTEN, GONE = upsert({"id": 1, "note": "n"}, 1), delete({"id": 1}, 2)
+
+
+@pytest.fixture
+def client(endpoints: Any) -> Iterator[OpenSearch]:
+    client = OpenSearch(hosts=[endpoints.opensearch_url])
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def open_sink(endpoints: Any, client: OpenSearch) -> Iterator[Open]:
+    opened: list[OpenSearchSink] = []
+
+    def open_(**settings: Any) -> OpenSearchSink:
+        chosen = OpenSearchSettings(
+            urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, gc_deletes_s=1, **settings
+        )
+        sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", chosen, 1)
+        sink.prepare([ORDERS])
+        opened.append(sink)
+        return sink
+
+    yield open_
+    for sink in opened:
+        client.indices.delete(index=f"{sink._prefix}.*")
+        sink.close()
+
+
+def _live(sink: OpenSearchSink) -> list[Any]:
+    return [stored.key["id"] for stored in sink.scan(ORDERS)]
+
+
+def _takes(sink: OpenSearchSink, client: OpenSearch, number: int) -> bool:
+    """Whether a late write is taken. Servers clear up what they remember while they work and refresh."""
+    sink.apply(batch(upsert({"id": 2, "note": f"{number}"}, number)))
+    client.indices.refresh(index=f"{sink._prefix}.public.orders_g1")
+    return sink.apply(batch(WRITTEN)).applied == 1
+
+
+def test_a_replay_ends_right_also_where_the_server_has_forgotten_the_delete(
+    client: OpenSearch, open_sink: Open
+) -> None:
+    """What doesn't come back by itself is one late write alone: in the log a row's deletion comes after what was written before it."""
+    sink = open_sink()
+    sink.apply(batch(WRITTEN))
+    sink.apply(batch(GONE))
+    assert sink.apply(batch(WRITTEN)).stale == 1
+    attempts = iter(range(1, 1_000_000))
+    until(lambda: time.sleep(0.1) or _takes(sink, client, next(attempts)))
+    assert 1 in _live(sink)
+    assert sink.apply(batch(GONE)).applied == 1
+    assert 1 not in _live(sink)
+
+
+def test_a_marker_is_never_forgotten_nor_found(client: OpenSearch, open_sink: Open) -> None:
+    sink = open_sink(deletes="marker")
+    sink.apply(batch(WRITTEN))
+    sink.apply(batch(GONE))
+    ends = time.monotonic() + 2.5
+    number = 0
+    while time.monotonic() < ends:
+        number += 1
+        assert not _takes(sink, client, number)
+        time.sleep(0.1)
+    assert _live(sink) == [2]
+    index = f"{sink._prefix}.public.orders"
+    assert client.count(index=index)["count"] == 1
+    left = client.get(index=f"{index}_g1", id="1")
+    assert (left["_source"], left["_version"] > 1) == ({"_tag": GONE.tag, "_deleted": True}, True)
+    assert sink.apply(batch(upsert({"id": 1, "note": "again"}, 3))).applied == 1
+    assert sorted(_live(sink)) == [1, 2]
+
+
+def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch, open_sink: Open) -> None:
+    """Neither batches nor progress and notes ask for it, and the progress index isn't refreshed at all."""
+
+    def refreshes(index: str) -> int:
+        found: int = client.indices.stats(index=index, metric="refresh")["_all"]["primaries"]["refresh"][
+            "external_total"
+        ]
+        return found
+
+    sink = open_sink(refresh_interval_ms=3_600_000)
+    rows, books = f"{sink._prefix}.public.orders_g1", f"{sink._prefix}.lockstep_progress"
+    sink.save_note("a", "text")
+    before = refreshes(rows), refreshes(books)
+    for number in range(5):
+        sink.apply(batch(upsert({"id": number, "note": "n"}, 1)))
+        sink.save_progress(progress(number))
+        sink.save_note("a", f"text {number}")
+        assert (sink.load_progress(), sink.load_note("a")) == (progress(number), f"text {number}")
+        assert len(list(sink.rows(ORDERS, [{"id": number}]))) == 1
+    assert client.indices.get_settings(index=books)[books]["settings"]["index"]["refresh_interval"] == "-1"
+    assert (refreshes(rows), refreshes(books)) == before

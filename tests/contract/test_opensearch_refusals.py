@@ -1,0 +1,371 @@
+"""What becomes of a batch when OpenSearch, or what stands before it, refuses: each answer once, most of them a real server's."""
+
+import http.client
+import shutil
+import ssl
+import subprocess
+import threading
+import uuid
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import pytest
+from opensearchpy import OpenSearch
+from pydantic import SecretStr
+
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.event import RowEvent
+from sinks.access import Login, Tls
+from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch_sink import OpenSearchSink
+from stack import ports
+from tests.builders import batch, delete, table, upsert
+
+pytestmark = pytest.mark.live
+
+Answer = tuple[int, str, bytes]
+"""Status, content type and body."""
+
+JSON = "application/json"
+ORDERS = table()
+
+
+@contextmanager
+def before(
+    url: str,
+    change: Callable[[BaseHTTPRequestHandler, bytes, Callable[[bytes], Answer]], Answer | None],
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[str]:
+    """A reverse proxy before a server. ``change`` gets request, body and what sends it on; None cuts the connection."""
+    target = urlsplit(url)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            answer = change(self, body, self._sent_on)
+            if answer is None:
+                self.close_connection = True
+                return
+            status, kind, content = answer
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def _sent_on(self, body: bytes) -> Answer:
+            connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
+            kind = self.headers.get("content-type") or JSON
+            connection.request(self.command, self.path, body or None, {"content-type": kind})
+            got = connection.getresponse()
+            answer = got.status, got.headers.get("content-type") or JSON, got.read()
+            connection.close()
+            return answer
+
+        def do_GET(self) -> None:
+            self._serve()
+
+        def do_POST(self) -> None:
+            self._serve()
+
+        def do_PUT(self) -> None:
+            self._serve()
+
+        def do_DELETE(self) -> None:
+            self._serve()
+
+        def do_HEAD(self) -> None:
+            self._serve()
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def client(endpoints: Any) -> Iterator[OpenSearch]:
+    client = OpenSearch(hosts=[endpoints.opensearch_url])
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def direct(endpoints: Any, client: OpenSearch) -> Iterator[OpenSearchSink]:
+    """A sink with a table and nothing in between."""
+    settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30)
+    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink.prepare([ORDERS])
+    yield sink
+    client.indices.delete(index=f"{sink._prefix}.*")
+    sink.close()
+
+
+def index_of(sink: OpenSearchSink) -> str:
+    return f"{sink._prefix}.public.orders_g1"
+
+
+def row(number: int, at: int = 1, note: str = "n") -> RowEvent:
+    return upsert({"id": number, "note": note}, at)
+
+
+@contextmanager
+def through(direct: OpenSearchSink, *urls: str, **others: Any) -> Iterator[OpenSearchSink]:
+    """The same sink, reached by other ways."""
+    settings = direct._settings.model_copy(update={"urls": urls, **others})
+    sink = OpenSearchSink(direct._prefix, settings, 1)
+    yield sink
+    sink.close()
+
+
+def held(sink: OpenSearchSink) -> list[int]:
+    return sorted(int(str(stored.row["id"])) for stored in sink.scan(ORDERS))
+
+
+def _is_bulk(request: BaseHTTPRequestHandler) -> bool:
+    return request.path.startswith("/_bulk")
+
+
+TROUBLES: list[Answer] = [
+    (429, JSON, b'{"error": {"type": "es_rejected_execution_exception", "reason": "row 1"}, "status": 429}'),
+    (429, JSON, b'{"error": {"type": "circuit_breaking_exception", "reason": "row 1"}, "status": 429}'),
+    (503, JSON, b'{"error": {"type": "cluster_block_exception", "reason": "no master"}, "status": 503}'),
+    (500, JSON, b'{"error": {"type": "null_pointer_exception", "reason": "row 1"}, "status": 500}'),
+    (502, "text/html", b"<html>bad gateway: row 1</html>"),
+    (504, "text/html", b"<html>row 1</html>"),
+]
+
+
+def test_what_passes_by_itself_is_waited_for(endpoints: Any, direct: OpenSearchSink) -> None:
+    trouble: Answer | None = None
+
+    def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:
+        return send_on(sent) if trouble is None or not _is_bulk(request) else trouble
+
+    with before(endpoints.opensearch_url, change) as url, through(direct, url) as sink:
+        for number, one in enumerate(TROUBLES):
+            trouble = one
+            with pytest.raises(Unavailable) as raised:
+                sink.apply(batch(row(number), row(number + 100)))
+            assert "row 1" not in str(raised.value)
+        trouble = None
+        assert sink.apply(batch(row(1), row(2))).applied == 2
+    assert held(direct) == [1, 2]
+
+
+def test_items_that_found_no_room_are_sent_again_and_no_others(endpoints: Any, direct: OpenSearchSink) -> None:
+    """As a node answers whose queue was full in the middle of a request."""
+    sizes = []
+
+    def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:
+        lines = sent.splitlines(keepends=True)
+        if not _is_bulk(request) or len(sizes) == 1:
+            sizes.append(len(lines) // 2) if _is_bulk(request) else None
+            return send_on(sent)
+        sizes.append(len(lines) // 2)
+        status, kind, content = send_on(b"".join(lines[:10]))
+        full = {"status": 429, "error": {"type": "rejected_execution_exception", "reason": "rejected execution"}}
+        items = orjson.loads(content).get("items", [{"index": {"status": 201}}] * 5)
+        return (
+            status,
+            kind,
+            orjson.dumps({"errors": True, "items": [*items, *[{"index": full}] * (len(lines) // 2 - 5)]}),
+        )
+
+    with before(endpoints.opensearch_url, change) as url, through(direct, url) as sink:
+        outcome = sink.apply(batch(*(row(number) for number in range(20))))
+    assert (outcome.applied, outcome.stale, list(outcome.rejections), sizes) == (20, 0, [], [20, 15])
+    assert held(direct) == list(range(20))
+
+
+def test_a_connection_that_ends_in_the_middle_costs_nothing_but_a_repetition(
+    endpoints: Any, direct: OpenSearchSink
+) -> None:
+    cuts = 1
+
+    def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer | None:
+        nonlocal cuts
+        answer = send_on(sent)
+        if _is_bulk(request) and cuts:
+            cuts -= 1
+            return None
+        return answer
+
+    with before(endpoints.opensearch_url, change) as url, through(direct, url) as sink:
+        events = batch(row(1), delete({"id": 2}, 1))
+        with pytest.raises(Unavailable):
+            sink.apply(events)
+        outcome = sink.apply(events)
+    assert (outcome.applied, outcome.stale) == (0, 2)
+    assert held(direct) == [1]
+
+
+def test_a_request_that_is_too_long_is_sent_in_parts_from_then_on(endpoints: Any, direct: OpenSearchSink) -> None:
+    """As a proxy before the cluster answers, with a page of its own."""
+    lengths = []
+
+    def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:
+        if _is_bulk(request):
+            lengths.append(len(sent))
+        return (413, "text/html", b"<html>too large</html>") if len(sent) > 400_000 else send_on(sent)
+
+    with before(endpoints.opensearch_url, change) as url, through(direct, url) as sink:
+        outcome = sink.apply(batch(*(row(number, note="x" * 20_000) for number in range(100))))
+        assert (outcome.applied, list(outcome.rejections)) == (100, [])
+        lengths.clear()
+        assert sink.apply(batch(*(row(number, 2, "x" * 20_000) for number in range(100)))).applied == 100
+        assert max(lengths) < 400_000
+        outcome = sink.apply(batch(row(1, 3), row(2, 3, "x" * 500_000), row(3, 3)))
+        assert (outcome.applied, [refused.event.key["id"] for refused in outcome.rejections]) == (2, [2])
+        assert [refused.reason for refused in outcome.rejections] == ["content_too_long"]
+    assert held(direct) == list(range(100))
+
+
+def test_an_index_that_takes_no_writes_stops_the_job(client: OpenSearch, direct: OpenSearchSink) -> None:
+    for block in ("write", "read_only", "read_only_allow_delete"):
+        client.indices.put_settings(index=index_of(direct), body={f"index.blocks.{block}": True})
+        for event in (row(1), delete({"id": 1}, 1)):
+            with pytest.raises(LockstepError, match="cluster_block_exception") as raised:
+                direct.apply(batch(event))
+            assert not isinstance(raised.value, Unavailable)
+        client.indices.put_settings(index=index_of(direct), body={f"index.blocks.{block}": None})
+    assert direct.apply(batch(row(1))).applied == 1
+
+
+def test_a_closed_index_stops_the_job_and_rejects_no_row(client: OpenSearch, direct: OpenSearchSink) -> None:
+    client.indices.close(index=index_of(direct))
+    with pytest.raises(LockstepError, match="index_closed_exception") as raised:
+        direct.apply(batch(row(1)))
+    assert "open it again" in (raised.value.hint or "")
+    with pytest.raises(LockstepError, match="index_closed_exception"):
+        list(direct.rows(ORDERS, [{"id": 1}]))
+    client.indices.open(index=index_of(direct))
+    assert direct.apply(batch(row(1))).applied == 1
+
+
+def test_a_value_that_a_field_cannot_hold_costs_its_row_alone(client: OpenSearch, endpoints: Any) -> None:
+    fields = {"public.orders.note": {"type": "keyword"}}  # without a limit: Lucene's is 32766 bytes
+    settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, fields=fields)
+    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink.prepare([ORDERS])
+    outcome = sink.apply(batch(row(1), row(2, note="x" * 33_000), row(3)))
+    assert (outcome.applied, [refused.event.key["id"] for refused in outcome.rejections]) == (2, [2])
+    assert "xxx" not in outcome.rejections[0].reason
+    assert held(sink) == [1, 3]
+    client.indices.delete(index=f"{sink._prefix}.*")
+    sink.close()
+
+
+def test_another_routing_than_the_indexes_stops_the_job(client: OpenSearch, endpoints: Any) -> None:
+    routed = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, routing={"public.orders": ("id",)})
+    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", routed, 1)
+    sink.prepare([ORDERS])
+    other = OpenSearchSink(sink._prefix, routed.model_copy(update={"routing": {}}), 1)
+    assert sink.apply(batch(row(1))).applied == 1
+    for event in (row(1, 2), delete({"id": 1}, 2)):
+        with pytest.raises(LockstepError, match="routing_missing_exception"):
+            other.apply(batch(event))
+    with pytest.raises(LockstepError, match="routing_missing_exception"):
+        list(other.rows(ORDERS, [{"id": 1}]))
+    assert held(sink) == [1]
+    client.indices.delete(index=f"{sink._prefix}.*")
+    sink.close()
+    other.close()
+
+
+# The way to the server
+
+
+def test_a_wrong_password_stops_the_job_and_the_right_one_is_let_in(endpoints: Any, direct: OpenSearchSink) -> None:
+    """As the security plugin answers."""
+    right = "Basic " + b64encode(b"lockstep:open sesame").decode()
+
+    def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:
+        return send_on(sent) if request.headers["authorization"] == right else (401, "text/plain", b"Unauthorized")
+
+    with before(endpoints.opensearch_url, change) as url:
+        for password in ("wrong-secret", None):
+            login = Login(user="lockstep", password=None if password is None else SecretStr(password))
+            with through(direct, url, login=login) as sink, pytest.raises(LockstepError, match="401") as raised:
+                sink.apply(batch(row(1)))
+            assert not isinstance(raised.value, Unavailable)
+            assert "secret" not in str(raised.value)
+            assert raised.value.hint == "check user and password of this sink"
+        with through(direct, url, login=Login(user="lockstep", password=SecretStr("open sesame"))) as sink:
+            assert sink.apply(batch(row(1))).applied == 1
+
+
+def _dead() -> str:
+    return f"http://127.0.0.1:{ports.pick(taken=())}"
+
+
+def test_a_node_that_is_down_is_passed_over(endpoints: Any, direct: OpenSearchSink) -> None:
+    up = endpoints.opensearch_url
+    for at, urls in enumerate([(_dead(), up), (up, _dead()), (_dead(), _dead(), up)], start=1):
+        with through(direct, *urls) as sink:
+            for number in range(3):
+                assert sink.apply(batch(row(number, at))).applied == 1
+            assert sink.live_generation() == 1
+    with through(direct, _dead(), _dead()) as sink, pytest.raises(Unavailable, match="doesn't answer"):
+        sink.apply(batch(row(1)))
+
+
+def test_a_node_that_ends_in_the_middle_of_a_request_is_passed_over_the_next_time(
+    endpoints: Any, direct: OpenSearchSink
+) -> None:
+    """Not at once: the request may have been done, and somebody has to know."""
+    with (
+        before(endpoints.opensearch_url, lambda *_: None) as url,
+        through(direct, url, endpoints.opensearch_url) as sink,
+    ):
+        failures = 0
+        for number in range(6):
+            try:
+                sink.apply(batch(row(number)))
+            except Unavailable:
+                failures += 1
+        assert failures <= 1
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate, and it isn't installed")
+    folder = tmp_path_factory.mktemp("tls")
+    files = folder / "certificate.pem", folder / "key.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command = ["openssl", "req", "-x509", *key, "-days", "2", *subject, "-out", files[0], "-keyout", files[1]]
+    subprocess.run(command, check=True, capture_output=True)
+    return files
+
+
+def test_a_certificate_is_checked(endpoints: Any, direct: OpenSearchSink, certificate: tuple[Path, Path]) -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(*certificate)
+    with before(endpoints.opensearch_url, lambda _, sent, send_on: send_on(sent), tls) as url:
+        with through(direct, url) as sink, pytest.raises(LockstepError, match="isn't trusted") as raised:
+            sink.apply(batch(row(1)))
+        assert not isinstance(raised.value, Unavailable)
+        for trusting in (Tls(ca_file=certificate[0]), Tls(verify=False)):
+            with through(direct, url, tls=trusting) as sink:
+                outcome = sink.apply(batch(row(1)))
+                assert outcome.applied + outcome.stale == 1

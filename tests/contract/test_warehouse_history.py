@@ -1,0 +1,424 @@
+"""All versions of rows in a real warehouse: any row as it was at any time, whatever came twice, late or from two writers."""
+
+import random
+import string
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import Events, JsonValue, RowEvent
+from cdc.model.table import Column, Table, TableName
+from sinks.sink import Batch, TableVersions
+from sinks.warehouse_settings import WarehouseSettings
+from sinks.warehouse_sink import WarehouseSink
+from tests.builders import column, delete, table, tag, upsert
+
+pytestmark = pytest.mark.live
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+Open = Callable[..., WarehouseSink]
+
+
+def at(minute: int) -> datetime:
+    return BEGIN + timedelta(minutes=minute)
+
+
+def ms(minute: int) -> int:
+    return int(at(minute).timestamp() * 1000)
+
+
+def minute_of(event: RowEvent) -> int:
+    """Of the events of this file: the n-th commit is that of minute n."""
+    return (int(event.tag[4:20], 16) - 0x1000000) // 8
+
+
+def versions(
+    *events: RowEvent, minutes: Sequence[int] = (), operations: str = "", complete_from: int | None = None
+) -> list[TableVersions]:
+    found = []
+    for of_table in Events.of(events).tables:
+        known = [minute_of(event) for event in of_table]
+        letters = operations or "".join("d" if row is None else "u" for row in of_table.rows)
+        times_ms = [ms(minute) for minute in minutes or known]
+        found.append(TableVersions(of_table, letters, times_ms, None if complete_from is None else ms(complete_from)))
+    return found
+
+
+def batch(*events: RowEvent, **more: Any) -> Batch:
+    """What a job makes of these records: the newest of each key, and all of them as versions."""
+    newest: dict[str, RowEvent] = {}
+    for event in sorted(events, key=lambda event: event.tag):
+        newest[f"{event.table} {event.key}"] = event
+    replays = more.pop("replays", False)
+    return Batch(list(newest.values()), versions=versions(*events, **more), replays=replays)
+
+
+def row(number: int, note: str | None, commit: int, seq: int = 1) -> RowEvent:
+    return upsert({"id": number, "note": note}, tag(commit, seq))
+
+
+def gone(number: int, commit: int, seq: int = 1) -> RowEvent:
+    return delete({"id": number}, tag(commit, seq))
+
+
+@pytest.fixture(scope="module")
+def database(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
+        connection.execute("set timezone = 'UTC'")
+        yield connection
+
+
+@pytest.fixture
+def name() -> str:
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def open_sink(endpoints: Any, name: str) -> Iterator[Open]:
+    opened = []
+
+    def open_(generation: int = 1, *tables: Table, **more: Any) -> WarehouseSink:
+        values: dict[str, Any] = {"url": SecretStr(endpoints.warehouse_url), "lock_timeout_s": 1, "history": True}
+        sink = WarehouseSink(name, WarehouseSettings(**{**values, **more}), generation)
+        opened.append(sink)
+        if tables:
+            sink.prepare(tables)
+        return sink
+
+    yield open_
+    for sink in opened:
+        sink.close()
+
+
+@pytest.fixture
+def sink(open_sink: Open) -> WarehouseSink:
+    return open_sink(1, table())
+
+
+def as_of(database: Any, name: str, minute: int) -> dict[int, str]:
+    query = f"select id, note from {name}.orders_history where valid_from <= %s and (valid_to is null or %s < valid_to)"
+    found = database.execute(query, (at(minute), at(minute))).fetchall()
+    assert len(found) == len(dict(found)), "a row was there twice at one time"
+    return dict(found)
+
+
+def story(database: Any, name: str, number: int = 1) -> list[tuple[Any, ...]]:
+    """A row's versions by tag: minutes from and to, operation, note."""
+    query = f"select valid_from, valid_to, _operation, note from {name}.orders_history where id = %s order by _tag"
+
+    def minute(time: datetime | None) -> int | None:
+        return None if time is None else int((time - BEGIN) / timedelta(minutes=1))
+
+    return [(minute(start), minute(end), *rest) for start, end, *rest in database.execute(query, (number,))]
+
+
+def complete_from(database: Any, name: str) -> list[tuple[Any, ...]]:
+    query = "select source_table, generation, is_live, complete_from, refused_versions from lockstep.history where view_schema = %s order by 1, 2"
+    return database.execute(query, (name,)).fetchall()
+
+
+def test_any_row_at_any_time(database: Any, sink: WarehouseSink, name: str) -> None:
+    outcome = sink.apply(batch(row(1, "a", 10), row(2, "x", 10), row(1, "b", 20), operations="rcu"))
+    assert (outcome.applied, outcome.stale) == (2, 0)
+    sink.apply(batch(gone(1, 30)))
+    sink.apply(batch(row(1, "again", 40), operations="c"))
+    assert [as_of(database, name, minute) for minute in (9, 10, 20, 29, 30, 39, 40, 99)] == [
+        {},
+        {1: "a", 2: "x"},
+        {1: "b", 2: "x"},
+        {1: "b", 2: "x"},
+        {2: "x"},
+        {2: "x"},
+        {1: "again", 2: "x"},
+        {1: "again", 2: "x"},
+    ]
+    assert story(database, name) == [
+        (10, 20, "snapshot", "a"),
+        (20, 30, "update", "b"),
+        (30, 30, "delete", None),
+        (40, None, "insert", "again"),
+    ]
+    assert database.execute(f"select id, note from {name}.orders order by 1").fetchall() == [(1, "again"), (2, "x")]
+
+
+def test_of_several_versions_of_one_transaction_the_last_is_seen(database: Any, sink: WarehouseSink, name: str) -> None:
+    sink.apply(batch(row(1, "a", 10, 1), row(1, "b", 10, 2), row(1, "c", 10, 3)))
+    assert story(database, name) == [(10, 10, "update", "a"), (10, 10, "update", "b"), (10, None, "update", "c")]
+    assert as_of(database, name, 10) == {1: "c"}
+
+
+def test_a_clock_that_was_set_back_makes_no_two_versions_valid_at_once(
+    database: Any, sink: WarehouseSink, name: str
+) -> None:
+    sink.apply(batch(row(1, "a", 1), row(1, "b", 2), row(1, "c", 3), row(1, "d", 4), minutes=(10, 20, 15, 30)))
+    assert [as_of(database, name, minute)[1] for minute in (10, 14, 15, 19, 20, 29, 30)] == list("aaaaccd")
+    assert story(database, name)[1:3] == [(20, 20, "update", "b"), (20, 30, "update", "c")]
+
+
+@st.composite
+def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
+    """Versions of a few keys, and batches that hold all of them at least once, in any order."""
+    changes = draw(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=10))
+    base = draw(st.integers(1, 10**12)) * 10  # keys of this example's own
+    events = [
+        gone(base + key, minute) if is_delete else row(base + key, f"v{minute}", minute)
+        for minute, (key, is_delete) in enumerate(changes, 1)
+    ]
+    extra = draw(st.lists(st.sampled_from(events), max_size=8))
+    batches: list[list[RowEvent]] = [[]]
+    for event in draw(st.permutations(events + extra)):
+        if draw(st.booleans()):
+            batches.append([])
+        batches[-1].append(event)
+    return events, batches
+
+
+@given(history=_histories(), in_bulk=st.booleans())
+@settings(
+    deadline=None,
+    max_examples=10,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
+    history: tuple[list[RowEvent], list[list[RowEvent]]], in_bulk: bool, database: Any, endpoints: Any
+) -> None:
+    events, batches = history
+    name = f"t{uuid.uuid4().hex[:12]}"
+    chosen = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), history=True)
+    writers = [WarehouseSink(name, chosen, 1) for _ in range(2)]
+    try:
+        writers[0].prepare([table()], go_live=not in_bulk)
+        if in_bulk:
+            writers[0].begin_bulk()
+        for turn, of_batch in enumerate(batches):
+            writers[turn % 2].apply(batch(*of_batch))
+        writers[0].end_bulk()
+        writers[0].prepare([table()])
+        for key in {event.key["id"] for event in events}:
+            of_key = [event for event in events if event.key["id"] == key]
+            ends = [minute_of(event) for event in of_key[1:]] + [None]
+            expected = [
+                (minute_of(event), minute_of(event), "delete", None)
+                if event.row is None
+                else (minute_of(event), end, "update", event.row["note"])
+                for event, end in zip(of_key, ends, strict=True)
+            ]
+            assert story(database, name, int(str(key))) == expected
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def test_writers_at_once_do_not_end_each_other(database: Any, sink: WarehouseSink, open_sink: Open, name: str) -> None:
+    events = [row(key, f"v{commit}", commit) for commit in range(1, 11) for key in range(20)]
+    failures: list[BaseException] = []
+
+    def write(seed: int) -> None:
+        shuffled = random.Random(seed).sample(events, len(events))
+        patient = open_sink(1, lock_timeout_s=30)
+        try:
+            for start in range(0, len(shuffled), 40):
+                patient.apply(batch(*shuffled[start : start + 40]))
+        except BaseException as error:
+            failures.append(error)
+
+    writers = [threading.Thread(target=write, args=(seed,)) for seed in (1, 2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert failures == []
+    assert [as_of(database, name, minute) for minute in (0, 5, 10)] == [
+        {},
+        dict.fromkeys(range(20), "v5"),
+        dict.fromkeys(range(20), "v10"),
+    ]
+
+
+def test_a_deletion_of_which_the_tombstone_alone_is_left_has_the_earliest_time_known(
+    database: Any, sink: WarehouseSink, name: str
+) -> None:
+    sink.apply(batch(row(1, "a", 10)))
+    times = [(30, 30), (20, 20), (25, 20)]
+    for replays in (False, True):
+        for known, expected in times:
+            sink.apply(batch(gone(1, 20), minutes=[known], replays=replays))
+            assert story(database, name) == [(10, expected, "update", "a"), (expected, expected, "delete", None)]
+        times = [(22, 20)]
+
+
+def test_a_replay_makes_versions_anew_and_a_repetition_does_not(database: Any, sink: WarehouseSink, name: str) -> None:
+    sink.apply(batch(row(1, "wrong", 10), row(1, "wrong too", 20)))
+    sink.apply(batch(row(1, "other", 10)))
+    assert story(database, name)[0] == (10, 20, "update", "wrong")
+    again = [row(1, "right", 10), row(1, "right", 10), gone(1, 20)]
+    sink.apply(batch(*again, replays=True))
+    assert story(database, name) == [(10, 20, "update", "right"), (20, 20, "delete", None)]
+    assert database.execute(f"select * from {name}.orders").fetchall() == []
+
+
+def test_a_batch_without_versions_leaves_no_gap_in_silence(database: Any, sink: WarehouseSink, name: str) -> None:
+    with pytest.raises(LockstepError, match="without the versions that the history of"):
+        sink.apply(Batch([row(1, "a", 1)]))
+    assert database.execute(f"select * from {name}.orders").fetchall() == []
+    assert sink.apply(Batch([row(1, "a", 1)], replays=True)).applied == 1
+
+
+def test_only_tables_that_are_named_have_a_history(database: Any, open_sink: Open, name: str) -> None:
+    other = table(name=TableName("public", "other"))
+    sink = open_sink(1, table(), other, history=["public.orders"])
+    events = [row(1, "a", 1), upsert({"id": 2, "note": "b"}, 1, of=other)]
+    assert sink.apply(batch(*events)).applied == 2
+    assert sink.apply(Batch(events[1:])).stale == 1
+    relations = database.execute("select relname from pg_class where relnamespace = %s::regnamespace", (name,))
+    assert sorted(relation for (relation,) in relations) == ["orders", "orders_history", "other"]
+
+
+# Completeness
+
+
+def test_a_history_says_from_when_on_it_is_complete(database: Any, sink: WarehouseSink, name: str) -> None:
+    ((*_, begun, refused),) = complete_from(database, name)
+    now = database.execute("select now()").fetchone()[0]
+    assert (timedelta(0) <= now - begun < timedelta(minutes=1), refused) == (True, 0)
+    sink.apply(batch(row(1, "a", 10), complete_from=5))
+    assert complete_from(database, name) == [("orders", 1, True, at(5), 0)], "the job's first word"
+    for later, known in ((None, 5), (3, 5), (8, 8), (7, 8)):
+        sink.apply(batch(row(1, "b", 11), complete_from=later))
+        assert complete_from(database, name)[0][3] == at(known)
+    sink.prepare([table()])
+    assert complete_from(database, name)[0][3] == at(8)
+
+
+def test_a_history_that_is_begun_later_is_complete_since_then(database: Any, open_sink: Open, name: str) -> None:
+    sink = open_sink(1, table(), history=False)
+    sink.apply(Batch([row(1, "a", 10)]))
+    later = open_sink(1, table())
+    assert len(complete_from(database, name)) == 1
+    later.apply(batch(row(1, "a", 10), row(1, "b", 20)))
+    assert story(database, name) == [(10, 20, "update", "a"), (20, None, "update", "b")]
+    with pytest.raises(LockstepError, match="generation 1 has a history of table"):
+        open_sink(1, table(), history=False)
+
+
+LONG = "".join(random.Random(1).choices(string.ascii_letters, k=20_000))
+
+
+@pytest.mark.parametrize("in_bulk", [False, True], ids=["", "in bulk"])
+def test_a_version_that_no_index_takes_is_counted_and_its_neighbours_are_kept(
+    database: Any, open_sink: Open, name: str, in_bulk: bool
+) -> None:
+    keyed = table(column("k"), column("note"), key=("k",))
+    sink = open_sink(1)
+    sink.prepare([keyed], go_live=not in_bulk)
+    if in_bulk:
+        sink.begin_bulk()
+    # 2,700 bytes are few enough for the key, and too many with the tag.
+    keys = ["short", LONG, LONG[:2672], "other"]
+    events = [upsert({"k": key, "note": "n"}, commit, of=keyed) for commit in (1, 2) for key in keys]
+    for _ in range(2):
+        outcome = sink.apply(batch(*events))
+        assert [len(str(rejection.event.key["k"])) for rejection in outcome.rejections] == [len(LONG)]
+    sink.end_bulk()
+    sink.prepare([keyed])
+    kept = database.execute(f"select k, count(*) from {name}.orders_history group by 1 order by 1").fetchall()
+    assert kept == [("other", 2), ("short", 2)]
+    assert [refused for *_, refused in complete_from(database, name)] == [4]
+    assert LONG[:30] not in str(database.execute("select * from lockstep.refused_version").fetchall())
+
+
+def test_a_version_that_is_taken_in_the_end_is_not_lacking_any_more(
+    database: Any, sink: WarehouseSink, name: str
+) -> None:
+    bad = upsert({"id": 1, "note": "nul\0"}, tag(1))
+    outcome = sink.apply(batch(bad, row(1, "b", 2)))
+    assert (outcome.applied, len(outcome.rejections)) == (1, 0)
+    assert (complete_from(database, name)[0][4], story(database, name)) == (1, [(2, None, "update", "b")])
+    sink.apply(batch(row(1, "mended", 1), replays=True))
+    assert complete_from(database, name)[0][4] == 0
+    assert story(database, name) == [(1, 2, "update", "mended"), (2, None, "update", "b")]
+
+
+# Generations and shapes
+
+
+def test_a_switch_shows_the_other_generations_history(
+    database: Any, sink: WarehouseSink, open_sink: Open, name: str
+) -> None:
+    sink.apply(batch(row(1, "old", 1)))
+    second = open_sink(2, table())
+    second.apply(batch(row(1, "made anew", 1)))
+    assert story(database, name)[0][3] == "old"
+    second.switch()
+    assert (story(database, name)[0][3], second.live_generation()) == ("made anew", 2)
+    assert [row[1:3] for row in complete_from(database, name)] == [(1, False), (2, True)]
+    sink.drop()
+    assert [row[1:3] for row in complete_from(database, name)] == [(2, True)]
+    assert second.keep_only([]) == [table().name]
+    assert complete_from(database, name) == []
+    assert database.execute("select to_regclass(%s)", (f"{name}.orders_history",)).fetchone() == (None,)
+
+
+def test_a_generation_without_a_history_takes_its_view_away(
+    database: Any, sink: WarehouseSink, open_sink: Open, name: str
+) -> None:
+    second = open_sink(2, table(), history=False)
+    second.switch()
+    gone_view = "select to_regclass(%s)"
+    assert database.execute(gone_view, (f"{name}.orders_history",)).fetchone() == (None,)
+    sink.switch()
+    assert database.execute(f"select * from {name}.orders_history").fetchall() == []
+
+
+def _numbered(*columns: Column) -> Table:
+    return replace(table(), columns=columns, oid=7)
+
+
+IDENTITY, NOTE = (replace(held, number=number) for number, held in enumerate(table().columns, 1))
+EXTRA = replace(column("extra"), number=3)
+
+
+def test_columns_come_and_are_renamed_and_dropped_and_no_version_loses_a_value(
+    database: Any, open_sink: Open, name: str
+) -> None:
+    sink = open_sink(1, _numbered(IDENTITY, NOTE, EXTRA), schema_changes="follow")
+    database.execute(f"create view {name}.of_others as select id, valid_from from {name}.orders_history")
+    database.execute(f"grant select on {name}.orders_history to public")
+    sink.apply(batch(upsert({"id": 1, "note": "a", "extra": "kept"}, 1), gone(2, 1)))
+    later = _numbered(IDENTITY, replace(NOTE, name="remark"), EXTRA, replace(column("grade", "int4"), number=4))
+    sink.prepare([later], added={later.name: {"grade": 5}})
+    query = f"select id, remark, extra, grade from {name}.orders_history order by 1"
+    assert database.execute(query).fetchall() == [(1, "a", "kept", 5), (2, None, None, None)]
+    database.execute(f"drop view {name}.of_others")
+    again: Sequence[Column] = (IDENTITY, replace(NOTE, name="remark"), replace(column("extra", "int4"), number=9))
+    sink.prepare([_numbered(*again[:2])])
+    sink.prepare([_numbered(*again)])
+    values: dict[str, JsonValue] = {"id": 1, "remark": "b", "extra": 7}
+    sink.apply(batch(upsert(values, 2, of=_numbered(*again))))
+    assert database.execute(
+        f"select remark, extra from {name}.orders_history where id = 1 order by _tag"
+    ).fetchall() == [
+        ("a", None),
+        ("b", 7),
+    ]
+    held = f"select _dropped_3_extra from {name}_g1.orders_history where id = 1 order by _tag"
+    assert database.execute(held).fetchall() == [("kept",), (None,)]
+    granted = "select has_table_privilege('pg_monitor', %s, 'select')"
+    assert database.execute(granted, (f"{name}.orders_history",)).fetchone() == (True,)
+
+
+def test_a_row_is_found_by_its_key_without_reading_all_versions(database: Any, sink: WarehouseSink, name: str) -> None:
+    sink.apply(batch(*(row(key, "n", commit) for commit in range(1, 6) for key in range(400))))
+    database.execute(f"analyze {name}_g1.orders_history")
+    plan = database.execute(f"explain select * from {name}.orders_history where id = 7").fetchall()
+    assert "Index Cond: (id = " in str(plan) or "Index Cond: (orders_history.id = " in str(plan), plan

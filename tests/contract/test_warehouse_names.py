@@ -1,0 +1,118 @@
+"""What tables are called in a real warehouse, where that was chosen."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.table import TableName, quote_identifier
+from sinks.warehouse_settings import WarehouseSettings
+from sinks.warehouse_sink import WarehouseSink
+from tests.builders import batch, table, upsert
+
+pytestmark = pytest.mark.live
+
+ORDERS, ITEMS = table(), table(name=TableName("public", "items"))
+Open = Callable[..., WarehouseSink]
+
+
+@pytest.fixture
+def database(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def name() -> str:
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def open_sink(endpoints: Any, name: str) -> Iterator[Open]:
+    opened = []
+
+    def open_(generation: int, **names: str) -> WarehouseSink:
+        chosen = {f"public.{table}": called for table, called in names.items()}
+        sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(endpoints.warehouse_url), names=chosen), generation)
+        opened.append(sink)
+        return sink
+
+    yield open_
+    for sink in opened:
+        sink.close()
+
+
+def shown(database: Any, name: str) -> dict[str, list[str]]:
+    """What readers see: the notes by view."""
+    views = database.execute("select relname from pg_class where relnamespace = %s::regnamespace", (name,))
+    return {
+        view: [note for (note,) in database.execute(f"select note from {name}.{quote_identifier(view)}")]
+        for (view,) in views.fetchall()
+    }
+
+
+def filled(sink: WarehouseSink, generation: int) -> WarehouseSink:
+    sink.prepare([ORDERS, ITEMS])
+    notes = [upsert({"id": 1, "note": f"{of.name.name} {generation}"}, 1, of=of) for of in (ORDERS, ITEMS)]
+    assert sink.apply(batch(*notes)).applied == 2
+    return sink
+
+
+def test_a_switch_leads_from_any_names_to_any_others(database: Any, open_sink: Open, name: str) -> None:
+    first = filled(open_sink(1), 1)
+    second = filled(open_sink(2, orders='Odd "100%" name', items="orders"), 2)
+    third = filled(open_sink(3, orders="items", items="orders"), 3)
+    steps = [
+        (first, {"orders": ["orders 1"], "items": ["items 1"]}),
+        (second, {'Odd "100%" name': ["orders 2"], "orders": ["items 2"]}),
+        (third, {"items": ["orders 3"], "orders": ["items 3"]}),
+        (first, {"orders": ["orders 1"], "items": ["items 1"]}),
+    ]
+    for sink, expected in steps:
+        sink.switch()
+        assert shown(database, name) == expected
+        assert sink.live_generation() == first.live_generation()
+    assert [row.row["note"] for row in second.scan(ORDERS)] == ["orders 2"]
+    assert [row.row["note"] for row in second.rows(ITEMS, [{"id": 1}])] == ["items 2"]
+    assert second.keep_only([ORDERS.name]) == [ITEMS.name]
+    second.drop()
+    assert first.keep_only([ITEMS.name]) == [ORDERS.name]
+    assert shown(database, name) == {"items": ["items 1"]}
+
+
+def test_a_table_is_not_called_otherwise_while_its_generation_lives(open_sink: Open) -> None:
+    filled(open_sink(1), 1)
+    with pytest.raises(LockstepError, match=r"is called 'orders' in generation 1, and names says 'o'"):
+        open_sink(1, orders="o").prepare([ORDERS, ITEMS])
+
+
+def test_names_of_tables_that_are_not_there_are_told_of_at_once(open_sink: Open) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        open_sink(1, order="a", item="b").prepare([ORDERS, ITEMS])
+    assert [problem.partition(": ")[2] for problem in raised.value.problems] == [
+        "this sink has no table public.item",
+        "this sink has no table public.order",
+    ]
+
+
+def test_all_names_that_collide_are_told_of_at_once(open_sink: Open) -> None:
+    others = [replace(ORDERS, name=TableName(*parts)) for parts in (("public", "a__b"), ("a", "b"))]
+    with pytest.raises(LockstepError, match=r"both be called 'a__b'.*both be called 'orders'"):
+        open_sink(1, items="orders").prepare([ORDERS, ITEMS, *others])
+
+
+def test_a_bulk_load_ends_under_the_chosen_names(database: Any, open_sink: Open, name: str) -> None:
+    sink = open_sink(1, orders="lockstep_bulk_0", items="lockstep_bulk_1")
+    sink.prepare([ORDERS, ITEMS], go_live=False)
+    sink.begin_bulk()
+    for commit in (1, 2):
+        sink.apply(batch(*(upsert({"id": 1, "note": f"{of.name} {commit}"}, commit, of=of) for of in (ORDERS, ITEMS))))
+    sink.end_bulk()
+    sink.switch()
+    expected = {"lockstep_bulk_0": ["public.orders 2"], "lockstep_bulk_1": ["public.items 2"]}
+    assert shown(database, name) == expected

@@ -1,0 +1,84 @@
+"""Values of every type in a real warehouse: all come back exactly, from the table of the newest rows and from the history."""
+
+import uuid
+from itertools import zip_longest
+from typing import Any
+
+import orjson
+import psycopg
+import pytest
+from pydantic import SecretStr
+
+from cdc.model.event import Events
+from cdc.model.table import TableName
+from cdc.postgres.replication import ReplicationConnection
+from cdc.protocol.envelope import TableEncoder
+from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
+from sinks.sink import Batch, TableVersions
+from sinks.warehouse_settings import WarehouseSettings
+from sinks.warehouse_sink import WarehouseSink
+from sinks.warehouse_tables import column_type
+from snapshot.table_reader import SnapshotReader
+from stack import versions
+from tests.builders import delete, tag, upsert
+from tests.databases import Database
+from tests.values import ARRAYS, EXTENSIONS, SCALARS, TYPES, known
+
+pytestmark = pytest.mark.live
+
+ALL = known(SCALARS | ARRAYS, versions.POSTGRES_MAJOR)
+
+
+def test_values_of_every_type_come_back_exactly(shared_database: Database, endpoints: Any) -> None:
+    source = shared_database
+    source.execute(*(f"create extension {name}" for name in EXTENSIONS), TYPES, "set lc_monetary = 'C'")
+    columns = ", ".join(f"c{number} {kind}" for number, kind in enumerate(ALL))
+    source.execute(f"create table everything (id int primary key, {columns})")
+    for number, values in enumerate(zip_longest(*ALL.values(), fillvalue="null")):
+        source.execute(f"insert into everything values ({number}, {', '.join(values)})")
+    everything = source.shape(TableName("public", "everything"))
+    encoder = TableEncoder(everything, server="t", database="t", version="1")
+    with ReplicationConnection(source.source()) as holder:
+        snapshot = holder.create_slot(source.slot_name(), temporary=True).snapshot_name
+        with SnapshotReader(source.source(), snapshot) as reader:
+            rows = [orjson.loads(encoder.row(fields)) for fields in reader.rows(everything)]
+    name = f"t{uuid.uuid4().hex[:12]}"
+    sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(endpoints.warehouse_url), history=True), 1)
+    try:
+        sink.prepare([everything])
+        events = Events.of([upsert(row, 1, of=everything) for row in rows])
+        kept = [TableVersions(events.tables[0], "r" * len(rows), [0] * len(rows))]
+        outcome = sink.apply(Batch(events, versions=kept))
+        assert [rejection.reason for rejection in outcome.rejections] == []
+        stored = {row.row["id"]: row for row in sink.scan(everything)}
+        assert {row["id"]: repr(row) for row in rows} == {key: repr(dict(found.row)) for key, found in stored.items()}
+        found = {row.row["id"]: row for row in sink.rows(everything, [{"id": row["id"]} for row in rows])}
+        assert found == stored
+        gone = Events.of([delete({"id": row["id"]}, tag(2), of=everything) for row in rows])
+        sink.apply(Batch(gone, versions=[TableVersions(gone.tables[0], "d" * len(rows), [1] * len(rows))]))
+        assert list(sink.scan(everything)) == []
+        _check_history(endpoints, name, everything, rows)
+    finally:
+        sink.close()
+        with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
+            warehouse.execute(f"drop schema {name} cascade; drop schema {name}_g1 cascade")
+
+
+def _check_history(endpoints: Any, name: str, everything: Any, rows: list[dict[str, Any]]) -> None:
+    """As of the time at which the rows were there."""
+    with psycopg.connect(endpoints.warehouse_dsn) as warehouse:
+        for setting, value in SESSION_SETTINGS.items():
+            warehouse.execute("select set_config(%s, %s, false)", (setting, value))
+        selection = ", ".join(f'"{column.name}"' for column in everything.columns)
+        cursor = warehouse.execute(
+            f"select {selection} from {name}.everything_history where valid_from = 'epoch' and valid_to > 'epoch' order by id"
+        )
+        result = cursor.pgresult
+        assert result is not None
+        assert result.ntuples == len(rows)
+        for number, row in enumerate(sorted(rows, key=lambda row: row["id"])):
+            for field, column in enumerate(everything.columns):
+                value = result.get_value(number, field)
+                stored_type = column_type(column).removesuffix("[]")
+                read = None if value is None else orjson.loads(json_encoder(stored_type, column.is_array)(value))
+                assert repr(read) == repr(row[column.name]), column.type_name

@@ -1,0 +1,129 @@
+"""A TCP proxy before one server that can be told to be in trouble: slow, or refusing every HTTP request."""
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Self
+
+Address = tuple[str, int]
+
+
+class FaultyProxy:
+    """Passes bytes on. Connections that are open when its behaviour changes are cut."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._delay_s = 0.0
+        self._status: int | None = None
+        self._refused = 0
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    @property
+    def refused(self) -> int:
+        """How many requests it has refused."""
+        return self._refused
+
+    def be_slow(self, delay_s: float) -> None:
+        """From now on, every piece of an answer takes so long."""
+        self._become(delay_s=delay_s, status=None)
+
+    def refuse(self, status: int) -> None:
+        """From now on, every HTTP request is answered with this status."""
+        self._become(delay_s=0.0, status=status)
+
+    def be_well(self) -> None:
+        self._become(delay_s=0.0, status=None)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.be_well()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _become(self, *, delay_s: float, status: int | None) -> None:
+        with self._lock:
+            self._delay_s, self._status = delay_s, status
+            cut, self._open = self._open, []
+        for one in cut:
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._attend, args=(client,), daemon=True).start()
+
+    def _attend(self, client: socket.socket) -> None:
+        with self._lock:
+            delay_s, status = self._delay_s, self._status
+            self._open.append(client)
+        if status is not None:
+            self._answer(client, status)
+            return
+        try:
+            server = socket.create_connection(self._target, timeout=5)
+        except OSError:
+            client.close()  # as nobody at the server's port would do it, only later
+            return
+        server.settimeout(None)
+        with self._lock:
+            self._open.append(server)
+        threading.Thread(target=_pass_on, args=(server, client, delay_s), daemon=True).start()
+        _pass_on(client, server, 0.0)
+
+    def _answer(self, client: socket.socket, status: int) -> None:
+        with suppress(OSError):
+            unread = b""
+            while True:
+                while b"\r\n\r\n" not in unread:
+                    unread += _more(client)
+                head, _, unread = unread.partition(b"\r\n\r\n")
+                while len(unread) < _body_bytes(head):
+                    unread += _more(client)
+                unread = unread[_body_bytes(head) :]
+                self._refused += 1
+                client.sendall(f"HTTP/1.1 {status} Refused\r\ncontent-length: 0\r\n\r\n".encode())
+
+
+def _body_bytes(head: bytes) -> int:
+    for line in head.split(b"\r\n"):
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length":
+            return int(value)
+    return 0
+
+
+def _more(source: socket.socket) -> bytes:
+    data = source.recv(65536)
+    if not data:
+        raise OSError("the client has left")
+    return data
+
+
+def _pass_on(source: socket.socket, target: socket.socket, delay_s: float) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            time.sleep(delay_s)
+            target.sendall(data)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

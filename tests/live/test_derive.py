@@ -1,0 +1,178 @@
+"""What Spark makes of the expressions of computed columns and filters."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.table import TableName
+from jobs.config import SparkSettings
+from jobs.derive import RowDeriver, TablePlan, checked_plans, opened_deriver, with_derived
+from jobs.derived import DERIVED, derived_row
+from jobs.session import open_session
+from jobs.shape_history import TableHistory
+from sinks.table_settings import Computed, Expressions, TableSettings
+from tests.builders import column, table
+from tests.job_process import spark_settings
+
+pytestmark = pytest.mark.live
+
+T = table(
+    column("id", "int8"),
+    column("total", "numeric"),
+    column("price", "numeric", type_modifier=(10 << 16 | 2) + 4),
+    column("name"),
+    column("Odd `n.ame"),
+    column("at", "timestamptz"),
+    column("local", "timestamp"),
+    column("day", "date"),
+    column("share", "float8"),
+    column("tags", is_array=True),
+    name=TableName("public", "things"),
+)
+ROW = {
+    "id": 2, "total": "10.50", "price": "1.10", "name": "x", "Odd `n.ame": "odd", "at": "2026-01-02T03:04:05.123456Z",
+    "local": "2026-01-02T03:04:05", "day": "2026-01-31", "share": 0.5, "tags": ["a", "b"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    session = open_session(SparkSettings(), name="test")
+    yield session
+    session.stop()
+
+
+def derived(
+    spark: SparkSession, computed: dict[str, Computed], *rows: dict[str, object], where: str | None = None
+) -> list[object]:
+    """Each row's computed values; None where it isn't to be seen, and the reason where it is refused."""
+    plans = checked_plans(spark, {T.name: Expressions(computed, where)}, {T.name: T})
+    texts = [orjson.dumps({**ROW, **row}) for row in rows]
+    columns = (
+        TableSettings(computed={f"public.things.{name}": how for name, how in computed.items()})
+        .projection()
+        .computed.get(T.name, ())
+    )
+    found: list[object] = []
+    for text, result in zip(texts, RowDeriver(spark, plans).derive(T.name, texts), strict=True):
+        shown = derived_row(text, result, columns)
+        row = None if shown.row is None else orjson.loads(shown.row)
+        found.append(shown.refused or (None if row is None else {name: row[name] for name in computed}))
+    return found
+
+
+def test_columns_have_natural_types_and_results_the_form_of_events(spark: SparkSession) -> None:
+    computed = {
+        "gross": Computed(sql="total * 1.19", type="numeric"),
+        "whole": Computed(sql="price * 100", type="numeric"),
+        "upper": Computed(sql="upper(name)"),
+        "next": Computed(sql="date_add(day, 1)", type="date"),
+        "later": Computed(sql="at + interval 1 hour", type="timestamptz"),
+        "sooner": Computed(sql="local - interval 1 second", type="timestamp"),
+        "half": Computed(sql="share / 2", type="float8"),
+        "odd": Computed(sql="`Odd ``n.ame`"),
+        "twice": Computed(sql="id * 2", type="int4"),
+        "much": Computed(sql="total > 10", type="bool"),
+        "first": Computed(sql="get(from_json(tags, 'array<string>'), 0)"),
+    }
+    [found] = derived(spark, computed, {})
+    assert found == {
+        "gross": "12.495", "whole": "110", "upper": "X", "next": "2026-02-01", "later": "2026-01-02T04:04:05.123456Z",
+        "sooner": "2026-01-02T03:04:04", "half": 0.25, "odd": "odd", "twice": 4, "much": True, "first": "a",
+    }  # fmt: skip
+    [nulls] = derived(spark, computed, dict.fromkeys(ROW))
+    assert nulls == dict.fromkeys(computed)
+
+
+def test_what_fails_for_one_row_fails_for_that_row_alone(spark: SparkSession) -> None:
+    computed = {"inverse": Computed(sql="1 / id", type="float8"), "name_": Computed(sql="name")}
+    assert derived(spark, computed, {"id": 0}, {"id": 4, "name": "n"}) == [
+        "expression: computed column 'inverse' can't be evaluated for this row",
+        {"inverse": 0.25, "name_": "n"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sql", "row"),
+    [
+        ("total + 1", {"total": "NaN"}),
+        ("total + 1", {"total": "1.1234567890123456789"}),
+        ("total + 1", {"total": "1" * 21}),
+        ("price + 1", {"price": "Infinity"}),
+        ("at", {"at": "infinity"}),
+        ("day", {"day": "0044-03-15 BC"}),
+        ("local", {"local": "0044-03-15T00:00:00 BC"}),
+        ("cast(name as int)", {"name": "x"}),
+    ],
+)
+def test_a_value_that_spark_cannot_hold_is_never_taken_for_null(
+    spark: SparkSession, sql: str, row: dict[str, object]
+) -> None:
+    [found] = derived(spark, {"c": Computed(sql=sql)}, row)
+    assert found == "expression: computed column 'c' can't be evaluated for this row"
+    assert derived(spark, {"c": Computed(sql="name")}, {**row, "name": "n"}) == [
+        {"c": "n"}
+    ]  # which doesn't use the column
+
+
+def test_a_condition_takes_rows_away(spark: SparkSession) -> None:
+    found = derived(spark, {}, {"name": "a"}, {"name": "b"}, {"name": None}, where="name <> 'b'")
+    assert found == [{}, None, None]
+
+
+def test_rows_of_earlier_shapes_have_the_values_that_they_are_carried_over_with(spark: SparkSession) -> None:
+    carry = (("id", "id", None), ("name", "title", None), ("total", None, "7"))
+    history = TableHistory(T.name, ("id",), {"old": carry, T.schema_id: ()})
+    plan = TablePlan(T, Expressions({"c": Computed(sql="concat(name, '-', total)")}, None), history)
+    values = [
+        b'{"after":{"id":1,"title":"a","name":"wrong"},"source":{"schema_id":"old"}}',
+        b'{"after":{"id":1,"name":"b","total":"8"},"source":{"schema_id":"%b"}}' % T.schema_id.encode(),
+        b'{"after":null,"source":{"schema_id":"old"}}',
+        None,
+    ]
+    records = pa.table({"place": range(4), "topic": ["t"] * 4, "value": pa.array(values, pa.binary())})
+    frame = with_derived(spark.createDataFrame(records), {"t": plan, "other": replace(plan, history=None)})
+    found = {row.place: row[DERIVED] for row in frame.select("place", DERIVED).collect()}
+    assert found == {
+        0: '{"c":{"v":"a-7.000000000000000000"}}',
+        1: '{"c":{"v":"b-8.000000000000000000"}}',
+        2: None,
+        3: None,
+    }
+
+
+def test_expressions_that_cannot_be_are_all_named_at_once(spark: SparkSession) -> None:
+    wrong = {
+        "nope + 1": "the table has no column 'nope'",
+        "1 +": "not an expression",
+        "rand()": "must follow from the row alone",
+        "now()": "must follow from the row alone",
+        "sum(id)": "one row only",
+        "struct(*)": "must follow from the row alone",
+        "upper(name, id)": "upper",
+        "(select 1)": "must follow from the row alone",
+        "row_number() over (order by id)": "one row only",
+        "explode(array(1))": "generator",
+        "array(id)": "cannot cast",
+    }
+    computed = {f"c{place}": Computed(sql=sql, type="int4") for place, sql in enumerate(wrong)}
+    with pytest.raises(ConfigurationError) as raised:
+        checked_plans(spark, {T.name: Expressions(computed, "name = ")}, {T.name: T})
+    assert len(raised.value.problems) == len(wrong) + 1
+    for place, (told, why) in enumerate(zip(raised.value.problems, wrong.values(), strict=False)):
+        assert told.startswith(f"computed column public.things.c{place}: ")
+        assert why in told
+    assert raised.value.problems[-1].startswith("where of public.things: not an expression")
+
+
+def test_comparisons_use_the_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:
+    expressions = {T.name: Expressions({"c": Computed(sql="name")}, None)}
+    with opened_deriver(spark_settings(tmp_path), expressions, {T.name: T}) as deriver:
+        assert deriver.derive(T.name, [b'{"name":"x"}']) == [b'{"c":{"v":"x"}}']
+    assert spark.range(1).count() == 1  # it goes on

@@ -1,0 +1,438 @@
+"""Servers in trouble, one at a time, under traffic: the other sinks go on, the one concerned says so, and nothing is lost."""
+
+import os
+import re
+import signal
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+import psutil
+import psycopg
+import pytest
+import redis
+import urllib3
+from confluent_kafka.admin import AdminClient, NewPartitions
+from psycopg.conninfo import conninfo_to_dict
+from pydantic import TypeAdapter
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import Table, TableName
+from cdc.postgres.slot import emit_heartbeat
+from lockstep.lag import LagCollector
+from sinks.registry import SinkSettings, open_sink
+from sinks.sink import Sink
+from stack.stack import Endpoints
+from tests.builders import column, table
+from tests.events import Log, Put, kafka_settings
+from tests.faulty_proxy import FaultyProxy
+from tests.job_process import JobProcess, spark_settings
+from tests.pipeline import Pipeline, traffic, wait_until
+from tests.services import Services
+
+pytestmark = [pytest.mark.live, pytest.mark.crash]
+
+PATIENCE_S = 300
+"""For anything that takes seconds on a machine with nothing else to do."""
+
+# Short, so that a server that hangs is noticed within the test.
+QUICK = {
+    "spark": "retry_s = 1.0\nstop_timeout_s = 5.0",
+    "search": "timeout_s = 4.0",
+    "cache": "timeout_s = 1.5\nmax_value_bytes = 100000",
+}
+SERVERS = {"opensearch": "search", "valkey": "cache", "warehouse": "warehouse"}
+"""Server -> the end of its sink's name."""
+
+
+class Running:
+    """A pipeline with three sinks, each behind a proxy, and its processes."""
+
+    def __init__(self, stack: Services, directory: Path) -> None:
+        self.stack = stack
+        self.endpoints = stack.endpoints()
+        self._closing = ExitStack()
+        self.proxies = {name: self._closing.enter_context(FaultyProxy(*at)) for name, at in _addresses(self.endpoints)}
+        self.pipeline = Pipeline(
+            _through(self.endpoints, self.proxies), directory, f"fault{os.getpid()}", sinks=True, more=QUICK
+        )
+        self._closing.callback(self.pipeline.close)
+        self.lag = self._closing.enter_context(LagCollector(self.pipeline.config))
+        self._sinks: dict[str, Sink] = {}
+        self._seed = 0
+        self.capture = self.pipeline.start_capture()
+        self.job = self.pipeline.start_apply()
+
+    @property
+    def log(self) -> str:
+        """What apply has said so far."""
+        text: str = self.job.log.read_text()  # type: ignore[attr-defined]
+        return text
+
+    def name(self, server: str) -> str:
+        """The sink of a server."""
+        return f"{self.pipeline.name}_{SERVERS[server]}"
+
+    def sink(self, server: str) -> Sink:
+        """Its sink's live generation."""
+        name = self.name(server)
+        if server not in self._sinks:
+            self._sinks[server] = open_sink(name, self.pipeline.config.sinks[name], 1)
+            self._closing.callback(self._sinks[server].close)
+        return self._sinks[server]
+
+    def watermark(self, server: str) -> int:
+        """0 while its server doesn't answer."""
+        try:
+            progress = self.sink(server).load_progress()
+        except LockstepError:
+            return 0
+        return 0 if progress is None else progress.watermark_lsn
+
+    def wait_reached(self, *servers: str) -> None:
+        """Until these sinks have applied all that is committed now."""
+        with self.pipeline.sql() as connection:
+            target = emit_heartbeat(connection)
+        for server in servers:
+            self.wait(lambda server=server: self.watermark(server) >= target, f"{server}'s sink goes on")  # type: ignore[misc]
+
+    def wait_said(self, server: str, *, since: int, words: str = "") -> None:
+        """Until apply has said that this server's sink waits, and why."""
+        said = re.compile(rf"sink waits sink={self.name(server)} reason=.*{words}")
+        self.wait(lambda: said.search(self.log[since:]) is not None, said.pattern)
+
+    def wait_failed(self, server: str, words: str) -> None:
+        """Until apply has said that this server's sink has stopped, with the way out."""
+        said = re.compile(rf"sink failed sink={self.name(server)} (?s:.){{0,500}}?{words}")
+        self.wait(lambda: said.search(self.log) is not None, said.pattern)
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        try:
+            wait_until(condition, what=what, timeout_s=PATIENCE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.log[-3000:]}") from None
+
+    def workers(self) -> list[int]:
+        """The processes in which Spark's tasks apply rows."""
+        below = [one for one in psutil.Process(self.job.pid).children(recursive=True) if one.status() != "zombie"]
+        daemons = {one.pid for one in below if _is_daemon(one)}
+        return [one.pid for one in below if one.pid in daemons and one.ppid() in daemons]
+
+    def traffic(self) -> Any:
+        self._seed += 1
+        return traffic(self.pipeline, seed=self._seed, pause_s=0.05)
+
+    def assert_nothing_is_lost(self) -> None:
+        self.pipeline.wait_applied(self.job, timeout_s=PATIENCE_S)
+        self.pipeline.assert_sinks_equal()
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    """PySpark's daemon or a worker, which it forks."""
+    try:
+        return "jobs.daemon" in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+
+
+def _addresses(endpoints: Endpoints) -> Iterator[tuple[str, tuple[str, int]]]:
+    for name, url in (("opensearch", endpoints.opensearch_url), ("valkey", endpoints.redis_url)):
+        parts = urlsplit(url)
+        yield name, (parts.hostname or "", parts.port or 0)
+    warehouse = conninfo_to_dict(endpoints.warehouse_dsn)
+    yield "warehouse", (str(warehouse["host"]), int(warehouse["port"] or 0))
+
+
+def _through(endpoints: Endpoints, proxies: Mapping[str, FaultyProxy]) -> Endpoints:
+    def behind(server: str, url: str) -> str:
+        parts = urlsplit(url)
+        user, at, _ = parts.netloc.rpartition("@")
+        return parts._replace(netloc=f"{user}{at}127.0.0.1:{proxies[server].port}").geturl()
+
+    return replace(
+        endpoints,
+        opensearch_url=behind("opensearch", endpoints.opensearch_url),
+        redis_url=behind("valkey", endpoints.redis_url),
+        warehouse_url=behind("warehouse", endpoints.warehouse_url),
+    )
+
+
+@pytest.fixture(scope="module")
+def running(stack: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    made = Running(stack, tmp_path_factory.mktemp("faults"))
+    try:
+        made.wait_reached(*SERVERS)
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_server_that_is_down_is_waited_for_and_the_others_go_on(running: Running) -> None:
+    with running.traffic():
+        for server in SERVERS:
+            since = len(running.log)
+            running.stack.stop(server)
+            try:
+                running.wait_reached(*(SERVERS.keys() - {server}))
+                running.wait_said(server, since=since)
+                lag = running.lag.collect()
+            finally:
+                running.stack.start(server)
+            assert set(lag.unanswered) == {running.name(server)}
+            unknown = {stage.sink.name for stage in lag.stages if stage.sink is not None and stage.lsn is None}
+            assert unknown == {running.name(server)}
+    running.assert_nothing_is_lost()
+
+
+def test_a_server_that_hangs_keeps_only_its_own_sink(running: Running) -> None:
+    with running.traffic():
+        for server in SERVERS:
+            since = len(running.log)
+            running.stack.freeze(server)
+            try:
+                running.wait_reached(*(SERVERS.keys() - {server}))
+                if server != "warehouse":  # a statement may take as long as it takes
+                    running.wait_said(server, since=since)
+            finally:
+                running.stack.thaw(server)
+    running.assert_nothing_is_lost()
+
+
+def test_a_busy_search_server_is_waited_for_and_slow_ones_get_everything(running: Running) -> None:
+    with running.traffic():
+        since = len(running.log)
+        running.proxies["opensearch"].refuse(429)
+        for server in ("valkey", "warehouse"):
+            running.proxies[server].be_slow(0.05)
+        try:
+            running.wait_said("opensearch", since=since, words="429")
+            running.wait_reached("valkey", "warehouse")
+        finally:
+            for proxy in running.proxies.values():
+                proxy.be_well()
+    assert running.proxies["opensearch"].refused > 0
+    running.assert_nothing_is_lost()
+
+
+def test_a_batch_whose_worker_is_killed_is_done_again(running: Running) -> None:
+    since, killed = len(running.log), 0
+    with running.traffic():
+        # So slow that a batch is under way whenever we look.
+        for proxy in running.proxies.values():
+            proxy.be_slow(0.1)
+        try:
+            for _ in range(3):
+                running.wait_reached("valkey")
+                for worker in running.workers():
+                    with suppress(ProcessLookupError):
+                        os.kill(worker, signal.SIGKILL)
+                        killed += 1
+        finally:
+            for proxy in running.proxies.values():
+                proxy.be_well()
+    assert killed
+    assert "sink failed" not in running.log[since:]
+    running.assert_nothing_is_lost()
+
+
+def test_a_full_store_stops_its_sink_alone_and_a_restart_goes_on(running: Running) -> None:
+    with running.traffic(), ExitStack() as mending:
+        healthy = list(SERVERS)
+        for server, spoil, words in (
+            ("valkey", _full_memory, "raise maxmemory"),
+            ("warehouse", _read_only, "read-only"),
+            ("opensearch", _blocked_index, "free space"),
+        ):
+            mending.enter_context(spoil(running))
+            running.wait_failed(server, words)
+            healthy.remove(server)
+            running.wait_reached(*healthy)
+        # None is left.
+        assert running.pipeline.wait_ended(running.job, timeout_s=PATIENCE_S) == 1
+    running.job = running.pipeline.start_apply()
+    running.assert_nothing_is_lost()
+
+
+@contextmanager
+def _full_memory(running: Running) -> Iterator[None]:
+    client: Any = redis.Redis.from_url(running.endpoints.redis_url)
+    client.config_set("maxmemory", client.info("memory")["used_memory"] - 1)
+    try:
+        yield
+    finally:
+        client.config_set("maxmemory", 0)
+        client.close()
+
+
+@contextmanager
+def _read_only(running: Running) -> Iterator[None]:
+    with psycopg.connect(running.endpoints.warehouse_dsn, autocommit=True) as connection:
+        connection.execute("alter system set default_transaction_read_only = on")
+        connection.execute("select pg_reload_conf()")
+        try:
+            yield
+        finally:
+            connection.execute("alter system reset default_transaction_read_only")
+            connection.execute("select pg_reload_conf()")
+
+
+@contextmanager
+def _blocked_index(running: Running) -> Iterator[None]:
+    pool = urllib3.PoolManager()
+
+    def block(value: bool | None) -> None:
+        answer = pool.request(
+            "PUT",
+            f"{running.endpoints.opensearch_url}/{running.name('opensearch')}.*/_settings",
+            body=orjson.dumps({"index.blocks.read_only_allow_delete": value}),
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status == 200, answer.data[:300]
+
+    block(True)
+    try:
+        yield
+    finally:
+        block(None)
+
+
+def test_a_frozen_job_that_wakes_up_finds_another_in_its_place(running: Running) -> None:
+    old = running.job
+    with running.traffic():
+        os.killpg(old.pid, signal.SIGSTOP)
+        try:
+            running.job = running.pipeline.start_apply()
+            running.wait_reached(*SERVERS)
+        finally:
+            os.killpg(old.pid, signal.SIGCONT)
+        assert running.pipeline.wait_ended(old, timeout_s=PATIENCE_S) == 1
+    running.assert_nothing_is_lost()
+    assert running.job.poll() is None
+    assert f"sink failed sink={running.name('warehouse')} generation=1 error=another job" in old.log.read_text()  # type: ignore[attr-defined]
+
+
+def test_lag_tells_open_rejections_from_all_there_were_and_what_needs_a_rebuild(running: Running) -> None:
+    """The last one of this pipeline: from here on, its cache has rejected something."""
+    pipeline, cache, search = running.pipeline, running.name("valkey"), running.name("opensearch")
+
+    def wait_open(count: int) -> None:
+        running.wait(lambda: running.lag.collect().open_rejections[cache] == count, f"{count} open")
+        running.wait_reached("valkey")
+
+    with pipeline.sql() as connection:
+        connection.execute(f"insert into {pipeline.name}.entry values (-1, 1, repeat('x', 200000), '[]')")
+        wait_open(1)
+        connection.execute(f"update {pipeline.name}.entry set note = 'short' where account_id = -1")
+        wait_open(0)
+    lag = running.lag.collect()
+    assert (lag.open_rejections[cache], lag.rejected[cache]) == (0, 1)
+    assert lag.rebuild_needed == {}
+
+    sinks = pipeline.config.sinks
+    narrower = sinks[search].model_copy(update={"exclude": (f"{pipeline.name}.entry.note",)})
+    with LagCollector(pipeline.config.model_copy(update={"sinks": {**sinks, search: narrower}})) as collector:
+        assert collector.collect().rebuild_needed == {search: ("exclude",)}
+
+
+PASSWORD = "not-this-one"
+
+ANEW, WIDER, KEPT = (
+    table(column("id", "int8"), column("note"), name=TableName("public", name)) for name in ("anew", "wider", "kept")
+)
+
+
+def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(endpoints: Endpoints, tmp_path: Path) -> None:
+    """At the start: logins and addresses. While it runs: topics and destinations that somebody changes by hand."""
+    name = f"hand{uuid.uuid4().hex[:8]}"
+    with ExitStack() as closing:
+        log = Log(kafka_settings(endpoints.kafka_bootstrap), name, [ANEW, WIDER, KEPT])
+        closing.callback(log.close)
+        doorkeeper = closing.enter_context(FaultyProxy("127.0.0.1", 1))
+        doorkeeper.refuse(401)
+        running = _sinks(name, endpoints)
+        refused = _refused_sinks(name, endpoints, doorkeeper)
+        for of in (ANEW, WIDER, KEPT):
+            # So many that every partition has some: what is read next lies behind the beginning of a topic that is made anew.
+            log.commit([_put(key, of) for key in range(30)])
+        job = closing.enter_context(
+            JobProcess(
+                pipeline=name,
+                kafka=log.kafka,
+                tables=log.table_names,
+                sinks=running | refused,
+                spark=spark_settings(tmp_path, retry_s=1, stop_timeout_s=5),
+            )
+        )
+        for sink, words in (
+            (f"{name}login", "check user and password of this sink"),
+            (f"{name}role", "check database and user of this sink"),
+            (f"{name}doorkeeper", "check user and password of this sink"),
+        ):
+            assert words in job.wait_for("SinkFailed", sink=sink)["error"]
+        assert "127.0.0.1:1" in job.wait_for("SinkWaiting", sink=f"{name}nowhere")["reason"]
+
+        for sink in running:
+            job.wait_for("StatusReport", sink=sink)
+        _change_by_hand(name, endpoints, log)
+        for of in (ANEW, WIDER, KEPT):
+            lsn = log.commit([_put(key, of) for key in range(30, 60)])
+        for sink, words in (
+            (f"{name}anew", "was created anew .*lockstep snapshot table TABLE.*lockstep rebuild"),
+            (f"{name}wider", "has 5 partitions.*rebuild the sink"),
+            (f"{name}search", "restart the job"),
+            (f"{name}dropped", "lockstep rebuild"),
+        ):
+            assert re.search(words, job.wait_for("SinkFailed", sink=sink)["error"], re.DOTALL)
+        job.wait_until(lambda seen: seen.get("sink") == f"{name}kept" and seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 1
+    assert PASSWORD not in str(job.reports)
+
+
+def _put(key: int, of: Table) -> Put:
+    return Put(of, {"id": key, "note": "n"})
+
+
+def _settings(kind: str, of: Table, **settings: object) -> SinkSettings:
+    made: SinkSettings = TypeAdapter(SinkSettings).validate_python({"type": kind, "tables": [str(of.name)], **settings})
+    return made
+
+
+def _sinks(name: str, endpoints: Endpoints) -> dict[str, SinkSettings]:
+    """Those that start; all but ``kept`` are to be stopped."""
+    return {
+        f"{name}kept": _settings("redis", KEPT, url=endpoints.redis_url),
+        f"{name}anew": _settings("redis", ANEW, url=endpoints.redis_url),
+        f"{name}wider": _settings("redis", WIDER, url=endpoints.redis_url),
+        f"{name}dropped": _settings("warehouse", KEPT, url=endpoints.warehouse_url),
+        f"{name}search": _settings("opensearch", KEPT, urls=[endpoints.opensearch_url], replicas=0),
+    }
+
+
+def _refused_sinks(name: str, endpoints: Endpoints, doorkeeper: FaultyProxy) -> dict[str, SinkSettings]:
+    """Those that never start."""
+    login = {"user": f"{name}_nobody", "password": PASSWORD}
+    return {
+        f"{name}login": _settings("redis", KEPT, url=endpoints.redis_url, login=login),
+        f"{name}role": _settings("warehouse", KEPT, url=endpoints.warehouse_url, login=login),
+        f"{name}doorkeeper": _settings("opensearch", KEPT, urls=[f"http://127.0.0.1:{doorkeeper.port}"], login=login),
+        f"{name}nowhere": _settings("redis", KEPT, url="redis://127.0.0.1:1/0"),
+    }
+
+
+def _change_by_hand(name: str, endpoints: Endpoints, log: Log) -> None:
+    log.recreate_topic(ANEW)
+    topic = log.topic(WIDER)
+    admin = AdminClient({**log.kafka.client()})
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
+    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
+        connection.execute(f"drop table {name}dropped_g1.kept cascade".encode())
+    answer = urllib3.request("DELETE", f"{endpoints.opensearch_url}/{name}search.public.kept_g1")
+    assert answer.status == 200, answer.data[:300]

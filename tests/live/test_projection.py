@@ -1,0 +1,191 @@
+"""What a sink gets to see: names, masks, computed columns and filters, in every store and in every way that rows get there."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from tests.pipeline import Pipeline, wait_until
+
+pytestmark = pytest.mark.live
+
+SALT = "a long random text"
+_numbers = itertools.count(1)
+
+
+def _settings(name: str) -> str:
+    return f"""
+exclude = ["{name}.account.tags"]
+rename = {{ "{name}.account.id" = "number", "{name}.account.owner" = "name" }}
+mask = {{ "{name}.account.owner" = {{ truncate = 2 }}, "{name}.entry.note" = "hash", "{name}.entry.doc" = "drop" }}
+computed."{name}.account.share" = {{ sql = "balance / 4", type = "numeric" }}
+computed."{name}.account.inverse" = {{ sql = "cast(100 / cast(balance as int) as int)", type = "int4" }}
+where = {{ "{name}.account" = "owner <> 'nobody'" }}
+"""
+
+
+@pytest.fixture(scope="module")
+def pipeline(stack: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    name = f"shown{os.getpid()}_{next(_numbers)}"
+    os.environ |= {f"LOCKSTEP_SINK_{name}_{kind}_SALT".upper(): SALT for kind in ("search", "cache", "warehouse")}
+    more = dict.fromkeys(("search", "cache", "warehouse"), _settings(name))
+    more["warehouse"] += "history = true"
+    made = Pipeline(
+        stack.endpoints(),
+        tmp_path_factory.mktemp("shown"),
+        name,
+        sinks=True,
+        more={**more, "spark": "trigger_ms = 100"},
+    )
+    yield made
+    made.close()
+    for variable in [one for one in os.environ if one.startswith(f"LOCKSTEP_SINK_{name}_".upper())]:
+        del os.environ[variable]
+
+
+def _run(pipeline: Pipeline, *command: str, ends_with: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep", *command, "--config", str(pipeline.path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == ends_with, done.stdout + done.stderr
+    return done.stdout
+
+
+def _cached(pipeline: Pipeline, table: str, key: str) -> dict[str, Any] | None:
+    with redis.Redis.from_url(pipeline.endpoints.redis_url) as client:
+        value: Any = client.hget(f"{pipeline.name}_cache:g1:{pipeline.name}.{table}:{key}", "v")
+    found: dict[str, Any] | None = None if value is None else json.loads(value)
+    return found
+
+
+def _searched(pipeline: Pipeline, number: int) -> dict[str, Any] | None:
+    index = f"{pipeline.name}_search.{pipeline.name}.account"
+    url = f"{pipeline.endpoints.opensearch_url}/{index}/_search?q=number:{number}"
+    with urllib.request.urlopen(url) as answer:
+        hits = json.load(answer)["hits"]["hits"]
+    return hits[0]["_source"] if hits else None
+
+
+def _stored(pipeline: Pipeline, number: int) -> tuple[Any, ...] | None:
+    view = f"{pipeline.name}_warehouse.{pipeline.name}__account"
+    with psycopg.connect(pipeline.endpoints.warehouse_dsn) as connection:
+        return connection.execute(
+            f"select name, balance::text, share::text, inverse from {view} where number = %s", (number,)
+        ).fetchone()
+
+
+def _versions(pipeline: Pipeline, number: int) -> list[tuple[Any, ...]]:
+    view = f"{pipeline.name}_warehouse.{pipeline.name}__account_history"
+    with psycopg.connect(pipeline.endpoints.warehouse_dsn) as connection:
+        return connection.execute(
+            f"select _operation, name, balance::text, valid_to is null from {view} where number = %s order by _tag",
+            (number,),
+        ).fetchall()
+
+
+def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(pipeline: Pipeline) -> None:
+    name = pipeline.name
+    with pipeline.sql() as sql:
+        sql.execute(
+            f"insert into {name}.account values (1, 'Alice', 10.5, '{{a}}'), (2, 'Bob', 7, null), (3, 'nobody', 8, null), (4, 'Dora', 0, null)"
+        )
+        sql.execute(f"insert into {name}.entry values (1, 1, 'secret', '{{}}'), (1, 2, null, null)")
+    capture = pipeline.start_capture()
+    apply = pipeline.start_apply()
+    with pipeline.sql() as sql:
+        pipeline.wait_streaming(capture)
+        sql.execute(f"update {name}.account set owner = 'Albert' where id = 1")
+        sql.execute(f"update {name}.account set owner = 'nobody' where id = 2")  # was there, and isn't to be any more
+        sql.execute(f"insert into {name}.account values (5, 'Eve', 50, null)")
+        sql.execute(f"delete from {name}.account where id = 5")
+        sql.execute(f"insert into {name}.account values (6, 'Fred', 50, null), (7, null, 1, null)")
+    pipeline.wait_applied(apply)
+
+    assert _stored(pipeline, 1) == ("Al", "10.5", "2.625", 10)
+    assert _stored(pipeline, 6) == ("Fr", "50", "12.5", 2)
+    assert [_stored(pipeline, number) for number in (2, 3, 4, 5, 7)] == [None] * 5
+    cached = _cached(pipeline, "account", "1")
+    assert cached is not None
+    assert cached.keys() == {"number", "name", "balance", "changed", "share", "inverse"}
+    assert (cached["number"], cached["name"], cached["share"], cached["inverse"]) == (1, "Al", "2.625", 10)
+    entry = _cached(pipeline, "entry", "1:1")
+    assert entry is not None
+    assert entry.keys() == {"account_id", "line", "note"}
+    assert len(entry["note"]) == 64
+    assert "secret" not in str(entry)
+    assert _cached(pipeline, "entry", "1:2") == {"account_id": 1, "line": 2, "note": None}
+
+    # A row of which an expression fails is refused, by every sink, and nothing else is.
+    refused = json.loads(_run(pipeline, "rejections", "list", "--json"))
+    letters = {(one["sink"], json.dumps(one["key"])) for one in refused["rejections"]}
+    assert {sink for sink, _ in letters} == {f"{name}_{kind}" for kind in ("search", "cache", "warehouse")}
+    assert len(letters) == 3
+
+    for against in ("source", "topic"):
+        found = json.loads(_run(pipeline, "verify", f"{name}_cache", "--against", against, "--json", ends_with=1))
+        differences = [(row["key"], row["kind"]) for table in found["tables"] for row in table["differences"]]
+        assert differences == [({"id": 4}, "missing")], found
+        assert "expression: computed column 'inverse'" in str(found)
+
+    with pipeline.sql() as sql:
+        sql.execute(f"update {name}.account set balance = 25 where id = 4")
+    pipeline.wait_applied(apply)
+    assert _stored(pipeline, 4) == ("Do", "25", "6.25", 4)
+    wait_until(lambda: _searched(pipeline, 4) is not None, what="the document can be found")
+    found_document = _searched(pipeline, 4)
+    assert found_document is not None
+    assert (found_document["name"], found_document["inverse"]) == ("Do", 4)
+    assert json.loads(_run(pipeline, "rejections", "list", "--json"))["rejections"] == []
+    for kind in ("search", "cache", "warehouse"):
+        _run(pipeline, "verify", f"{name}_{kind}")
+    # All versions are there, as they were to be seen.
+    assert _versions(pipeline, 1) == [("snapshot", "Al", "10.5", False), ("update", "Al", "10.5", True)]
+    assert _versions(pipeline, 2) == [("snapshot", "Bo", "7", False), ("delete", None, None, False)]
+    assert _versions(pipeline, 4) == [("update", "Do", "25", True)]
+    assert _versions(pipeline, 5) == [("insert", "Ev", "50", False), ("delete", None, None, False)]
+
+    # A column that comes later, and what its rows have from before, masks or not.
+    with pipeline.sql() as sql:
+        sql.execute(f"alter table {name}.account add column region text default 'north'")
+        sql.execute(f"update {name}.account set owner = 'Alice' where id = 1")
+    pipeline.wait_applied(apply)
+    for kind in ("cache", "warehouse"):  # one carries rows over, the other has them from the DDL
+        _run(pipeline, "verify", f"{name}_{kind}")
+    assert pipeline.stop(apply) == 0, apply.log.read_text()  # type: ignore[attr-defined]
+    assert pipeline.stop(capture) == 0
+
+
+def test_other_salts_are_refused(pipeline: Pipeline) -> None:
+    os.environ[f"LOCKSTEP_SINK_{pipeline.name}_cache_SALT".upper()] = "another"
+    try:
+        apply = pipeline.start("lockstep", "apply", f"{pipeline.name}_cache", "--config", str(pipeline.path))
+        assert pipeline.wait_ended(apply) == 1
+    finally:
+        os.environ[f"LOCKSTEP_SINK_{pipeline.name}_cache_SALT".upper()] = SALT
+    assert "the salt of this sink's hashes isn't the one" in apply.log.read_text()  # type: ignore[attr-defined]
+
+
+def test_expressions_that_mean_nothing_are_all_told_at_once(pipeline: Pipeline) -> None:
+    name = pipeline.name
+    text = (
+        pipeline.path.read_text().replace("balance / 4", "balanec / 4").replace("owner <> 'nobody'", "owner <> rand()")
+    )
+    broken = pipeline.path.parent / "broken.toml"
+    broken.write_text(text)
+    rebuild = pipeline.start("lockstep", "rebuild", f"{name}_cache", "--config", str(broken))
+    assert pipeline.wait_ended(rebuild) == 2
+    told = rebuild.log.read_text()  # type: ignore[attr-defined]
+    assert f"computed column {name}.account.share: the table has no column 'balanec'" in told
+    assert f"where of {name}.account: its value must follow from the row alone" in told

@@ -1,0 +1,122 @@
+"""The file that ``lockstep init`` writes: it has every setting, and each of its examples is valid."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from types import UnionType
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from cdc.model.table import TableName
+from cdc.postgres.settings import TableOptions
+from lockstep.config import Config
+from lockstep.init import config_text
+from sinks.registry import SinkSettings
+
+SINKS: dict[str, Any] = {model.model_fields["type"].default: model for model in get_args(get_args(SinkSettings)[0])}
+"""Every kind of sink that the configuration knows."""
+
+COMMON = "NAME"
+"""The section of what every sink may have; its settings count for all of them."""
+
+LEFT_OUT = {
+    "login.password": "a secret: it comes from a file or the environment",
+    "mask_salt": "the same",
+}
+"""Settings that the file doesn't mention, and why."""
+
+_SETTING = re.compile(r"# (\[[a-z][^\]]*\]|[a-z_]+ = .*)")
+
+
+def _uncommented() -> str:
+    """The file with all that is commented out in it switched on."""
+    tables = [TableName("public", name) for name in ("orders", "items", "log")]
+    text = config_text("shop", "host=127.0.0.1 dbname=shop", tables)
+    lines = [found[1] if (found := _SETTING.fullmatch(line)) else line for line in text.splitlines()]
+    return "\n".join(lines)
+
+
+def _document() -> dict[str, Any]:
+    """The same, parsed; the common section's settings are in every sink's that has none of its own."""
+    document = tomllib.loads(_uncommented())
+    common = document["sinks"].pop(COMMON)
+    document["sinks"] = {name: common | section for name, section in document["sinks"].items()}
+    return document
+
+
+def _section(kind: str) -> dict[str, Any]:
+    (section,) = (one for one in _document()["sinks"].values() if one["type"] == kind)
+    return dict(section)
+
+
+def _missing(model: type[BaseModel], section: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The settings of a model that a section of the file lacks."""
+    for name, field in model.model_fields.items():
+        called = f"{path}{field.alias or name}"
+        if called in LEFT_OUT:
+            continue
+        if (field.alias or name) not in section:
+            yield called
+            continue
+        nested = _model_of(field.annotation)
+        if nested is not None:
+            yield from _missing(nested, section[field.alias or name], f"{called}.")
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The settings that a setting consists of: ``Tls`` for ``Tls`` and ``Tls | None``; None for a plain value."""
+    kinds = annotation.__args__ if isinstance(annotation, UnionType) else (annotation,)
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def test_all_of_its_examples_are_a_valid_configuration() -> None:
+    Config.model_validate(_document())
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_every_setting_of_a_sink_is_in_it(kind: str) -> None:
+    assert list(_missing(SINKS[kind], _section(kind))) == []
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_its_numbers_are_the_defaults(kind: str) -> None:
+    section = _section(kind)
+    defaults = {field.alias or name: field.default for name, field in SINKS[kind].model_fields.items()}
+    numbers = {name for name, value in section.items() if isinstance(value, int | float)}
+    assert {name: section[name] for name in numbers} == {name: defaults[name] for name in numbers}
+
+
+def test_every_other_setting_is_in_it() -> None:
+    document = _document()
+    sections = {name: model for name, field in Config.model_fields.items() if (model := _model_of(field.annotation))}
+    assert sections.keys() == Config.model_fields.keys() - {"sinks"}
+    assert [name for section, model in sections.items() for name in _missing(model, document[section])] == []
+    options = {name for section in document["source"]["options"].values() for name in section}
+    assert options == TableOptions.model_fields.keys()
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_it_says_which_settings_take_a_rebuild(kind: str) -> None:
+    lines: dict[str, bool] = {}
+    section = ""
+    for line in _uncommented().splitlines():
+        if line.startswith("[sinks."):
+            section = line
+        elif found := re.match(r"([a-z_]+) = ", line):
+            is_mine = section == f"[sinks.{COMMON}]" or section == _header(kind)
+            if is_mine:
+                lines[found[1]] = "(rebuild)" in line
+    assert {name for name, is_marked in lines.items() if is_marked} == SINKS[kind].SHAPING
+
+
+def _header(kind: str) -> str:
+    (name,) = (name for name, section in _document()["sinks"].items() if section["type"] == kind)
+    return f"[sinks.{name}]"
+
+
+def test_what_is_left_out_would_be_missed_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_out = set(LEFT_OUT)
+    monkeypatch.setattr(f"{__name__}.LEFT_OUT", {})
+    assert {name for kind, model in SINKS.items() for name in _missing(model, _section(kind))} == left_out

@@ -1,0 +1,72 @@
+"""sinks.kept_names"""
+
+from dataclasses import replace
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import Column, Table
+from sinks.kept_names import keep_names, load_names, save_names
+from sinks.memory_sink import MemorySink, MemoryStore
+from sinks.projecting_sink import ProjectingSink
+from sinks.projection import Projection
+from sinks.renaming import Renaming
+from tests.builders import ORDERS, batch, column, table, upsert
+
+
+def numbered(**names: int) -> Table:
+    def made(name: str, number: int) -> Column:
+        return replace(column(name, "int8" if name == "id" else "text"), number=number)
+
+    return replace(table(*(made(name, number) for name, number in names.items())), oid=7)
+
+
+def opened(store: MemoryStore, renaming: Renaming | None = None) -> ProjectingSink:
+    return ProjectingSink(MemorySink(store, 1), Projection(), 1, renaming=renaming, keeps_names=True)
+
+
+def test_a_column_that_the_source_renames_goes_on_under_its_name() -> None:
+    first = keep_names(Renaming(), [numbered(id=1, note=2)], None)
+    assert first.renaming.names == {}
+    second = keep_names(Renaming(), [numbered(id=1, remark=2, more=3)], first)
+    assert second.renaming.names == {ORDERS: {"remark": "note"}}
+    assert second.numbers == {ORDERS: {1: "id", 2: "note", 3: "more"}}
+    assert second.outdated(Renaming()) == ["public.orders.remark is 'note' here"]
+    third = keep_names(Renaming(), [numbered(id=1, remark=2, another=3)], second)
+    assert third.renaming.names == {ORDERS: {"remark": "note", "another": "more"}}
+
+
+def test_where_a_new_column_has_the_name_the_destination_judges() -> None:
+    first = keep_names(Renaming(), [numbered(id=1, note=2)], None)
+    second = keep_names(Renaming(), [numbered(id=1, remark=2, note=3)], first)
+    assert second.renaming.names == {}
+
+
+def test_names_that_are_configured_come_first() -> None:
+    configured = Renaming({ORDERS: {"note": "text"}})
+    first = keep_names(configured, [numbered(id=1, note=2)], None)
+    second = keep_names(configured, [numbered(id=1, remark=2)], first)
+    assert second.renaming.names[ORDERS]["remark"] == "text"
+
+
+def test_what_is_kept_is_read_again() -> None:
+    sink = MemorySink(MemoryStore(), 1)
+    assert load_names(sink, 1) is None
+    kept = keep_names(Renaming({ORDERS: {"note": "text"}}), [numbered(id=1, note=2)], None)
+    save_names(sink, 1, kept)
+    assert load_names(sink, 1) == kept
+
+
+def test_readers_see_no_difference_when_the_source_renames_a_column() -> None:
+    store = MemoryStore()
+    before, after = numbered(id=1, note=2), numbered(id=1, remark=2)
+    sink = opened(store)
+    sink.prepare([before])
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    with pytest.raises(LockstepError, match="seems to be renamed"):
+        MemorySink(store, 1).prepare([after])
+    opened(store).prepare([after])
+    opened(store).apply(batch(upsert({"id": 2, "remark": "b"}, 2)))  # another process, which prepares nothing
+    rows = {stored.key["id"]: stored.row for stored in MemorySink(store, 1).scan(before)}
+    assert rows == {1: {"id": 1, "note": "a"}, 2: {"id": 2, "note": "b"}}
+    assert [stored.row for stored in opened(store).rows(after, [{"id": 1}])] == [{"id": 1, "remark": "a"}]
