@@ -490,6 +490,9 @@ class _Run:
             start=self._reading.start,
             with_times=bool(self._task.versions),
         )
+        if self._derived:
+            # Here rather than for each batch: analysing these takes longer than evaluating them for a few rows.
+            frame = with_derived(frame, self._derived)
         writer = (
             frame.writeStream.foreachBatch(self._batch)
             .option("checkpointLocation", self._checkpoint.location)
@@ -565,8 +568,7 @@ class _Run:
     def _deliver(self, frame: DataFrame, *, one_task: bool) -> Delivered:
         """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
         # coalesce keeps each partition's records together and in order.
-        records = frame.coalesce(1) if one_task else frame
-        work = self._write(with_derived(records, self._derived) if self._derived else records)
+        work = self._write(frame.coalesce(1) if one_task else frame)
         backoff = _Backoff()
         while True:
             delivered = from_arrow(work.toArrow())
