@@ -74,22 +74,44 @@ def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
             )
 
 
+def check_same_topics(
+    sink: str, known: Mapping[str, TopicFacts], *, ids: Mapping[str, str], counts: Mapping[str, int]
+) -> None:
+    """Raise PositionMismatch when a topic that a running job reads was made anew, or has got another number of partitions.
+
+    Nothing else would notice: Spark goes on at its offsets, past what the new topic has below them, and into new partitions.
+    """
+    for topic, facts in known.items():
+        if ids.get(topic, facts.topic_id) != facts.topic_id:
+            raise _made_anew(sink, topic)
+        if counts.get(topic, facts.partitions) != facts.partitions:
+            raise _other_partitions(sink, topic, now=counts[topic], before=facts.partitions)
+
+
 def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, TopicFacts]) -> None:
     for topic, facts in topics.items():
         known = progress.topic_ids.get(topic)
         if known is not None and known != facts.topic_id:
-            raise PositionMismatch(
-                f"topic {topic} was created anew since sink {point.sink!r} read it last",
-                hint="a topic that was made anew lacks the rows that weren't written since: have capture copy its table"
-                f" (lockstep snapshot table TABLE), then lockstep rebuild {point.sink} --switch",
-            )
+            raise _made_anew(point.sink, topic)
         known_partitions = sum(1 for name, _ in progress.next_offsets if name == topic)
         if known_partitions and known_partitions != facts.partitions:
-            raise PositionMismatch(
-                f"topic {topic} has {facts.partitions} partitions, sink {point.sink!r} has read {known_partitions}",
-                hint="with another number of partitions keys move between them and their order is lost; "
-                "create the topic anew with a new snapshot, then rebuild the sink",
-            )
+            raise _other_partitions(point.sink, topic, now=facts.partitions, before=known_partitions)
+
+
+def _made_anew(sink: str, topic: str) -> PositionMismatch:
+    return PositionMismatch(
+        f"topic {topic} was created anew since sink {sink!r} read it last",
+        hint="a topic that was made anew lacks the rows that weren't written since: have capture copy its table"
+        f" (lockstep snapshot table TABLE), then lockstep rebuild {sink} --switch",
+    )
+
+
+def _other_partitions(sink: str, topic: str, *, now: int, before: int) -> PositionMismatch:
+    return PositionMismatch(
+        f"topic {topic} has {now} partitions, sink {sink!r} has read {before}",
+        hint="with another number of partitions keys move between them and their order is lost; "
+        "create the topic anew with a new snapshot, then rebuild the sink",
+    )
 
 
 def _check_absence(

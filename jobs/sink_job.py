@@ -19,7 +19,7 @@ from cdc.kafka.cluster import Cluster, control_topic_plans
 from cdc.kafka.control_topics import ProgressReader, read_schema_records
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topics import SCHEMA, control_topic, table_topic
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.protocol.control import SchemaRecord
 from jobs.arrow_map import ArrowMap
@@ -45,7 +45,7 @@ from jobs.prepared import preparing
 from jobs.progress import ProgressKeeper
 from jobs.reading import Reading, load_reading, skipped_by
 from jobs.report import Reporter, RowsCarriedOver, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
-from jobs.resume import ResumePoint, TopicFacts, check_resume, complete_from_ms
+from jobs.resume import ResumePoint, TopicFacts, check_resume, check_same_topics, complete_from_ms
 from jobs.schema_watch import SchemaWatch
 from jobs.shape_history import histories, newest_shapes
 from jobs.source import read_topics
@@ -76,6 +76,14 @@ _PASSING: Final = (
     "NetworkException",
     "Failed to construct kafka consumer",
 )
+# How Spark says that a process in which rows are applied has ended.
+_LOST_WORKER: Final = (
+    "Python worker exited unexpectedly",
+    "Python worker failed to connect back",
+    "ExecutorLostFailure",
+)
+# How Spark says that another query has written to the checkpoint.
+_TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE",)
 # How Spark's Kafka source says that the log has lost records it had not read yet.
 _DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "Some data may have been lost")
 
@@ -133,6 +141,7 @@ class SinkJob:
         self._report = report
         self._prepared: dict[TableName, Table] = {}
         self._tell_at = 0.0
+        self._refusal: PositionMismatch | None = None
 
     def run(self) -> None:
         """Returns when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -232,12 +241,14 @@ class SinkJob:
             # Before the first batch: the watermark says that all is as at the source, the rows from before included.
             if not self._carry_over(sink, tables, columns, left, fence=task.fence):
                 return False
-            with self._watched(cluster, tables) as ending:
+            with self._watched(cluster, tables, facts) as ending:
                 derived = {table_topic(plan.pipeline, name): of_table for name, of_table in plans.items()}
                 run = _Run(
                     plan, self._spark, task, checkpoint, keeper, reading, derived, stop=ending, report=self._report
                 )
                 run.run()
+            if self._refusal is not None:
+                raise self._refusal
             return ending.is_set() and not self._stop.is_set()
         finally:
             sink.close()
@@ -303,8 +314,10 @@ class SinkJob:
         )
 
     @contextmanager
-    def _watched(self, cluster: Cluster, tables: Mapping[TableName, Table]) -> Iterator[threading.Event]:
-        """What ends a query: that the job is asked to stop, or that a table has got another shape."""
+    def _watched(
+        self, cluster: Cluster, tables: Mapping[TableName, Table], facts: Mapping[str, TopicFacts]
+    ) -> Iterator[threading.Event]:
+        """What ends a query: that the job is asked to stop, that a table has got another shape, or that a topic isn't the same."""
         ending, over = threading.Event(), threading.Event()
         watch = SchemaWatch(cluster, self._plan.kafka.client(), self._plan.pipeline, tables)
 
@@ -317,6 +330,16 @@ class SinkJob:
             while not over.wait(_SCHEMA_LOOK_S) and not ending.is_set():
                 # A log that can't be read is told of by the batches, which read it too.
                 with suppress(LockstepError):
+                    try:
+                        check_same_topics(
+                            self._plan.name,
+                            facts,
+                            ids=cluster.topic_ids(list(facts)),
+                            counts=cluster.partition_counts(),
+                        )
+                    except PositionMismatch as error:
+                        self._refusal = error
+                        ending.set()
                     if watch.has_moved():
                         ending.set()
 
@@ -523,7 +546,8 @@ class _Run:
         except Exception as error:
             if not isinstance(error, _Stopping) and self._failure is None:
                 self._failure = error
-            raise
+            # Spark looks for its own words in the text of what is raised here, and its stack overflows on pages of a JVM's trace.
+            raise _Stopping from None
         finally:
             self._gate.leave()
             self._batch_done.set()
@@ -652,6 +676,12 @@ def _rejected_event(record: RejectedRecord) -> RejectedEvent:
 
 def spark_error(sink: str, text: str) -> LockstepError:
     """A failed query's message -> the error that says what it means for the operator. Pure."""
+    if any(word in text for word in _LOST_WORKER):
+        return Unavailable(
+            f"a Python worker of sink {sink!r} died: killed, or out of memory (spark.window_mb says how much it holds)"
+        )
+    if any(word in text for word in _TAKEN):
+        return Fenced(f"another job applies to sink {sink!r} with the same checkpoint", hint="stop one of the two jobs")
     if any(word in text for word in _DATA_LOSS):
         return PositionMismatch(
             f"the log no longer holds what sink {sink!r} has to read next",

@@ -367,7 +367,7 @@ def lag(
                 _print_json(report.to_json())
             else:
                 out.print(lag_table(report))
-            return
+            raise typer.Exit(1 if report.unanswered else 0)
         if as_json:
             while not stopping():
                 print(json.dumps(collector.collect().to_json()), flush=True)  # noqa: T201  one document per line

@@ -67,6 +67,11 @@ class Config(Settings):
                 raise ValueError(
                     f"sinks.{name}.tables names tables that aren't captured with a key: {', '.join(unknown)}"
                 )
+            astray = sorted(sink.named_tables() - captured)
+            if astray:
+                raise ValueError(
+                    f"sinks.{name} speaks of tables that aren't captured with a key: {', '.join(map(str, astray))}"
+                )
         return self
 
     @property

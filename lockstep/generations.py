@@ -92,7 +92,7 @@ def describe(config: Config, name: str) -> list[Description]:
 def generations_table(found: list[Description]) -> Table:
     """For people."""
     table = Table()
-    for heading in ("generation", "readers", "phase", "applied up to", "rejected", "built with other"):
+    for heading in ("generation", "readers", "phase", "applied up to", "rejected", "rebuild needed for"):
         table.add_column(heading)
     for one in found:
         watermark = "-" if one.progress is None else format_lsn(one.progress.watermark_lsn)

@@ -107,6 +107,12 @@ checkpoint_directory = ".lockstep/checkpoints"
 # [sinks.NAME]
 # tables = ["public.orders", "public.items"]    # else all that have a key (rebuild)
 # exclude = ["public.orders.secret"]       # columns that never get there (rebuild)
+# where = { "public.orders" = "amount > 0" }    # rows that don't meet it aren't there; Spark SQL (rebuild)
+# computed = { "public.orders.tax" = { sql = "amount * 0.2", type = "numeric" } }    # further columns; Spark SQL (rebuild)
+# rename = { "public.orders.note" = "remark" }    # what a column is called there (rebuild)
+# mask = { "public.orders.phone" = "hash", "public.orders.name" = { truncate = 1 } }    # or "drop" (rebuild)
+# mask_salt_file = "/run/secrets/salt"     # for hashes, or $$LOCKSTEP_SINK_<NAME>_SALT
+# schema_changes = "stop"                  # at a column's new name; "keep": it stays what it is called here
 # max_open_rejections = 10000              # rows that it refused and that wait for you; before there are more, its job stops
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
 
@@ -114,6 +120,9 @@ checkpoint_directory = ".lockstep/checkpoints"
 # type = "opensearch"
 # urls = ["https://127.0.0.1:9200"]        # one or more nodes
 # prefix = "shop"                          # first part of every index; else the sink's name
+# names = { "public.orders" = "orders" }    # of a table in the indexes' names (rebuild)
+# ids = { "public.orders" = "order-{id}" } # documents' ids: every key column in it (rebuild)
+# routing = { "public.orders" = ["id"] }   # key columns that say on which shard (rebuild)
 # fields = { "public.orders.note" = { type = "keyword" } }    # instead of the column's own mapping (rebuild)
 # index_settings = { }                     # analysis and the like (rebuild)
 # shards = 1                               # (rebuild)
@@ -128,6 +137,12 @@ checkpoint_directory = ".lockstep/checkpoints"
 # type = "redis"
 # url = "redis://127.0.0.1:6379/0"         # rediss:// with TLS
 # prefix = "shop"                          # first part of every key; else the sink's name
+# names = { "public.items" = "items" }     # of a table in the keys (rebuild)
+# keys = { "public.orders" = "order:{id}" }    # of rows, behind prefix and generation: every key column in it (rebuild)
+# values = "json"                          # one text; "fields": a field per column (rebuild)
+# sets = { "public.orders" = ["by_customer:{customer_id}"] }    # further sets of rows' keys (rebuild)
+# ttl_s = { "public.orders" = 3600 }       # rows expire, for a cache (rebuild)
+# mode = "materialise"                     # "invalidate": a change only removes the row, the application fills it again (rebuild)
 # tombstone_ttl_s = 86400                  # how long a delete is remembered
 # max_value_bytes = 67108864               # a larger row is rejected
 # timeout_s = 30.0                         # of an answer
@@ -137,6 +152,8 @@ checkpoint_directory = ".lockstep/checkpoints"
 # type = "warehouse"
 # url = "postgresql+psycopg://lockstep@127.0.0.1:5432/warehouse"
 # schema = "shop"                          # where the views are; else the sink's name
+# names = { "public.orders" = "orders" }    # of a table there (rebuild)
+# history = ["public.orders"]              # every version of a row beside the newest; true: of all tables (rebuild)
 # schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
 # connect_timeout_s = 10
 # lock_timeout_s = 5.0                     # then the batch is tried again later

@@ -56,8 +56,6 @@ from sinks.access import Login, Tls
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis_errors import translated
 from sinks.redis_layout import Layout, TableLayout, Template, glob_text, row_of, table_field
-from sinks.redis_layout import escape_name as escape_name  # noqa: PLC0414  the demo knows them by this module
-from sinks.redis_layout import key_text as key_text  # noqa: PLC0414  the same
 from sinks.redis_scripts import EPOCH_LENGTH, KEEP_EPOCH, Argument, arguments_for, script_for
 from sinks.shape import Shape, unprepared
 from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
@@ -147,7 +145,7 @@ class RedisSettings(TableSettings):
 
     def named_tables(self) -> set[TableName]:
         """The tables that the layout's settings speak of."""
-        return self.layout.named()
+        return super().named_tables() | self.layout.named()
 
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly: they have expired, or nobody has asked for them yet."""
@@ -285,7 +283,12 @@ class RedisSink:
     def save_progress(self, progress: Progress) -> None:
         with self._talking() as client:
             self._check_history(client)
-            client.set(self._progress_key, dump_progress(progress))
+            # What was stored before is there, else everything else may be gone as well.
+            if not client.set(self._progress_key, dump_progress(progress), xx=self._saved is not None):
+                raise LockstepError(
+                    f"key {self._progress_key!r} is gone, which this job has written: somebody has removed keys, or all of them",
+                    hint="start the job again: it says from where to read again, or how the sink is built anew",
+                )
         self._saved = progress
 
     def live_generation(self) -> int | None:

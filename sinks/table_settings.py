@@ -130,6 +130,15 @@ class TableSettings(BaseModel):
             raise ValueError("; ".join(problems))
         return self
 
+    def named_tables(self) -> set[TableName]:
+        """Tables that settings of this kind of sink speak of."""
+        named = {TableName.parse(text) for text in self.where}
+        return named | {parse_column(text)[0] for text in (*self.exclude, *self.rename, *self.mask, *self.computed)}
+
+    def may_lack_rows(self, table: TableName) -> bool:
+        """Whether rows of the table may be missing, rightly."""
+        return False
+
     def salt(self) -> Salt | None:
         """The salt, or None where nothing is hashed. Raises LockstepError when its file can't be read or is empty."""
         if "hash" not in self.mask.values():

@@ -167,7 +167,15 @@ def _engine(settings: WarehouseSettings) -> "Engine":
     password = settings.login.read_password()
     if password is not None:
         url = url.set(password=password)
-    connect: dict[str, Any] = {"connect_timeout": settings.connect_timeout_s, "application_name": "lockstep"}
+    connect: dict[str, Any] = {
+        "connect_timeout": settings.connect_timeout_s,
+        "application_name": "lockstep",
+        # A machine that is gone without a word is noticed in a minute. A server that hangs is not: its machine still answers.
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 60_000,
+    }
     if settings.tls is not None:
         tls = settings.tls
         connect["sslmode"] = "verify-full" if tls.verify else "require"

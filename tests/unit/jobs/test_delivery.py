@@ -12,12 +12,13 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import Position, RowEvent
 from jobs import delivery
 from jobs.delivery import Delivered, Failure, RejectedRecord, Task, deliver, from_arrow, to_arrow
+from jobs.derived import DERIVED
 from jobs.shape_history import TableHistory
 from sinks.memory_sink import MemorySink, MemoryStore
 from sinks.redis_sink import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.sink import Batch, Outcome, Sink
-from tests.builders import table
+from tests.builders import column, table
 from tests.events import key_bytes, value_bytes
 
 ORDERS = table()
@@ -67,6 +68,12 @@ def put(key: int, note: str, *, lsn: int, partition: int = 0) -> Record:
 def tombstone(key: int, *, lsn: int, partition: int = 0) -> Record:
     tag = f"0001{lsn:016x}00000001".encode()
     return key_bytes(ORDERS, {"id": key}), None, TOPIC, partition, next(_offsets), tag
+
+
+def event(op: str, key: int, note: str | None, *, lsn: int) -> Record:
+    row = {"id": key, "note": note}
+    value = value_bytes(ORDERS, op, row, lsn=lsn, seq=1, commit_time_ms=lsn * 10)
+    return key_bytes(ORDERS, row), value, TOPIC, 0, next(_offsets), None
 
 
 def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
@@ -229,6 +236,52 @@ def test_a_batch_says_what_it_covers_and_who_writes(store: MemoryStore) -> None:
     run(task(sink, fence), [first, second])
     assert sink.batches[0].next_offsets == {(TOPIC, 0): first[4] + 1, (TOPIC, 3): second[4] + 1}
     assert sink.batches[0].fence == fence
+
+
+def test_a_sink_that_keeps_all_versions_gets_them_beside_the_newest(store: MemoryStore) -> None:
+    sink = Recording(store)
+    records = [
+        event("c", 1, "a", lsn=1),
+        event("u", 1, "b", lsn=2),
+        event("d", 1, None, lsn=3),
+        tombstone(1, lsn=3),
+        tombstone(2, lsn=4),
+    ]
+    arrow = batch_of(records).append_column("timestamp_ms", pa.array([7] * len(records), pa.int64()))
+    keeping = replace(task(sink), versions={ORDERS.name}, complete_from_ms=99)
+    delivered = from_arrow(pa.Table.from_batches(list(deliver(keeping, [arrow]))))
+    assert delivered.failures == []
+    [got] = sink.batches
+    assert [(one.key["id"], one.row) for one in got.events] == [(1, None), (2, None)]
+    [versions] = got.versions
+    assert versions.operations == ["c", "u", "d", "d"]  # a deletion and its tombstone are one version
+    assert versions.commit_times_ms == [10, 20, 30, 7]  # a tombstone alone knows when it was published
+    assert [one.row and one.row["note"] for one in versions.events] == ["a", "b", None, None]
+    assert versions.complete_from_ms == 99
+
+
+def test_what_was_evaluated_of_a_row_is_in_it_or_takes_it_away(store: MemoryStore) -> None:
+    wide = table(*ORDERS.columns, column("size", "int4"))
+    MemorySink(store, 1).prepare([wide])
+    records = [put(1, "a", lsn=1), put(2, "b", lsn=2), put(3, "c", lsn=3), put(3, "d", lsn=4), tombstone(4, lsn=5)]
+    results = [
+        '{"size":{"v":"1"},"where":{"v":"true"}}',
+        '{"size":null,"where":{"v":"true"}}',
+        None,
+        '{"size":{"v":"1"},"where":{"v":"false"}}',
+        None,
+    ]
+    arrow = batch_of(records).append_column(DERIVED, pa.array(results, pa.string()))
+    computing = replace(task(MemorySink(store, 1)), computed={ORDERS.name: wide.columns[-1:]})
+    delivered = from_arrow(pa.Table.from_batches(list(deliver(computing, [arrow]))))
+    assert delivered.failures == []
+    assert (delivered.applied, delivered.next_offsets) == (3, {(TOPIC, 0): records[-1][4] + 1})
+    [refused] = delivered.rejected
+    assert (refused.key, refused.reason) == (
+        records[1][0],
+        "expression: computed column 'size' can't be evaluated for this row",
+    )
+    assert [stored.row for stored in MemorySink(store, 1).scan(wide)] == [{"id": 1, "note": "a", "size": 1}]
 
 
 def refuse_twos(event: RowEvent) -> str | None:

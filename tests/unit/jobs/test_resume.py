@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import PositionMismatch
 from jobs.offsets import Offsets
-from jobs.resume import ResumePoint, TopicFacts, check_resume
+from jobs.resume import ResumePoint, TopicFacts, check_resume, check_same_topics
 from sinks.sink import Progress
 
 TOPIC = "shop.public.orders"
@@ -110,3 +110,25 @@ def test_a_log_that_has_lost_what_is_still_to_be_read_is_refused() -> None:
         check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 5})
     check(progress(), STORED, begins=begins)  # what was deleted has been read
     check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 15})
+
+
+def same(*, topic_id: str = "first", partitions: int = 2) -> None:
+    check_same_topics("search", {TOPIC: FACTS}, ids={TOPIC: topic_id}, counts={TOPIC: partitions, "another": 7})
+
+
+def test_a_running_job_goes_on_while_its_topics_are_the_same() -> None:
+    same()
+    check_same_topics(
+        "search", {TOPIC: FACTS}, ids={}, counts={}
+    )  # gone for now: the query says so, or it comes back anew
+
+
+def test_a_topic_that_is_made_anew_under_a_running_job_is_refused() -> None:
+    with pytest.raises(PositionMismatch, match="was created anew") as caught:
+        same(topic_id="second")
+    assert "lockstep rebuild search --switch" in str(caught.value)
+
+
+def test_partitions_that_are_added_under_a_running_job_are_refused() -> None:
+    with pytest.raises(PositionMismatch, match="has 3 partitions, sink 'search' has read 2"):
+        same(partitions=3)

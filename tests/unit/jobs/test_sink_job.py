@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from jobs.sink_job import SinkPlan, _shown, spark_error
 from sinks.memory_sink import MemorySink, MemoryStore
 from tests.builders import table
@@ -18,6 +18,11 @@ from tests.databases import until
     [
         ("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment", Unavailable),
         ("[KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost", PositionMismatch),
+        (
+            "Job aborted due to stage failure\n at x\nCaused by: Python worker exited unexpectedly (crashed)",
+            Unavailable,
+        ),
+        ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", Fenced),
         ("[INTERNAL_ERROR] something else\n at org.apache.spark.Whatever", LockstepError),
         ("", LockstepError),
     ],

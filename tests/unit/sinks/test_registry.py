@@ -93,7 +93,15 @@ SHAPED: dict[str, dict[str, object]] = {
         "ids": {"public.orders": "o-{id}"},
         "routing": {"public.orders": ["id"]},
     },
-    "redis": {**COMMON},
+    "redis": {
+        **COMMON,
+        "names": {},
+        "keys": {"public.orders": "order:{id}"},
+        "values": "fields",
+        "sets": {"public.orders": ["orders:by_customer:{customer}"]},
+        "ttl_s": {"public.orders": 60},
+        "mode": "materialise",
+    },
     "warehouse": {**COMMON, "names": {"public.orders": "bought"}, "history": ["public.orders"]},
     "delta": {**COMMON, "partition_by": {"public.orders": ["region", "day"]}},
 }
