@@ -21,7 +21,7 @@ from bench.rig import CACHE, SEARCH, WAREHOUSE, Pipeline, Rig, Say, sink_name
 from bench.sizes import Sizes
 from bench.usage import CpuMeter
 from cdc.model.errors import LockstepError
-from sinks.opensearch_settings import OpenSearchSettings
+from sinks.opensearch.settings import OpenSearchSettings
 
 PHASE = "visible"
 

@@ -13,15 +13,15 @@ from pydantic import Field, ValidationError
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
-from sinks.delta_sink import DeltaSettings, DeltaSink
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.opensearch_sink import OpenSearchSink
+from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
 from sinks.projecting_sink import ProjectingSink
 from sinks.projection import Projection
-from sinks.redis_sink import RedisSettings, RedisSink
+from sinks.redis.sink import RedisSettings, RedisSink
 from sinks.sink import Sink
-from sinks.warehouse_settings import WarehouseSettings
-from sinks.warehouse_sink import WarehouseSink
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
 
 SinkSettings = Annotated[
     OpenSearchSettings | RedisSettings | WarehouseSettings | DeltaSettings, Field(discriminator="type")

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from cdc.model.table import Column
 from cdc.protocol.pgvalues import json_encoder
-from sinks.opensearch_mapping import field_mapping
-from sinks.warehouse_tables import column_type
+from sinks.opensearch.mapping import field_mapping
+from sinks.warehouse.tables import column_type
 
 README = Path(__file__).parent.parent / "README.md"
 _BEGIN, _END = "<!-- types: written by `python -m tests.types_table` -->", "<!-- /types -->"

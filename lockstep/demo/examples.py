@@ -16,8 +16,8 @@ import redis
 
 from cdc.model.table import TableName
 from lockstep.demo.settings import PIPELINE
-from sinks.opensearch_names import alias_name
-from sinks.redis_layout import escape_name, key_text
+from sinks.opensearch.names import alias_name
+from sinks.redis.layout import escape_name, key_text
 from stack.stack import Endpoints, Stack
 
 _GENERATION = 1

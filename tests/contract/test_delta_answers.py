@@ -22,12 +22,12 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.table import TableMerger
 from pydantic import SecretStr
 
-import sinks.delta_sink
+import sinks.delta.sink
 from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.access import Login
-from sinks.delta_sink import DeltaSettings, DeltaSink
+from sinks.delta.sink import DeltaSettings, DeltaSink
 from sinks.shape import Shape
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 
@@ -256,7 +256,7 @@ def test_the_offsets_of_a_batch_are_in_the_commit_of_its_rows(lake: Lake) -> Non
 _WRITER = """
 import sys
 from cdc.model.table import TableName
-from sinks.delta_sink import DeltaSettings, DeltaSink
+from sinks.delta.sink import DeltaSettings, DeltaSink
 from tests.builders import batch, column, table, upsert
 items = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
 sink = DeltaSink("shop", DeltaSettings(root=sys.argv[1], optimize_every_commits=7), 1)
@@ -362,7 +362,7 @@ def test_a_bulk_load_in_many_portions_ends_in_the_newest_rows(
     sink = lake.sink(1)
     sink.prepare([shape], go_live=False)
     sink.begin_bulk()
-    monkeypatch.setattr(sinks.delta_sink, "_ROWS_AT_ONCE", 7)
+    monkeypatch.setattr(sinks.delta.sink, "_ROWS_AT_ONCE", 7)
     for at in (2, 1, 3):
         numbers = range(0, 200, at)
         sink.apply(batch(*(upsert({"id": key(n), "part": 1, "note": f"{n} {at}"}, at, of=shape) for n in numbers)))

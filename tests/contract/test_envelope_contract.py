@@ -18,7 +18,7 @@ from jobs.delivery import Task, events_of
 from jobs.fold import newest, with_tags
 from jobs.session import open_session
 from jobs.source import select_records
-from sinks.redis_sink import RedisSettings
+from sinks.redis.sink import RedisSettings
 from stack.java import java_home_for_spark
 from tests.builders import column, table
 

@@ -11,8 +11,8 @@ from opensearchpy import OpenSearch
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue, RowEvent
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.opensearch_sink import OpenSearchSink
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
 from stack import java, opensearch, process, versions
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 from tests.databases import until

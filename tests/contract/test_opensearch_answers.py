@@ -11,8 +11,8 @@ from opensearchpy import OpenSearch
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.opensearch_sink import OpenSearchSink
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
 from tests.builders import batch, column, delete, table, upsert
 
 pytestmark = pytest.mark.live

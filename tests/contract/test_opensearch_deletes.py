@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from opensearchpy import OpenSearch
 
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.opensearch_sink import OpenSearchSink
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
 from tests.builders import batch, delete, progress, table, upsert
 from tests.databases import until
 

@@ -22,8 +22,8 @@ from pydantic import SecretStr
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import RowEvent
 from sinks.access import Login, Tls
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.opensearch_sink import OpenSearchSink
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
 from stack import ports
 from tests.builders import batch, delete, table, upsert
 

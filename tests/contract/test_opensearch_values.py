@@ -13,8 +13,8 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection
 from cdc.protocol.envelope import TableEncoder
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.opensearch_sink import OpenSearchSink
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
 from snapshot.table_reader import SnapshotReader
 from stack import versions
 from tests.builders import batch, column, table, tag, upsert

@@ -11,7 +11,7 @@ from redis import Redis
 
 from cdc.model.errors import LockstepError, Unavailable
 from sinks.access import Login
-from sinks.redis_sink import RedisSettings, RedisSink
+from sinks.redis.sink import RedisSettings, RedisSink
 from tests.builders import batch, delete, table, tag, upsert
 
 pytestmark = pytest.mark.live

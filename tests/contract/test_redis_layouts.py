@@ -15,7 +15,7 @@ from redis import Redis
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import TableName
-from sinks.redis_sink import RedisSettings, RedisSink
+from sinks.redis.sink import RedisSettings, RedisSink
 from tests.builders import batch, column, delete, table, tag, upsert
 
 pytestmark = pytest.mark.live

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from jobs.resume import ResumePoint, TopicFacts, check_resume
-from sinks.redis_sink import RedisSettings, RedisSink
+from sinks.redis.sink import RedisSettings, RedisSink
 from stack import ports
 from tests.builders import batch, delete, progress, table, tag, upsert
 from tests.databases import until

@@ -28,19 +28,19 @@ from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from jobs.backfill import carry_over
-from sinks.delta_sink import DeltaSettings, DeltaSink
+from sinks.delta.sink import DeltaSettings, DeltaSink
 from sinks.masks import Salt, Truncation
 from sinks.memory_sink import MemorySink, MemoryStore
-from sinks.opensearch_settings import OpenSearchSettings
-from sinks.opensearch_sink import OpenSearchSink
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
 from sinks.projecting_sink import ProjectingSink
 from sinks.projection import Projection
-from sinks.redis_sink import RedisSettings, RedisSink
+from sinks.redis.sink import RedisSettings, RedisSink
 from sinks.renaming import Renaming
 from sinks.retrying_sink import RetryingSink, Waiting
 from sinks.sink import AddedValues, Batch, Outcome, Sink, TableVersions
-from sinks.warehouse_settings import WarehouseSettings
-from sinks.warehouse_sink import WarehouseSink
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 
 POISON = "poison"

@@ -15,8 +15,8 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Column, Table, TableName
 from migrations.warehouse import upgrade
 from sinks.access import Login
-from sinks.warehouse_settings import WarehouseSettings
-from sinks.warehouse_sink import WarehouseSink
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, column, delete, table, upsert
 
 pytestmark = pytest.mark.live

@@ -11,8 +11,8 @@ from pydantic import SecretStr
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName, quote_identifier
-from sinks.warehouse_settings import WarehouseSettings
-from sinks.warehouse_sink import WarehouseSink
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, table, upsert
 
 pytestmark = pytest.mark.live

@@ -15,9 +15,9 @@ from cdc.postgres.replication import ReplicationConnection
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from sinks.sink import Batch, TableVersions
-from sinks.warehouse_settings import WarehouseSettings
-from sinks.warehouse_sink import WarehouseSink
-from sinks.warehouse_tables import column_type
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import column_type
 from snapshot.table_reader import SnapshotReader
 from stack import versions
 from tests.builders import delete, tag, upsert

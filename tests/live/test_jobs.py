@@ -16,10 +16,10 @@ from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topics import REJECTED, control_topic
 from cdc.model.event import JsonValue
 from cdc.protocol.control import SchemaRecord
-from sinks.redis_sink import RedisSettings
+from sinks.redis.sink import RedisSettings
 from sinks.registry import SinkSettings, open_sink
 from sinks.sink import Progress
-from sinks.warehouse_settings import WarehouseSettings
+from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.events import Change, Delete, Log, Put, kafka_settings

@@ -20,7 +20,7 @@ from cdc.postgres.slot import emit_heartbeat
 from jobs.generations import list_generations
 from lockstep.config import Config, load
 from lockstep.generations import list_of, settings_of_generation
-from sinks.opensearch_names import alias_name
+from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
 from sinks.sink import Batch, Progress, Sink
 from stack.stack import Endpoints

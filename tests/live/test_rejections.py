@@ -27,7 +27,7 @@ from lockstep.config import Config, load
 from lockstep.console import exit_code_of
 from lockstep.rejections import RejectionBook, Selection, discard
 from lockstep.retry import retry
-from sinks.opensearch_names import alias_name
+from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
 from sinks.sink import Sink
 from stack.stack import Endpoints

@@ -23,7 +23,7 @@ from jobs.dead_letter import DeadLetters, RejectedEvent
 from lockstep.config import Config
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
 from lockstep.verify.verify import Step, VerifyOptions, verify
-from sinks.redis_sink import RedisSink
+from sinks.redis.sink import RedisSink
 from sinks.registry import SinkSettings, open_sink
 from sinks.sink import Batch, StoredRow
 from stack.stack import Endpoints

@@ -15,7 +15,7 @@ from jobs.delivery import Delivered, Failure, RejectedRecord, Task, deliver, fro
 from jobs.derived import DERIVED
 from jobs.shape_history import TableHistory
 from sinks.memory_sink import MemorySink, MemoryStore
-from sinks.redis_sink import RedisSettings
+from sinks.redis.sink import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.sink import Batch, Outcome, Sink
 from tests.builders import column, table

@@ -13,7 +13,7 @@ from jobs.config import SparkSettings
 from jobs.generations import Phase, Record, begin_generation, list_generations
 from jobs.run import Source, _Group, tables_of
 from sinks.memory_sink import MemorySink, MemoryStore
-from sinks.redis_sink import RedisSettings
+from sinks.redis.sink import RedisSettings
 from sinks.registry import definition
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")

@@ -10,12 +10,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from sinks.delta_sink import DeltaSink
-from sinks.opensearch_sink import OpenSearchSink
+from sinks.delta.sink import DeltaSink
+from sinks.opensearch.sink import OpenSearchSink
 from sinks.projecting_sink import ProjectingSink
-from sinks.redis_sink import RedisSink
+from sinks.redis.sink import RedisSink
 from sinks.registry import SinkSettings, definition, open_sink, projection_of, with_definition
-from sinks.warehouse_sink import WarehouseSink
+from sinks.warehouse.sink import WarehouseSink
 
 ADAPTER: TypeAdapter[SinkSettings] = TypeAdapter(SinkSettings)
 

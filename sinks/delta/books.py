@@ -1,0 +1,236 @@
+"""What a Delta sink knows of itself: its generations, fences, tables, notes, and which generation readers see.
+
+It is a Delta table of its own, ``<root>/<name>_live``. Its *rows* are for readers: the live generation's tables and where they are.
+The rest is one JSON document in its metadata, under ``lockstep.state``. Each change is one commit that nothing else passes
+(``delta_lake``), so whoever reads sees all of it or nothing, on object stores too, which can't rename.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from sinks.delta.lake import TRIES, Lake, Overtaken, refresh, talking, too_many
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_STATE: Final = "lockstep.state"
+# A note is written some times a second. Versions from before are of no use, so the log is cut often.
+_LOG_RETENTION: Final = "interval 1 hours"
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """One generation. ``tables`` says where each is below the root; ``progress`` is JSON."""
+
+    fence: int = 0
+    is_bulk: bool = False
+    tables: Mapping[TableName, str] = field(default_factory=dict)
+    progress: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """All that is kept besides the rows.
+
+    ``reuses`` counts for a directory how often a table of its name was removed: a new one gets another directory, in which no file that a
+    late writer leaves behind can be. ``doomed`` are directories whose files are still to be deleted, and whose they were.
+    """
+
+    builds: Mapping[int, Build] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    reuses: Mapping[str, int] = field(default_factory=dict)
+    doomed: Mapping[str, tuple[int, TableName]] = field(default_factory=dict)
+
+    def with_build(self, number: int, build: Build) -> "Ledger":
+        return replace(self, builds={**self.builds, number: build})
+
+    def without(self, number: int, tables: Collection[TableName]) -> "Ledger":
+        """The ledger when these tables of a generation are gone; their files aren't yet."""
+        build = self.builds[number]
+        kept = {name: path for name, path in build.tables.items() if name not in tables}
+        reuses, doomed = dict(self.reuses), dict(self.doomed)
+        for name in tables:
+            path = build.tables[name]
+            directory, _, reuse = path.partition("-")
+            reuses[directory] = int(reuse or 0) + 1
+            doomed[path] = (number, name)
+        return replace(self, reuses=reuses, doomed=doomed).with_build(number, replace(build, tables=kept))
+
+    def path_for(self, directory: str) -> str:
+        """Where a new table goes. No directory's own name has a hyphen."""
+        reuse = self.reuses.get(directory, 0)
+        return f"{directory}-{reuse}" if reuse else directory
+
+    def to_json(self) -> str:
+        return orjson.dumps(
+            {
+                "builds": [
+                    {
+                        "generation": number,
+                        "fence": build.fence,
+                        "bulk": build.is_bulk,
+                        "tables": [[name.schema, name.name, path] for name, path in build.tables.items()],
+                        "progress": build.progress,
+                    }
+                    for number, build in self.builds.items()
+                ],
+                "notes": dict(self.notes),
+                "reuses": dict(self.reuses),
+                "doomed": [[path, number, name.schema, name.name] for path, (number, name) in self.doomed.items()],
+            }
+        ).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ledger":
+        fields: dict[str, Any] = orjson.loads(text)
+        builds = {
+            build["generation"]: Build(
+                build["fence"],
+                build["bulk"],
+                {TableName(schema, name): path for schema, name, path in build["tables"]},
+                build["progress"],
+            )
+            for build in fields["builds"]
+        }
+        doomed = {path: (number, TableName(schema, name)) for path, number, schema, name in fields["doomed"]}
+        return cls(builds, fields["notes"], fields["reuses"], doomed)
+
+
+class Books:
+    """One sink's books. Every call looks at them as they are now."""
+
+    def __init__(self, lake: Lake, path: str) -> None:
+        self._lake = lake
+        self._path = path
+        self._table: DeltaTable | None = None
+        self._known: tuple[str, Ledger] = ("", Ledger())
+
+    def read(self) -> Ledger:
+        """The ledger; an empty one where there are no books yet."""
+        table = self._refreshed()
+        return Ledger() if table is None else self._ledger(table)
+
+    def live(self) -> int | None:
+        """The generation that readers see."""
+        table = self._refreshed()
+        if table is None:
+            return None
+        self._ledger(table)  # a table of somebody else's has no generation
+        return _live(table)
+
+    def change(self, step: Callable[[Ledger, int | None], Ledger]) -> Ledger:
+        """Replace the ledger by what ``step`` makes of it and of the live generation; the same ledger means no change.
+
+        ``step`` may be called again, after others have changed something. What it raises ends the change.
+        """
+        for _ in range(TRIES):
+            table = self._refreshed() or self._create()
+            known = self._ledger(table)
+            wanted = step(known, _live(table))
+            if wanted == known:
+                return known
+            try:
+                self._write(table, wanted)
+            except Overtaken:
+                continue
+            return wanted
+        raise too_many(self._path)
+
+    def show(self, choose: Callable[[Ledger, int | None], int | None]) -> None:
+        """Make the generation that ``choose`` names, None for no change, the live one and its tables what readers find."""
+        for _ in range(TRIES):
+            table = self._refreshed() or self._create()
+            known, live = self._ledger(table), _live(table)
+            number = choose(known, live)
+            if number is None:
+                return
+            wanted = _shown(number, known.builds[number])
+            if live == number and _rows(table) == wanted:
+                return
+            try:
+                self._show(table, wanted)
+            except Overtaken:
+                continue
+            return
+        raise too_many(self._path)
+
+    def close(self) -> None:
+        self._table = None
+
+    def _write(self, table: "DeltaTable", ledger: Ledger) -> None:
+        self._lake.set_properties(self._path, table, {_STATE: ledger.to_json()})
+
+    def _show(self, table: "DeltaTable", rows: list[dict[str, Any]]) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        data = pa.Table.from_pylist(rows, schema=_schema())
+        self._lake.commit(
+            self._path,
+            table,
+            lambda properties: write_deltalake(table, data, mode="overwrite", commit_properties=properties),
+        )
+
+    def _refreshed(self) -> "DeltaTable | None":
+        if self._table is None:
+            self._table = self._lake.open(self._path)
+        else:
+            refresh(self._table)
+        return self._table
+
+    def _create(self) -> "DeltaTable":
+        self._table = self._lake.create(
+            self._path,
+            _schema(),
+            partitions=["generation"],
+            configuration={_STATE: Ledger().to_json(), "delta.logRetentionDuration": _LOG_RETENTION},
+        )
+        return self._table
+
+    def _ledger(self, table: "DeltaTable") -> Ledger:
+        text = table.metadata().configuration.get(_STATE)
+        if text is None:
+            raise LockstepError(
+                f"the Delta table {self._path!r} isn't this sink's",
+                hint="something else has that name: give the sink another root or prefix",
+            )
+        if text != self._known[0]:
+            self._known = (text, Ledger.from_json(text))
+        return self._known[1]
+
+
+def _shown(number: int, build: Build) -> list[dict[str, Any]]:
+    """What readers find of a generation. One without tables has a row of its own: it is the live one all the same."""
+    tables: list[tuple[str | None, str | None, str | None]] = [
+        (name.schema, name.name, path) for name, path in sorted(build.tables.items())
+    ]
+    return [
+        {"table_schema": schema, "table_name": name, "path": path, "generation": number}
+        for schema, name, path in tables or [(None, None, None)]
+    ]
+
+
+def _live(table: "DeltaTable") -> int | None:
+    """The generation whose rows these are; the log tells without a look at them."""
+    with talking():
+        partitions = table.partitions()
+    return int(partitions[0]["generation"]) if partitions else None
+
+
+def _rows(table: "DeltaTable") -> list[dict[str, Any]]:
+    with talking():
+        rows: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["table_schema"], row["table_name"]))
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(
+        [("table_schema", pa.string()), ("table_name", pa.string()), ("path", pa.string()), ("generation", pa.int64())]
+    )

@@ -1,0 +1,176 @@
+"""Requests to an OpenSearch cluster, and its errors as ours. The one module that knows the client library."""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.table import TableName
+from sinks.opensearch.answers import RETRY_AFTER_S, TOO_LONG, failure
+from sinks.opensearch.settings import OpenSearchSettings
+
+Answers = list[tuple[int, Mapping[str, Any] | None]]
+"""Status and error of each item of a request."""
+
+# A node that is up answers a connection at once; to a machine that is gone it would take as long as a slow request may.
+_CONNECT_S_MAX: Final = 5.0
+
+_ERROR_TYPE: Final = re.compile(r"\w{1,100}")
+
+
+class OpenSearchClient:
+    """One cluster, reached through any of its nodes. Connects at the first call. Safe to use from several threads.
+
+    A node that can't be connected to is passed over, and tried again after a minute. A request that may have reached a node is
+    never repeated here: whoever waits for the server repeats it.
+    """
+
+    def __init__(self, settings: OpenSearchSettings) -> None:
+        self._settings = settings
+        self._client: Any = None
+
+    def bulk(self, body: bytes, count: int) -> Answers | None:
+        """Status and error of each item; None when all of them were applied."""
+        from opensearchpy.exceptions import TransportError
+
+        parameters = {
+            "require_alias": "true",
+            "filter_path": "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.type",
+        }
+        with _translated():
+            try:
+                answer = self._request("POST", "/_bulk", parameters, body, "application/x-ndjson")
+            except TransportError as error:
+                if error.status_code == 413:
+                    return [(413, {"type": TOO_LONG})] * count
+                if error.status_code == 429:  # too much at once: as if each item had been told so
+                    return [(429, {"type": _kind_of(error.error)})] * count
+                raise
+        if not answer["errors"]:
+            return None
+        return [(result["status"], result.get("error")) for item in answer["items"] for result in item.values()]
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        parameters: Mapping[str, str] | None = None,
+        *,
+        missing_ok: bool = False,
+        passing_errors: Sequence[str] = (),
+    ) -> Any:
+        """One request; None for a missing thing with ``missing_ok``, and for an error that is named as fine."""
+        from opensearchpy.exceptions import TransportError
+
+        with _translated():
+            try:
+                return self._request(method, path, dict(parameters or {}), body, "application/json")
+            except TransportError as error:
+                if (missing_ok and error.status_code == 404) or error.error in passing_errors:
+                    return None
+                raise
+
+    def transport(self) -> Any:
+        """The client library's own."""
+        if self._client is None:
+            self._client = _connect(self._settings)
+        return self._client.transport
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _request(self, method: str, path: str, parameters: Mapping[str, str], body: Any, content_type: str) -> Any:
+        from opensearchpy.exceptions import ConnectionError as NoConnection
+
+        others = len(self._settings.urls) - 1
+        while True:
+            try:
+                headers = {"content-type": content_type}
+                return self.transport().perform_request(method, path, params=parameters, body=body, headers=headers)
+            except NoConnection as error:
+                # The client remembers which node this was and takes another one.
+                if not others or not _was_never_sent(error):
+                    raise
+                others -= 1
+
+
+def _was_never_sent(error: Any) -> bool:
+    """Whether there was no connection to send the request through."""
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
+
+    return isinstance(error.info, ConnectTimeoutError | NewConnectionError)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """The client's errors as ours. The server's sentences are left out where they may quote a value."""
+    from opensearchpy.exceptions import ConnectionError as NoConnection
+    from opensearchpy.exceptions import ImproperlyConfigured, SSLError, TransportError
+
+    try:
+        yield
+    except SSLError as error:
+        raise LockstepError(
+            "the certificate of opensearch isn't trusted",
+            hint="set tls.ca_file of this sink to its authority's certificate",
+        ) from error
+    except NoConnection as error:
+        raise Unavailable("opensearch doesn't answer", retry_after_s=RETRY_AFTER_S) from error
+    except TransportError as error:
+        raise failure(int(error.status_code), _kind_of(error.error)) from error
+    except ImproperlyConfigured as error:
+        raise ConfigurationError(f"opensearch client: {error}") from error
+
+
+def _kind_of(error: Any) -> str:
+    """The type of the server's error. A proxy before it, or its security plugin, answers with a sentence or a page of its own."""
+    return error if isinstance(error, str) and _ERROR_TYPE.fullmatch(error) else "not in OpenSearch's own words"
+
+
+@contextmanager
+def shaping(table: TableName) -> Iterator[None]:
+    """Adds what the server says about a mapping or about settings: there are no rows in these sentences."""
+    try:
+        yield
+    except LockstepError as error:
+        cause: Any = error.__cause__
+        if isinstance(error, Unavailable) or getattr(cause, "status_code", None) != 400:
+            raise
+        why = (cause.info or {}).get("error", {}).get("reason") if isinstance(cause.info, dict) else None
+        raise LockstepError(
+            f"opensearch refuses the index of table {table}: {why or cause.error}",
+            hint="mend fields or index_settings of this sink; an index that exists keeps what it was created with, "
+            "so that another field type needs a new generation",
+        ) from cause
+
+
+def _connect(settings: OpenSearchSettings) -> Any:
+    from opensearchpy import OpenSearch
+    from urllib3 import Timeout
+
+    options: dict[str, Any] = {}
+    password = settings.login.read_password()
+    if settings.login.user is not None:
+        options["http_auth"] = (settings.login.user, password or "")
+    if any(url.startswith("https:") for url in settings.urls):
+        tls = settings.tls
+        options |= {"verify_certs": tls.verify, "ssl_show_warn": False}
+        if not tls.verify:
+            options["ssl_assert_hostname"] = False
+        for option, file in (
+            ("ca_certs", tls.ca_file),
+            ("client_cert", tls.certificate_file),
+            ("client_key", tls.key_file),
+        ):
+            if file is not None:
+                options[option] = str(file)
+    # The client logs requests that fail, with their bodies: rows. Each of them is an error of ours already.
+    logging.getLogger("opensearch").setLevel(logging.CRITICAL)
+    # The RetryingSink waits and repeats, nobody else: a hidden retry would delay what it reports.
+    timeout = Timeout(connect=min(_CONNECT_S_MAX, settings.timeout_s), read=settings.timeout_s)
+    return OpenSearch(hosts=list(settings.urls), timeout=timeout, max_retries=0, retry_on_timeout=False, **options)

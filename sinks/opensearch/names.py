@@ -1,0 +1,74 @@
+"""What a sink's indexes and aliases are called (pure): see ``sinks.opensearch.sink``."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+
+PREFIX: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
+PROGRESS: Final = "lockstep_progress"
+
+_INDEX_NAME_BYTES_MAX: Final = 255
+_GENERATION_INDEX: Final = re.compile(r"(?P<alias>.+)_g(?P<generation>\d+)")
+# A table called orders_g1 must not be taken for generation 1 of orders.
+_LIKE_A_GENERATION: Final = re.compile(r"_(?=g\d+$)")
+_PLAIN_NAME_BYTES: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
+# No dot: so it is never the name that a table has by itself, which has one between schema and table.
+_CHOSEN: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,199}")
+
+
+def name_problems(names: Mapping[str, str]) -> list[str]:
+    """What is wrong with names that were chosen for tables."""
+    problems, table_of = [], dict[str, str]()
+    for text, name in names.items():
+        if not _CHOSEN.fullmatch(name):
+            problems.append(
+                f"{name!r} for {text}: lower-case letters, digits, '_' and '-' make a name, letter or digit first"
+            )
+        elif _LIKE_A_GENERATION.search(name) or name == PROGRESS:
+            problems.append(f"{name!r} for {text}: Lockstep calls indexes of its own so")
+        elif name in table_of:
+            problems.append(f"{table_of[name]} and {text} are both called {name!r}")
+        table_of.setdefault(name, text)
+    return problems
+
+
+def alias_name(prefix: str, name: TableName, names: Mapping[TableName, str] | None = None) -> str:
+    """The name that readers search. Different tables have different ones. Raises LockstepError when it gets too long."""
+    chosen = None if names is None else names.get(name)
+    if chosen is None:
+        table = _LIKE_A_GENERATION.sub("~5f", _escaped(name.name))
+        chosen = f"{_escaped(name.schema)}.{table}"
+    alias = f"{prefix}.{chosen}"
+    if len(alias) > _INDEX_NAME_BYTES_MAX - len("_g0000000000_W"):
+        raise LockstepError(
+            f"table {name}: its index would have a name longer than OpenSearch allows",
+            hint="give it another one in names of this sink, or leave it out of its tables",
+        )
+    return alias
+
+
+def _escaped(part: str) -> str:
+    # OpenSearch allows lower case only; "~" is legal in index names and needs no escaping in a URL.
+    return "".join(chr(byte) if byte in _PLAIN_NAME_BYTES else f"~{byte:02x}" for byte in part.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class OwnIndex:
+    """An index of ours: of one table in one generation. ``alias`` is the table's reading alias, wherever that points."""
+
+    name: str
+    alias: str
+    generation: int
+    is_live: bool
+
+
+def own_indexes(aliases: Mapping[str, Iterable[str]]) -> Iterator[OwnIndex]:
+    """The indexes of ours among these, each given with its aliases. One without a writing alias isn't of our making."""
+    for name, held in aliases.items():
+        found = _GENERATION_INDEX.fullmatch(name)
+        if found is not None and f"{name}_W" in held:
+            yield OwnIndex(name, found["alias"], int(found["generation"]), found["alias"] in held)

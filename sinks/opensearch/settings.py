@@ -1,0 +1,249 @@
+"""How the OpenSearch sink is configured."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator, model_validator
+
+from cdc.model.table import Table, TableName
+from sinks.access import Login, Tls
+from sinks.opensearch.ids import IdTemplate
+from sinks.opensearch.mapping import copy_targets, field_name
+from sinks.opensearch.names import name_problems
+from sinks.projection import parse_column, parse_columns
+from sinks.table_settings import PROJECTING, TableSettings
+
+# What an index must not be created with, and why.
+_SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
+    "number_of_shards": "set shards of this sink",
+    "number_of_replicas": "set replicas of this sink",
+    "auto_expand_replicas": "set replicas of this sink",
+    "refresh_interval": "set refresh_interval_ms of this sink",
+    "gc_deletes": "set gc_deletes_s of this sink",
+    "mapping.total_fields.limit": "follows from the table's columns",
+    "translog.durability": "what was applied must be durable",
+    "default_pipeline": "documents must be the rows as they are",
+    "final_pipeline": "documents must be the rows as they are",
+    "derived_source": "documents must be the rows as they are",
+}
+
+
+class OpenSearchSettings(TableSettings):
+    """An OpenSearch cluster: the addresses of one or more nodes.
+
+    ``prefix`` is the first part of every index; without it the sink's name. ``refresh_interval_ms`` is how soon a write can be
+    found: less costs the cluster a refresh more often, of each index that is written all the time. ``gc_deletes_s`` is how long a
+    deletion's version is remembered.
+
+    ``names`` says what tables are called in index names instead of ``<schema>.<table>``, ``ids`` what their documents' ids look like
+    (``sinks.opensearch.ids``), ``routing`` by which columns of their keys their documents are led to a shard.
+
+    ``fields`` says how a column is indexed (``sinks.opensearch.mapping``), ``index_settings`` what an index is created with besides what
+    is set here; both are OpenSearch's own words. Columns are named as they are called here (``rename``).
+    """
+
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {
+        "names",
+        "ids",
+        "routing",
+        "fields",
+        "index_settings",
+        "shards",
+        "deletes",
+    }
+
+    type: Literal["opensearch"] = "opensearch"
+    urls: tuple[str, ...] = Field(("http://127.0.0.1:9200",), min_length=1)
+    prefix: str | None = None
+    names: dict[str, str] = Field(default_factory=dict)
+    ids: dict[str, str] = Field(default_factory=dict)
+    routing: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    fields: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    index_settings: dict[str, Any] = Field(default_factory=dict)
+    login: Login = Login()
+    tls: Tls = Tls()
+    shards: int = Field(1, gt=0)
+    replicas: int = Field(1, ge=0)
+    refresh_interval_ms: int = Field(200, gt=0)
+    deletes: Literal["versioned", "marker"] = "versioned"
+    gc_deletes_s: int = Field(60 * 60, gt=0)
+    timeout_s: float = Field(60.0, gt=0)
+
+    @field_validator("urls")
+    @classmethod
+    def _no_secrets(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError("an address looks like https://host:9200")
+            if parts.username or parts.password:
+                raise ValueError("user and password belong into login, not into the address")
+        return urls
+
+    @field_validator("names", "ids", "routing")
+    @classmethod
+    def _are_of_tables(cls, by_table: dict[str, Any]) -> dict[str, Any]:
+        _raise_all(_table_problems(by_table))
+        return by_table
+
+    @field_validator("names")
+    @classmethod
+    def _are_names(cls, names: dict[str, str]) -> dict[str, str]:
+        _raise_all(name_problems(names))
+        return names
+
+    @field_validator("ids")
+    @classmethod
+    def _are_templates(cls, ids: dict[str, str]) -> dict[str, str]:
+        problems = []
+        for table, text in ids.items():
+            try:
+                IdTemplate.parse(text)
+            except ValueError as error:
+                problems.append(f"{table}: {error}")
+        _raise_all(problems)
+        return ids
+
+    @field_validator("routing")
+    @classmethod
+    def _name_columns(cls, routing: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        _raise_all(
+            f"{table}: name columns of its key, each once"
+            for table, of in routing.items()
+            if not of or len(of) != len(set(of))
+        )
+        return routing
+
+    @field_validator("fields")
+    @classmethod
+    def _are_mappings(cls, fields: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        parse_columns(fields)
+        problems = [
+            f'{text}: nothing is said of it: {{ type = "keyword" }}, say' for text, how in fields.items() if not how
+        ]
+        problems += [
+            f"{text}: its type is a text" for text, how in fields.items() if not isinstance(how.get("type", ""), str)
+        ]
+        problems += [
+            f"{text}: copy_to names a field, or a list of them, without dots and none of OpenSearch's own"
+            for text, how in fields.items()
+            if not _are_plain_fields(how.get("copy_to", ()))
+        ]
+        _raise_all(problems)
+        return fields
+
+    @field_validator("index_settings")
+    @classmethod
+    def _are_not_ours(cls, index_settings: dict[str, Any]) -> dict[str, Any]:
+        problems = [
+            f"{name}: {why}"
+            for name in flat_settings(index_settings)
+            for ours, why in _SETTINGS_OF_OURS.items()
+            if name == ours or name.startswith(f"{ours}.")
+        ]
+        _raise_all(problems)
+        return index_settings
+
+    @model_validator(mode="after")
+    def _are_here(self) -> Self:
+        excluded = parse_columns(self.exclude)
+        known = frozenset(map(TableName.parse, self.tables))
+        problems = []
+        for text in self.fields:
+            table, column = parse_column(text)
+            if column in excluded.get(table, ()):
+                problems.append(f"fields names {text}, which exclude leaves out")
+            if known and table not in known:
+                problems.append(f"fields names {text}, and tables doesn't name {table}")
+        for setting, by_table in (("names", self.names), ("ids", self.ids), ("routing", self.routing)):
+            problems += [
+                f"{setting} names {text}, and tables doesn't"
+                for text in by_table
+                if known and TableName.parse(text) not in known
+            ]
+        _raise_all(problems)
+        return self
+
+    def table_names(self) -> Mapping[TableName, str]:
+        """``names``, parsed."""
+        return {TableName.parse(text): name for text, name in self.names.items()}
+
+    def fields_of(self, name: TableName) -> dict[str, dict[str, Any]]:
+        """``fields`` of one table, by column."""
+        parsed = ((parse_column(text), how) for text, how in self.fields.items())
+        return {column: how for (table, column), how in parsed if table == name}
+
+    def id_of(self, name: TableName) -> IdTemplate | None:
+        """What a table's ids look like; None where they are the key's values."""
+        return next(
+            (IdTemplate.parse(text) for table, text in self.ids.items() if TableName.parse(table) == name), None
+        )
+
+    def routing_of(self, name: TableName) -> tuple[str, ...]:
+        """The key columns by which a table's documents are routed; none where that is by their ids."""
+        return next((columns for table, columns in self.routing.items() if TableName.parse(table) == name), ())
+
+    def problems_of(self, table: Table) -> list[str]:
+        """What was said of a table and doesn't fit it: a slip of the pen would have no effect else, or a wrong one."""
+        fields = self.fields_of(table.name)
+        columns = {column.name for column in table.columns}
+        further = copy_targets(fields)
+        problems = [
+            f"fields: table {table.name} has no column {name!r}"
+            for name in fields
+            if name not in columns and name not in further
+        ]
+        template = self.id_of(table.name)
+        if template is not None:
+            problems += [f"ids: table {table.name}: {problem}" for problem in template.problems(table.key)]
+        problems += [
+            f"routing: table {table.name} has no column {name!r}"
+            if name not in columns
+            else f"routing: {name!r} isn't a column of the key of table {table.name} ({', '.join(table.key)}): "
+            "when it changes, the row's old document would stay behind on another shard"
+            for name in self.routing_of(table.name)
+            if name not in table.key
+        ]
+        return problems
+
+
+def _raise_all(problems: Iterable[str]) -> None:
+    if text := "; ".join(problems):
+        raise ValueError(text)
+
+
+def _table_problems(texts: Iterable[str]) -> Iterator[str]:
+    seen = dict[TableName, str]()
+    for text in texts:
+        try:
+            table = TableName.parse(text)
+        except ValueError as error:
+            yield str(error)
+        else:
+            if table in seen:
+                yield f"{seen[table]} and {text} are the same table"
+            seen[table] = text
+
+
+def _are_plain_fields(names: Any) -> bool:
+    listed = [names] if isinstance(names, str) else names
+    return isinstance(listed, list | tuple) and all(
+        isinstance(name, str) and name == field_name(name) for name in listed
+    )
+
+
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Index settings by their full names, without the ``index.`` that may stand before them."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            inner = flat_settings(value)
+            flat |= (
+                inner
+                if name == "index"
+                else {f"{name}.{rest}".removeprefix("index."): of for rest, of in inner.items()}
+            )
+        else:
+            flat[name.removeprefix("index.")] = value
+    return flat

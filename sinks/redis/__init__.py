@@ -1,0 +1,1 @@
+"""Redis and Valkey as a destination."""

@@ -1,0 +1,1 @@
+"""A SQL warehouse as a destination."""

@@ -1,0 +1,204 @@
+"""One connection to a SQL warehouse: its transactions, its statements, and its errors as ours."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+
+from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.protocol.pgvalues import SESSION_SETTINGS
+from sinks.warehouse.errors import is_of_a_row, reason_of, translated
+from sinks.warehouse.settings import WarehouseSettings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, CursorResult, Engine
+
+_COPY_LINES: Final = 1000  # per write: few calls, little memory
+
+
+class _Portion(Protocol):
+    """Something of rows that can be halved."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: slice, /) -> Self: ...
+
+
+P = TypeVar("P", bound=_Portion)
+
+
+class WarehouseConnection:
+    """Connects at the first transaction, and again after a lost connection.
+
+    ``views`` is the schema of a sink's views. ``forget`` is called when a connection ends, and its temporary tables with it.
+    """
+
+    def __init__(
+        self, settings: WarehouseSettings, *, views: str, generation: int, forget: Callable[[], object]
+    ) -> None:
+        self._settings = settings
+        self._forget = forget
+        self._bound = {"view_schema": views, "generation": generation}
+        self.lock_timeout_ms = max(1, int(settings.lock_timeout_s * 1000))
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> "Iterator[Connection]":
+        from sqlalchemy import text
+
+        with self.translated():
+            if self._connection is None:
+                self._connection = self.open()
+            with self._connection.begin():
+                self._connection.execute(text(f"set local lock_timeout = {self.lock_timeout_ms}"))
+                yield self._connection
+
+    @property
+    def connected(self) -> "Connection":
+        """The transaction's connection."""
+        assert self._connection is not None, "only inside a transaction"
+        return self._connection
+
+    def execute(self, query: str, **values: object) -> "CursorResult[Any]":
+        """A statement on the bookkeeping, with ``:view_schema`` and ``:generation`` bound."""
+        from sqlalchemy import text
+
+        return self.connected.execute(text(query), {**self._bound, **values})
+
+    def run(self, statement: str) -> "CursorResult[Any]":
+        """A statement with identifiers of the source in it, in which no character is a placeholder."""
+        return self.connected.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+    def copy(self, into: str, lines: Iterator[str]) -> None:
+        driver: Any = self.connected.connection.driver_connection
+        with driver.cursor() as cursor, cursor.copy(into) as copy:
+            while block := "".join(islice(lines, _COPY_LINES)):
+                copy.write(block)
+
+    def in_halves(self, write: Callable[[P], int], rows: P, refuse: Callable[[P, str], object]) -> int:
+        """The sum of what ``write`` returns. One bad row fails the whole statement, so halves are tried until it stands alone: then
+        ``refuse`` gets it, with the reason.
+
+        k bad rows among n cost about 2 k log n further attempts.
+        """
+        savepoint = self.connected.begin_nested()
+        try:
+            written = write(rows)
+        except self.driver_errors() as error:
+            if not is_of_a_row(error):
+                raise
+            savepoint.rollback()
+            if len(rows) == 1:
+                refuse(rows, reason_of(error))
+                return 0
+        else:
+            savepoint.commit()
+            return written
+        middle = len(rows) // 2
+        first = self.in_halves(write, rows[:middle], refuse)
+        return first + self.in_halves(write, rows[middle:], refuse)
+
+    def disconnect(self) -> None:
+        self._forget()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        self.disconnect()
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    def open(self) -> "Connection":
+        """Another connection, for the caller to close."""
+        if self._engine is None:
+            self._engine = _engine(self._settings)
+        return self._engine.connect()
+
+    def driver_errors(self) -> tuple[type[Exception], ...]:
+        """SQLAlchemy wraps what it executes itself; COPY goes past it and raises the driver's own error."""
+        from sqlalchemy.exc import DBAPIError
+
+        return (DBAPIError,) if self._engine is None else (DBAPIError, self._engine.dialect.loaded_dbapi.Error)
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """The database's errors as ours."""
+        if self._engine is None:
+            self._engine = _engine(self._settings)
+        try:
+            yield
+        except self.driver_errors() as error:
+            ours = translated(error)
+            if isinstance(ours, Unavailable):
+                self.disconnect()
+            raise ours from error
+
+
+def lines_of(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of COPY's output without their newlines, wherever its blocks end."""
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + bytes(block)).split(b"\n")
+        yield from lines
+
+
+def _engine(settings: WarehouseSettings) -> "Engine":
+    from sqlalchemy import create_engine, event, make_url
+    from sqlalchemy.exc import ArgumentError
+    from sqlalchemy.pool import NullPool
+
+    try:
+        url = make_url(settings.url.get_secret_value())
+    except ArgumentError as error:
+        raise ConfigurationError(
+            "the warehouse's address isn't an SQLAlchemy URL", hint="postgresql+psycopg://user@host:5432/database"
+        ) from error
+    if url.get_backend_name() != "postgresql":
+        raise ConfigurationError(
+            f"no warehouse sink for {url.get_backend_name()!r}",
+            hint="use an address that begins with postgresql+psycopg://",
+        )
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    if settings.login.user is not None:
+        url = url.set(username=settings.login.user)
+    password = settings.login.read_password()
+    if password is not None:
+        url = url.set(password=password)
+    connect: dict[str, Any] = {
+        "connect_timeout": settings.connect_timeout_s,
+        "application_name": "lockstep",
+        # A machine that is gone without a word is noticed in a minute. A server that hangs is not: its machine still answers.
+        "keepalives_idle": 30,
+        "keepalives_interval": 10,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 60_000,
+    }
+    if settings.tls is not None:
+        tls = settings.tls
+        connect["sslmode"] = "verify-full" if tls.verify else "require"
+        if tls.ca_file is not None:
+            connect["sslrootcert"] = str(tls.ca_file)
+        elif tls.verify:
+            connect["sslrootcert"] = "system"
+        if tls.certificate_file is not None:
+            connect["sslcert"] = str(tls.certificate_file)
+        if tls.key_file is not None:
+            connect["sslkey"] = str(tls.key_file)
+    # hide_parameters: an error's text must not hold values.
+    engine = create_engine(url, poolclass=NullPool, connect_args=connect, hide_parameters=True)
+    session = {
+        **SESSION_SETTINGS,
+        "idle_in_transaction_session_timeout": str(int(settings.idle_in_transaction_timeout_s * 1000)),
+    }
+
+    def pin(connection: Any, _record: object) -> None:
+        with connection.cursor() as cursor:
+            for name, value in session.items():
+                cursor.execute("select set_config(%s, %s, false)", (name, value))
+        connection.commit()
+
+    event.listen(engine, "connect", pin)
+    return engine

@@ -1,0 +1,261 @@
+"""Tables of a generation: their types, their DDL, and the statements that write to them and read from them (pure).
+
+Columns have the source's types without modifiers, so no value that the source could hold is too long or too precise here. Types
+with rules of their own that a warehouse may not share (enums, domains, money, xml, ``char(n)``, extensions) are ``text``. Columns that are
+no key are nullable, whatever the source says: a deletion has the key only.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Final
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
+from cdc.model.table import Column, Table, TableName, quote_identifier
+from cdc.protocol.pgvalues import json_encoder
+from sinks.copy_text import array_literal, copy_line, plain_text
+from sinks.shape import Shape
+from sinks.sink import StoredRow
+from sinks.warehouse.names import listed
+
+TAG_COLUMN: Final = "_tag"
+DELETED_COLUMN: Final = "_deleted"
+
+# Types that any PostgreSQL has, and whose text it reads back as the same value.
+_SAME_TYPE: Final = frozenset(
+    (
+        *(
+            "bool",
+            "int2",
+            "int4",
+            "int8",
+            "oid",
+            "float4",
+            "float8",
+            "numeric",
+            "text",
+            "uuid",
+            "bytea",
+            "json",
+            "jsonb",
+        ),
+        *("date", "time", "timetz", "timestamp", "timestamptz", "interval"),
+        *("inet", "cidr", "macaddr", "macaddr8", "varbit"),
+        *("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"),
+    )
+)
+# An index takes 2704 bytes; a character of text may have four of them, and one of an array's or jsonb's text stands for more.
+_KEY_CHARACTERS_SAFE: Final = 300
+_SHORT_TYPES: Final = frozenset(
+    (
+        *("bool", "int2", "int4", "int8", "oid", "float4", "float8", "uuid"),
+        *("date", "time", "timetz", "timestamp", "timestamptz", "interval", "inet", "cidr", "macaddr", "macaddr8"),
+    )
+)
+
+
+def column_type(column: Column) -> str:
+    """The SQL type of a column in the warehouse."""
+    return _stored_type(column) + ("[]" if column.is_array else "")
+
+
+def _stored_type(column: Column) -> str:
+    """The type of a column's values, or of its array's elements."""
+    # Plain "bit" would be one bit.
+    value_type = "varbit" if column.value_type == "bit" else column.value_type
+    return value_type if value_type in _SAME_TYPE else "text"
+
+
+def create_table_sql(target: str, shape: Shape) -> str:
+    """DDL of a generation's table. Raises LockstepError for a column whose name is taken by ours."""
+    check_columns(shape, (TAG_COLUMN, DELETED_COLUMN), "the warehouse sink needs")
+    lines = column_definitions(shape)
+    lines.append(f'{quote_identifier(TAG_COLUMN)} char(28) collate "C" not null')
+    lines.append(f"{quote_identifier(DELETED_COLUMN)} boolean not null")
+    lines.append(f"primary key ({listed(shape.table.key)})")
+    return f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
+
+
+def check_columns(shape: Shape, taken: Sequence[str], who: str) -> None:
+    """Raise LockstepError for a column whose name is taken by ours."""
+    for column in shape.columns:
+        if column.name in taken:
+            raise LockstepError(
+                f"table {shape.table.name} has a column {column.name!r}, a name that {who} for itself",
+                hint="rename the column at the source, or leave it out with a column list of the publication",
+            )
+
+
+def column_definitions(shape: Shape) -> list[str]:
+    return [f"{quote_identifier(column.name)} {column_type(column)}" for column in shape.columns]
+
+
+def add_column_sql(target: str, column: Column, value: JsonValue) -> list[str]:
+    """Give a table a column. Rows that are there get the value."""
+    alter, name = f"alter table {target}", quote_identifier(column.name)
+    add = f"{alter} add column if not exists {name} {column_type(column)}"
+    if value is None:
+        return [add]
+    # A change of the catalogue alone, however many rows there are, and later rows say themselves what they have.
+    default = f"{add} default {_literal(value)}::{column_type(column)}"
+    return [default, f"{alter} alter column {name} drop default"]
+
+
+class Rows:
+    """How a table's events become lines of COPY. The columns are those of ``shape``, in its order."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.columns = tuple(column.name for column in shape.columns)
+        self._known = frozenset(self.columns)
+        # A row that has all columns is the rule. (itemgetter of one name gives the value itself.)
+        self._take: Callable[[Mapping[str, JsonValue]], tuple[JsonValue, ...]] = (
+            itemgetter(*self.columns) if len(self.columns) > 1 else lambda row: (row[self.columns[0]],)
+        )
+
+    def lines(self, events: TableEvents) -> Iterator[str]:
+        """Events as lines of COPY. A deletion has its key and null for the rest, as has a row that lacks a column.
+
+        Raises UnknownColumn.
+        """
+        take, columns = self._take, self.columns
+        for key, tag, row in zip(events.keys, events.tags, events.rows, strict=True):
+            held = parse_key(key) if row is None else parse_object(row)
+            if len(held) == len(columns):
+                try:
+                    values = take(held)
+                except KeyError:
+                    values = self.known_values(held)
+            else:
+                values = self.known_values(held)
+            yield copy_line((*values, tag, "t" if row is None else "f"))
+
+    def known_values(self, held: Mapping[str, JsonValue]) -> tuple[JsonValue, ...]:
+        """The values of all columns, null where there is none. Raises UnknownColumn."""
+        for name in held:
+            if name not in self._known:
+                raise UnknownColumn(self.shape.table.name, name)
+        return tuple(map(held.get, self.columns))
+
+
+class Statements(Rows):
+    """The SQL of one table, made once per connection and shape."""
+
+    def __init__(self, target: str, shape: Shape, staging: str) -> None:
+        super().__init__(shape)
+        self.key_may_be_long = any(
+            column.is_array or column_type(column) not in _SHORT_TYPES for column in shape.table.key_columns
+        )
+        stage = f"pg_temp.{quote_identifier(staging)}"
+        stored = (*self.columns, TAG_COLUMN, DELETED_COLUMN)
+        self.create_staging = (
+            f"create temporary table {quote_identifier(staging)} (like {target}) on commit delete rows"
+        )
+        self.append = f"copy {target} ({listed(stored)}) from stdin"
+        self.create_probe = (
+            f"create temporary table {quote_identifier(f'{staging}_probe')} "
+            f"(like {target}, primary key ({listed(shape.table.key)})) on commit drop"
+        )
+        self.copy_probe = f"copy pg_temp.{quote_identifier(f'{staging}_probe')} ({listed(stored)}) from stdin"
+        self.drop_probe = f"drop table pg_temp.{quote_identifier(f'{staging}_probe')}"
+        self.empty_staging = f"truncate {stage}"
+        self.copy = f"copy {stage} ({listed(stored)}) from stdin"
+        # In key order, so that two writers take their row locks in the same order and can't wait for each other.
+        self.merge = (
+            f"insert into {target} as known ({listed(stored)})\n"
+            f"select {listed(stored)} from {stage} order by {listed(shape.table.key)}\n"
+            f"on conflict ({listed(shape.table.key)}) do update\n"
+            f"set {assignments(stored, shape.table.key)}\n"
+            f"where excluded.{quote_identifier(TAG_COLUMN)} > known.{quote_identifier(TAG_COLUMN)}"
+        )
+        self.merge_again = (
+            f"{self.merge} or excluded.{quote_identifier(TAG_COLUMN)} = known.{quote_identifier(TAG_COLUMN)}"
+        )
+
+    def with_long_keys(self, events: TableEvents) -> list[int]:
+        """The places of events whose key may be too long for an index."""
+        if not self.key_may_be_long:
+            return []
+        # A key's JSON is no shorter than its values.
+        long = [place for place, key in enumerate(events.keys) if len(key) > _KEY_CHARACTERS_SAFE]
+        return [place for place in long if sum(map(_length, events[place].key.values())) > _KEY_CHARACTERS_SAFE]
+
+
+class UnknownColumn(Exception):
+    """An event has a column that its table didn't have when it was looked at."""
+
+    def __init__(self, table: TableName, column: str) -> None:
+        super().__init__(table, column)
+        self.table = table
+        self.column = column
+
+
+def assignments(stored: Sequence[str], key: Sequence[str]) -> str:
+    """All columns but the key's, as ``on conflict do update`` sets them."""
+    return ", ".join(
+        f"{quote_identifier(name)} = excluded.{quote_identifier(name)}" for name in stored if name not in key
+    )
+
+
+def live_rows_sql(target: str, columns: Sequence[str]) -> str:
+    return f"select {listed(columns)} from {target} where not {quote_identifier(DELETED_COLUMN)}"
+
+
+def newest_rows_sql(target: str, shape: Shape) -> tuple[str, str]:
+    """Columns, and the query of each key's newest version among all rows of a table."""
+    key = listed(shape.table.key)
+    stored = listed([*(column.name for column in shape.columns), TAG_COLUMN, DELETED_COLUMN])
+    tag = quote_identifier(TAG_COLUMN)
+    return stored, f"select distinct on ({key}) {stored} from {target} order by {key}, {tag} desc"
+
+
+def rows_by_key_sql(target: str, table: Table) -> str:
+    """Live rows of keys; a parameter per key column, each a list of the values' texts."""
+
+    def quoted(name: str) -> str:
+        return quote_identifier(name).replace("%", "%%")
+
+    selection = ", ".join(f"held.{quoted(name)}" for name in [TAG_COLUMN, *(column.name for column in table.columns)])
+    wanted = [f"k{number}" for number in range(len(table.key))]
+    matches = " and ".join(
+        f"held.{quoted(column.name)} = wanted.{given}::{column_type(column)}"
+        for given, column in zip(wanted, table.key_columns, strict=True)
+    )
+    return (
+        f"select {selection} from {target.replace('%', '%%')} as held "
+        f"join unnest({', '.join('%s::text[]' for _ in wanted)}) as wanted ({', '.join(wanted)}) on {matches} "
+        f"where not held.{quoted(DELETED_COLUMN)}"
+    )
+
+
+def stored_row(table: Table) -> Callable[[Sequence[bytes | None]], StoredRow]:
+    """A reader of rows of texts: the tag, then the table's columns."""
+    names = [column.name for column in table.columns]
+    encoders = [json_encoder(_stored_type(column), column.is_array) for column in table.columns]
+
+    def read(texts: Sequence[bytes | None]) -> StoredRow:
+        tag, *values = texts
+        assert tag is not None
+        row: dict[str, JsonValue] = {
+            name: None if value is None else orjson.loads(encode(value))
+            for name, encode, value in zip(names, encoders, values, strict=True)
+        }
+        return StoredRow({name: row[name] for name in table.key}, row, tag.decode())
+
+    return read
+
+
+def value_text(value: JsonValue) -> str:
+    """A value as PostgreSQL reads it."""
+    return array_literal(value) if isinstance(value, list) else plain_text(value)
+
+
+def _literal(value: JsonValue) -> str:
+    """A value as a constant of SQL, whatever ``standard_conforming_strings`` says."""
+    return "E'" + value_text(value).replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _length(value: JsonValue) -> int:
+    return len(value) if isinstance(value, str) else 0 if not isinstance(value, list) else len(array_literal(value))

@@ -1,0 +1,59 @@
+"""sinks.opensearch.names"""
+
+from itertools import combinations
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from sinks.opensearch.names import alias_name, name_problems, own_indexes
+
+
+def test_a_plain_table_keeps_its_name() -> None:
+    assert alias_name("shop", TableName("public", "order_items")) == "shop.public.order_items"
+
+
+def test_different_tables_have_different_indexes_and_no_index_looks_like_another_ones_generation() -> None:
+    parts = ["orders", "Orders", "orders_g1", "orders_g1_w", "a.b", "a", "b", "ü", "~4f", "a b", "_", "-", "*"]
+    names = [alias_name("shop", TableName(one, other)) for one in parts for other in parts]
+    indexes = [index for name in names for index in (name, f"{name}_g1", f"{name}_g1_W")]
+    assert all(one != other for one, other in combinations(indexes, 2))
+    assert all(not set(index) & set('\\/*?"<>| ,#:') for index in indexes)
+    assert all(name == name.lower() for name in names)
+
+
+def test_a_name_that_is_too_long_is_an_error() -> None:
+    with pytest.raises(LockstepError, match="longer than OpenSearch allows"):
+        alias_name("shop", TableName("Ü" * 31, "Ü" * 31))
+
+
+def test_a_table_is_called_as_was_chosen() -> None:
+    orders = TableName("public", "orders")
+    assert alias_name("shop", orders, {orders: "all-orders"}) == "shop.all-orders"
+    assert alias_name("shop", TableName("public", "items"), {orders: "all-orders"}) == "shop.public.items"
+
+
+def test_all_names_that_cannot_be_are_told() -> None:
+    names = {
+        "a.a": "x",
+        "a.b": "x",
+        "a.c": "X",
+        "a.d": "orders_g1",
+        "a.e": "lockstep_progress",
+        "a.f": "a.b",
+        "a.g": "ok_1",
+    }
+    problems = name_problems(names)
+    assert [problem.split()[0] for problem in problems] == ["a.a", "'X'", "'orders_g1'", "'lockstep_progress'", "'a.b'"]
+    assert problems[0] == "a.a and a.b are both called 'x'"
+
+
+def test_indexes_of_ours_have_a_generation_and_a_writing_alias() -> None:
+    aliases = {
+        "s.orders_g1": ["s.orders_g1_W", "s.orders"],
+        "s.orders_g2": ["s.orders_g2_W"],
+        "s.orders_g3": ["s.orders"],
+        "s.x": ["s.x_W"],
+    }
+    found = [(index.name, index.alias, index.generation, index.is_live) for index in own_indexes(aliases)]
+    assert found == [("s.orders_g1", "s.orders", 1, True), ("s.orders_g2", "s.orders", 2, False)]

@@ -1,0 +1,113 @@
+"""sinks.opensearch.settings"""
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from cdc.model.table import TableName
+from sinks.opensearch.mapping import mapping
+from sinks.opensearch.settings import OpenSearchSettings, flat_settings
+from sinks.registry import definition, with_definition
+from sinks.shape import Shape
+from tests.builders import column, table
+
+
+@pytest.mark.parametrize("url", ["localhost:9200", "ftp://h", "https://user:secret-word@host:9200"])
+def test_a_wrong_address_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        OpenSearchSettings(urls=(url,))
+    assert all("secret-word" not in error["msg"] for error in raised.value.errors())
+
+
+def test_a_field_can_be_indexed_in_another_way() -> None:
+    how = {"type": "text", "analyzer": "german"}
+    settings = OpenSearchSettings(fields={"public.orders.note": how, 'public."Other t".note': {"type": "keyword"}})
+    made = mapping(Shape.of(table()), settings.fields_of(TableName("public", "orders")))["properties"]
+    assert (made["note"], made["id"]) == (how, {"type": "long"})
+    assert settings.fields_of(TableName("public", "Other t")) == {"note": {"type": "keyword"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"fields": {"note": {"type": "keyword"}, "a.b": {"type": "keyword"}}}, r"'note'.*'a.b'"),
+        ({"fields": {"public.orders.note": {}}}, "public.orders.note: nothing is said of it"),
+        ({"fields": {"public.orders.note": {"type": 1}, "public.orders.id": {"copy_to": "a.b"}}}, r"orders.note: its type.*orders.id: copy_to"),
+        ({"fields": {"public.orders.note": {"copy_to": ["_tag"]}}}, "copy_to names a field"),
+        ({"names": {"public.orders": "a", "public.items": "a"}}, "both called 'a'"),
+        ({"names": {"orders": "a", 'public."orders"': "b", "public.orders": "c"}}, r"'orders'.*are the same table"),
+        ({"names": {"public.orders": "A"}, "ids": {"public.orders": "x"}, "routing": {"public.orders": []}}, r"(?s)names.*ids.*no key column.*routing.*name columns of its key"),
+        ({"ids": {"public.orders": "{a}{b}", "public.items": "{"}}, r"public.orders: between.*public.items: a brace"),
+        ({"routing": {"public.orders": ["id", "id"]}}, "each once"),
+        ({"names": {"public.items": "i"}, "ids": {"public.orders": "{id}"}, "tables": ("public.orders",)}, "names names public.items"),
+        ({"fields": {"public.orders.note": {"type": "text"}}, "exclude": ("public.orders.note",)}, "exclude leaves out"),
+        ({"fields": {"public.orders.note": {"type": "text"}}, "tables": ("public.items",)}, "tables doesn't name public.orders"),
+        ({"index_settings": {"number_of_shards": 2, "index": {"refresh_interval": "1s"}}}, r"set shards.*set refresh_interval_ms"),
+        ({"index_settings": {"index.gc_deletes": "1s"}}, "set gc_deletes_s"),
+        ({"index_settings": {"translog": {"durability": "async"}}}, "must be durable"),
+        ({"index_settings": {"index": {"mapping": {"total_fields.limit": 5}}}}, "follows from the table's columns"),
+        ({"index_settings": {"final_pipeline": "p"}}, "rows as they are"),
+    ],
+)  # fmt: skip
+def test_settings_that_cannot_work_are_refused(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        OpenSearchSettings(**values)
+
+
+def test_index_settings_are_known_by_their_full_names() -> None:
+    nested = {
+        "analysis": {"analyzer": {"a": {"type": "custom", "filter": ["x"]}}},
+        "index": {"codec": "best_compression"},
+    }
+    expected = {"analysis.analyzer.a.type": "custom", "analysis.analyzer.a.filter": ["x"], "codec": "best_compression"}
+    assert flat_settings(nested) == expected
+    assert flat_settings({"index.codec": "best_compression", "index": {"mapping": {"depth.limit": 5}}}) == {
+        "codec": "best_compression",
+        "mapping.depth.limit": 5,
+    }
+
+
+def test_what_is_said_of_a_table_must_fit_it() -> None:
+    orders = table(column("region"), column("id", "int8"), column("note"), key=("region", "id"))
+    settings = OpenSearchSettings(
+        fields={"public.orders.nite": {"type": "text"}, "public.orders.note": {"copy_to": "all"}, "public.orders.all": {"type": "text"}},
+        ids={"public.orders": "{id}-{note}"},
+        routing={"public.orders": ("note", "region", "regoin")},
+    )  # fmt: skip
+    assert settings.problems_of(orders) == [
+        "fields: table public.orders has no column 'nite'",
+        "ids: table public.orders: 'note' isn't a column of the key (region, id)",
+        "ids: table public.orders: key column 'region' is missing, so that different rows would have the same id",
+        "routing: 'note' isn't a column of the key of table public.orders (region, id): "
+        "when it changes, the row's old document would stay behind on another shard",
+        "routing: table public.orders has no column 'regoin'",
+    ]
+    assert settings.problems_of(table(name=TableName("public", "items"))) == []
+
+
+def test_what_is_said_of_a_table_is_found_by_its_name() -> None:
+    settings = OpenSearchSettings(
+        names={'public."Odd t"': "odd"}, ids={'public."Odd t"': "o{id}"}, routing={'public."Odd t"': ("id",)}
+    )
+    odd, other = TableName("public", "Odd t"), TableName("public", "other")
+    assert settings.table_names() == {odd: "odd"}
+    template = settings.id_of(odd)
+    assert template is not None
+    assert (template.columns, settings.routing_of(odd)) == (("id",), ("id",))
+    assert (settings.id_of(other), settings.routing_of(other)) == (None, ())
+
+
+def test_what_shapes_a_generation_makes_the_round_trip_through_json() -> None:
+    shaping = {
+        "names": {"public.orders": "orders"},
+        "ids": {"public.orders": "o-{id}"},
+        "routing": {"public.orders": ["id"]},
+    }
+    shaped = OpenSearchSettings(**shaping, prefix="p", deletes="marker")  # type: ignore[arg-type]
+    kept = json.loads(json.dumps(definition(shaped)))
+    assert {name: kept[name] for name in shaping} == shaping
+    assert with_definition(OpenSearchSettings(prefix="p"), kept) == shaped
+    assert pickle.loads(pickle.dumps(shaped)) == shaped

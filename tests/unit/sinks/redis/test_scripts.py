@@ -1,0 +1,49 @@
+"""sinks.redis.scripts: which script, and what it is told of a row; what the scripts do is in tests/contract"""
+
+import orjson
+import pytest
+
+from cdc.model.event import JsonValue
+from cdc.model.table import TableName
+from sinks.redis.layout import TableLayout, Template
+from sinks.redis.scripts import PLAIN, RICH, arguments_for, script_for
+from tests.builders import tag
+
+NAME = TableName("public", "orders")
+ROW: dict[str, JsonValue] = {"id": 1, "note": "a", "customer": None}
+TEXT = orjson.dumps(ROW)
+
+
+def test_a_table_of_which_nothing_is_said_has_the_quicker_script() -> None:
+    script, shared = script_for(
+        TableLayout(NAME, "o"), tombstone_ttl_s=5, replays=True, rows="shop:g1:", memos="shop:g1.tags:"
+    )
+    assert (script, shared) == (PLAIN, (5000, "1"))
+    arguments = arguments_for(TableLayout(NAME, "o"))
+    assert (list(arguments(tag(1), TEXT)), list(arguments(tag(1), None))) == (
+        [tag(1).encode() + TEXT],
+        [tag(1).encode()],
+    )
+
+
+def test_the_other_script_knows_how_long_a_row_lives_and_where_its_memo_is() -> None:
+    layout = TableLayout(NAME, "o", ttl_s=7, has_fields=True)
+    script, shared = script_for(layout, tombstone_ttl_s=5, replays=False, rows="shop:g1:", memos="shop:g1.tags:")
+    assert (script, shared) == (RICH, (5000, "0", 7000, ":", "shop:g1:", "shop:g1.tags:"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "arguments"),
+    [
+        (TableLayout(NAME, "o", ttl_s=7), [tag(1), 2, "v", TEXT]),
+        (TableLayout(NAME, "o", has_fields=True), [tag(1), 6, "id", b"1", "note", "a", ":n", b'["customer"]']),
+        (
+            TableLayout(NAME, "o", sets=tuple(map(Template.parse, ("n:{note}", "c:{customer}", "i:{id}")))),
+            [tag(1) + "n:a\ni:1", 2, "v", TEXT],
+        ),
+    ],
+    ids=["ttl", "fields", "sets"],
+)
+def test_a_row_comes_with_its_sets_and_fields(layout: TableLayout, arguments: list[object]) -> None:
+    assert arguments_for(layout)(tag(1), TEXT) == arguments
+    assert arguments_for(layout)(tag(1), None) == [tag(1), 0]

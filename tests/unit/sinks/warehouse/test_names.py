@@ -1,0 +1,43 @@
+"""sinks.warehouse.names"""
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from sinks.warehouse.names import WarehouseNames, fitting, listed, qualified, warehouse_name
+
+ORDERS, SALES = TableName("public", "orders"), TableName("sales", "orders")
+
+
+def test_the_public_schema_is_left_out_of_names() -> None:
+    assert (warehouse_name(ORDERS), warehouse_name(SALES)) == ("orders", "sales__orders")
+
+
+def test_a_name_that_postgresql_would_cut_is_refused_with_all_others() -> None:
+    names = [TableName("s" * 40, "t" * 40), TableName("public", "x" * 60), TableName("public", "short")]
+    with pytest.raises(LockstepError) as raised:
+        WarehouseNames(history=True).check(names)
+    assert str(raised.value).count("longer than 63 bytes") == 3
+    assert "the history of public." in str(raised.value)
+
+
+def test_a_name_is_for_one_thing() -> None:
+    taken = WarehouseNames({SALES: "orders"}, history=[ORDERS])
+    assert taken.problems([ORDERS, SALES]) == [
+        "table public.orders and table sales.orders would both be called 'orders'"
+    ]
+    clash = taken.problems([ORDERS, TableName("public", "orders_history")])
+    assert clash == [
+        "the history of public.orders and table public.orders_history would both be called 'orders_history'"
+    ]
+    assert WarehouseNames({SALES: "Orders"}).problems([ORDERS, SALES]) == [], "case counts"
+
+
+def test_a_schema_that_is_too_long_is_refused() -> None:
+    assert fitting("shop", "schema") == "shop"
+    with pytest.raises(LockstepError, match="longer than 63 bytes"):
+        fitting("ü" * 32, "schema")
+
+
+def test_names_are_quoted() -> None:
+    assert (qualified("s", 'a"b'), listed(["a", "B c"])) == ('"s"."a""b"', '"a", "B c"')

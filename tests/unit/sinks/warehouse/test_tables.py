@@ -1,0 +1,60 @@
+"""sinks.warehouse.tables: types, DDL and lines of COPY"""
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import TableEvents
+from cdc.model.table import Column
+from sinks.shape import Shape
+from sinks.warehouse.tables import Rows, UnknownColumn, column_type, create_table_sql
+from tests.builders import column, delete, table, tag, upsert
+
+
+@pytest.mark.parametrize(
+    ("of", "sql"),
+    [
+        (column("c", "int8"), "int8"),
+        (column("c", "numeric", type_name="numeric(10,2)"), "numeric"),
+        (column("c", "text", type_name="order_status"), "text"),
+        (column("c", "varchar", type_name="character varying(5)"), "text"),
+        (column("c", "char"), "text"),
+        (column("c", "bit"), "varbit"),
+        (column("c", "money"), "text"),
+        (column("c", "int4", is_array=True), "int4[]"),
+        (column("c", "box", is_array=True), "text[]"),
+    ],
+)
+def test_column_type(of: Column, sql: str) -> None:
+    assert column_type(of) == sql
+
+
+def test_create_table() -> None:
+    of = table(column("id", "int8"), column('odd "name"'), key=("id",))
+    assert create_table_sql('"shop_g1"."orders"', Shape.of(of)) == (
+        'create table if not exists "shop_g1"."orders" (\n'
+        '  "id" int8,\n'
+        '  "odd ""name""" text,\n'
+        '  "_tag" char(28) collate "C" not null,\n'
+        '  "_deleted" boolean not null,\n'
+        '  primary key ("id")\n'
+        ")"
+    )
+
+
+@pytest.mark.parametrize("name", ["_tag", "_deleted"])
+def test_a_column_with_a_name_of_ours_is_refused(name: str) -> None:
+    with pytest.raises(LockstepError, match=name):
+        create_table_sql("s", Shape.of(table(column("id"), column(name))))
+
+
+def test_lines_have_null_where_a_row_has_nothing() -> None:
+    events = [upsert({"id": 1, "note": "a\tb"}, 1), upsert({"id": 2}, 1), delete({"id": 3}, 2)]
+    lines = Rows(Shape.of(table())).lines(TableEvents.of(table().name, events))
+    assert list(lines) == [f"1\ta\\tb\t{tag(1)}\tf\n", f"2\t\\N\t{tag(1)}\tf\n", f"3\t\\N\t{tag(2)}\tt\n"]
+
+
+def test_a_column_that_the_table_lacks_is_told_of() -> None:
+    events = TableEvents.of(table().name, [upsert({"id": 1, "other": "a"}, 1)])
+    with pytest.raises(UnknownColumn) as raised:
+        list(Rows(Shape.of(table())).lines(events))
+    assert raised.value.column == "other"
