@@ -4,11 +4,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from cdc.settings import Settings
 
 CHECKPOINT_DIRECTORY = ".lockstep/checkpoints"
+
+
+_MEANING = ("spark.sql.ansi.enabled", "spark.sql.caseSensitive", "spark.sql.session.timeZone")
+"""What a sink's expressions mean would depend on these."""
+
+
+def _leaves_meaning_alone(conf: Mapping[str, str]) -> Mapping[str, str]:
+    taken = [name for name in _MEANING if name in conf]
+    if taken:
+        raise ValueError(f"{', '.join(taken)}: the values of computed columns would change with it, so it is fixed")
+    return conf
 
 
 class SparkSettings(Settings):
@@ -63,7 +74,7 @@ class SparkSettings(Settings):
         default=None,
         description="the Python of the workers; default python3 on a cluster, this one with a local master",
     )
-    conf: Mapping[str, str] = Field(
+    conf: Annotated[Mapping[str, str], AfterValidator(_leaves_meaning_alone)] = Field(
         default_factory=dict,
         description="further Spark settings; they win over ours, and lists of jars, archives and paths add up",
     )

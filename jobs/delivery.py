@@ -22,6 +22,7 @@ from cdc.model.table import Column, Table, TableName
 from cdc.protocol.envelope import OP_OFFSET, RowReader
 from jobs.derived import DERIVED, derived_row
 from jobs.fold import newest, with_tags
+from jobs.resume import complete_from_ms
 from jobs.shape_history import TableHistory, unknown_shape
 from sinks.registry import SinkSettings, open_sink
 from sinks.retrying_sink import RetryingSink, Waiting
@@ -69,8 +70,9 @@ class Task:
     """The tables of which something is derived, with the columns that are."""
     versions: Collection[TableName] = ()
     """The tables of which the sink keeps all versions; where there are any, nothing is folded before they are taken."""
-    complete_from_ms: int | None = None
-    """Of what was committed since then, nothing was lost before this query read it; None: it goes on where the last one was."""
+    complete_at_ms: int = 0
+    compaction_lag_ms: int = 0
+    """When the whole log had been read last, and how long it keeps each version at least."""
     histories: Mapping[TableName, TableHistory] = field(default_factory=dict)
     """Of the tables that had other shapes before."""
     replays: bool = False
@@ -325,27 +327,38 @@ def versions_of(records: pa.Table, task: Task) -> list[TableVersions]:
             continue
         of_topic = records.filter(compute.equal(topics, topic))
         read = _table_events(of_topic, topic, task)
-        if not read.events:
-            continue
         values: list[bytes | None] = of_topic.column("value").to_pylist()
         published_ms = of_topic.column("timestamp_ms")
-        [events] = read.events.tables
+        events = next(iter(read.events.tables), TableEvents.of(table, []))
         places = read.places[table]
+        since_ms = complete_from_ms(task.complete_at_ms, lag_ms=task.compaction_lag_ms, now_ms=_now_ms())
+        if read.refused:
+            # Their versions are in no history, so it is complete behind them at best.
+            refused = {
+                (rejection.event.position.partition, rejection.event.position.offset) for rejection in read.refused
+            }
+            at = zip(of_topic.column("partition").to_pylist(), of_topic.column("offset").to_pylist(), strict=True)
+            times = [_commit_time_ms(value) for value, one in zip(values, at, strict=True) if value and one in refused]
+            since_ms = max([since_ms or 0, *(time_ms + 1 for time_ms in times)])
         deleted = {(events.keys[n], events.tags[n]) for n, place in enumerate(places) if values[place] is not None}
-        kept, operations, times = [], [], []
+        kept, operations, committed_ms = [], [], []
         for n, place in enumerate(places):
             value = values[place]
             if value is None:
                 if (events.keys[n], events.tags[n]) in deleted:
                     continue  # the delete event says the same, and when
                 operations.append("d")
-                times.append(published_ms[place].as_py())
+                committed_ms.append(published_ms[place].as_py())
             else:
                 operations.append("d" if events.rows[n] is None else chr(value[OP_OFFSET]))
-                times.append(_commit_time_ms(value))
+                committed_ms.append(_commit_time_ms(value))
             kept.append(n)
-        found.append(TableVersions(events.select(kept), operations, times, task.complete_from_ms))
+        found.append(TableVersions(events.select(kept), operations, committed_ms, since_ms))
     return found
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -68,9 +68,13 @@ _RESULTS: Final[Mapping[str, str]] = {
 }
 
 _CHANGING: Final = re.compile(
-    r"(?i)\b(now|current_timestamp|current_date|localtimestamp|curdate|unix_timestamp\s*\(\s*\)|rand|randn|random|uuid|shuffle"
-    r"|monotonically_increasing_id|input_file_name|current_user|user|session_user|spark_partition_id|randstr|uniform)\b\s*(\(|$|[^\w(])"
+    r"(?i)\b(now|current_\w+|localtimestamp|curdate|unix_timestamp(?=\s*\(\s*\))|rand|randn|random|uuid|shuffle|randstr|uniform"
+    r"|monotonically_increasing_id|input_file_\w+|user|session_user|spark_partition_id)\s*\("
+    # Spark knows these words for days that depend on the day.
+    r"|\b(date|timestamp\w*)\s*'\s*(now|today|tomorrow|yesterday|epoch)"
 )
+_QUOTED: Final = re.compile(r"`(?:[^`]|``)*`|(?<!date )(?<!timestamp )'(?:[^'\\]|\\.|'')*'")
+"""Names and texts in which such a word means nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,8 @@ def checked_plans(
         raise ConfigurationError(
             "expressions of this sink can't be evaluated",
             problems=problems,
-            hint="mend computed and where: Spark SQL over the columns that the source's table has",
+            hint="mend computed and where: Spark SQL over the columns that the source's table has; a generation that was built with them"
+            " takes `lockstep rebuild SINK --switch`",
         )
     return plans
 
@@ -294,7 +299,7 @@ def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
             continue
         if any(
             kind in ("UnresolvedStar", "UnresolvedRegex") or "Subquery" in kind for kind, _ in leaves
-        ) or _CHANGING.search(sql):
+        ) or _CHANGING.search(_QUOTED.sub("''", sql)):
             yield f"{what}: its value must follow from the row alone, the same whenever it is asked for"
             continue
         try:

@@ -43,6 +43,12 @@ class ProgressKeeper:
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
         self._learned_any = False
 
+    @property
+    def complete_at_ms(self) -> int:
+        """The time as of which the whole log had been applied, in milliseconds since 1970."""
+        with self._lock:
+            return self._complete_at_ms
+
     def batch_applied(self, ends: Offsets, *, rejected: int) -> Progress:
         """Everything below ``ends`` has been applied: store that. Returns what was stored. Raises as ``save_progress`` does.
 

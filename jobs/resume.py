@@ -49,14 +49,12 @@ def check_resume(
         _check_destination(point, point.committed)
 
 
-def complete_from_ms(progress: Progress | None, *, lag_ms: int, now_ms: int) -> int | None:
-    """Since when compaction can have taken nothing away that wasn't read yet; None: it can't have since this sink began to read.
+def complete_from_ms(complete_at_ms: int, *, lag_ms: int, now_ms: int) -> int | None:
+    """Since when compaction can have taken no version away that hadn't been read by ``now_ms``; None: none at all.
 
-    ``lag_ms`` is how long topics keep each version at least.
+    ``complete_at_ms`` is when the whole log had been read last, ``lag_ms`` how long topics keep each version at least.
     """
-    if progress is not None and progress.updated_at_ms and now_ms - progress.updated_at_ms < lag_ms:
-        return None
-    return now_ms - lag_ms
+    return None if now_ms - complete_at_ms < lag_ms else now_ms - lag_ms
 
 
 def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:

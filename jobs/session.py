@@ -57,6 +57,8 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
     "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
+    # What fails is to be known, not to be null.
+    "spark.sql.ansi.enabled": "true",
     # Columns of a source may differ in nothing else.
     "spark.sql.caseSensitive": "true",
     # Event values and times are never converted, but a machine's zone must not matter should somebody add it.

@@ -19,7 +19,7 @@ from cdc.kafka.cluster import Cluster, control_topic_plans
 from cdc.kafka.control_topics import ProgressReader, read_schema_records
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topics import SCHEMA, control_topic, table_topic
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.protocol.control import SchemaRecord
 from jobs.arrow_map import ArrowMap
@@ -45,7 +45,7 @@ from jobs.prepared import preparing
 from jobs.progress import ProgressKeeper
 from jobs.reading import Reading, load_reading, skipped_by
 from jobs.report import Reporter, RowsCarriedOver, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
-from jobs.resume import ResumePoint, TopicFacts, check_resume, check_same_topics, complete_from_ms
+from jobs.resume import ResumePoint, TopicFacts, check_resume, check_same_topics
 from jobs.schema_watch import SchemaWatch
 from jobs.shape_history import histories, newest_shapes
 from jobs.source import read_topics
@@ -228,11 +228,7 @@ class SinkJob:
                 histories=shapes,
                 computed={name: computed.get(name, ()) for name in plans},
                 versions=versions,
-                complete_from_ms=complete_from_ms(
-                    stored, lag_ms=min((fact.compaction_lag_ms for fact in facts.values()), default=0), now_ms=_now_ms()
-                )
-                if versions and not reading.replays
-                else None,
+                compaction_lag_ms=min((fact.compaction_lag_ms for fact in facts.values()), default=0),
                 replays=reading.replays,
                 retry_s=plan.spark.retry_s,
                 run=uuid.uuid4().hex,
@@ -498,7 +494,11 @@ class _Run:
                 thread.join()
 
     def _writer(self) -> ArrowMap:
-        task = replace(self._task, rejected_before=dict(self._rejections))
+        task = replace(
+            self._task,
+            rejected_before=dict(self._rejections),
+            complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
+        )
         return ArrowMap(partial(deliver, task), RESULT_SCHEMA)
 
     def _start(self) -> StreamingQuery:
@@ -592,9 +592,12 @@ class _Run:
     def _deliver(self, frame: DataFrame, *, one_task: bool) -> Delivered:
         """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
         # coalesce keeps each partition's records together and in order.
-        work = self._write(frame.coalesce(1) if one_task else frame)
+        records = frame.coalesce(1) if one_task else frame
         backoff = _Backoff()
         while True:
+            if self._task.versions:
+                self._write = self._writer()  # it says since when versions may have been compacted away
+            work = self._write(records)
             delivered = from_arrow(work.toArrow())
             errors = [failure.error() for failure in delivered.failures]
             # What needs somebody comes before what ends by itself.
@@ -632,6 +635,9 @@ class _Run:
             try:
                 self._learn()
                 waiting = False
+            except DataLost as error:
+                self._failure = self._failure or error
+                self._ended.set()
             except Unavailable as error:
                 if not waiting:
                     self._report(SinkWaiting(self._task.sink, error.message, _TICK_S))

@@ -178,6 +178,13 @@ def _below(directory: Path, config: Config) -> Config:
         config = _with_spark(config, checkpoint_directory=str(directory / checkpoints))
     if config.spark.package is not None:
         config = _with_spark(config, package=directory / config.spark.package)
+    sinks = {
+        name: sink
+        if sink.mask_salt_file is None
+        else sink.model_copy(update={"mask_salt_file": directory / sink.mask_salt_file})
+        for name, sink in config.sinks.items()
+    }
+    config = config.model_copy(update={"sinks": sinks})
     config = _with_spark(config, jars=tuple(directory / jar for jar in config.spark.jars))
     # Joined to an absolute one, the directory counts for nothing.
     values = str(directory / config.capture.values_directory)

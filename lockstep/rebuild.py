@@ -19,9 +19,10 @@ import orjson
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.table import TableName
+from cdc.model.tag import Tag
 from cdc.postgres.connection import connect, connection_error
 from jobs.backfill import load_columns, save_columns
 from jobs.dead_letter import DeadLetters
@@ -280,6 +281,7 @@ def _begin_in_place(
     check_owner(name, live.number, record, config.pipeline.name)
     sink = open_sink(name, settings, live.number)
     try:
+        check_in_place(settings, with_definition(settings, record.definition))
         is_begun = record.phase is Phase.REPLAYING and load_reading(sink, live.number).replays
         if is_begun and definition(with_definition(settings, record.definition)) == wanted:
             say(f"going on with generation {live.number}")
@@ -292,6 +294,33 @@ def _begin_in_place(
     finally:
         sink.close()
     return live.number, record
+
+
+def _next_tag(text: str) -> str:
+    tag = Tag.parse(text)
+    return str(replace(tag, seq=tag.seq + 1))
+
+
+def check_in_place(settings: SinkSettings, built_with: SinkSettings) -> None:
+    """Raise ConfigurationError for settings that a generation can't get in place. Pure."""
+    now, before = definition(settings), definition(built_with)
+    problems = [
+        f"{name}: rows would stand in other places, or in another form, beside those that are there"
+        for name in sorted(settings.PLACING)
+        if now[name] != before[name]
+    ]
+    if now.get("history") or before.get("history"):
+        problems += [
+            f"{name}: versions that the log doesn't have any more would show what is to be hidden"
+            for name in ("exclude", "mask")
+            if now[name] != before[name]
+        ]
+    if problems:
+        raise ConfigurationError(
+            "these settings can't be changed in place",
+            problems=problems,
+            hint="build a generation beside: lockstep rebuild, without --in-place",
+        )
 
 
 class _Build:
@@ -518,7 +547,8 @@ class _Build:
         self._observer.say(f"removing {len(deletes)} rows that the source doesn't have")
         versions = []
         for name in history_tables(self._settings, {delete.table for delete in deletes}):
-            of_table = [delete for delete in deletes if delete.table == name]
+            # Behind the version that is there, which is a true one: what was lost is the deletion.
+            of_table = [replace(delete, tag=_next_tag(delete.tag)) for delete in deletes if delete.table == name]
             events, now_ms = TableEvents.of(name, of_table), time.time_ns() // 1_000_000
             versions.append(TableVersions(events, ["d"] * len(of_table), [now_ms] * len(of_table)))
         self._sink.apply(Batch(deletes, fence=self._sink.claim(), replays=True, versions=versions))

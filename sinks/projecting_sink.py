@@ -38,6 +38,7 @@ class ProjectingSink:
         self._configured = renaming or Renaming()
         self._keeps_names = keeps_names
         self._known_renaming = None if keeps_names else self._configured
+        self._salt_is_known = False
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
@@ -46,26 +47,35 @@ class ProjectingSink:
 
         A column that never was there is one of these. When the source drops one later, that is fine.
         """
-        problems = self._projection.key_problems(tables)
+        problems = self._projection.key_problems(tables) + self._projection.clash_problems(tables)
         seen = [self._projection.table(table) for table in tables]
-        if self._generation not in self._sink.generations():
-            problems += self._projection.unknown_problems(tables) + self._configured.problems(seen)
+        is_new = self._generation not in self._sink.generations()
+        if is_new:
+            problems += self._projection.unknown_problems(tables) + self._configured.unknown_problems(seen)
+        kept = None
+        renaming = self._configured
+        if self._keeps_names:
+            kept = keep_names(self._configured, seen, load_names(self._sink, self._generation))
+            renaming = kept.renaming
+        problems += renaming.clash_problems(seen)
         if problems:
             raise ConfigurationError(
                 "columns of this sink can't be as they are configured",
                 problems=problems,
                 hint="mend exclude, mask, computed and rename of this sink",
             )
+        salt = self._projection.salt
+        if salt is not None and is_new:
+            self._sink.save_note(self._salt_note, salt.mark)
         self._check_salt()
         self._remember(tables)
-        if self._keeps_names:
-            kept = keep_names(self._configured, seen, load_names(self._sink, self._generation))
-            save_names(self._sink, self._generation, kept)
-            self._known_renaming = kept.renaming
-        renaming = self._renaming()
         hidden = {name: self._projection.row(name, values) for name, values in added.items()}
         here = {name: renaming.row(name, values) for name, values in hidden.items()}
         left = self._sink.prepare([renaming.table(table) for table in seen], go_live=go_live, added=here)
+        if kept is not None:
+            # Not before the destination has agreed: what it refuses may be undone at the source.
+            save_names(self._sink, self._generation, kept)
+        self._known_renaming = renaming
         return {name: renaming.back_row(name, values) for name, values in left.items()}
 
     def _renaming(self) -> Renaming:
@@ -75,14 +85,16 @@ class ProjectingSink:
         return self._known_renaming
 
     def _check_salt(self) -> None:
-        """Raise LockstepError for another salt than before: the same value would have two hashes."""
+        """Raise LockstepError for another salt than before: the same value would have two hashes.
+
+        Whoever writes reads the salt where it runs, on an executor's machine perhaps, so everyone looks.
+        """
         salt = self._projection.salt
-        if salt is None:
+        if salt is None or self._salt_is_known:
             return
-        if (
-            not self._sink.create_note(self._salt_note, salt.mark)
-            and self._sink.load_note(self._salt_note) != salt.mark
-        ):
+        known = self._sink.load_note(self._salt_note)
+        self._salt_is_known = known == salt.mark
+        if known is not None and known != salt.mark:
             raise LockstepError(
                 "the salt of this sink's hashes isn't the one that this generation was built with",
                 hint="put the earlier one back, or build the sink anew from the log: lockstep rebuild",
@@ -98,9 +110,12 @@ class ProjectingSink:
         return self._sink.claim()
 
     def fence(self) -> int:
+        if self._keeps_names:
+            self._known_renaming = None  # who writes beside a job writes by the names that this one has given by now
         return self._sink.fence()
 
     def apply(self, batch: Batch) -> Outcome:
+        self._check_salt()
         given = Events.of(batch.events)
         renaming = self._renaming()
         seen = given.tables if batch.as_stored else map(self._projection.events, given.tables)
@@ -170,30 +185,38 @@ class ProjectingSink:
         self._sink.close()
 
     def _remember(self, tables: Sequence[Table]) -> None:
-        """Note the numbers of the columns that are left out. Raises LockstepError for one that has another name now."""
+        """Note the numbers of the columns that are hidden. Raises LockstepError for one that has another name now, and for one that never was."""
         text = self._sink.load_note(self._note)
-        known: dict[str, int] = {} if text is None else json.loads(text)
+        known: dict[str, list[int]] = {} if text is None else json.loads(text)
         now = dict(known)
+        unknown = []
         for table in tables:
-            named = {column.name: column.number for column in table.columns}
-            hidden = self._projection.excluded.get(table.name, frozenset()) | set(
-                self._projection.masks.get(table.name, ())
-            )
-            for name in hidden:
+            columns = (*table.columns, *self._projection.computed.get(table.name, ()))
+            named = {column.name: column.number for column in columns}
+            masked = set(self._projection.masks.get(table.name, ()))
+            hidden = self._projection.excluded.get(table.name, frozenset()) | masked
+            for name in sorted(hidden):
                 identity = column_text(table.name, name)
-                if name in named:
-                    now[identity] = named[name]
-                    continue
-                renamed = [other for other, number in named.items() if number and number == known.get(identity)]
+                number, oid = known.get(identity, [0, 0])
+                is_same = not oid or not table.oid or oid == table.oid  # else it was dropped and made again
+                renamed = [
+                    other for other, held in named.items() if is_same and held and held == number and other != name
+                ]
                 if renamed and renamed[0] not in hidden:
-                    setting, what = (
-                        ("mask", "masks")
-                        if name in self._projection.masks.get(table.name, ())
-                        else ("exclude", "leaves out")
-                    )
+                    setting, what = ("mask", "masks") if name in masked else ("exclude", "leaves out")
                     raise LockstepError(
                         f"column {identity}, which this sink {what}, is called {renamed[0]!r} now",
                         hint=f"put {column_text(table.name, renamed[0])} into {setting} of this sink and build it anew from the log",
                     )
+                if name in named:
+                    now[identity] = [named[name], table.oid]
+                elif identity not in known:
+                    unknown.append(identity)
+        if unknown:
+            raise ConfigurationError(
+                "this sink hides columns that its tables don't have",
+                problems=[f"no such column: {identity}" for identity in unknown],
+                hint="mend exclude and mask of this sink",
+            )
         if now != known:
             self._sink.save_note(self._note, json.dumps(now))

@@ -145,13 +145,17 @@ class Projection:
             problems += unknown_columns(setting, by_table, known)
         for table in sorted({*self.computed, *self.conditions} - known.keys()):
             problems.append(f"{'computed' if table in self.computed else 'where'}: this sink has no table {table}")
-        problems += [
+        return problems
+
+    def clash_problems(self, tables: Iterable[Table]) -> list[str]:
+        """Computed columns by whose name the source has one."""
+        own = {table.name: {column.name for column in table.columns} for table in tables}
+        return [
             f"computed: table {table} has a column {column_text(table, column.name).removeprefix(f'{table}.')} already"
             for table, columns in sorted(self.computed.items())
             for column in columns
             if column.name in own.get(table, ())
         ]
-        return problems
 
 
 def unknown_columns(

@@ -60,10 +60,14 @@ class Renaming:
             tuple(names.get(name, name) for name in stored.lacks),
         )
 
-    def problems(self, tables: Collection[Table]) -> list[str]:
-        """What names no column of these tables, and names that two columns would have. ``tables`` as the sink sees them."""
+    def unknown_problems(self, tables: Collection[Table]) -> list[str]:
+        """What names no column of these tables, which are as the sink sees them."""
         known = {table.name: [column.name for column in table.columns] for table in tables}
-        problems = unknown_columns("rename", self.names, known)
+        return unknown_columns("rename", self.names, known)
+
+    def clash_problems(self, tables: Collection[Table]) -> list[str]:
+        """Names that two columns of these tables would have."""
+        problems: list[str] = []
         for table in tables:
             names = self.names.get(table.name, {})
             kept = {column.name for column in table.columns} - set(names)

@@ -83,6 +83,9 @@ class TableSettings(BaseModel):
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING
 
+    PLACING: ClassVar[frozenset[str]] = frozenset()
+    """Those of these that say where rows are, or in what form: what was written with another value wouldn't be found again."""
+
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()
     rename: Annotated[Mapping[str, str], AfterValidator(_are_columns)] = {}

@@ -9,6 +9,7 @@
      +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
      +- Fenced                    another process has taken over; this one must not write any more
      +- Unavailable               a server can't serve now; the same call may succeed later
+         +- DataLost              it is back, perhaps without what it took last: begin again from what is sure to be there
 
 A bug of ours is an AssertionError. An error is raised or logged, never both. No message holds a row's values.
 """
@@ -68,3 +69,8 @@ class Unavailable(LockstepError):
     def __init__(self, message: str, *, hint: str | None = None, retry_after_s: float = 0.5) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
+
+
+class DataLost(Unavailable):
+    """A destination has come back, perhaps without what it took last. The same call won't do: whoever called begins again from what is
+    sure to be there."""

@@ -23,6 +23,9 @@ from lockstep.verify.view import View
 
 _Taken = TypeVar("_Taken")
 
+_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Of rows that have to be kept whole, since expressions are evaluated of many at once."""
+
 NOWHERE: Final = 1 << 62
 """An offset behind every end: a partition that is to be read from there isn't read."""
 
@@ -126,19 +129,29 @@ class TopicSide:
 
     def _slice(self, table: Table, partition: int, count: int, number: int) -> dict[Key, Fingerprint] | None:
         """The live rows of one of ``count`` slices of a partition's keys; None when they are too many for memory."""
-        if self._view.changes(table.name):
-            kept = self._newest(table, partition, count, number, lambda _, row: row)
-            if kept is None:
-                return None
-            shown = self._view.rows(table.name, kept.items())
-            return {key: fingerprint(table, key, row) for key, row in shown}
-        return self._newest(table, partition, count, number, lambda key, row: fingerprint(table, key, row))
+        if not self._view.evaluates(table.name):
+            shown = self._view.row
+            return self._newest(
+                table, partition, count, number, lambda key, row: fingerprint(table, key, shown(table.name, row))
+            )
+        kept = self._newest(table, partition, count, number, lambda _, row: row, bytes_max=_BYTES_MAX)
+        if kept is None:
+            return None
+        return {key: fingerprint(table, key, row) for key, row in self._view.rows(table.name, kept.items())}
 
     def _newest(
-        self, table: Table, partition: int, count: int, number: int, take: Callable[[Key, Row], _Taken]
+        self,
+        table: Table,
+        partition: int,
+        count: int,
+        number: int,
+        take: Callable[[Key, Row], _Taken],
+        *,
+        bytes_max: int | None = None,
     ) -> dict[Key, _Taken] | None:
-        """What is to be kept of each live row; None when they are too many."""
+        """What is to be kept of each live row; None when they are too many, or were too large all together."""
         newest: dict[Key, _Taken] = {}
+        size = 0
         start = {other: NOWHERE for other in self._partitions(table) if other != partition}
         for record in self._reader.records(self._topics[table.name], start):
             if crc32(record.key) % count != number:
@@ -148,7 +161,9 @@ class TopicSide:
                 newest.pop(key, None)
                 continue
             newest[key] = take(key, row)
-            if len(newest) > self._keys_max:
+            size += len(record.value or b"")
+            is_large = bytes_max is not None and size > bytes_max and len(newest) > 1
+            if len(newest) > self._keys_max or is_large:
                 return None
         return newest
 

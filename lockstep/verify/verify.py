@@ -198,6 +198,12 @@ class _Verification:
                     f"table {gone[0]} isn't in the source any more",
                     hint="compare the other tables with --table, or with --against topic",
                 )
+            for name in self._names:
+                if self._view.evaluates(name) and not has_all_columns(origins[name], shapes[name]):
+                    raise LockstepError(
+                        f"table {name} has another shape than the log knows, by which this sink's expressions are evaluated",
+                        hint="compare again once a row of it was written, or with --against topic",
+                    )
         elif against == TOPIC:
             expected = self._topic_side()
         else:
@@ -564,12 +570,22 @@ def _generation_number(text: str) -> int:
     return int(text)
 
 
+def has_all_columns(origin: Table, logged: Table) -> bool:
+    """Whether a table has every column that the log knows of it, by its name and type. Pure."""
+    now = {column.name: (column.type_oid, column.type_modifier) for column in origin.columns}
+    return all(now.get(column.name) == (column.type_oid, column.type_modifier) for column in logged.columns)
+
+
 def made_otherwise(ours: SinkSettings, theirs: SinkSettings, table: TableName) -> list[str]:
     """Columns that two sinks have, but not the same values in them. Pure."""
 
-    def made(settings: SinkSettings) -> dict[str, object]:
-        how = [*settings.mask.items(), *settings.computed.items()]
-        return {column: made_so for text, made_so in how for of, column in [parse_column(text)] if of == table}
+    def made(settings: SinkSettings) -> dict[str, list[object]]:
+        how: dict[str, list[object]] = {}
+        for text, made_so in (*settings.mask.items(), *settings.computed.items()):
+            of, column = parse_column(text)
+            if of == table:
+                how.setdefault(column, []).append(made_so)
+        return how
 
     one, other = made(ours), made(theirs)
     return sorted(column for column in one.keys() | other.keys() if one.get(column) != other.get(column))

@@ -1,7 +1,6 @@
 """What a sink gets to see of the other side's rows: its masks, computed columns and filters, applied to them before they are compared."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Final, Protocol
 
 import orjson
@@ -12,6 +11,7 @@ from lockstep.verify.form import Key, Row
 from sinks.projection import Projection
 
 _ROWS_AT_ONCE: Final = 10_000
+_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 
 _REFUSED: Final[Row] = {}
 """Stands for a row that no sink of these settings takes: whatever is found in its place differs from it."""
@@ -37,6 +37,14 @@ class View:
         """Whether rows of a table look otherwise than at the source, columns that are left out aside."""
         return table in self._projection.masks or table in self._projection.derived
 
+    def evaluates(self, table: TableName) -> bool:
+        """Whether expressions have to be evaluated of rows."""
+        return table in self._projection.derived
+
+    def row(self, table: TableName, row: Row) -> Row:
+        """A row whose expressions, if there are any, are evaluated."""
+        return self._projection.row(table, row)
+
     def table(self, table: Table) -> Table:
         """The table as the sink knows it, by the source's names."""
         return self._projection.table(table)
@@ -50,17 +58,30 @@ class View:
         if not self.changes(table):
             yield from rows
             return
-        remaining = iter(rows)
-        while portion := list(islice(remaining, _ROWS_AT_ONCE)):
-            for key, row in self._derived(table, portion) if table in self._projection.derived else portion:
-                yield key, self._projection.row(table, row)
+        shown = self._evaluated(table, rows) if self.evaluates(table) else rows
+        for key, row in shown:
+            yield key, self.row(table, row)
 
-    def _derived(self, table: TableName, rows: list[tuple[Key, Row]]) -> Iterator[tuple[Key, Row]]:
+    def _evaluated(self, table: TableName, rows: Iterable[tuple[Key, Row]]) -> Iterator[tuple[Key, Row]]:
+        """The same, a bounded number of rows and bytes at a time."""
+        keys: list[Key] = []
+        texts: list[bytes] = []
+        size = 0
+        for key, row in rows:
+            keys.append(key)
+            texts.append(orjson.dumps(row))
+            size += len(texts[-1])
+            if len(keys) >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
+                yield from self._derived(table, keys, texts)
+                keys, texts, size = [], [], 0
+        if keys:
+            yield from self._derived(table, keys, texts)
+
+    def _derived(self, table: TableName, keys: list[Key], texts: list[bytes]) -> Iterator[tuple[Key, Row]]:
         if self._deriver is None:
             self._deriver = self._open_deriver()
-        texts = [orjson.dumps(row) for _, row in rows]
         columns = self._projection.computed.get(table, ())
-        for (key, _), text, results in zip(rows, texts, self._deriver.derive(table, texts), strict=True):
+        for key, text, results in zip(keys, texts, self._deriver.derive(table, texts), strict=True):
             found = derived_row(text, results, columns)
             if found.refused:
                 yield key, _REFUSED

@@ -26,6 +26,7 @@ _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
     "default_pipeline": "documents must be the rows as they are",
     "final_pipeline": "documents must be the rows as they are",
     "derived_source": "documents must be the rows as they are",
+    "hidden": "commands for all indexes of a sink would pass it by",
 }
 
 
@@ -43,6 +44,7 @@ class OpenSearchSettings(TableSettings):
     is set here; both are OpenSearch's own words. Columns are named as they are called here (``rename``).
     """
 
+    PLACING: ClassVar[frozenset[str]] = frozenset({"names", "ids", "routing"})
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {
         "names",
         "ids",

@@ -317,7 +317,7 @@ class OpenSearchSink:
         query = {"size": _SCAN_DOCUMENTS, "sort": ["_doc"], "query": _LIVE}
         page = self._client.call("POST", f"/{index}/_search", query, {"scroll": _SCAN_KEEP_ALIVE})
         try:
-            while page["hits"]["hits"]:
+            while _is_whole(page)["hits"]["hits"]:
                 for hit in page["hits"]["hits"]:
                     yield target.stored(hit["_source"], table)
                 again = {"scroll": _SCAN_KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
@@ -532,3 +532,10 @@ def _add(index: str, alias: str) -> dict[str, Any]:
 
 def _without_dynamic(index_mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in index_mapping.items() if name != "dynamic"}
+
+
+def _is_whole(page: Any) -> Any:
+    """A page of results. Raises Unavailable where a shard couldn't say what it has: OpenSearch answers without it all the same."""
+    if page["_shards"]["failed"] or page.get("timed_out"):
+        raise Unavailable("opensearch can't read all shards of an index now", retry_after_s=RETRY_AFTER_S)
+    return page

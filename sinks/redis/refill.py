@@ -33,7 +33,7 @@ from cdc.model.table import TableName
 from cdc.model.tag import SNAPSHOT_SEQ, Tag
 from sinks.redis.layout import table_field
 from sinks.redis.scripts import arguments_for, script_for
-from sinks.redis.sink import RedisSettings
+from sinks.redis.sink import RedisSettings, layout_key, settings_text
 from sinks.shape import Shape, unprepared
 
 WAL_END_SQL: Final = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
@@ -173,5 +173,11 @@ class Refill:
             text = self._client.hget(f"{self._prefix}:g{generation}.tables", table_field(name))
             if text is None:
                 raise unprepared(name)
+            built_with = self._client.get(layout_key(self._prefix, generation))
+            if built_with is not None and orjson.loads(built_with) != orjson.loads(settings_text(self._settings)):
+                raise LockstepError(
+                    f"generation {generation} of this sink was built with another layout than these settings have",
+                    hint="give the application the settings that the sink has by now: its rows would never be invalidated",
+                )
             shape = self._shapes[generation, name] = Shape.from_json(text)
         return shape

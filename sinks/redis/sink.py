@@ -49,7 +49,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 import orjson
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, DataLost, LockstepError
 from cdc.model.event import Events, JsonValue, TableEvents, parse_key
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls
@@ -109,7 +109,8 @@ class RedisSettings(TableSettings):
     row as one JSON or as a field per column. ``mode`` is whether rows are kept here, or only removed when they change.
     """
 
-    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "keys", "values", "sets", "ttl_s", "mode"}
+    PLACING: ClassVar[frozenset[str]] = frozenset({"names", "keys", "values", "sets", "ttl_s", "mode"})
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | PLACING
 
     type: Literal["redis"] = "redis"
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
@@ -192,6 +193,17 @@ class _Call:
     bytes: int
 
 
+def layout_key(prefix: str, generation: int) -> str:
+    """The key of what a generation's layout is made of, for those who put rows there beside the job."""
+    return f"{prefix}:g{generation}.layout"
+
+
+def settings_text(settings: RedisSettings) -> str:
+    """What a generation's layout is made of, as JSON."""
+    shaping = settings.model_dump(mode="json", include=set(settings.PLACING))
+    return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
+
+
 class RedisSink:
     """Applies events to a Redis or Valkey server. Connects at the first call."""
 
@@ -211,6 +223,7 @@ class RedisSink:
         self._generations_key = f"{self._prefix}:generations"
         self._notes_key = f"{self._prefix}:notes"
         self._epoch_key = f"{self._prefix}:g{generation}.epoch"
+        self._layout_key = layout_key(self._prefix, generation)
         self._memos = f"{self._prefix}:g{generation}.tags:"
         self._layout = settings.layout
         self._keeps_rows = settings.mode == "materialise"
@@ -236,6 +249,8 @@ class RedisSink:
             pipeline.sadd(self._generations_key, self._generation)
             if prepared:
                 pipeline.hset(self._tables_key, mapping={field: shapes[field].to_json() for field in prepared})
+            if not self._keeps_rows:
+                pipeline.set(self._layout_key, settings_text(self._settings))
             if go_live:
                 pipeline.setnx(self._live_key, f"g{self._generation}")
             pipeline.execute()
@@ -285,10 +300,7 @@ class RedisSink:
             self._check_history(client)
             # What was stored before is there, else everything else may be gone as well.
             if not client.set(self._progress_key, dump_progress(progress), xx=self._saved is not None):
-                raise LockstepError(
-                    f"key {self._progress_key!r} is gone, which this job has written: somebody has removed keys, or all of them",
-                    hint="start the job again: it says from where to read again, or how the sink is built anew",
-                )
+                raise DataLost(f"key {self._progress_key!r}, which this job has written, is gone from redis")
         self._saved = progress
 
     def live_generation(self) -> int | None:
@@ -337,10 +349,10 @@ class RedisSink:
             client.delete(self._tables_key, self._progress_key)
             for keys in self._scan(client, glob_text(self._rows) + "*"):
                 client.unlink(*keys)
-            if self._layout.ttl_s:
-                for keys in self._scan(client, glob_text(self._memos) + "*"):
-                    client.unlink(*keys)
-            client.delete(self._epoch_key)
+            # Whatever the settings are by now: it may have been built with others.
+            for keys in self._scan(client, glob_text(self._memos) + "*"):
+                client.unlink(*keys)
+            client.delete(self._epoch_key, self._layout_key)
             notes = [
                 name for name in client.hkeys(self._notes_key) if name.startswith(f"g{self._generation}.".encode())
             ]
@@ -444,11 +456,10 @@ class RedisSink:
             reached = {} if text is None else load_progress(text).next_offsets
             saved = {} if self._saved is None else self._saved.next_offsets
             is_behind = any(reached.get(at, 0) < offset for at, offset in saved.items())
-            if before == self._history or is_behind:
-                raise LockstepError(
-                    "redis has failed over to another server, or lost its last seconds: rows that were written may be missing",
-                    hint="start the job again: it repeats what wasn't sure to be there, or says from where to read again",
-                )
+            # Without a log of its own, a server comes back as it was when it was saved last.
+            is_logged = bool(client.info("persistence").get("aof_enabled"))
+            if before == self._history or is_behind or not is_logged:
+                raise DataLost("redis has failed over to another server, or come back without its last seconds")
         self._history = history
 
     def _keep_epoch(self, client: _Client, events: Events) -> None:

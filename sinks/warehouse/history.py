@@ -114,7 +114,8 @@ class HistoryStatements(Rows):
             f"on conflict ({listed(identity)}) do update\n"
         )
         self.keep = f"{versions}set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
-        others = assignments(columns, [*identity, _COMMITTED])
+        # What the source has dropped stays as it was: a version that comes again lacks it.
+        others = assignments([*(column.name for column in shape.table.columns), _OPERATION], identity)
         self.keep_again = f"{versions}set {others}, {committed} = least(known.{committed}, excluded.{committed})"
 
     def version_lines(self, versions: TableVersions) -> Iterator[str]:

@@ -174,6 +174,10 @@ class WarehouseSink:
                 applied += write(self._statements[events.table], events, rejections)
             for of_table in versions:
                 self._keep(self._history_statements[of_table.events.table], of_table, replays=batch.replays)
+            # Last, since every task of a batch has these rows to itself from here on.
+            for of_table in versions:
+                if of_table.complete_from_ms is not None:
+                    self._histories.raise_complete_from(of_table.events.table, of_table.complete_from_ms)
             self._books.save_offsets(batch.next_offsets)
         return Outcome(applied, sum(map(len, tables)) - applied - len(rejections), rejections)
 
@@ -343,7 +347,6 @@ class WarehouseSink:
 
     def _keep(self, statements: HistoryStatements, versions: TableVersions, *, replays: bool) -> None:
         """Add versions to a table's history; with ``replays`` those that are there are replaced."""
-        name = versions.events.table
         keep = statements.keep_again if replays else statements.keep
 
         def write(portion: TableVersions) -> int:
@@ -358,8 +361,6 @@ class WarehouseSink:
         if len(versions):
             refuse = self._histories.refuse
             self._connection.in_halves(write, versions, lambda refused, reason: refuse(refused.events, reason))
-        if versions.complete_from_ms is not None:
-            self._histories.raise_complete_from(name, versions.complete_from_ms)
 
     def _check_versions(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions], batch: Batch) -> None:
         """Raise LockstepError for a batch that would leave a gap in a history. What is written again has left none."""

@@ -56,6 +56,12 @@ _SHORT_TYPES: Final = frozenset(
 )
 
 
+_ONE_TEXT: Final = frozenset(
+    ("bool", "int2", "int4", "int8", "oid", "uuid", "text", "varchar", "date", "time", "timestamp", "timestamptz")
+)
+"""Types of which equal values have equal texts."""
+
+
 def column_type(column: Column) -> str:
     """The SQL type of a column in the warehouse."""
     return _stored_type(column) + ("[]" if column.is_array else "")
@@ -163,9 +169,13 @@ class Statements(Rows):
         self.empty_staging = f"truncate {stage}"
         self.copy = f"copy {stage} ({listed(stored)}) from stdin"
         # In key order, so that two writers take their row locks in the same order and can't wait for each other.
+        # Different texts of one value are different keys of the log: 1.0 and 1.00.
+        distinct = newest = ""
+        if any(column.is_array or column_type(column) not in _ONE_TEXT for column in shape.table.key_columns):
+            distinct, newest = f"distinct on ({listed(shape.table.key)}) ", f", {quote_identifier(TAG_COLUMN)} desc"
         self.merge = (
             f"insert into {target} as known ({listed(stored)})\n"
-            f"select {listed(stored)} from {stage} order by {listed(shape.table.key)}\n"
+            f"select {distinct}{listed(stored)} from {stage} order by {listed(shape.table.key)}{newest}\n"
             f"on conflict ({listed(shape.table.key)}) do update\n"
             f"set {assignments(stored, shape.table.key)}\n"
             f"where excluded.{quote_identifier(TAG_COLUMN)} > known.{quote_identifier(TAG_COLUMN)}"

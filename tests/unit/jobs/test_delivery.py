@@ -248,7 +248,7 @@ def test_a_sink_that_keeps_all_versions_gets_them_beside_the_newest(store: Memor
         tombstone(2, lsn=4),
     ]
     arrow = batch_of(records).append_column("timestamp_ms", pa.array([7] * len(records), pa.int64()))
-    keeping = replace(task(sink), versions={ORDERS.name}, complete_from_ms=99)
+    keeping = replace(task(sink), versions={ORDERS.name}, complete_at_ms=delivery._now_ms(), compaction_lag_ms=60_000)
     delivered = from_arrow(pa.Table.from_batches(list(deliver(keeping, [arrow]))))
     assert delivered.failures == []
     [got] = sink.batches
@@ -257,7 +257,37 @@ def test_a_sink_that_keeps_all_versions_gets_them_beside_the_newest(store: Memor
     assert versions.operations == ["c", "u", "d", "d"]  # a deletion and its tombstone are one version
     assert versions.commit_times_ms == [10, 20, 30, 7]  # a tombstone alone knows when it was published
     assert [one.row and one.row["note"] for one in versions.events] == ["a", "b", None, None]
-    assert versions.complete_from_ms == 99
+    assert versions.complete_from_ms is None
+
+
+def test_a_history_says_when_versions_may_be_missing_before_they_were_read(store: MemoryStore) -> None:
+    sink = Recording(store)
+    arrow = batch_of([event("c", 1, "a", lsn=1)]).append_column("timestamp_ms", pa.array([7], pa.int64()))
+    lagging = replace(task(sink), versions={ORDERS.name}, complete_at_ms=1, compaction_lag_ms=60_000)
+    began_ms = delivery._now_ms()
+    list(deliver(lagging, [arrow]))
+    [versions] = sink.batches[0].versions
+    assert versions.complete_from_ms is not None
+    assert began_ms - 60_000 <= versions.complete_from_ms <= delivery._now_ms() - 60_000
+
+
+def test_a_version_that_no_expression_can_be_evaluated_of_ends_what_the_history_is_complete_for(
+    store: MemoryStore,
+) -> None:
+    sink = Recording(store)
+    records = [event("c", 1, "a", lsn=1), event("u", 1, "b", lsn=2)]
+    arrow = batch_of(records).append_column("timestamp_ms", pa.array([7, 7], pa.int64()))
+    arrow = arrow.append_column(DERIVED, pa.array(['{"where":null}', '{"where":{"v":"true"}}']))
+    keeping = replace(
+        task(sink),
+        versions={ORDERS.name},
+        computed={ORDERS.name: ()},
+        complete_at_ms=delivery._now_ms(),
+        compaction_lag_ms=60_000,
+    )
+    list(deliver(keeping, [arrow]))
+    [versions] = sink.batches[0].versions
+    assert (len(versions), versions.complete_from_ms) == (1, 11)
 
 
 def test_what_was_evaluated_of_a_row_is_in_it_or_takes_it_away(store: MemoryStore) -> None:

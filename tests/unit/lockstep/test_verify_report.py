@@ -8,7 +8,8 @@ from rich.console import Console
 
 from cdc.model.table import TableName
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport, sentences, verify_table
-from lockstep.verify.verify import compared_columns, explained
+from lockstep.verify.verify import compared_columns, explained, has_all_columns, made_otherwise
+from sinks.redis.sink import RedisSettings
 from tests.builders import column, table, tag
 
 ORDERS = TableName("public", "orders")
@@ -161,3 +162,22 @@ def test_what_was_known_before_is_kept():
     one = Difference(Kind.EXTRA, b"{}", sink_tag=tag(8), note="a second copy of the row")
 
     assert explained(one, tag(8), "too long").note == "a second copy of the row; rejected: too long"
+
+
+def test_a_table_lacks_a_column_that_the_log_knows() -> None:
+    logged = table(column("id", "int8"), column("a"))
+    assert has_all_columns(table(column("id", "int8"), column("a"), column("b")), logged)
+    assert not has_all_columns(table(column("id", "int8"), column("b")), logged)
+    assert not has_all_columns(table(column("id", "int8"), column("a", "int4")), logged)
+
+
+def test_columns_that_two_sinks_make_otherwise() -> None:
+    plain = RedisSettings.model_validate({"computed": {"public.orders.c": {"sql": "id"}}})
+    other = RedisSettings.model_validate(
+        {
+            "computed": {"public.orders.c": {"sql": "id"}},
+            "mask": {"public.orders.c": {"truncate": 1}, "public.items.d": {"truncate": 1}},
+        }
+    )
+    assert made_otherwise(plain, other, TableName("public", "orders")) == ["c"]
+    assert made_otherwise(plain, plain, TableName("public", "orders")) == []

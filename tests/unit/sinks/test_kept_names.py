@@ -70,3 +70,42 @@ def test_readers_see_no_difference_when_the_source_renames_a_column() -> None:
     rows = {stored.key["id"]: stored.row for stored in MemorySink(store, 1).scan(before)}
     assert rows == {1: {"id": 1, "note": "a"}, 2: {"id": 2, "note": "b"}}
     assert [stored.row for stored in opened(store).rows(after, [{"id": 1}])] == [{"id": 1, "remark": "a"}]
+
+
+def test_columns_that_shift_their_names_all_keep_theirs() -> None:
+    first = keep_names(Renaming(), [numbered(id=1, b=2, a=3)], None)
+    second = keep_names(Renaming(), [numbered(id=1, c=2, b=3)], first)
+    assert second.renaming.names == {ORDERS: {"c": "b", "b": "a"}}
+
+
+def test_a_column_of_the_key_is_for_the_destination_to_judge() -> None:
+    before = numbered(id=1, note=2)
+    first = keep_names(Renaming(), [before], None)
+    after = replace(numbered(ident=1, note=2), key=("ident",))
+    assert keep_names(Renaming(), [after], first).renaming.names == {}
+
+
+def test_numbers_of_a_table_that_was_made_again_say_nothing() -> None:
+    first = keep_names(Renaming(), [numbered(id=1, name=2, email=3)], None)
+    again = replace(numbered(id=1, name=2, phone=3), oid=8)
+    assert keep_names(Renaming(), [again], first).renaming.names == {}
+
+
+def test_what_the_destination_refuses_can_be_undone_at_the_source() -> None:
+    store = MemoryStore()
+    before = numbered(id=1, a=2)
+    opened(store).prepare([before])
+    with pytest.raises(LockstepError):
+        opened(store).prepare([numbered(id=1, b=2, a=3)])
+    opened(store).prepare([before])
+
+
+def test_who_writes_beside_a_job_uses_the_names_that_it_has_given() -> None:
+    store = MemoryStore()
+    opened(store).prepare([numbered(id=1, note=2)])
+    beside = opened(store)
+    beside.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    opened(store).prepare([numbered(id=1, remark=2)])
+    beside.fence()
+    beside.apply(batch(upsert({"id": 2, "remark": "b"}, 2)))
+    assert [stored.row for stored in MemorySink(store, 1).rows(table(), [{"id": 2}])] == [{"id": 2, "note": "b"}]

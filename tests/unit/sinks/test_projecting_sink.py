@@ -6,9 +6,11 @@ import pytest
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import Column, Table
+from sinks.masks import Salt
 from sinks.memory_sink import MemorySink, MemoryStore
 from sinks.projecting_sink import ProjectingSink
 from sinks.projection import Projection
+from sinks.renaming import Renaming
 from tests.builders import batch, column, table, upsert
 
 
@@ -80,3 +82,51 @@ def test_the_note_goes_with_its_generation() -> None:
     assert set(store.notes) == {"g1.excluded", "g2.excluded"}
     second.drop()
     assert set(store.notes) == {"g1.excluded"}
+
+
+def test_a_hidden_column_that_was_renamed_is_known_though_another_has_its_name() -> None:
+    store = MemoryStore()
+    opened(store, "public.orders.email").prepare([PEOPLE])
+    mail = replace(PEOPLE.columns[1], name="mail")
+    email = replace(PEOPLE.columns[1], number=4)
+    after = replace(PEOPLE, columns=(PEOPLE.columns[0], mail, PEOPLE.columns[2], email))
+    with pytest.raises(LockstepError, match="is called 'mail' now"):
+        opened(store, "public.orders.email").prepare([after])
+
+
+def test_a_slip_of_the_pen_hides_nothing_in_a_generation_that_is_there_either() -> None:
+    store = MemoryStore()
+    opened(store).prepare([PEOPLE])
+    with pytest.raises(ConfigurationError) as raised:
+        opened(store, "public.orders.emial").prepare([PEOPLE])
+    assert raised.value.problems == ("no such column: public.orders.emial",)
+
+
+def test_names_that_the_source_takes_later_are_refused() -> None:
+    store = MemoryStore()
+    renaming = Renaming({PEOPLE.name: {"note": "x"}})
+    computed = Projection(computed={PEOPLE.name: (column("y"),)})
+    ProjectingSink(MemorySink(store, 1), computed, 1, renaming=renaming).prepare([PEOPLE])
+    for name, problem in (("x", "rename: "), ("y", "computed: ")):
+        wider = replace(PEOPLE, columns=(*PEOPLE.columns, replace(column(name), number=9)))
+        with pytest.raises(ConfigurationError) as raised:
+            ProjectingSink(MemorySink(store, 1), computed, 1, renaming=renaming).prepare([wider])
+        assert raised.value.problems[0].startswith(problem)
+
+
+def test_whoever_writes_has_the_salt_that_the_generation_was_built_with() -> None:
+    store = MemoryStore()
+
+    def hashing(salt: bytes) -> ProjectingSink:
+        return ProjectingSink(
+            MemorySink(store, 1), Projection(masks={PEOPLE.name: {"email": "hash"}}, salt=Salt(salt)), 1
+        )
+
+    hashing(b"one").prepare([PEOPLE])
+    row = upsert({"id": 1, "email": "a@b", "note": "n"}, 1)
+    with pytest.raises(LockstepError, match="the salt"):
+        hashing(b"two").apply(batch(row))
+    with pytest.raises(LockstepError, match="the salt"):
+        hashing(b"two").prepare([PEOPLE])
+    hashing(b"one").apply(batch(row))
+    assert [stored.row["email"] for stored in MemorySink(store, 1).scan(PEOPLE)] == [Salt(b"one").hash("a@b")]
