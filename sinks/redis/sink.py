@@ -32,12 +32,12 @@ while the row is in a set. A set names rows that have expired, too.
 ``mode = "invalidate"`` keeps no rows: a change removes what is at its key and leaves its tag, as a deletion does, and the application
 puts rows there by ``redis_refill``.
 
-A script compares and sets, row by row: see ``redis_scripts``. A deletion keeps its tag for ``tombstone_ttl_s``, longer than any stale write can
+A script compares and sets, row by row: see ``scripts``. A deletion keeps its tag for ``tombstone_ttl_s``, longer than any stale write can
 be on its way. Set ``maxmemory-policy noeviction``: an evicted row is a row that readers miss.
 
 What the server says decides: a replica (READONLY), loading, a lost connection are ``Unavailable``, since a failover or a restart
-ends them. A full memory (OOM), a failed save (MISCONF), a wrong password, a cluster stop the job: only a person can end these. So does
-a failover that comes between two savings of progress, since the new server may lack what the old one had taken.
+ends them. A full memory (OOM), a failed save (MISCONF), a wrong password, a cluster stop the job: only a person can end these. A
+failover that comes between two savings of progress is ``DataLost``, since the new server may lack what the old one had taken.
 """
 
 import re

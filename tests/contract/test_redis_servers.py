@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from jobs.resume import ResumePoint, TopicFacts, check_resume
 from sinks.redis.sink import RedisSettings, RedisSink
 from stack import ports
@@ -238,7 +238,7 @@ def test_what_a_failover_has_lost_is_noticed_and_read_again(start: Start) -> Non
         assert found["{'id': 3}"][1] == tag(3)
 
 
-def test_a_failover_while_the_job_runs_stops_it(start: Start) -> None:
+def test_after_a_failover_the_job_begins_again(start: Start) -> None:
     """The batch that was applied to the old server isn't taken for applied to the new one."""
     first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
     with Redis(port=second) as replica, opened(first) as sink:
@@ -252,9 +252,8 @@ def test_a_failover_while_the_job_runs_stops_it(start: Start) -> None:
             primary.shutdown(nosave=True)
         replica.config_set("port", str(first))
         for _ in range(2):
-            with pytest.raises(LockstepError, match="failed over") as raised:
+            with pytest.raises(DataLost, match="failed over"):
                 _patiently(lambda: sink.save_progress(progress(2)))
-            assert not isinstance(raised.value, Unavailable)
         with opened(first) as again:
             assert again.load_progress() == progress(1)
             again.save_progress(progress(2))
@@ -266,6 +265,8 @@ def _patiently(save: Callable[[], object]) -> None:
     def is_over() -> bool:
         try:
             save()
+        except DataLost:
+            raise
         except Unavailable:
             return False
         return True
@@ -273,7 +274,7 @@ def _patiently(save: Callable[[], object]) -> None:
     until(is_over)
 
 
-def test_a_restart_stops_the_job_only_where_something_is_lost(tmp_path: Path) -> None:
+def test_after_a_restart_the_job_begins_again_only_where_something_may_be_lost(tmp_path: Path) -> None:
     port = str(ports.pick(None, taken=()))
     kept = ("--appendonly", "yes", "--port", port)
     with opened(int(port)) as sink:
@@ -282,5 +283,29 @@ def test_a_restart_stops_the_job_only_where_something_is_lost(tmp_path: Path) ->
             sink.save_progress(progress(1))
         with _server(tmp_path / "server", *kept):
             _patiently(lambda: sink.save_progress(progress(2)))
-        with _server(tmp_path / "empty", *kept), pytest.raises(LockstepError, match="lost its last seconds"):
+        with _server(tmp_path / "empty", *kept), pytest.raises(DataLost, match="without its last"):
             _patiently(lambda: sink.save_progress(progress(3)))
+
+
+def test_a_server_without_a_log_comes_back_as_it_was_when_it_was_saved(tmp_path: Path) -> None:
+    port = str(ports.pick(None, taken=()))
+    with opened(int(port)) as sink:
+        with _server(tmp_path / "server", "--port", port):
+            sink.prepare([table()])
+            sink.save_progress(progress(1))
+            with Redis(port=int(port)) as client:
+                client.save()
+            sink.apply(batch(order(1, 1)))
+        with _server(tmp_path / "server", "--port", port), pytest.raises(DataLost):
+            _patiently(lambda: sink.save_progress(progress(2)))
+
+
+def test_keys_that_somebody_removes_under_a_running_job_are_noticed(start: Start) -> None:
+    port = start("flushed")
+    with opened(port) as sink:
+        sink.prepare([table()])
+        sink.save_progress(progress(1))
+        with Redis(port=port) as client:
+            client.flushall()
+        with pytest.raises(DataLost, match="is gone"):
+            sink.save_progress(progress(2))
