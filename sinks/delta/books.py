@@ -2,7 +2,7 @@
 
 It is a Delta table of its own, ``<root>/<name>_live``. Its *rows* are for readers: the live generation's tables and where they are.
 The rest is one JSON document in its metadata, under ``lockstep.state``. Each change is one commit that nothing else passes
-(``delta_lake``), so whoever reads sees all of it or nothing, on object stores too, which can't rename.
+(``lake``), so whoever reads sees all of it or nothing, on object stores too, which can't rename.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -8,14 +8,14 @@
 Readers look into ``shop_live`` for a table's path, relative to the root, and filter by ``not _deleted``. Deleted rows stay with their key
 and tag, since without the tag an older write would bring them back. Tables of schema ``public`` keep their names, others are called
 ``schema__table``; two tables that would get the same name are refused. Characters of a name other than ASCII letters, digits and
-``_`` become ``.`` and their hex. How values are stored, and what ``_exact`` is for, is in ``delta_values``.
+``_`` become ``.`` and their hex. How values are stored, and what ``_exact`` is for, is in ``values``.
 
 **Exactly once.** The rows of a batch are merged by key, and only a greater tag replaces a row. A batch is one commit per table, with the
 offsets up to which it went as application transactions (``lockstep.offset:<topic>:<partition>``). A batch that is applied again, in
 part or as a whole, finds its own tags.
 
 **One writer.** ``claim`` writes a new fence into the log of each table, after it has taken it in the books. Every commit of rows is made
-on a state of the log that holds the writer's own fence, and fails when any other commit of ours came in between (``delta_lake``). So once
+on a state of the log that holds the writer's own fence, and fails when any other commit of ours came in between (``lake``). So once
 ``claim`` has returned, no older writer commits rows to any table of the generation, however long it slept. What it commits before that
 comes from the same log, and the tags decide. The files that a fenced writer has left are no part of the table, and vacuum removes them.
 

@@ -11,7 +11,7 @@ key                                    holds
 ``shop:generations``                   set: the generations there are, ``1``
 ``shop:notes``                         hash: notes by which jobs and commands agree
 ``shop:g1.tags:public.orders:42``      only with ``ttl_s``: the tag, and the sets, of a row that may have expired
-``shop:g1.epoch``                      only with ``mode = "invalidate"``: the newest tags' epoch, for ``redis_refill``
+``shop:g1.epoch``                      only with ``mode = "invalidate"``: the newest tags' epoch, for ``sinks.redis.refill``
 =====================================  ===============================================================
 
 A reader asks for ``HGET shop:g1:public.orders:42 v`` and takes no answer as "no such row"; a deletion has no ``v``. Several key
@@ -30,7 +30,7 @@ a column whose name begins with a colon has one more in front.
 while the row is in a set. A set names rows that have expired, too.
 
 ``mode = "invalidate"`` keeps no rows: a change removes what is at its key and leaves its tag, as a deletion does, and the application
-puts rows there by ``redis_refill``.
+puts rows there by ``sinks.redis.refill``.
 
 A script compares and sets, row by row: see ``scripts``. A deletion keeps its tag for ``tombstone_ttl_s``, longer than any stale write can
 be on its way. Set ``maxmemory-policy noeviction``: an evicted row is a row that readers miss.
