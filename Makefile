@@ -25,7 +25,7 @@ help:
 demo: setup
 	@$(BIN)/lockstep demo $(ARGS)
 
-# Two processes, each with servers of its own: most tests wait. Files in their order, since the long ones come first.
+# Two processes, each with servers of its own; tests/conftest.py says which tests go where.
 test: lint
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
