@@ -1,7 +1,7 @@
 """Fixtures of every test folder, and which tests may run beside each other.
 
 ``make test`` runs two processes, each with servers of its own. Tests that keep all cores busy - whole pipelines with Spark and traffic -
-stay in one of them, one after the other: two of these at once take several times as long as one after the other.
+come at the end, one after the other in one of them: beside anything else each of these takes several times as long.
 """
 
 from typing import Any
@@ -10,7 +10,18 @@ import pytest
 
 pytest_plugins = ["tests.services", "tests.databases"]
 
-_BUSY_LIVE = ("cluster", "faults", "jobs", "lake", "projection", "rebuild", "rejections", "run.", "verify.")
+_BUSY_LIVE = (
+    "cluster",
+    "faults",
+    "jobs",
+    "lake",
+    "projection",
+    "rebuild",
+    "rejections",
+    "run.",
+    "schema_change",
+    "verify.",
+)
 _BUSY = ("tests/crash/", "tests/e2e/", *(f"tests/live/test_{name}" for name in _BUSY_LIVE))
 """Beginnings of the busy ones' names."""
 
@@ -28,5 +39,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The busy ones come first, since they take longest."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_BUSY))
+    """The busy ones come last, when nothing else runs any more."""
+    items.sort(key=lambda item: item.nodeid.startswith(_BUSY))
