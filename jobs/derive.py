@@ -70,11 +70,12 @@ _RESULTS: Final[Mapping[str, str]] = {
 _CHANGING: Final = re.compile(
     r"(?i)\b(now|current_\w+|localtimestamp|curdate|unix_timestamp(?=\s*\(\s*\))|rand|randn|random|uuid|shuffle|randstr|uniform"
     r"|monotonically_increasing_id|input_file_\w+|user|session_user|spark_partition_id)\s*\("
-    # Spark knows these words for days that depend on the day.
-    r"|\b(date|timestamp\w*)\s*'\s*(now|today|tomorrow|yesterday|epoch)"
 )
-_QUOTED: Final = re.compile(r"`(?:[^`]|``)*`|(?<!date )(?<!timestamp )'(?:[^'\\]|\\.|'')*'")
+_QUOTED: Final = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"")
 """Names and texts in which such a word means nothing."""
+
+_DAY: Final = re.compile(r"(?i)\b(date|timestamp\w*)\s*['\"]\s*(now|today|tomorrow|yesterday)")
+"""A literal that Spark takes for the day on which it is read."""
 
 
 @dataclass(frozen=True)
@@ -297,9 +298,8 @@ def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
         if unknown:
             yield f"{what}: the table has no column {', '.join(map(repr, unknown))}"
             continue
-        if any(
-            kind in ("UnresolvedStar", "UnresolvedRegex") or "Subquery" in kind for kind, _ in leaves
-        ) or _CHANGING.search(_QUOTED.sub("''", sql)):
+        looks_around = any(kind in ("UnresolvedStar", "UnresolvedRegex") or "Subquery" in kind for kind, _ in leaves)
+        if looks_around or _CHANGING.search(_QUOTED.sub("''", sql)) or _DAY.search(sql):
             yield f"{what}: its value must follow from the row alone, the same whenever it is asked for"
             continue
         try:

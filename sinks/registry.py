@@ -93,5 +93,6 @@ def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) ->
         )
         raise LockstepError(
             f"the definition of a generation doesn't fit a sink of type {settings.type!r}: {problems}",
-            hint="another version of Lockstep wrote it; use that one, or build the sink anew from the log",
+            hint="a salt that it was built with has to be there until that generation is dropped; else another version of Lockstep"
+            " wrote it: use that one, or build the sink anew from the log",
         ) from None

@@ -133,6 +133,18 @@ url = "{self.endpoints.warehouse_url}"
         self._processes.append(process)
         return process
 
+    def run(self, *command: str, ends_with: int = 0) -> str:
+        """A command's standard output, once it has ended with this code."""
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep", *command, "--config", str(self.path)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == ends_with, done.stdout + done.stderr
+        return done.stdout
+
     def start_capture(self, *, kill: str | None = None, nth: int = 3) -> subprocess.Popen[bytes]:
         extra = ["--kill", kill, "--nth", str(nth)] if kill else []
         return self.start("tests.crash.capture_process", "--config", str(self.path), *extra)

@@ -79,12 +79,13 @@ def test_columns_have_natural_types_and_results_the_form_of_events(spark: SparkS
         "odd": Computed(sql="`Odd ``n.ame`"),
         "twice": Computed(sql="id * 2", type="int4"),
         "much": Computed(sql="total > 10", type="bool"),
+        "random": Computed(sql="concat('now() random', `name`)"),
         "first": Computed(sql="get(from_json(tags, 'array<string>'), 0)"),
     }
     [found] = derived(spark, computed, {})
     assert found == {
         "gross": "12.495", "whole": "110", "upper": "X", "next": "2026-02-01", "later": "2026-01-02T04:04:05.123456Z",
-        "sooner": "2026-01-02T03:04:04", "half": 0.25, "odd": "odd", "twice": 4, "much": True, "first": "a",
+        "sooner": "2026-01-02T03:04:04", "half": 0.25, "odd": "odd", "twice": 4, "much": True, "random": "now() randomx", "first": "a",
     }  # fmt: skip
     [nulls] = derived(spark, computed, dict.fromkeys(ROW))
     assert nulls == dict.fromkeys(computed)
@@ -153,6 +154,8 @@ def test_expressions_that_cannot_be_are_all_named_at_once(spark: SparkSession) -
         "1 +": "not an expression",
         "rand()": "must follow from the row alone",
         "now()": "must follow from the row alone",
+        "DATE  'today'": "must follow from the row alone",
+        "current_timezone()": "must follow from the row alone",
         "sum(id)": "one row only",
         "struct(*)": "must follow from the row alone",
         "upper(name, id)": "upper",

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,19 +40,6 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     made.wait_streaming(made.start_capture())
     yield made
     made.close()
-
-
-def _run(pipeline: Pipeline, *command: str) -> str:
-    """A command's standard output, once it has ended well."""
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", *command, "--config", str(pipeline.path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def _generations(pipeline: Pipeline) -> list[tuple[int, bool, str]]:
@@ -96,7 +81,7 @@ def test_a_lake_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeli
                 pipeline.path.read_text()
                 + f'exclude = ["{name}.account.tags"]\npartition_by = {{ "{name}.account" = ["owner"] }}\n'
             )
-            told = _run(pipeline, "rebuild", name, "--switch")
+            told = pipeline.run("rebuild", name, "--switch")
             assert f"generation 2 of {name} equals the source" in told
             with pipeline.sql() as sql:
                 sql.execute(f"update {name}.account set balance = balance + 1 where id = any(%s)", (list(KEYS),))
@@ -106,14 +91,14 @@ def test_a_lake_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeli
     assert _generations(pipeline) == [(1, False, "ready"), (2, True, "ready")]
     pipeline.wait_applied(apply)
     pipeline.assert_sinks_equal()  # generation 1, which goes on
-    lag = json.loads(_run(pipeline, "lag", "--json"))
+    lag = json.loads(pipeline.run("lag", "--json"))
     assert {(stage["generation"], stage["live"]) for stage in lag["stages"] if stage.get("sink") == name} == {
         (1, False),
         (2, True),
     }
-    assert "2" in _run(pipeline, "generations", name)
-    _run(pipeline, "verify", name)
-    _run(pipeline, "generations", name, "--drop", "1")
+    assert "2" in pipeline.run("generations", name)
+    pipeline.run("verify", name)
+    pipeline.run("generations", name, "--drop", "1")
     assert _generations(pipeline) == [(2, True, "ready")]
     assert list((root / f"{name}_g1").glob("*")) == []
     assert pipeline.stop(apply) == 0

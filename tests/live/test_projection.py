@@ -3,8 +3,6 @@
 import itertools
 import json
 import os
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -62,18 +60,6 @@ def pipeline(stack: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     made.close()
     for variable in [one for one in os.environ if one.startswith(f"LOCKSTEP_SINK_{name}_".upper())]:
         del os.environ[variable]
-
-
-def _run(pipeline: Pipeline, *command: str, ends_with: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", *command, "--config", str(pipeline.path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == ends_with, done.stdout + done.stderr
-    return done.stdout
 
 
 def _verify(pipeline: Pipeline, kind: str, against: str = "source") -> VerifyReport:
@@ -152,7 +138,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(pipelin
     assert _cached(pipeline, "entry", "1:2") == {"account_id": 1, "line": 2, "note": None}
 
     # A row of which an expression fails is refused, by every sink, and nothing else is.
-    refused = json.loads(_run(pipeline, "rejections", "list", "--json"))
+    refused = json.loads(pipeline.run("rejections", "list", "--json"))
     letters = {(one["sink"], json.dumps(one["key"])) for one in refused["rejections"]}
     assert {sink for sink, _ in letters} == {f"{name}_{kind}" for kind in ("search", "cache", "warehouse")}
     assert len(letters) == 3
@@ -171,7 +157,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(pipelin
     found_document = _searched(pipeline, 4)
     assert found_document is not None
     assert (found_document["name"], found_document["inverse"]) == ("Do", 4)
-    assert json.loads(_run(pipeline, "rejections", "list", "--json"))["rejections"] == []
+    assert json.loads(pipeline.run("rejections", "list", "--json"))["rejections"] == []
     assert [_verify(pipeline, kind).is_equal for kind in ("search", "cache", "warehouse")] == [True] * 3
     # All versions are there, as they were to be seen.
     assert _versions(pipeline, 1) == [("snapshot", "Al", "10.5", False), ("update", "Al", "10.5", True)]
@@ -185,7 +171,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(pipelin
         sql.execute(f"update {name}.account set owner = 'Alice' where id = 1")
     pipeline.wait_applied(apply)
     assert _verify(pipeline, "cache").is_equal  # which carries rows over
-    assert "equal" in _run(pipeline, "verify", f"{name}_warehouse")  # which has them from its DDL
+    assert "equal" in pipeline.run("verify", f"{name}_warehouse")  # which has them from its DDL
     assert pipeline.stop(apply) == 0, apply.log.read_text()  # type: ignore[attr-defined]
     assert pipeline.stop(capture) == 0
 
