@@ -25,9 +25,14 @@ help:
 demo: setup
 	@$(BIN)/lockstep demo $(ARGS)
 
-# Two processes, each with servers of its own; tests/conftest.py says which tests go where.
+# First what can run beside each other, in two processes, then what keeps all cores busy; tests/conftest.py says which is which.
 test: lint
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+ifeq ($(strip $(ARGS)),)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not busy" && beside=passed; \
+		$(BIN)/python -m pytest -m busy --durations=15 && [ "$$beside" = passed ]
+else
+	@$(BIN)/python -m pytest $(ARGS)
+endif
 
 # ARGS='--major 17 --case PG-010' for a part of it; the table is written only after the whole.
 conformance: setup

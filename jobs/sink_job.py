@@ -111,10 +111,6 @@ class SinkPlan:
     open: OpenSink = open_sink
 
 
-class _StillRunning(LockstepError):
-    """A batch that was to end goes on in this process: nobody may begin another life of its query."""
-
-
 class _Stopping(Exception):
     """Ends a query from inside its batch because the job is asked to stop."""
 
@@ -155,8 +151,6 @@ class SinkJob:
                 if time.monotonic() - began > _BACKOFF_MAX_S:
                     backoff = _Backoff()  # it had worked for a while
                 self._wait(error, backoff)
-            except _StillRunning:
-                raise
             except LockstepError:
                 # A row of a newer shape came before its table was prepared for it: the next start prepares it.
                 if not self._schema_has_moved():
@@ -240,7 +234,16 @@ class SinkJob:
             with self._watched(cluster, tables, facts) as ending:
                 derived = {table_topic(plan.pipeline, name): of_table for name, of_table in plans.items()}
                 run = _Run(
-                    plan, self._spark, task, checkpoint, keeper, reading, derived, stop=ending, report=self._report
+                    plan,
+                    self._spark,
+                    task,
+                    checkpoint,
+                    keeper,
+                    reading,
+                    derived,
+                    stop=ending,
+                    leaving=self._stop,
+                    report=self._report,
                 )
                 run.run()
             if self._refusal is not None:
@@ -434,8 +437,10 @@ class _Run:
         derived: Mapping[str, TablePlan],
         *,
         stop: threading.Event,
+        leaving: threading.Event,
         report: Reporter,
     ) -> None:
+        """``stop`` ends this life, ``leaving`` says that no other one is to follow in this process."""
         self._plan = plan
         self._spark = spark
         self._task = task
@@ -444,6 +449,7 @@ class _Run:
         self._reading = reading
         self._derived = derived
         self._stop = stop
+        self._leaving = leaving
         self._report = report
         client = plan.kafka.client()
         self._dead_letters = DeadLetters(client, plan.pipeline, sink=task.sink, generation=task.generation)
@@ -527,15 +533,22 @@ class _Run:
         return writer.trigger(**trigger).start()
 
     def _end(self, query: StreamingQuery) -> None:
-        """Let the running batch finish, for a bounded time, and stop the query."""
-        if query.isActive:
-            self._gate.close(self._plan.spark.stop_timeout_s)
+        """Let the running batch finish, and stop the query.
+
+        That may take as long as a server that hangs. Who leaves waits for a bounded time; else the next life of the query has to
+        wait, since two at once would take each other for strangers.
+        """
+        limit_s = self._plan.spark.stop_timeout_s
+        while query.isActive:
+            self._gate.close(limit_s)
             try:
                 query.stop()
-            except PySparkException:  # it didn't end in time; with the process it will, and its batch is read again
-                self._failure = self._failure or _StillRunning(
-                    f"the query of sink {self._task.sink!r} didn't stop in time"
-                )
+            except PySparkException:
+                message = f"the last batch of sink {self._task.sink!r} hasn't ended yet"
+                if self._leaving.is_set():  # it ends with the process, and is read again
+                    self._failure = self._failure or LockstepError(message)
+                    return
+                self._report(SinkWaiting(self._task.sink, message, limit_s))
 
     def _batch(self, frame: DataFrame, batch_id: int) -> None:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""

@@ -1,6 +1,8 @@
 """The ``lockstep`` command. Each subcommand loads the configuration, builds, calls; what it needs is imported when it runs."""
 
+import faulthandler
 import json
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -583,6 +585,8 @@ def _print_json(document: Any) -> None:
 
 def main() -> None:
     """Entry point of the ``lockstep`` command."""
+    # kill -USR1: where every thread of a command is that seems to hang, on standard error. Traces hold code, no values.
+    faulthandler.register(signal.SIGUSR1)
     sys.exit(exit_code_of(_invoke))
 
 

@@ -69,6 +69,9 @@ _LOOK_S: Final = 0.5
 _BASIS_LOOK_S: Final = 5.0
 """How often it is looked whether topics and tables are still those that the build was begun with."""
 
+_LONG_LOG: Final = 1_000_000
+"""From so many offsets on, a compiler that takes its time is worth it; a shorter log is read before it is done."""
+
 _NEW_BEGINNINGS_MAX: Final = 3
 """How often one command begins anew because a table has changed."""
 
@@ -143,7 +146,7 @@ def rebuild(
         number, record = (_begin_in_place if in_place else _begin)(config, name, settings, observer.say)
         if in_place:
             _check_nobody_applies(name, settings, number)
-        with session(source, stop, bulk=True) as spark:
+        with session(source, stop, bulk=sum(log_ends(config).values()) >= _LONG_LOG) as spark:
             for beginning in count(1):
                 sink = open_sink(name, settings, number)
                 try:

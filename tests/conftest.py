@@ -1,7 +1,8 @@
 """Fixtures of every test folder, and which tests may run beside each other.
 
-``make test`` runs two processes, each with servers of its own. Tests that keep all cores busy - whole pipelines with Spark and traffic -
-come at the end, one after the other in one of them: beside anything else each of these takes several times as long.
+``make test`` first runs what is not ``busy``, in two processes with servers of their own. Then the ``busy`` ones - whole pipelines with
+Spark and traffic, which keep all cores at work - one after the other, with new servers: beside anything else each of these takes several
+times as long, and servers that have seen thousands of topics and indexes are no base for what a few rows may take.
 """
 
 from typing import Any
@@ -26,18 +27,28 @@ _BUSY = ("tests/crash/", "tests/e2e/", *(f"tests/live/test_{name}" for name in _
 """Beginnings of the busy ones' names."""
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The busy ones are one task, and each file of the others is one."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "busy" if nodeid.startswith(_BUSY) else nodeid.partition("::")[0]
-
-    return Scheduling(config, log)
-
-
+# Before the one that leaves out what the command line's -m doesn't name.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The busy ones come last, when nothing else runs any more."""
-    items.sort(key=lambda item: item.nodeid.startswith(_BUSY))
+    for item in items:
+        if item.nodeid.startswith(_BUSY):
+            item.add_marker("busy")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell failures when they happen: whoever has to end a run that takes too long still learns what was wrong."""
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None:
+        config.pluginmanager.register(_Failures(terminal))
+
+
+class _Failures:
+    def __init__(self, terminal: Any) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._terminal.ensure_newline()
+            self._terminal.section(f"{report.nodeid} ({report.when}, {report.duration:.0f} s)", sep="-")
+            self._terminal.line(report.longreprtext)

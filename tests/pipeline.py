@@ -163,9 +163,14 @@ url = "{self.endpoints.warehouse_url}"
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            self.tell_where(process)
+            raise AssertionError(f"still running after {timeout_s:.0f} s: {process.log.read_text()[-8000:]}") from None  # type: ignore[attr-defined]
+
+    def tell_where(self, process: subprocess.Popen[bytes]) -> None:
+        """Have a process that seems to hang write all its threads' stacks to its log."""
+        if process.poll() is None:
             process.send_signal(signal.SIGUSR1)
             time.sleep(1)
-            raise AssertionError(f"still running after {timeout_s:.0f} s: {process.log.read_text()[-8000:]}") from None  # type: ignore[attr-defined]
 
     def close(self) -> None:
         for process in self._processes:

@@ -26,6 +26,7 @@ min_insync_replicas = 1
 
 [spark]
 master = "local[2]"
+trigger_ms = 500              # two batches a second: five servers share this machine, and a rebuild comes on top
 checkpoint_directory = "checkpoints"
 
 [sinks.{search}]                # indexes {pipeline}.public.<table>

@@ -37,7 +37,7 @@ from tests.services import Services
 
 pytestmark = [pytest.mark.live, pytest.mark.crash]
 
-PATIENCE_S = 300
+PATIENCE_S = 120
 """For anything that takes seconds on a machine with nothing else to do."""
 
 # Short, so that a server that hangs is noticed within the test.
@@ -112,10 +112,15 @@ class Running:
         self.wait(lambda: said.search(self.log) is not None, said.pattern)
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
+        def holds() -> bool:
+            return condition() or self.job.poll() is not None
+
         try:
-            wait_until(condition, what=what, timeout_s=PATIENCE_S)
+            wait_until(holds, what=what, timeout_s=PATIENCE_S)
+            assert condition(), f"the job has ended before {what}"
         except AssertionError as error:
-            raise AssertionError(f"{error}; {self.log[-3000:]}") from None
+            self.pipeline.tell_where(self.job)
+            raise AssertionError(f"{error}; {self.log[-30000:]}") from None
 
     def workers(self) -> list[int]:
         """The processes in which Spark's tasks apply rows."""
