@@ -57,6 +57,16 @@ class SinkWaiting:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchGoesOn:
+    """A batch has been under way for so long: it is a large one, or a server hangs without refusing anything."""
+
+    sink: str
+    generation: int
+    batch_id: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class SinkFailed:
     """This generation, or all of the sink (None), has stopped for good and needs somebody; the others go on."""
 
@@ -104,6 +114,7 @@ Report = (
     | StatusReport
     | WatermarkRaised
     | SinkWaiting
+    | BatchGoesOn
     | SinkFailed
     | SinkStopped
     | DefinitionDiffers
@@ -139,6 +150,14 @@ def log_report(report: Report) -> None:
         case SinkWaiting():
             logger.warning(
                 "sink waits sink=%s reason=%s retry_in_s=%.1f", report.sink, report.reason, report.retry_in_s
+            )
+        case BatchGoesOn():
+            logger.warning(
+                "batch goes on sink=%s generation=%d batch=%d elapsed_s=%.0f: it is large, or the sink's server hangs",
+                report.sink,
+                report.generation,
+                report.batch_id,
+                report.elapsed_s,
             )
         case SinkFailed():
             generation = "all" if report.generation is None else str(report.generation)

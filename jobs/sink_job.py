@@ -44,7 +44,7 @@ from jobs.offsets import Offsets
 from jobs.prepared import preparing
 from jobs.progress import ProgressKeeper
 from jobs.reading import Reading, load_reading, skipped_by
-from jobs.report import Reporter, RowsCarriedOver, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.report import BatchGoesOn, Reporter, RowsCarriedOver, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.resume import ResumePoint, TopicFacts, check_resume, check_same_topics
 from jobs.schema_watch import SchemaWatch
 from jobs.shape_history import histories, newest_shapes
@@ -62,6 +62,9 @@ _SCHEMA_LOOK_S: Final = 1.0
 
 _TELL_S: Final = 5.0
 """How often a job tells how far rows are carried over."""
+
+_LONG_BATCH_S: Final = 15.0
+"""A batch that takes longer is told of, again and again: a server that hangs says nothing, and neither does a lock in it."""
 
 _BACKOFF_FIRST_S: Final = 0.5
 _BACKOFF_MAX_S: Final = 30.0
@@ -457,6 +460,7 @@ class _Run:
         self._progress_reader = ProgressReader(client, plan.pipeline, list(task.tables))
         self._write = self._writer()
         self._failure: Exception | None = None
+        self._under_way: tuple[int, float] | None = None  # a batch, and since when
         self._gate = Gate()
         self._notes = plan.open(task.sink, task.settings, task.generation)  # for a thread of its own
         self._runner = Runner(self._notes, task.generation, self._gate)
@@ -486,6 +490,7 @@ class _Run:
         threads = [
             threading.Thread(target=self._follow_watermark, name=f"watermark-{self._task.sink}", daemon=True),
             threading.Thread(target=self._tend_runner, name=f"runner-{self._task.sink}", daemon=True),
+            threading.Thread(target=self._tell_of_long_batches, name=f"batches-{self._task.sink}", daemon=True),
         ]
         for thread in threads:
             thread.start()
@@ -554,6 +559,7 @@ class _Run:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
         if not self._gate.enter():
             raise _Stopping
+        self._under_way = (batch_id, time.monotonic())
         try:
             self._run_batch(frame, batch_id)
         except Exception as error:
@@ -562,6 +568,7 @@ class _Run:
             # Spark looks for its own words in the text of what is raised here, and its stack overflows on pages of a JVM's trace.
             raise _Stopping from None
         finally:
+            self._under_way = None
             self._gate.leave()
             self._batch_done.set()
 
@@ -571,6 +578,17 @@ class _Run:
             # The batches have the same destination, and tell what is wrong with it.
             with suppress(LockstepError):
                 self._runner.tend()
+
+    def _tell_of_long_batches(self) -> None:
+        """Thread: a batch that waits for its server without end is not silent."""
+        told_at = 0.0
+        while not self._ended.wait(_TICK_S):
+            under_way, now = self._under_way, time.monotonic()
+            if under_way is not None and now - max(under_way[1], told_at) >= _LONG_BATCH_S:
+                told_at = now
+                self._report(
+                    BatchGoesOn(self._task.sink, self._task.generation, under_way[0], elapsed_s=now - under_way[1])
+                )
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()

@@ -12,6 +12,7 @@ from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.last_records import last_records
 from cdc.kafka.topics import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import TableName
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
@@ -28,7 +29,7 @@ from lockstep.doctor_kafka import (
     states_of_others,
 )
 from migrations.source import publication_sql
-from sinks.registry import open_sink
+from sinks.registry import history_tables, open_sink
 
 _SIGNS = {Severity.OK: ("ok", "green"), Severity.WARNING: ("warning", "yellow"), Severity.ERROR: ("error", "red")}
 
@@ -42,6 +43,8 @@ def examine(config: Config) -> list[Finding]:
         findings += _guarded("position", _position, config)
     for name in config.sinks:
         findings += _guarded(f"sink {name}", _sink_check(name), config)
+    if _was_reached("Kafka", kafka):
+        findings += _guarded("histories", _histories, config)
     return findings
 
 
@@ -172,6 +175,39 @@ def _sink_check(name: str) -> Callable[[Config], list[Finding]]:
         return [Finding(Severity.OK, f"sink {name}", what)]
 
     return check
+
+
+def _histories(config: Config) -> list[Finding]:
+    """Whether a sink that keeps every version is sure to read every version."""
+    kept = {
+        name: history_tables(
+            settings, map(TableName.parse, settings.tables) if settings.tables else config.source.keyed_names
+        )
+        for name, settings in config.sinks.items()
+    }
+    if not any(kept.values()):
+        return []
+    cluster = Cluster(config.kafka.client())
+    existing = cluster.partition_counts()
+    findings = []
+    for name, tables in kept.items():
+        topics = {config.topics()[table] for table in tables}
+        lags = [int(cluster.config(topic)["min.compaction.lag.ms"]) for topic in sorted(topics & existing.keys())]
+        if topics - existing.keys():
+            lags.append(config.kafka.topics.min_compaction_lag_ms)
+        if lags and min(lags) == 0:
+            findings.append(
+                Finding(
+                    Severity.WARNING,
+                    f"sink {name}",
+                    "keeps every version of rows, and its topics may be compacted at once",
+                    "versions that come while the job is away can be gone before it reads them: its history then says that it is"
+                    " complete from a later point only",
+                    "set kafka.topics.min_compaction_lag_ms above the longest time that the job may be away; topics that exist get it by"
+                    " kafka-configs.sh --alter --add-config min.compaction.lag.ms=...",
+                )
+            )
+    return findings
 
 
 def findings_text(findings: Sequence[Finding]) -> Group:

@@ -40,7 +40,7 @@ from jobs.generations import (
 )
 from jobs.offsets import Offsets
 from jobs.reading import begin_reading, end_replay, load_reading
-from jobs.report import Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
+from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
 from jobs.run import JobThread, Source, session, tables_of
 from lockstep.apply import spark_settings
 from lockstep.basis import (
@@ -664,8 +664,8 @@ class _Build:
                 log_report(report)
             case StatusReport():
                 self._events += report.rows
-            case SinkFailed():
-                pass  # it is raised where the job is waited for
+            case SinkFailed() | BatchGoesOn():
+                pass  # the one is raised where the job is waited for, the other is to be seen at the progress
             case SinkWaiting():
                 self._observer.say(f"waiting: {report.reason}")
             case _:

@@ -29,6 +29,7 @@ class OpenSearchClient:
 
     def __init__(self, settings: OpenSearchSettings) -> None:
         self._settings = settings
+        self._where = ", ".join(settings.urls)
         self._client: Any = None
 
     def bulk(self, body: bytes, count: int) -> Answers | None:
@@ -39,7 +40,7 @@ class OpenSearchClient:
             "require_alias": "true",
             "filter_path": "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.type",
         }
-        with _translated():
+        with _translated(self._where):
             try:
                 answer = self._request("POST", "/_bulk", parameters, body, "application/x-ndjson")
             except TransportError as error:
@@ -65,7 +66,7 @@ class OpenSearchClient:
         """One request; None for a missing thing with ``missing_ok``, and for an error that is named as fine."""
         from opensearchpy.exceptions import TransportError
 
-        with _translated():
+        with _translated(self._where):
             try:
                 return self._request(method, path, dict(parameters or {}), body, "application/json")
             except TransportError as error:
@@ -107,8 +108,8 @@ def _was_never_sent(error: Any) -> bool:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
-    """The client's errors as ours. The server's sentences are left out where they may quote a value."""
+def _translated(where: str) -> Iterator[None]:
+    """The client's errors as ours; ``where`` is the cluster's address. The server's sentences are left out where they may quote a value."""
     from opensearchpy.exceptions import ConnectionError as NoConnection
     from opensearchpy.exceptions import ImproperlyConfigured, SSLError, TransportError
 
@@ -120,7 +121,7 @@ def _translated() -> Iterator[None]:
             hint="set tls.ca_file of this sink to its authority's certificate",
         ) from error
     except NoConnection as error:
-        raise Unavailable("opensearch doesn't answer", retry_after_s=RETRY_AFTER_S) from error
+        raise Unavailable(f"opensearch doesn't answer at {where}", retry_after_s=RETRY_AFTER_S) from error
     except TransportError as error:
         raise failure(int(error.status_code), _kind_of(error.error)) from error
     except ImproperlyConfigured as error:

@@ -120,6 +120,11 @@ class Template:
     def columns(self) -> tuple[str, ...]:
         return tuple(segment.column for segment in self.segments if segment.column is not None)
 
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether an empty value makes an empty text."""
+        return len(self.segments) == 1 and not self.segments[0].before and not self.segments[0].after
+
     def may_equal(self, other: "Template") -> bool:
         """Whether some values give both the same text. True where that isn't sure."""
         ours, theirs = len(self.segments), len(other.segments)
@@ -230,6 +235,11 @@ class TableLayout:
             found += [
                 f"sets: table {table.name} has no column {name!r}" for name in template.columns if name not in names
             ]
+            if template.may_be_empty:
+                found.append(
+                    f"sets: a set of table {table.name} would have no name where {template.columns[0]!r} is empty: put some text"
+                    " beside the column"
+                )
         return found
 
 

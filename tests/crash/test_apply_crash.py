@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+from cdc.model.table import TableName
+from cdc.protocol.envelope import TAG_END, TAG_START
 from tests.pipeline import Pipeline, traffic, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.crash]
@@ -19,13 +22,30 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
-    made = Pipeline(stack.endpoints(), tmp_path, f"apply{os.getpid()}_{next(_numbers)}", sinks=True)
+    name = f"apply{os.getpid()}_{next(_numbers)}"
+    history = f'history = ["{name}.entry"]'
+    made = Pipeline(stack.endpoints(), tmp_path, name, sinks=True, more={"warehouse": history})
     yield made
     made.close()
 
 
 def _batches(log: Path) -> int:
     return log.read_text().count("batch applied")
+
+
+def assert_history_is_whole(pipeline: Pipeline) -> None:
+    """Every version of ``entry`` that was published is in the warehouse's history, once."""
+    topic = pipeline.config.topics()[TableName(pipeline.name, "entry")]
+    published = [
+        value[TAG_START:TAG_END].decode()
+        for (of_topic, _), events in pipeline.published(snapshot=True).items()
+        for _, _, value, _ in events
+        if of_topic == topic and value is not None
+    ]
+    with psycopg.connect(pipeline.endpoints.warehouse_dsn) as connection:
+        view = f"{pipeline.name}_warehouse.{pipeline.name}__entry_history"
+        kept = [tag for (tag,) in connection.execute(f"select _tag from {view}")]
+    assert sorted(kept) == sorted(published)
 
 
 def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline) -> None:
@@ -40,6 +60,7 @@ def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline) -> None:
         wait_until(lambda: _batches(job.log) >= 4, what="batches are applied", timeout_s=300)
     pipeline.wait_applied(job)
     pipeline.assert_sinks_equal()
+    assert_history_is_whole(pipeline)
     assert pipeline.stop(job) == 0, job.log.read_text()
     assert pipeline.stop(capture) == 0
 
@@ -56,5 +77,6 @@ def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any) -
             stack.start(name)
     pipeline.wait_applied(job)
     pipeline.assert_sinks_equal()
+    assert_history_is_whole(pipeline)
     assert pipeline.stop(job) == 0, job.log.read_text()
     assert pipeline.stop(capture) == 0

@@ -104,6 +104,25 @@ def test_a_pipeline_before_its_first_start_is_healthy(case: Case) -> None:
     assert "replication connection" in [found.subject for found in findings]
 
 
+def test_a_history_that_compaction_may_thin_out_is_told_of(case: Case, endpoints: Endpoints) -> None:
+    sink = f'[sinks.{case.name}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\nhistory = true\n'
+    case.path.write_text(case.path.read_text() + sink)
+
+    def told() -> list[str]:
+        return [found.what for found in examine(load(case.path)) if found.severity is Severity.WARNING]
+
+    assert "keeps every version of rows, and its topics may be compacted at once" in told()
+    case.path.write_text(
+        case.path.read_text().replace("partitions = 3", "partitions = 3, min_compaction_lag_ms = 60000")
+    )
+    assert told() == []
+    # A topic that exists is as it is, whatever the configuration says.
+    config = load(case.path)
+    settings = config.kafka.topics.model_copy(update={"min_compaction_lag_ms": 0})
+    Cluster(case.client).create([table_topic_plan(config.topics()[T], settings)])
+    assert "keeps every version of rows, and its topics may be compacted at once" in told()
+
+
 def test_a_pipeline_that_runs_is_healthy(case: Case) -> None:
     case.create_topics()
     case.make_slot()

@@ -159,6 +159,7 @@ def test_a_template_takes_its_values_in_any_order() -> None:
         ({"keys": {LINES: Template.parse("l:{a}")}}, "must have its key columns, all and no others: {a}, {b}"),
         ({"keys": {LINES: Template.parse("l:{a}:{b}:{note}")}}, "must have its key columns"),
         ({"sets": {LINES: (Template.parse("by:{colour}"),)}}, "table public.lines has no column 'colour'"),
+        ({"sets": {LINES: (Template.parse("{note}"),)}}, "would have no name where 'note' is empty"),
         (
             {"names": {LINES: "orders"}, "keys": {TableName("public", "orders"): Template.parse("orders:{a}:{b}")}},
             "same",
