@@ -84,6 +84,10 @@ _LOST_WORKER: Final = (
     "Python worker exited unexpectedly",
     "Python worker failed to connect back",
     "ExecutorLostFailure",
+    # It was killed while rows were on their way to it.
+    "IOException: Broken pipe",
+    "IOException: Connection reset by peer",
+    "ClosedChannelException",
 )
 # How Spark says that another query has written to the checkpoint.
 _TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE",)
@@ -575,9 +579,12 @@ class _Run:
     def _tend_runner(self) -> None:
         """Thread: show others that this generation is applied to, and stand still when they ask for it."""
         while not self._ended.wait(_TICK_S):
-            # The batches have the same destination, and tell what is wrong with it.
-            with suppress(LockstepError):
-                self._runner.tend()
+            try:
+                # The batches have the same destination, and tell what is wrong with it.
+                with suppress(LockstepError):
+                    self._runner.tend()
+            except Exception as error:  # without its tending, batches could wait for ever for one who has asked them to
+                self._fail(error)
 
     def _tell_of_long_batches(self) -> None:
         """Thread: a batch that waits for its server without end is not silent."""
@@ -667,15 +674,18 @@ class _Run:
                 self._learn()
                 waiting = False
             except DataLost as error:
-                self._failure = self._failure or error
-                self._ended.set()
+                self._fail(error)
             except Unavailable as error:
                 if not waiting:
                     self._report(SinkWaiting(self._task.sink, error.message, _TICK_S))
                 waiting = True
-            except LockstepError as error:
-                self._failure = self._failure or error
-                self._ended.set()
+            except Exception as error:  # a bug of ours must not leave a job whose watermark stands still
+                self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """From a thread beside the batches: end this life of the query."""
+        self._failure = self._failure or error
+        self._ended.set()
 
     def _learn(self) -> None:
         progress = self._keeper.learn(self._progress_reader.new_records())

@@ -139,7 +139,7 @@ url = "{self.endpoints.warehouse_url}"
             [sys.executable, "-m", "lockstep", *command, "--config", str(self.path)],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             check=False,
         )
         assert done.returncode == ends_with, done.stdout + done.stderr

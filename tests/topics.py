@@ -25,6 +25,7 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
+            "fetch.wait.max.ms": 20,
         }
     )
     found: dict[tuple[str, int], list[Event]] = {at: [] for at in partitions}
@@ -36,7 +37,8 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
             for at in consumer.position(consumer.assignment())
         ):
             assert time.monotonic() < deadline, f"topics aren't read to their end in {_PATIENCE_S:.0f} s"
-            for message in consumer.consume(1000, 0.2):
+            first = consumer.poll(0.05)
+            for message in [] if first is None else [first, *consumer.consume(1000, 0)]:
                 assert message.error() is None, message.error()
                 tag = dict(message.headers() or []).get(TAG_HEADER)
                 event = (message.topic(), message.key(), message.value(), tag)

@@ -15,6 +15,7 @@ _PATIENCE_S = 60.0
 """How long a read may get nothing at all; a topic of any size is read as long as something comes."""
 
 _MESSAGES_AT_ONCE = 5000
+_WAIT_SLICE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,9 @@ class TopicReader:
         consumer.assign([at])
         heard = time.monotonic()
         while True:
-            messages = consumer.consume(_MESSAGES_AT_ONCE, 0.2)
+            # One, as soon as it comes, and then what came with it: asked for many, the client waits until it has so many.
+            first = consumer.poll(_WAIT_SLICE_S)
+            messages = [] if first is None else [first, *consumer.consume(_MESSAGES_AT_ONCE, 0)]
             self._while_waiting()
             if messages:
                 heard = time.monotonic()

@@ -444,8 +444,11 @@ class OpenSearchSink:
 
     def _held(self, index: str) -> _Held | None:
         """What an index holds; None where there is none. Raises LockstepError for one that isn't ours."""
-        answer = self._client.call("GET", f"/{index}/_mapping", missing_ok=True)
-        if answer is None:
+        # A node that has just started knows no index yet, and says of one that is named alone that it doesn't exist. Asked like this it
+        # looks first whether it can tell.
+        lenient = {"ignore_unavailable": "true", "allow_no_indices": "true"}
+        answer = self._client.call("GET", f"/{index}/_mapping", parameters=lenient)
+        if index not in answer:
             return None
         mappings = answer[index]["mappings"]
         meta = mappings.get("_meta") or {}

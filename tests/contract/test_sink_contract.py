@@ -1516,6 +1516,31 @@ def _patient(sink: Sink, waits: list[Waiting], sleep: Callable[[float], None] = 
     )
 
 
+@contextmanager
+def _knocking(make: Callable[[], Sink]) -> Iterator[list[Exception]]:
+    """New sinks all the time, as a job makes them after a failure, that try to write; what they are told."""
+    heard: list[Exception] = []
+    over = threading.Event()
+
+    def knock() -> None:
+        while not over.wait(0.003):
+            sink = make()
+            try:
+                sink.apply(batch(item(1, "knocking", 2)))
+            except Exception as error:
+                heard.append(error)
+            finally:
+                sink.close()
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        over.set()
+        thread.join()
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("kind", [kind for kind in _REAL if kind != "delta"])  # which has no server to be stopped
 def test_a_job_waits_while_the_server_is_away_and_goes_on(kind: str, stack: Any, endpoints: Any, name: str) -> None:
@@ -1530,7 +1555,10 @@ def test_a_job_waits_while_the_server_is_away_and_goes_on(kind: str, stack: Any,
         with pytest.raises(Unavailable):
             destination.sink(name, 1).load_progress()
     finally:
-        stack.start(destination.server)
+        # A server that is coming back may say anything but that it holds nothing.
+        with _knocking(lambda: destination.sink(name, 1)) as heard:
+            stack.start(destination.server)
+    assert {type(error) for error in heard} == {Unavailable}, heard[-3:]
     waits: list[Waiting] = []
     patient = _patient(sink, waits, lambda seconds: time.sleep(min(seconds, 0.5)))
     outcome = patient.apply(batch(item(1, "after", 3)))

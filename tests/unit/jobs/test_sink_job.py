@@ -22,6 +22,7 @@ from tests.databases import until
             "Job aborted due to stage failure\n at x\nCaused by: Python worker exited unexpectedly (crashed)",
             Unavailable,
         ),
+        ("Job aborted due to stage failure\nCaused by: java.io.IOException: Broken pipe", Unavailable),
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", Fenced),
         ("[INTERNAL_ERROR] something else\n at org.apache.spark.Whatever", LockstepError),
         ("", LockstepError),
