@@ -1,6 +1,7 @@
 """Readers of a sink as applications are: through alias, pointer and views, all the time, and never satisfied with an older row."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ _READS_MIN = 1_000
 Read = Callable[[int], int | None]
 """The counter of a row, or None when the row isn't there."""
 
+_PAUSE_S = 0.002
+
 
 class Reader(threading.Thread):
     """Reads the counters of some rows in turn until it is told to stop."""
@@ -34,11 +37,15 @@ class Reader(threading.Thread):
         seen: dict[int, int] = {}
         while not self._stop_reading.is_set():
             for key in self._keys:
+                began = time.monotonic()
                 try:
                     counter = self._read(key)
                 except Exception as error:
                     self.problems.append(f"{type(error).__name__}: {error}"[:500])
                     continue
+                finally:
+                    # Hundreds of reads a second, and yet not all of a core that those who write need, too.
+                    time.sleep(max(_PAUSE_S, time.monotonic() - began))
                 self.reads += 1
                 if counter is None:
                     self.problems.append(f"row {key} is missing")
