@@ -72,18 +72,19 @@ def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
             )
 
 
-def check_same_topics(
-    sink: str, known: Mapping[str, TopicFacts], *, ids: Mapping[str, str], counts: Mapping[str, int]
-) -> None:
+def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[str, tuple[str, int]]) -> None:
     """Raise PositionMismatch when a topic that a running job reads was made anew, or has got another number of partitions.
+
+    ``now`` has the topics' ids and numbers of partitions.
 
     Nothing else would notice: Spark goes on at its offsets, past what the new topic has below them, and into new partitions.
     """
     for topic, facts in known.items():
-        if ids.get(topic, facts.topic_id) != facts.topic_id:
+        topic_id, partitions = now.get(topic, (facts.topic_id, facts.partitions))
+        if topic_id != facts.topic_id:
             raise _made_anew(sink, topic)
-        if counts.get(topic, facts.partitions) != facts.partitions:
-            raise _other_partitions(sink, topic, now=counts[topic], before=facts.partitions)
+        if partitions != facts.partitions:
+            raise _other_partitions(sink, topic, now=partitions, before=facts.partitions)
 
 
 def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, TopicFacts]) -> None:

@@ -334,15 +334,10 @@ class SinkJob:
 
         def look() -> None:
             while not over.wait(_SCHEMA_LOOK_S) and not ending.is_set():
-                # A log that can't be read is told of by the batches, which read it too.
-                with suppress(LockstepError):
+                # A log that can't be read is told of by the batches, which read it too; and no bug may end the looking.
+                with suppress(Exception):
                     try:
-                        check_same_topics(
-                            self._plan.name,
-                            facts,
-                            ids=cluster.topic_ids(list(facts)),
-                            counts=cluster.partition_counts(),
-                        )
+                        check_same_topics(self._plan.name, facts, cluster.identities(list(facts)))
                     except PositionMismatch as error:
                         self._refusal = error
                         ending.set()

@@ -363,7 +363,7 @@ def wait_for_lsn(
 
     Raises LockstepError when one of them can't be asked and somebody has to act.
     """
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while True:
         with contextlib.suppress(Unavailable):
             lag = collector.collect()
@@ -377,6 +377,8 @@ def wait_for_lsn(
             ]
             if all(stage.lsn is not None and stage.lsn >= lsn for stage in stages):
                 return True
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
             return False
-        sleep(0.1)
+        # What takes long is asked for less often: the answer costs those who are waited for, too.
+        sleep(min(0.5, max(0.1, waited_s / 20)))

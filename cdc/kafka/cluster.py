@@ -217,8 +217,13 @@ class Cluster:
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         """Kafka's own id of each topic; another id means that the topic was made anew."""
+        return {topic: topic_id for topic, (topic_id, _) in self.identities(topics).items()}
+
+    def identities(self, topics: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
-        return {topic: str(self._result(future).topic_id) for topic, future in futures.items()}
+        found = {topic: self._result(future) for topic, future in futures.items()}
+        return {topic: (str(described.topic_id), len(described.partitions)) for topic, described in found.items()}
 
     def end_offsets(
         self, partitions: Sequence[tuple[str, int]], *, while_waiting: Callable[[], None] | None = None

@@ -53,6 +53,7 @@ _WRITER, _CAPTURE, _APPLY, _REBUILD = "writer", "capture", "apply", "rebuild"
 
 _SCREEN_EVERY_S = 0.5
 _LINE_EVERY_S = 5.0
+_LOOK_EVERY_S = 1.0
 _POLL_S = 0.2
 
 _SNAPSHOT_MAX_S = 300.0
@@ -263,7 +264,7 @@ class _Demo:
             if time.monotonic() >= due:
                 due = time.monotonic() + _LINE_EVERY_S
                 self._say(traffic.sentence())
-            time.sleep(_POLL_S)
+            time.sleep(_LOOK_EVERY_S)
 
     def _watch_on_screen(self, traffic: "_Traffic") -> None:
         """What stays is printed once, above what changes: it can be scrolled back to, copied, and is there afterwards."""
