@@ -50,7 +50,7 @@ def assert_history_is_whole(pipeline: Pipeline) -> None:
 
 def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline) -> None:
     capture = pipeline.start_capture()
-    with traffic(pipeline):
+    with traffic(pipeline, pause_s=0.05):
         for _ in range(2):
             job = pipeline.start_apply()
             wait_until(lambda log=job.log: _batches(log) >= 4, what="batches are applied", timeout_s=300)
@@ -68,7 +68,7 @@ def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline) -> None:
 def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any) -> None:
     capture = pipeline.start_capture()
     job = pipeline.start_apply()
-    with traffic(pipeline):
+    with traffic(pipeline, pause_s=0.05):
         for name in ("opensearch", "valkey", "warehouse", "kafka"):
             before = _batches(job.log)
             wait_until(lambda n=before: _batches(job.log) >= n + 3, what=f"batches before {name}", timeout_s=300)

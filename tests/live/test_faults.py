@@ -135,7 +135,7 @@ class Running:
 
     def traffic(self) -> Any:
         self._seed += 1
-        return traffic(self.pipeline, seed=self._seed, pause_s=0.05)
+        return traffic(self.pipeline, seed=self._seed, pause_s=0.1)
 
     def assert_nothing_is_lost(self) -> None:
         self.pipeline.wait_applied(self.job, timeout_s=PATIENCE_S)

@@ -66,7 +66,7 @@ def _balance(pipeline: Pipeline, root: Path) -> Any:
 def test_a_lake_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeline, tmp_path: Path) -> None:
     name, root = pipeline.name, tmp_path / "lake"
     apply = pipeline.start_apply()
-    with traffic(pipeline, seed=3, pause_s=0.02) as writes:
+    with traffic(pipeline, seed=3, pause_s=0.05) as writes:
         wait_until((root / f"{name}_live").exists, what="the lake has begun", timeout_s=300)
         seen = writes.transactions
         wait_until(lambda: writes.transactions > seen + 100, what="some traffic")

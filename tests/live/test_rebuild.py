@@ -49,7 +49,7 @@ class Counters(threading.Thread):
                 sql.execute(
                     f"update {self._pipeline.name}.account set balance = balance + 1 where id = any(%s)", (list(KEYS),)
                 )
-                time.sleep(0.02)
+                time.sleep(0.1)
 
     def finish(self) -> None:
         self._finished.set()
@@ -120,7 +120,7 @@ def test_a_rebuild_with_another_mapping_is_switched_and_switched_back_while_read
     counters.start()
     try:
         with (
-            traffic(pipeline, seed=20 + KINDS.index(kind), pause_s=0.05),
+            traffic(pipeline, seed=20 + KINDS.index(kind), pause_s=0.1),
             reading({kind: _reads(pipeline)[kind]}, KEYS),
         ):
             told = _run(pipeline, path, "rebuild", sink, "--switch")
@@ -213,7 +213,7 @@ def test_a_live_generation_is_written_again_in_place(pipeline: Pipeline, kind: s
         )
         assert next(found.rows(table, [{"id": 1}])).row["owner"] == "what the bug made of it"
         pipeline.apply = _restart(pipeline)  # type: ignore[attr-defined]
-        with traffic(pipeline, seed=60 + KINDS.index(kind), pause_s=0.05):
+        with traffic(pipeline, seed=60 + KINDS.index(kind), pause_s=0.1):
             told = _run(pipeline, pipeline.path, "rebuild", sink, "--in-place")
         assert "removing 1 rows" in told
         assert next(found.rows(table, [{"id": 1}])).row["owner"] != "what the bug made of it"
@@ -260,7 +260,7 @@ def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(pipeline: P
     section = f'\n[sinks.{name}]\ntype = "redis"\nurl = "{pipeline.endpoints.redis_url}"\n'
     path = pipeline.directory / f"{name}.toml"
     path.write_text(pipeline.path.read_text() + section)
-    with traffic(pipeline, seed=41, pause_s=0.02):
+    with traffic(pipeline, seed=41, pause_s=0.1):
         told = _run(pipeline, path, "rebuild", name)
     assert "readers see it now" in told  # nobody else did
     assert _generations(load(path), name) == [(1, True, "ready")]
@@ -281,7 +281,7 @@ def test_the_log_is_read_from_any_position_and_the_watermark_never_lies(pipeline
     assert "are left out" not in told
     assert _progress(pipeline, sink).watermark_lsn >= before.watermark_lsn
 
-    with traffic(pipeline, seed=50):
+    with traffic(pipeline, seed=50, pause_s=0.02):
         time.sleep(1)
     capture_end = _wal_end(pipeline)
     with pipeline.sql() as sql:
