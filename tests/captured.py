@@ -4,12 +4,13 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
 from cdc.kafka.control_topics import read_compacted, read_state
 from cdc.kafka.topic_reader import TopicReader
@@ -22,6 +23,7 @@ from cdc.protocol.envelope import parse_value
 from lockstep.capture import Observer, capture
 from lockstep.compare import SourceRows
 from lockstep.config import Config, load
+from stack.stack import Endpoints
 from tests.databases import Database
 
 _numbers = itertools.count(1)
@@ -244,3 +246,21 @@ def _carried(row: Row, record: SchemaRecord) -> Row:
 
 def _key(shape: Table, row: Mapping[str, Any]) -> bytes:
     return orjson.dumps({name: row[name] for name in shape.key})
+
+
+StartCapture = Callable[..., Captured]
+
+
+@pytest.fixture(name="capture")
+def _capture(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[StartCapture]:
+    """Starts capture of tables of the test's database; ends it with the test."""
+    started: list[Captured] = []
+
+    def start(*tables: str, **settings: object) -> Captured:
+        captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, **settings)  # type: ignore[arg-type]
+        started.append(captured)
+        return captured.start()
+
+    yield start
+    for captured in started:
+        captured.stop()

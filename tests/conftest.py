@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["tests.services", "tests.databases"]
+pytest_plugins = ["tests.services", "tests.databases", "tests.captured"]
 
 _BUSY_LIVE = (
     "cluster",
@@ -20,7 +20,7 @@ _BUSY_LIVE = (
     "rebuild",
     "rejections",
     "run.",
-    "schema_change",
+    "schema_change_in_sinks",
     "verify.",
 )
 _BUSY = ("tests/crash/", "tests/e2e/", *(f"tests/live/test_{name}" for name in _BUSY_LIVE))

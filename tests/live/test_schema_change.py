@@ -1,55 +1,17 @@
 """Tables change their shape while they are captured: the run goes on, and a new reader of the topics gets the source's rows."""
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
-
-import orjson
-import psycopg
 import pytest
-import sqlalchemy
-from opensearchpy import OpenSearch
-from redis import Redis
 
-from cdc.model.errors import LockstepError
-from cdc.postgres.slot import emit_heartbeat
-from lockstep.verify.verify import VerifyOptions, verify
-from sinks.registry import open_sink
-from stack.stack import Endpoints
-from tests.captured import Captured
-from tests.databases import Database, until
-from tests.job_process import JobProcess, spark_settings
+from tests.captured import Captured, StartCapture
+from tests.databases import Database
 
 pytestmark = pytest.mark.live
 
-Start = Callable[..., Captured]
-
-_SETUP = (
+SETUP = (
     "create type mood as enum ('calm', 'angry')",
     "create table t (id int primary key, a text, b int, c varchar(10))",
     "insert into t select n, 'a' || n, n * 10, 'c' || n from generate_series(1, 5) n",
 )
-
-
-@pytest.fixture
-def capture(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Start]:
-    """Starts capture of tables of the test's database; ends it with the test."""
-    started: list[Captured] = []
-
-    def start(*tables: str, **settings: object) -> Captured:
-        captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, **settings)  # type: ignore[arg-type]
-        started.append(captured)
-        return captured.start()
-
-    yield start
-    for captured in started:
-        captured.stop()
 
 
 # What is run in the middle, one transaction per string. Rows are written before and after it as well.
@@ -107,8 +69,8 @@ def _run(captured: Captured, statements: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_of_the_shape_is_followed(database: Database, capture: Start, name: str) -> None:
-    database.execute(*_SETUP)
+def test_a_change_of_the_shape_is_followed(database: Database, capture: StartCapture, name: str) -> None:
+    database.execute(*SETUP)
     captured = capture("public.t")
     database.execute("insert into t values (11, 'before', 1, 'x')", "update t set a = 'changed' where id = 1")
     captured.settle()
@@ -128,8 +90,8 @@ def test_a_change_of_the_shape_is_followed(database: Database, capture: Start, n
 
 
 @pytest.mark.parametrize("name", ["renamed", "s.t"])
-def test_a_table_that_is_renamed_or_moved_keeps_its_topic(database: Database, capture: Start, name: str) -> None:
-    database.execute(*_SETUP, "create schema s")
+def test_a_table_that_is_renamed_or_moved_keeps_its_topic(database: Database, capture: StartCapture, name: str) -> None:
+    database.execute(*SETUP, "create schema s")
     captured = capture("public.t")
     database.execute(
         "begin; insert into t values (11, 'before'); alter table t rename to renamed; insert into renamed values (12, 'x'); commit"
@@ -150,281 +112,3 @@ def test_a_table_that_is_renamed_or_moved_keeps_its_topic(database: Database, ca
     database.execute(back, "insert into t values (14, 'z')")
     captured.wait_quiet()
     captured.assert_equal()
-
-
-# What running sinks make of it.
-
-ROWS = 1200
-KINDS = ("search", "cache", "warehouse")
-
-
-class Followed:
-    """A table that is captured and applied to sinks."""
-
-    def __init__(
-        self, capture: Start, endpoints: Endpoints, directory: Path, kinds: tuple[str, ...], settings: str
-    ) -> None:
-        addresses = {
-            "search": f'type = "opensearch"\nurls = ["{endpoints.opensearch_url}"]\nreplicas = 0\nrefresh_interval_ms = 200',
-            "cache": f'type = "redis"\nurl = "{endpoints.redis_url}"',
-            "warehouse": f'type = "warehouse"\nurl = "{endpoints.warehouse_url}"',
-        }
-        prefix = f"shape{uuid.uuid4().hex[:8]}"
-        self.sinks = {kind: f"{prefix}_{kind}" for kind in kinds}
-        sections = "\n".join(f"[sinks.{name}]\n{addresses[kind]}\n{settings}" for kind, name in self.sinks.items())
-        sections += f'\n[spark]\ncheckpoint_directory = "{directory / "checkpoints"}"\ndriver_memory = "512m"'
-        self.endpoints = endpoints
-        self.directory = directory
-        self.captured = capture("public.t", sections=sections)
-        self.config = self.captured.config
-
-    def job(self, *, once: bool = False) -> JobProcess:
-        return JobProcess(
-            pipeline=self.config.pipeline.name,
-            kafka=self.config.kafka,
-            tables=list(self.config.source.keyed_names),
-            sinks=self.config.sinks,
-            spark=spark_settings(self.directory),
-            once=once,
-        )
-
-    def rebuild(self, kind: str) -> subprocess.Popen[bytes]:
-        """`lockstep rebuild` in a process group of its own."""
-        command = ["rebuild", self.sinks[kind], "--config", str(self.captured.path)]
-        with (self.directory / "rebuild.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "lockstep", *command],
-                cwd=Path(__file__).parent.parent.parent,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def wait_applied(self, job: JobProcess) -> None:
-        """Wait until each sink has everything that is committed now."""
-        target = emit_heartbeat(self.captured.database.connection)
-
-        def is_applied(name: str) -> Callable[[dict[str, Any]], bool]:
-            return lambda seen: seen.get("sink") == name and seen.get("watermark_lsn", 0) >= target
-
-        for name in self.sinks.values():
-            job.wait_until(is_applied(name), 120)
-
-    def read(self, kind: str, key: int) -> Mapping[str, Any] | None:
-        """A row of the live generation as applications see it."""
-        name = self.sinks[kind]
-        if kind == "cache":
-            with Redis.from_url(self.endpoints.redis_url) as cache:
-                found: Any = cache.hget(f"{name}:g1:public.t:{key}", "v")
-                return None if found is None else dict(orjson.loads(found))
-        if kind == "search":
-            with OpenSearch(hosts=[self.endpoints.opensearch_url]) as search:
-                return dict(search.get(index=f"{name}.public.t", id=str(key))["_source"])
-        with psycopg.connect(self.endpoints.warehouse_dsn) as connection:
-            row = connection.execute(f"select to_jsonb(t) from {name}.t where id = %s", (key,)).fetchone()
-            return None if row is None else dict(row[0])
-
-    def wait_shown(self, kind: str, key: int, **expected: object) -> None:
-        def is_shown() -> bool:
-            row = self.read(kind, key) or {}
-            return all(name in row and row[name] == value for name, value in expected.items())
-
-        until(is_shown, seconds=60)
-
-    def assert_equal(self) -> None:
-        """`lockstep verify` finds no difference in any sink."""
-        for name in self.sinks.values():
-            report = verify(
-                self.config, VerifyOptions(name), say=lambda _: None, progress=lambda _: None, stopping=lambda: False
-            )
-            assert report.is_equal, report.to_json()
-
-    def close(self) -> None:
-        """Remove what the sinks hold."""
-        for kind, name in self.sinks.items():
-            if kind == "search":
-                with OpenSearch(hosts=[self.endpoints.opensearch_url]) as search:
-                    search.indices.delete(index=f"{name}.*")
-            elif kind == "warehouse":
-                with psycopg.connect(self.endpoints.warehouse_dsn, autocommit=True) as connection:
-                    connection.execute(f"drop schema if exists {name}, {name}_g1 cascade")
-            else:
-                with Redis.from_url(self.endpoints.redis_url) as cache:
-                    for key in cache.scan_iter(f"{name}:*", count=10_000):
-                        cache.unlink(key)
-
-
-Follow = Callable[..., Followed]
-
-
-@pytest.fixture
-def follow(capture: Start, endpoints: Endpoints, tmp_path: Path) -> Iterator[Follow]:
-    """Captures table t and follows it with sinks, of all kinds or of those that are named; ends it with the test."""
-    opened: list[Followed] = []
-
-    def start(*kinds: str, settings: str = "") -> Followed:
-        opened.append(Followed(capture, endpoints, tmp_path, kinds or KINDS, settings))
-        return opened[-1]
-
-    yield start
-    for followed in opened:
-        followed.close()
-
-
-def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
-    database: Database, follow: Follow
-) -> None:
-    database.execute(_SETUP[0], _SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {ROWS}) n")
-    followed = follow()
-    with followed.job() as job:
-        followed.wait_applied(job)
-        database.execute("alter table t add d int not null default 5")
-        for kind in KINDS:
-            followed.wait_shown(kind, 1, d=5)
-            followed.wait_shown(kind, ROWS, d=5)
-        for kind in ("cache", "search"):
-            carried = job.wait_for("RowsCarriedOver", sink=followed.sinks[kind], is_over=True)
-            assert (carried["rows"], carried["refused"], carried["columns"]) == (ROWS, 0, ["d"])
-        followed.assert_equal()
-        # Rows of the new shape come while the next columns do.
-        database.execute(
-            "update t set d = 7 where id <= 10",
-            "begin; update t set a = 'x' where id = 20; alter table t add e jsonb default '{\"k\": [1, null]}';"
-            " update t set e = null where id in (20, 21); insert into t (id, e) values (9001, null); commit",
-            "alter table t add f text default 'it''s \\ \"é\"', add g timestamptz default now(), add h int[] default '{1,null}'",
-            "alter table t add gone text default 'never'",
-            "alter table t drop gone",
-            "alter table t add n numeric default null",
-            "delete from t where id = 30",
-            "alter table t add v float8 default random()",
-        )
-        followed.captured.wait_quiet()
-        followed.wait_applied(job)
-        followed.assert_equal()
-        for kind in KINDS:
-            assert followed.read(kind, 5)["d"] == 7  # type: ignore[index]
-        assert job.stop() == 0
-
-
-def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newer_rows(
-    database: Database, follow: Follow
-) -> None:
-    rows = 12_000
-    database.execute(_SETUP[0], _SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
-    followed = follow("cache")
-    with followed.job(once=True) as job:
-        assert job.finish() == 0
-    database.execute("alter table t add d int not null default 5")
-    followed.captured.wait_quiet()
-    database.execute("update t set d = 7 where id % 100 = 0")
-    followed.captured.settle()
-    sink = open_sink(followed.sinks["cache"], followed.config.sinks[followed.sinks["cache"]], 1)
-    table = followed.captured.schemas("public.t")[-1].table
-    some = [{"id": key} for key in range(1, rows, 500)]
-
-    def lacking() -> int:
-        return sum(1 for stored in sink.scan(table) if stored.lacks)
-
-    try:
-        assert lacking() == rows
-        with followed.job() as job:
-            until(lambda: any(not stored.lacks for stored in sink.rows(table, some)), seconds=120)
-            job.kill()
-        assert 0 < lacking() < rows, "it was killed in the middle"
-        with followed.job() as job:
-            followed.wait_applied(job)
-            assert lacking() == 0
-            followed.assert_equal()
-            assert job.stop() == 0
-    finally:
-        sink.close()
-
-
-@pytest.mark.parametrize("kind", ["cache", "warehouse"])
-def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
-    database: Database, follow: Follow, kind: str
-) -> None:
-    rows = 20_000
-    database.execute(_SETUP[0], _SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
-    followed = follow(kind)
-    followed.captured.settle()
-    table = followed.captured.schemas("public.t")[-1].table
-    sink = open_sink(followed.sinks[kind], followed.config.sinks[followed.sinks[kind]], 1)
-    build = followed.rebuild(kind)
-
-    def has_rows() -> bool:
-        assert build.poll() is None, "it has ended already"
-        with contextlib.suppress(LockstepError, psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
-            return next(sink.scan(table), None) is not None
-        return False
-
-    try:
-        until(has_rows, seconds=180)
-        os.killpg(build.pid, signal.SIGKILL)
-        build.wait()
-        database.execute("alter table t add d int not null default 5", "update t set d = 7 where id = 1")
-        followed.captured.wait_quiet()
-        assert followed.rebuild(kind).wait(300) == 0, (followed.directory / "rebuild.log").read_text()
-        wider = followed.captured.schemas("public.t")[-1].table
-        found = {stored.row["id"]: stored.row["d"] for stored in sink.scan(wider)}
-        assert found == {key: 7 if key == 1 else 5 for key in range(1, rows + 1)}
-    finally:
-        if build.poll() is None:
-            os.killpg(build.pid, signal.SIGKILL)
-        sink.close()
-
-
-@pytest.mark.parametrize(
-    ("statement", "why"),
-    [
-        ("alter table t rename a to z", "seems to be renamed"),
-        ("alter table t alter b type text using b::text", "was int4 and is text"),
-    ],
-    ids=["rename", "type"],
-)
-def test_every_sink_stops_when_a_column_is_another_one(
-    database: Database, follow: Follow, statement: str, why: str
-) -> None:
-    database.execute(*_SETUP)
-    followed = follow()
-    with followed.job() as job:
-        followed.wait_applied(job)
-        database.execute(statement)
-        for name in followed.sinks.values():
-            failed = job.wait_for("SinkFailed", sink=name)
-            assert why in failed["error"]
-            assert "lockstep rebuild" in failed["error"]
-        assert job.finish() == 1
-    for kind in KINDS:
-        assert followed.read(kind, 1)["a"] == "a1"  # type: ignore[index]
-
-
-def test_a_column_that_took_the_name_of_one_that_was_dropped_stops_the_sinks(
-    database: Database, follow: Follow
-) -> None:
-    """The rows that are there have the old one's values, and nothing would ever replace them."""
-    database.execute(*_SETUP)
-    followed = follow("cache")
-    with followed.job() as job:
-        followed.wait_applied(job)
-        database.execute("alter table t drop c", "insert into t values (6, 'a6', 60)")
-        followed.wait_applied(job)
-        database.execute("alter table t add c varchar(10) default 'new'")
-        assert "column 'c' is another one than before" in job.wait_for("SinkFailed")["error"]
-        assert job.finish() == 1
-
-
-def test_a_warehouse_that_follows_renames_and_drops_its_columns(database: Database, follow: Follow) -> None:
-    database.execute(*_SETUP)
-    followed = follow("warehouse", settings='schema_changes = "follow"')
-    with followed.job() as job:
-        followed.wait_applied(job)
-        database.execute("alter table t rename a to z", "alter table t drop c", "alter table t add e int default 3")
-        followed.wait_shown("warehouse", 1, z="a1", e=3)
-        database.execute("update t set z = 'changed' where id = 2", "insert into t values (6, 'a6', 60, null)")
-        followed.captured.wait_quiet()
-        followed.wait_applied(job)
-        assert followed.read("warehouse", 1) == {"id": 1, "z": "a1", "b": 10, "e": 3}
-        assert followed.read("warehouse", 6) == {"id": 6, "z": "a6", "b": 60, "e": None}
-        followed.assert_equal()
-        assert job.stop() == 0
