@@ -1,6 +1,9 @@
 # `make demo` and `make test` need make, Python 3.11 or newer and the package registries; they set up the rest.
 # ARGS goes to the command: make demo ARGS='--seconds 60 --json', make test ARGS='tests/unit -k tag'.
 
+# Modules are compiled once, and not at each of the hundreds of starts of a process that the tests and the demo make.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
