@@ -68,7 +68,7 @@ _HEARTBEAT_EVERY_S = 2.0
 # When nobody says how long it is to go on; else it is half of that.
 _REBUILD_AFTER_S = 20.0
 # Another Spark, on the same cores.
-_REBUILD_MAX_S = 400.0
+_REBUILD_MAX_S = 800.0
 
 _WRITER_GRACE_S = 15.0
 # A job waits up to 30 s for its batch (spark.stop_timeout_s).
