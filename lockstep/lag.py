@@ -153,13 +153,12 @@ class LagCollector:
 
     def _ask(self, name: str) -> _Progresses:
         """How far a sink's generations are. Raises Unavailable or LockstepError."""
-        for generation in self._generations(name):
+        generations = self._generations(name)
+        for generation in generations:
             if generation.record is not None:
                 # What today's settings can't be shaped to is told of this sink, and the others go on.
                 with_definition(self._config.sinks[name], generation.record.definition)
-        return [
-            (generation, self._sink(name, generation.number).load_progress()) for generation in self._generations(name)
-        ]
+        return [(generation, self._sink(name, generation.number).load_progress()) for generation in generations]
 
     def close(self) -> None:
         for (name, _), sink in list(self._sinks.items()):  # a late answer may open one more

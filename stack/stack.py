@@ -83,8 +83,8 @@ class Stack:
     ) -> None:
         """Nothing is started yet.
 
-        For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails; `light=True` halves
-        what the start of the two JVMs costs, for a lower peak.
+        For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails. For these and the demo:
+        `light=True` halves what the start of the two JVMs costs, for a lower peak.
         """
         self.directory = directory.absolute()
         self._source = Postgres("postgres", database="app", settings=SOURCE_SETTINGS, durable=durable)

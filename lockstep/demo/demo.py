@@ -213,7 +213,10 @@ class _Demo:
             self._rebuilt = True
             self._say(f"readers of {SEARCH} see generation 2; back to the first: lockstep switch {SEARCH} --back")
         elif time.monotonic() - self._rebuild_began > _REBUILD_MAX_S:
-            raise self._children.failure(_REBUILD)
+            raise LockstepError(
+                f"the rebuild hasn't ended in {_REBUILD_MAX_S:.0f} s",
+                hint=f"its log says how far it is: {self._directory / 'logs' / 'rebuild.log'}",
+            )
 
     @property
     def is_rebuilding(self) -> bool:
