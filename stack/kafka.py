@@ -130,7 +130,8 @@ class Kafka:
 
 def _format(command: list[str], properties: Path) -> None:
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    arguments = ["--standalone", "--ignore-formatted", "-t", cluster, "-c", str(properties)]
+    # In one word: one identifier of 64 begins with a dash, which the tool takes for another option.
+    arguments = ["--standalone", "--ignore-formatted", f"--cluster-id={cluster}", f"--config={properties}"]
     done = subprocess.run([*command, *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise StackError(f"kafka's storage can't be formatted:\n{(done.stdout + done.stderr).strip()}")

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
@@ -24,7 +23,7 @@ from stack.process import Launch, ProcessId
 
 SPARK_HOME = Path(pyspark.__file__).parent
 
-_READY_S = 60
+_READY_S = 120
 _DAEMON = "jobs.daemon"
 
 
@@ -89,8 +88,8 @@ class SparkCluster:
         try:
             with urlopen(f"http://{ports.HOST}:{self._page}/json/", timeout=5) as answer:
                 state: dict[str, Any] = json.load(answer)
-        except (URLError, ConnectionError):
-            return 0
+        except (OSError, json.JSONDecodeError):
+            return 0  # no answer in time, or a page that isn't JSON: the master has only begun to answer
         return int(state["aliveworkers"])
 
     def pythons(self, worker: ProcessId) -> list[ProcessId]:

@@ -9,6 +9,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from lockstep.demo.children import Children
+from stack.process import ProcessId, is_alive
 
 _MODULES = {
     "patient": "import time\nprint('up', flush=True)\ntime.sleep(600)\n",
@@ -74,11 +75,11 @@ def test_a_child_ends_when_asked_to(children, tmp_path):
 
 def test_one_that_does_not_end_is_killed(children, tmp_path):
     children.start("one", "stubborn", [])
-    (pid,) = pids(tmp_path)
+    (started,) = map(ProcessId.of, pids(tmp_path))
     wait_for(lambda: children.last_line("one") == "up")
 
     assert children.stop(grace_s=0.2) == ["one"]
-    assert not psutil.pid_exists(pid)
+    wait_for(lambda: not is_alive(started))
 
 
 def test_a_hurried_stop_does_not_wait(tmp_path, children):
