@@ -1,11 +1,42 @@
 """How a sink gets into its server: secrets from the configuration or from files, and TLS."""
 
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
+
+# How OpenSSL says that the other side wants a certificate of ours, or another one; what it says of theirs is no alert.
+_OURS_REFUSED: Final = (
+    "alert certificate required",
+    "alert unknown ca",
+    "alert bad certificate",
+    "alert certificate unknown",
+    "alert certificate expired",
+    "alert certificate revoked",
+    "alert handshake failure",
+)
+# With TLS 1.3 it may just hang up, and that is all that is heard.
+_HUNG_UP: Final = "eof occurred in violation of protocol"
+
+
+def certificate_refused(server: str, error: BaseException) -> LockstepError | None:
+    """What to say when a server doesn't take the certificate that we show, or wants one; None when that isn't what happened."""
+    words = str(error).lower()
+    hint = (
+        "set tls.certificate_file and tls.key_file of this sink to a certificate that the server's authority has signed"
+    )
+    if any(alert in words for alert in _OURS_REFUSED):
+        return LockstepError(f"{server} refuses the certificate of this sink, or that it shows none", hint=hint)
+    if _HUNG_UP in words:
+        return Unavailable(
+            f"{server} ended the connection at its TLS handshake: it does so when it asks for a certificate"
+            " (tls.certificate_file of this sink)",
+            hint=hint,
+            retry_after_s=1.0,
+        )
+    return None
 
 
 class Tls(BaseModel):

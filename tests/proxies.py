@@ -1,6 +1,8 @@
-"""Small TCP proxies that stand between a client and PostgreSQL as poolers and load balancers do."""
+"""Small TCP proxies that stand between a client and a server, as poolers, load balancers and ends of TLS do."""
 
+import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -70,3 +72,38 @@ def _exactly(source: socket.socket, size: int) -> bytes:
 def other_process(message: bytes) -> bytes:
     """A pooler's greeting: the process that it names is none of the server's."""
     return message[:5] + struct.pack("!I", 1) + message[9:] if message.startswith(b"K") else message
+
+
+@contextmanager
+def tls_proxy(target: Address, context: ssl.SSLContext, *, speaks_postgres: bool = False) -> Iterator[int]:
+    """Listen with TLS on a port of its own, and pass on to the target without. Yields the port.
+
+    ``speaks_postgres``: a client asks whether it may speak TLS before it does.
+    """
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(client: socket.socket) -> None:
+        with suppress(OSError, EOFError), client:
+            if speaks_postgres:
+                _exactly(client, 8)
+                client.sendall(b"S")
+            with context.wrap_socket(client, server_side=True) as secret, socket.create_connection(target) as server:
+                while True:
+                    # What was decrypted already makes no socket readable.
+                    ready = [secret] if secret.pending() else select.select([secret, server], [], [])[0]
+                    for source in ready:
+                        data = source.recv(65536)
+                        if not data:
+                            return
+                        (server if source is secret else secret).sendall(data)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.close()

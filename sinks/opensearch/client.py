@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
+from sinks.access import certificate_refused
 from sinks.opensearch.answers import RETRY_AFTER_S, TOO_LONG, failure
 from sinks.opensearch.settings import OpenSearchSettings
 
@@ -116,12 +117,14 @@ def _translated(where: str) -> Iterator[None]:
     try:
         yield
     except SSLError as error:
-        raise LockstepError(
+        raise certificate_refused("opensearch", error) or LockstepError(
             "the certificate of opensearch isn't trusted",
             hint="set tls.ca_file of this sink to its authority's certificate",
         ) from error
     except NoConnection as error:
-        raise Unavailable(f"opensearch doesn't answer at {where}", retry_after_s=RETRY_AFTER_S) from error
+        raise certificate_refused("opensearch", error) or Unavailable(
+            f"opensearch doesn't answer at {where}", retry_after_s=RETRY_AFTER_S
+        ) from error
     except TransportError as error:
         raise failure(int(error.status_code), _kind_of(error.error)) from error
     except ImproperlyConfigured as error:

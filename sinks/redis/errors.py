@@ -3,6 +3,7 @@
 from typing import Final
 
 from cdc.model.errors import LockstepError, Unavailable
+from sinks.access import certificate_refused
 
 # How a server in cluster mode says that a key of the script is on another one.
 _OTHER_NODE: Final = "non local key"
@@ -47,7 +48,8 @@ def translated(error: Exception) -> LockstepError:
                     "the certificate of redis isn't trusted",
                     hint="set tls.ca_file of this sink to its authority's certificate",
                 )
-            return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
+            ours = certificate_refused("redis", error)
+            return ours or Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
         case exceptions.ReadOnlyError() | exceptions.TryAgainError():
             return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
     if _OTHER_NODE in words:
