@@ -18,6 +18,7 @@ from cdc.postgres.settings import SourceSettings
 from cdc.settings import Settings
 from jobs.config import SparkSettings
 from sinks.registry import SinkSettings
+from sinks.warehouse.settings import WarehouseSettings
 
 DEFAULT_PATH = Path("lockstep.toml")
 
@@ -71,6 +72,18 @@ class Config(Settings):
             if astray:
                 raise ValueError(
                     f"sinks.{name} speaks of tables that aren't captured with a key: {', '.join(map(str, astray))}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _files_are_where_they_are_written(self) -> "Config":
+        """A warehouse in a file is locked by the one machine that has it."""
+        if not self.spark.is_local:
+            files = [name for name, sink in self.sinks.items() if isinstance(sink, WarehouseSettings) and sink.is_file]
+            if files:
+                raise ValueError(
+                    f"sinks.{files[0]}.url names a file, which the machines of {self.spark.master!r} can't write to together:"
+                    " set spark.master to local[2], or give the sink a PostgreSQL warehouse"
                 )
         return self
 

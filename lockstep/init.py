@@ -150,7 +150,7 @@ checkpoint_directory = ".lockstep/checkpoints"
 
 # [sinks.warehouse]
 # type = "warehouse"
-# url = "postgresql+psycopg://lockstep@127.0.0.1:5432/warehouse"
+# url = "postgresql+psycopg://lockstep@127.0.0.1:5432/warehouse"    # or a file: "duckdb:////var/lib/shop/dwh.duckdb"
 # schema = "shop"                          # where the views are; else the sink's name
 # names = { "public.orders" = "orders" }    # of a table there (rebuild)
 # history = ["public.orders"]              # every version of a row beside the newest; true: of all tables (rebuild)

@@ -97,6 +97,11 @@ class TableSettings(BaseModel):
     schema_changes: Literal["stop", "keep"] = "stop"
     max_open_rejections: int = Field(10_000, ge=0)
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Modules of the client's libraries. They open nothing and start no thread when they are loaded, so a process may fork behind that."""
+        return ()
+
     @field_validator("rename")
     @classmethod
     def _names_are_names(cls, rename: Mapping[str, str]) -> Mapping[str, str]:

@@ -5,10 +5,14 @@ from pathlib import Path
 from cdc.model.table import Column
 from cdc.protocol.pgvalues import json_encoder
 from sinks.opensearch.mapping import field_mapping
-from sinks.warehouse.tables import column_type
+from sinks.warehouse.duckdb.values import stored_as
+from sinks.warehouse.postgres.tables import column_type
 
 README = Path(__file__).parent.parent / "README.md"
 _BEGIN, _END = "<!-- types: written by `python -m tests.types_table` -->", "<!-- /types -->"
+
+# The catalogue's number for (10,2).
+_DECIMAL = (10 << 16 | 2) + 4
 
 # (declared type, the built-in type that its values have, PostgreSQL's text of a value)
 _EXAMPLES = (
@@ -20,6 +24,7 @@ _EXAMPLES = (
     ("float4", "float4", "3.3"),
     ("float8", "float8", "NaN"),
     ("numeric", "numeric", "1.10"),
+    ("numeric(10,2)", "numeric", "1.10"),
     ("money", "money", "$1,234.11"),
     ("date", "date", "2016-11-04"),
     ("time", "time", "24:00:00"),
@@ -57,13 +62,13 @@ _EXAMPLES = (
 
 def rows() -> list[str]:
     """The table's lines, head included."""
-    lines = ["| type | example in the event | OpenSearch | warehouse |", "| --- | --- | --- | --- |"]
+    lines = ["| type | example in the event | OpenSearch | warehouse | in DuckDB |", "| --- | --- | --- | --- | --- |"]
     for name, value_type, text in _EXAMPLES:
         is_array = "[]" in name
         declared = (
             name if value_type == "text" and name in ("text", "text[]") else "other" if value_type == "text" else name
         )
-        column = Column("c", declared, value_type, is_array, 0, -1)
+        column = Column("c", declared, value_type, is_array, 0, _DECIMAL if "(10,2)" in name else -1)
         event = json_encoder(value_type, is_array)(text.encode()).decode().replace("|", "\\|")
         mapping = field_mapping(column)
         index = str(mapping["type"])
@@ -71,7 +76,9 @@ def rows() -> list[str]:
             index += " and " + ", ".join(f"`.{sub}`" for sub in mapping["fields"])
         if mapping.get("index") is False:
             index += ", not indexed"
-        lines.append(f"| {name} | `{event}` | {index} | {column_type(column)} |")
+        lines.append(
+            f"| {name} | `{event}` | {index} | {column_type(column)} | {stored_as(column, is_key=False).sql} |"
+        )
     return lines
 
 

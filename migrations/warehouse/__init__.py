@@ -17,9 +17,15 @@ def upgrade(connection: Connection) -> None:
     from alembic import command
     from alembic.config import Config
 
-    connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
-    if connection.scalar(text("select to_regnamespace(:schema) is null"), {"schema": SCHEMA}):
-        connection.execute(text(f"create schema {SCHEMA}"))
+    if connection.dialect.name == "duckdb":
+        # Alembic knows a database by this, once it is defined. A transaction has the file to itself.
+        import migrations.warehouse.duckdb  # noqa: F401
+
+        connection.execute(text(f"create schema if not exists {SCHEMA}"))
+    else:
+        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        if connection.scalar(text("select to_regnamespace(:schema) is null"), {"schema": SCHEMA}):
+            connection.execute(text(f"create schema {SCHEMA}"))
     config = Config()
     # Alembic interpolates "%" in its options.
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))

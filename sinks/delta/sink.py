@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
 
-    from sinks.delta.values import Rows
+    from sinks.exact_columns import Rows
 
 _Result = TypeVar("_Result")
 
@@ -188,12 +188,12 @@ class _Held:
 
     def rows(self) -> "Rows":
         """How its rows are stored, as of the last refresh."""
-        from sinks.delta.values import Rows
+        from sinks.delta.values import rows_of
 
         metadata = self.table.metadata()
         text = metadata.configuration[_SHAPE]
         if self._rows is None or text != self._shape_text:
-            self._rows = Rows(Shape.from_json(text), metadata.partition_columns)
+            self._rows = rows_of(Shape.from_json(text), metadata.partition_columns)
             self._shape_text = text
         return self._rows
 
@@ -470,11 +470,11 @@ class DeltaSink:
             return
 
         def widen(held: _Held) -> None:
-            from sinks.delta.values import Rows
+            from sinks.delta.values import rows_of
 
             known = held.rows().shape.columns
             new = [column.name for column in shape.columns[len(known) :]]
-            rows = Rows(shape)
+            rows = rows_of(shape)
             missing = [name for name in new if name not in held.columns().names]
             if missing:
                 fields = _fields(rows.schema, missing)
@@ -534,7 +534,7 @@ class DeltaSink:
 
     def _make(self, ledger: Ledger, shape: Shape) -> _Held:
         """Make a table. Its fence is at least that of the ledger."""
-        from sinks.delta.values import Rows
+        from sinks.delta.values import rows_of
 
         name = shape.table.name
         path = ledger.path_for(f"{self._prefix}_g{self._generation}/{delta_name(name)}")
@@ -542,7 +542,7 @@ class DeltaSink:
         hours, fence = self._settings.retention_hours, self._build(ledger).fence
         table = self._lake.create(
             path,
-            Rows(shape, partitions).schema,
+            rows_of(shape, partitions).schema,
             partitions=partitions,
             configuration={
                 _SHAPE: shape.to_json(),

@@ -72,6 +72,10 @@ class OpenSearchSettings(TableSettings):
     gc_deletes_s: int = Field(60 * 60, gt=0)
     timeout_s: float = Field(60.0, gt=0)
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("opensearchpy",)
+
     @field_validator("urls")
     @classmethod
     def _no_secrets(cls, urls: tuple[str, ...]) -> tuple[str, ...]:

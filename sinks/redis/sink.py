@@ -127,6 +127,10 @@ class RedisSettings(TableSettings):
     max_value_bytes: int = Field(64 * 1024 * 1024, gt=0, le=511 * 1024 * 1024)
     timeout_s: float = Field(30.0, gt=0)
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("redis",)
+
     @model_validator(mode="after")
     def _layout_fits(self) -> Self:
         layout, problems = self._parsed()

@@ -10,7 +10,7 @@ from cdc.model.table import TableName
 from sinks.progress_json import dump_progress, load_progress
 from sinks.shape import Shape
 from sinks.sink import Progress, TopicPartition
-from sinks.warehouse.connection import WarehouseConnection
+from sinks.warehouse.dialect import Connection
 from sinks.warehouse.names import HISTORY_SUFFIX, warehouse_name
 
 
@@ -53,8 +53,9 @@ def _relations(name: TableName, called: str, *, has_history: bool) -> dict[str, 
 class WarehouseBooks:
     """The bookkeeping of one generation. Every method is called inside a transaction."""
 
-    def __init__(self, connection: WarehouseConnection, name: str, generation: int) -> None:
+    def __init__(self, connection: Connection, name: str, generation: int) -> None:
         self._execute = connection.execute
+        self._locking = connection.locking
         self._connection = connection
         self._name = name
         self._generation = generation
@@ -66,7 +67,7 @@ class WarehouseBooks:
         upgrade(self._connection.connected)
 
     def exist(self) -> bool:
-        return bool(self._execute("select to_regclass('lockstep.note') is not null").scalar())
+        return self._connection.has_relation("lockstep", "note")
 
     def require(self) -> None:
         if not self.exist():
@@ -90,7 +91,7 @@ class WarehouseBooks:
     def hold_live(self) -> int | None:
         """The live generation, which stays it until the transaction ends. One at a time: who prepares or switches waits here."""
         live = self._execute(
-            "select live_generation from lockstep.sink where view_schema = :view_schema for update"
+            f"select live_generation from lockstep.sink where view_schema = :view_schema {self._locking('for update')}"
         ).scalar()
         return None if live is None else int(live)
 
@@ -110,7 +111,7 @@ class WarehouseBooks:
     def is_bulk(self, lock: str) -> bool | None:
         """Whether this generation is loaded in bulk, held like that with the lock; None when it doesn't exist."""
         is_bulk = self._execute(
-            f"select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation {lock}"
+            f"select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation {self._locking(lock)}"
         ).scalar()
         return None if is_bulk is None else bool(is_bulk)
 
@@ -197,7 +198,8 @@ class WarehouseBooks:
         Returns whether the generation is loaded in bulk, which stays so as long.
         """
         held = self._execute(
-            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and fence = :fence for share",
+            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and fence = :fence "
+            + self._locking("for share"),
             fence=fence,
         ).scalar()
         if held is None:

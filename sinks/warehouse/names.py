@@ -4,17 +4,21 @@ Tables of schema ``public`` keep their names, others are called ``schema__table`
 history has the table's name with ``_history`` behind it. Two things of one name are refused, never merged.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName, quote_identifier
+from sinks.shape import Shape
 
 NAME_BYTES_MAX: Final = 63
 """NAMEDATALEN - 1; PostgreSQL would cut longer names in silence."""
 
 HISTORY_SUFFIX: Final = "_history"
+
+TAG_COLUMN: Final = "_tag"
+DELETED_COLUMN: Final = "_deleted"
 
 
 def warehouse_name(name: TableName) -> str:
@@ -81,3 +85,13 @@ def qualified(schema: str, relation: str) -> str:
 def listed(names: Iterable[str]) -> str:
     """Columns, quoted for SQL."""
     return ", ".join(map(quote_identifier, names))
+
+
+def check_columns(shape: Shape, taken: Sequence[str], who: str) -> None:
+    """Raise LockstepError for a column whose name is taken by ours."""
+    for column in shape.columns:
+        if column.name in taken:
+            raise LockstepError(
+                f"table {shape.table.name} has a column {column.name!r}, a name that {who} for itself",
+                hint="rename the column at the source, or leave it out with a column list of the publication",
+            )

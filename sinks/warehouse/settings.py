@@ -1,10 +1,14 @@
 """What is configured of a SQL warehouse."""
 
+import re
 from collections.abc import Iterable
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal
+from urllib.parse import unquote
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
+from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from sinks.access import Login, Tls
 from sinks.table_settings import PROJECTING, TableSettings
@@ -45,14 +49,22 @@ def _are_tables(tables: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
     return tables
 
 
+_DUCKDB: Final = re.compile(r"duckdb(\+\w+)?:")
+_FILE: Final = re.compile(r"duckdb(?:\+\w+)?:///(?P<path>/[^?]*[^/?])(\?.*)?")
+
+
 class WarehouseSettings(TableSettings):
-    """A PostgreSQL warehouse by SQLAlchemy address, ``postgresql+psycopg://user@host/database``.
+    """A warehouse by SQLAlchemy address: PostgreSQL, ``postgresql+psycopg://user@host/database``, or a file of DuckDB's,
+    ``duckdb:////directory/file.duckdb``, with settings of DuckDB's behind it, as ``?memory_limit=4GB``.
 
     ``schema_name`` is where the views are, ``schema`` in the file; without it the sink's name. ``login`` and ``tls`` win
     over what the address says. ``schema_changes`` may be ``follow``, too: a column that the source renames or drops is renamed or dropped here.
 
     ``names`` maps source tables to what they are called here; others have the name that they have by default. ``history`` names the
     tables of which all versions are kept, or is true for all of them.
+
+    ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A file has no login, no TLS and
+    no connection that could be idle.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "history"}
@@ -70,6 +82,38 @@ class WarehouseSettings(TableSettings):
     connect_timeout_s: int = Field(10, gt=0)
     lock_timeout_s: float = Field(5.0, gt=0)
     idle_in_transaction_timeout_s: float = Field(60.0, gt=0)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return () if self.is_file else ("sqlalchemy.dialects.postgresql.psycopg", "psycopg")
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of DuckDB's."""
+        return _DUCKDB.match(self.url.get_secret_value()) is not None
+
+    @property
+    def file(self) -> Path:
+        """The file's real path, by which it is told from others. Raises ConfigurationError when the address isn't that of a file."""
+        found = _FILE.fullmatch(self.url.get_secret_value())
+        if found is None:
+            raise ConfigurationError(
+                "the warehouse's address isn't that of a DuckDB file",
+                hint="duckdb:///, then the file's absolute path: duckdb:////var/lib/shop/dwh.duckdb; a database in memory would be gone with its job",
+            )
+        return Path(unquote(found["path"])).resolve()
+
+    @model_validator(mode="after")
+    def _has_what_a_file_has(self) -> "WarehouseSettings":
+        if not self.is_file:
+            return self
+        if _FILE.fullmatch(self.url.get_secret_value()) is None:
+            raise ValueError("url: duckdb:///, then the absolute path of a file: duckdb:////var/lib/shop/dwh.duckdb")
+        settings = ("login", "tls", "connect_timeout_s", "idle_in_transaction_timeout_s")
+        given = [name for name in settings if getattr(self, name) != type(self).model_fields[name].get_default()]
+        if given:
+            raise ValueError(f"a DuckDB file has no {', '.join(given)}: remove {'them' if len(given) > 1 else 'it'}")
+        return self
 
     @model_validator(mode="after")
     def _is_of_this_sinks_tables(self) -> "WarehouseSettings":

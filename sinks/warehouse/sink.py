@@ -15,63 +15,43 @@ the tag an older write would bring them back.
 ``lockstep.writer`` says which way a generation is written, in the row that every batch looks at for its fence. Only a generation that
 is empty and not live is loaded like that, and it doesn't go live before the end.
 
-PostgreSQL is the one dialect so far.
+What is different in PostgreSQL and in a DuckDB file is in ``dialect``, ``postgres`` and ``duckdb``.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Events, JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
-from cdc.protocol.copytext import split_row
 from sinks.shape import Shape, unknown_column, unprepared
 from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow, TableVersions
 from sinks.warehouse.books import HeldTable, WarehouseBooks
-from sinks.warehouse.bulk import add_keys, drop_key, has_rows
-from sinks.warehouse.connection import WarehouseConnection, lines_of
-from sinks.warehouse.history import (
-    HistoryBooks,
-    HistoryStatements,
-    check_history_columns,
-    create_history_sql,
-    history_view,
-    set_aside_sql,
-)
-from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
+from sinks.warehouse.dialect import Dialect, UnknownColumn
+from sinks.warehouse.history import HistoryBooks
+from sinks.warehouse.names import HISTORY_SUFFIX, fitting
+from sinks.warehouse.postgres.dialect import PostgreSql
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.tables import (
-    TAG_COLUMN,
-    Statements,
-    UnknownColumn,
-    add_column_sql,
-    create_table_sql,
-    live_rows_sql,
-    rows_by_key_sql,
-    stored_row,
-    value_text,
-)
-from sinks.warehouse.views import Shown, WarehouseViews
+from sinks.warehouse.shown import Shown
 
 
 class WarehouseSink:
-    """Applies events to a PostgreSQL database. Connects at the first call, and again after a lost connection."""
+    """Applies events to a database, whose dialect is that of the address. Connects when it is first used."""
 
     def __init__(self, name: str, settings: WarehouseSettings, generation: int) -> None:
         self._settings = settings
         self._generation = generation
         views = fitting(settings.schema_name or name, f"schema of sink {name!r}")
+        if settings.is_file:
+            views = views.lower()  # to DuckDB, names of other letters are the same
         self._view_schema = views
         self._schema = fitting(f"{views}_g{generation}", f"schema of sink {name!r}")
         self._names = settings.called
-        self._connection = WarehouseConnection(settings, views=views, generation=generation, forget=self._forget)
+        self._dialect = _dialect(name, settings, views=views, schema=self._schema, generation=generation)
+        self._connection = self._dialect.connection
         self._books = WarehouseBooks(self._connection, name, generation)
         self._histories = HistoryBooks(self._connection)
-        self._views = WarehouseViews(self._connection, views, generation)
-        self._statements: dict[TableName, Statements] = {}
-        self._history_statements: dict[TableName, HistoryStatements] = {}
-        self._stagings = 0
+        self._views = self._dialect.views
         self._fence = 0
 
     def prepare(
@@ -87,13 +67,14 @@ class WarehouseSink:
             known = self._books.tables()
             wanted = {**known, **{table.name: self._next(known.get(table.name), table) for table in tables}}
             self._names.check(wanted)
+            self._dialect.check(wanted.values())
             if is_new:
                 self._check_settings(wanted)
             self._create_schema(self._schema)
             changed = [held for name, held in wanted.items() if held != known.get(name)]
             if live == self._generation and changed:
                 # As readers do it: the view before its table. The other way round one could wait for the other.
-                self._views.hold(self._views.held(_relations(changed)))
+                self._views.hold(_relations(changed))
             for held in changed:
                 name = held.shape.table.name
                 before = known.get(name)
@@ -101,7 +82,7 @@ class WarehouseSink:
                 if live == self._generation and before is not None:
                     self._views.rename_columns(before.relations, before.shape.steps_to(held.shape).renamed)
                 if is_bulk:
-                    drop_key(self._connection, self._target(held))
+                    self._dialect.drop_key(held)
             if live is None and go_live and not is_bulk:
                 live = self._generation
                 self._books.make_live()
@@ -109,7 +90,9 @@ class WarehouseSink:
                 self._show(wanted)
             # Now that no view has them any more.
             for held in changed:
-                self._drop_columns(held, known.get(held.shape.table.name, held))
+                before = known.get(held.shape.table.name, held)
+                dropped = before.shape.steps_to(held.shape).dropped
+                self._dialect.drop_columns(held, dropped, has_history=before.has_history)
         self._connection.disconnect()  # staging tables have the shapes of before
         return NOTHING_ADDED
 
@@ -121,18 +104,18 @@ class WarehouseSink:
             is_bulk = self._books.is_bulk("for update")
             if is_bulk is None:
                 raise self._books.missing()
-            targets = [self._target(held) for held in self._books.tables().values()]
-            if is_bulk or live == self._generation or any(has_rows(self._connection, target) for target in targets):
+            tables = self._books.tables().values()
+            if is_bulk or live == self._generation or any(map(self._dialect.has_rows, tables)):
                 return
-            for target in targets:
-                drop_key(self._connection, target)
+            for held in tables:
+                self._dialect.drop_key(held)
             self._books.set_bulk(True)
 
     def end_bulk(self) -> None:
         with self._connection.transaction():
             if not self._books.exist() or not self._books.is_bulk("for update"):
                 return
-            add_keys(self._connection, self._schema, self._books.tables().values())
+            self._dialect.add_keys(self._books.tables().values())
             self._books.set_bulk(False)
 
     def claim(self) -> int:
@@ -150,8 +133,8 @@ class WarehouseSink:
         tables = sorted(Events.of(batch.events).tables, key=lambda events: events.table)
         versions = sorted(batch.versions, key=lambda of_table: of_table.events.table)
         touched = {events.table for events in (*tables, *(of_table.events for of_table in versions))}
-        self._stage_for([name for name in sorted(touched) if name not in self._statements])
-        versions = [of_table for of_table in versions if of_table.events.table in self._history_statements]
+        self._look_at([name for name in sorted(touched) if not self._dialect.is_ready_for(name)])
+        versions = [of_table for of_table in versions if self._dialect.keeps(of_table.events.table)]
         self._check_versions(tables, versions, batch)
         looked_again: set[TableName] = set()
         while True:
@@ -161,19 +144,22 @@ class WarehouseSink:
                 if unknown.table in looked_again:
                     raise unknown_column(unknown.table, unknown.column) from None
                 looked_again.add(unknown.table)
-                self._stage_for([unknown.table])  # the table may have got it since we looked
+                self._look_at([unknown.table])  # the table may have got it since we looked
 
     def _apply(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions], batch: Batch) -> Outcome:
         """One transaction. Raises UnknownColumn, after which nothing of it has happened."""
         applied = 0
         rejections: list[Rejection] = []
+        self._dialect.make_ready(tables, versions)
         with self._connection.transaction():
             is_bulk = self._books.check_fence(batch.fence)
             for events in tables:
-                write = self._append if is_bulk else partial(self._merge, replays=batch.replays)
-                applied += write(self._statements[events.table], events, rejections)
+                write = self._dialect.append if is_bulk else partial(self._dialect.merge, replays=batch.replays)
+                applied += write(events, rejections)
             for of_table in versions:
-                self._keep(self._history_statements[of_table.events.table], of_table, replays=batch.replays)
+                if batch.replays:
+                    self._histories.retry(of_table.events)
+                self._dialect.keep(of_table, self._histories.refuse, replays=batch.replays)
             # Last, since every task of a batch has these rows to itself from here on.
             for of_table in versions:
                 if of_table.complete_from_ms is not None:
@@ -235,7 +221,7 @@ class WarehouseSink:
                 self._views.drop(_relations(held[name] for name in others))
             for name in others:
                 for relation in held[name].relations:
-                    self._connection.run(f"drop table {qualified(self._schema, relation)}")
+                    self._dialect.remove(relation)
                 self._books.forget_table(name)
             self._histories.forget([name for name in others if held[name].has_history])
         self._connection.disconnect()  # staging tables are like those that are gone
@@ -250,7 +236,7 @@ class WarehouseSink:
                     f"generation {self._generation} is live",
                     hint="switch to another generation before you drop this one",
                 )
-            self._connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
+            self._dialect.remove_all()
             self._histories.forget([name for name, held in self._books.tables().items() if held.has_history])
             self._books.forget_generation()
         self._connection.disconnect()
@@ -272,105 +258,21 @@ class WarehouseSink:
             return self._books.create_note(name, text)
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
-        stored = stored_row(table)
-        names = [column.name for column in table.columns]
-        selection = live_rows_sql(self._target_of(table.name), [TAG_COLUMN, *names])
-        # A connection of its own: the caller may apply a batch between two rows, and may take its time.
-        with self._connection.translated(), self._connection.open() as connection, connection.begin():
-            connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0")
-            driver: Any = connection.connection.driver_connection
-            # COPY prints values as they were read; a cast to text would print a boolean in another way.
-            with driver.cursor() as cursor, cursor.copy(f"copy ({selection}) to stdout") as copy:
-                for line in lines_of(copy):
-                    yield stored(cast("tuple[bytes | None, ...]", split_row(line)))
+        return self._dialect.scan(self._names.of(table.name), table)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
-        texts = list(dict.fromkeys(tuple(value_text(key[name]) for name in table.key) for key in keys))
-        if not texts:
-            return
-        query = rows_by_key_sql(self._target_of(table.name), table)
-        with self._connection.transaction() as connection:
-            driver: Any = connection.connection.driver_connection
-            with driver.cursor() as cursor:
-                cursor.execute(query, [list(column) for column in zip(*texts, strict=True)])
-                # The texts as the server sent them: the same as COPY's, and nothing that the driver made of them.
-                result = cursor.pgresult
-                found = [
-                    tuple(result.get_value(number, field) for field in range(result.nfields))
-                    for number in range(result.ntuples)
-                ]
-        yield from map(stored_row(table), found)
+        return self._dialect.rows(self._names.of(table.name), table, keys)
 
     def close(self) -> None:
         self._connection.close()
 
-    def _merge(self, statements: Statements, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> int:
-        """How many of the events won over what is there."""
-        merge = statements.merge_again if replays else statements.merge
-
-        def write(portion: TableEvents) -> int:
-            if len(portion) < len(events):
-                self._connection.run(statements.empty_staging)  # the commit does it else
-            self._connection.copy(statements.copy, statements.lines(portion))
-            return int(self._connection.run(merge).rowcount)
-
-        return self._connection.in_halves(write, events, _refuse(rejections))
-
-    def _append(self, statements: Statements, events: TableEvents, rejections: list[Rejection]) -> int:
-        """How many of the events stand in the table now, in which a key may have several rows until ``end_bulk``."""
-
-        def write(portion: TableEvents) -> int:
-            self._connection.copy(statements.append, statements.lines(portion))
-            return len(portion)
-
-        indexable = self._indexable(statements, events, rejections)
-        return self._connection.in_halves(write, indexable, _refuse(rejections))
-
-    def _indexable(self, statements: Statements, events: TableEvents, rejections: list[Rejection]) -> TableEvents:
-        """The events without those whose key is too long for an index, which nothing else would find out before the end."""
-        long = statements.with_long_keys(events)
-        if not long:
-            return events
-
-        def write(portion: TableEvents) -> int:
-            self._connection.run(statements.create_probe)
-            self._connection.copy(statements.copy_probe, statements.lines(portion))
-            self._connection.run(statements.drop_probe)
-            return len(portion)
-
-        refused: list[Rejection] = []
-        self._connection.in_halves(write, events.select(long), _refuse(refused))
-        rejections += refused
-        refused_keys = [rejection.event.key for rejection in refused]
-        gone = {place for place in long if events[place].key in refused_keys}
-        return events.select([place for place in range(len(events)) if place not in gone])
-
-    def _keep(self, statements: HistoryStatements, versions: TableVersions, *, replays: bool) -> None:
-        """Add versions to a table's history; with ``replays`` those that are there are replaced."""
-        keep = statements.keep_again if replays else statements.keep
-
-        def write(portion: TableVersions) -> int:
-            if len(portion) < len(versions):
-                self._connection.run(statements.empty_staging)
-            self._connection.copy(statements.copy, statements.version_lines(portion))
-            self._connection.run(keep)
-            return len(portion)
-
-        if replays:
-            self._histories.retry(versions.events)
-        if len(versions):
-            refuse = self._histories.refuse
-            self._connection.in_halves(write, versions, lambda refused, reason: refuse(refused.events, reason))
-
     def _check_versions(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions], batch: Batch) -> None:
         """Raise LockstepError for a batch that would leave a gap in a history. What is written again has left none."""
-        if batch.replays or not self._history_statements:
+        if batch.replays:
             return
         given = {of_table.events.table for of_table in versions}
         lacking = [
-            str(events.table)
-            for events in tables
-            if events.table in self._history_statements and events.table not in given
+            str(events.table) for events in tables if self._dialect.keeps(events.table) and events.table not in given
         ]
         if lacking:
             raise LockstepError(
@@ -378,61 +280,32 @@ class WarehouseSink:
                 hint="an earlier version of Lockstep applies to this generation, too: stop it, and nothing is lost",
             )
 
-    def _stage_for(self, names: Sequence[TableName]) -> None:
-        """Look at these tables as they are now and make a staging table for each, for as long as the connection lasts."""
+    def _look_at(self, names: Sequence[TableName]) -> None:
+        """Look at these tables as they are now."""
         if not names:
             return
-        made: dict[TableName, Statements] = {}
-        histories: dict[TableName, HistoryStatements] = {}
-        with self._connection.transaction():
-            self._books.require()
-            tables = self._books.tables()
-            for name in names:
-                held = tables.get(name)
-                if held is None:
-                    raise unprepared(name)
-                made[name] = Statements(self._target(held), held.shape, self._staging())
-                self._connection.run(made[name].create_staging)
-                if held.has_history:
-                    histories[name] = HistoryStatements(self._history(held), held.shape, self._staging())
-                    self._connection.run(histories[name].create_staging)
-        self._statements.update(made)
-        self._history_statements.update(histories)
-
-    def _staging(self) -> str:
-        self._stagings += 1
-        return f"lockstep_staging_{self._stagings}"
-
-    def _forget(self) -> None:
-        """Staging tables are gone with their connection."""
-        self._statements.clear()
-        self._history_statements.clear()
+        try:
+            with self._connection.transaction():
+                self._books.require()
+                tables = self._books.tables()
+                self._dialect.look_at([_found(tables, name) for name in names])
+        except BaseException:
+            self._dialect.forget()  # what was made is gone with the transaction
+            raise
 
     def _build(self, held: HeldTable, before: HeldTable | None, added: Mapping[str, JsonValue]) -> None:
         """Make a table, or the columns that it lacks; those of ``added`` have these values in the rows that are there."""
-        create = create_table_sql(self._target(held), held.shape)  # refuses names in either case
         if before is None:
-            self._connection.run(create)
+            self._dialect.create(held)
         else:
-            self._alter(self._target(held), before.shape, held.shape, added)
+            self._dialect.alter(held.called, before, held, added)
         if held.has_history:
-            check_history_columns(held.shape)
             if before is not None and before.has_history:
-                self._alter(self._history(held), before.shape, held.shape, added)
+                self._dialect.alter(held.called + HISTORY_SUFFIX, before, held, added)
             else:
-                self._connection.run(create_history_sql(self._history(held), held.shape))
+                self._dialect.create_history(held)
                 self._histories.begin(held.shape.table.name, held.called + HISTORY_SUFFIX)
         self._books.save_table(held)
-
-    def _alter(self, target: str, before: Shape, shape: Shape, added: Mapping[str, JsonValue]) -> None:
-        steps = before.steps_to(shape)
-        for old, new in steps.renamed.items():
-            self._connection.run(
-                f"alter table {target} rename column {quote_identifier(old)} to {quote_identifier(new)}"
-            )
-        for column in steps.added:
-            for statement in add_column_sql(target, column, added.get(column.name)):
-                self._connection.run(statement)
 
     def _next(self, held: HeldTable | None, table: Table) -> HeldTable:
         """A table as it will be. Raises LockstepError when that doesn't fit what is there."""
@@ -465,50 +338,34 @@ class WarehouseSink:
                 "settings name tables that this sink doesn't have", problems=problems, hint="mend them, or its tables"
             )
 
-    def _drop_columns(self, held: HeldTable, before: HeldTable) -> None:
-        for name in before.shape.steps_to(held.shape).dropped:
-            self._connection.run(f"alter table {self._target(held)} drop column {quote_identifier(name)}")
-            if before.has_history:
-                number = self._connection.execute(
-                    "select attnum from pg_attribute where attrelid = to_regclass(:relation) and attname = :name",
-                    relation=self._history(held),
-                    name=name,
-                ).scalar_one()
-                self._connection.run(set_aside_sql(self._history(held), name, number))
-
     def _show(self, tables: Mapping[TableName, HeldTable]) -> None:
         """Point the views at this generation; tables that it doesn't have lose theirs."""
         self._create_schema(self._view_schema)
         wanted: dict[str, Shown] = {}
         for held in tables.values():
-            columns = tuple(column.name for column in held.shape.columns)
-            wanted[held.called] = Shown(columns, live_rows_sql(self._target(held), columns))
-            if held.has_history:
-                wanted[held.called + HISTORY_SUFFIX] = history_view(self._history(held), held.shape)
+            wanted |= self._dialect.shown(held)
         self._views.show(wanted, {**self._books.relations(), **_relations(tables.values())})
-
-    def _target(self, held: HeldTable) -> str:
-        return qualified(self._schema, held.called)
-
-    def _target_of(self, name: TableName) -> str:
-        return qualified(self._schema, self._names.of(name))
-
-    def _history(self, held: HeldTable) -> str:
-        return qualified(self._schema, held.called + HISTORY_SUFFIX)
 
     def _create_schema(self, schema: str) -> None:
         # "create schema if not exists" asks for the right to create schemas even where it exists.
-        if self._connection.execute("select to_regnamespace(:name) is null", name=quote_identifier(schema)).scalar():
+        if not self._connection.has_schema(schema):
             self._connection.run(f"create schema {quote_identifier(schema)}")
+
+
+def _found(tables: Mapping[TableName, HeldTable], name: TableName) -> HeldTable:
+    if name not in tables:
+        raise unprepared(name)
+    return tables[name]
+
+
+def _dialect(name: str, settings: WarehouseSettings, *, views: str, schema: str, generation: int) -> Dialect:
+    if settings.is_file:
+        from sinks.warehouse.duckdb.dialect import DuckDb
+
+        return DuckDb(name, settings, views=views, schema=schema, generation=generation)
+    return PostgreSql(settings, views=views, schema=schema, generation=generation)
 
 
 def _relations(tables: Iterable[HeldTable]) -> dict[str, str]:
     """The names that these have in a schema, with what stands there."""
     return {relation: what for held in tables for relation, what in held.relations.items()}
-
-
-def _refuse(rejections: list[Rejection]) -> "partial[None]":
-    def refuse(refused: TableEvents, reason: str) -> None:
-        rejections.append(Rejection(refused[0], reason))
-
-    return partial(refuse)

@@ -7,4 +7,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    op.execute("alter table lockstep.writer add column is_bulk boolean not null default false")
+    if op.get_context().dialect.name == "duckdb":  # which adds no column with a constraint
+        op.execute("alter table lockstep.writer add column is_bulk boolean default false")
+    else:
+        op.execute("alter table lockstep.writer add column is_bulk boolean not null default false")

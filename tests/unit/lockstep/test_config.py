@@ -66,6 +66,15 @@ def test_a_sink_cannot_ask_for_a_table_that_is_not_captured(write) -> None:
         load(write(VALID.replace('tables = ["public.orders"]', 'tables = ["public.customers"]')))
 
 
+def test_a_warehouse_in_a_file_is_written_by_one_machine(write) -> None:
+    text = (
+        VALID + '[sinks.dwh]\ntype = "warehouse"\nurl = "duckdb:////var/lib/shop/dwh.duckdb"\n[spark]\nmaster = "{}"\n'
+    )
+    assert load(write(text.format("local[2]"))).sinks["dwh"].type == "warehouse"
+    with pytest.raises(ConfigurationError, match=r"sinks\.dwh\.url names a file"):
+        load(write(text.format("spark://master:7077")))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "path"),
     [

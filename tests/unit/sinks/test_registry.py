@@ -26,6 +26,7 @@ EXAMPLES = [
     ),
     ({"type": "redis", "url": "rediss://:secret-word@h:6379/0", "tls": {"verify": False}}, RedisSink),
     ({"type": "warehouse", "url": "postgresql+psycopg://u:secret-word@h/d", "schema": "dwh"}, WarehouseSink),
+    ({"type": "warehouse", "url": "duckdb:////var/lib/dwh.duckdb"}, WarehouseSink),
     ({"type": "delta", "root": "s3://bucket/lake", "login": {"user": "u", "password": "secret-word"}}, DeltaSink),
 ]
 
@@ -54,7 +55,9 @@ def test_an_unknown_type_is_an_error() -> None:
 
 
 def test_importing_the_registry_loads_no_client() -> None:
-    clients = "opensearchpy redis sqlalchemy psycopg alembic deltalake pyarrow confluent_kafka pyspark"
+    clients = (
+        "opensearchpy redis sqlalchemy psycopg alembic deltalake duckdb duckdb_engine pyarrow confluent_kafka pyspark"
+    )
     program = f"import sys, sinks.registry; print([m for m in '{clients}'.split() if m in sys.modules])"
     answer = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert answer.stdout.strip() == "[]"

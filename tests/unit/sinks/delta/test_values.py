@@ -8,7 +8,8 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Column, TableName
-from sinks.delta.values import EXACT_COLUMN, Rows, form_of, may_partition
+from sinks.delta.values import form_of, may_partition, rows_of
+from sinks.exact_columns import EXACT_COLUMN
 from sinks.shape import Shape
 from tests.builders import column, delete, table, upsert
 
@@ -21,7 +22,7 @@ def numeric(precision: int, scale: int) -> Column:
 def stored(of: Column, *values: JsonValue) -> tuple[list[object], list[str | None], list[JsonValue]]:
     """What the column holds, what stands beside it, and what is read back."""
     shape = table(column("id", "int8"), of)
-    rows = Rows(Shape.of(shape))
+    rows = rows_of(Shape.of(shape))
     events = [upsert({"id": number, "v": value}, 1, of=shape) for number, value in enumerate(values)]
     data, rejections = rows.encode(events)
     assert rejections == []
@@ -123,7 +124,7 @@ def test_a_value_that_does_not_fit_is_rejected_and_its_neighbours_are_kept(
 ) -> None:
     shape = table(column("id", "int8"), of)
     events = [upsert({"id": number, "v": value if number == 1 else None}, 1, of=shape) for number in range(3)]
-    data, (rejection,) = Rows(Shape.of(shape)).encode(events)
+    data, (rejection,) = rows_of(Shape.of(shape)).encode(events)
     assert data.column("id").to_pylist() == [0, 2]
     assert (rejection.event, rejection.reason) == (events[1], f"column 'v': {why}")
 
@@ -131,13 +132,13 @@ def test_a_value_that_does_not_fit_is_rejected_and_its_neighbours_are_kept(
 def test_each_event_is_rejected_once_however_many_columns_refuse_it() -> None:
     shape = table(column("id", "int8"), column("a", "int2"), column("b", "int2"))
     rows: list[dict[str, JsonValue]] = [{"id": 1, "a": 10**6, "b": 10**6}, {"id": 2, "a": 1, "b": 10**6}]
-    data, rejections = Rows(Shape.of(shape)).encode([upsert(row, 1, of=shape) for row in rows])
+    data, rejections = rows_of(Shape.of(shape)).encode([upsert(row, 1, of=shape) for row in rows])
     assert (data.num_rows, [rejection.event.key["id"] for rejection in rejections]) == (0, [1, 2])
 
 
 def test_a_deletion_has_its_key_and_nothing_else() -> None:
     shape = table(column("id", "int8"), column("note"))
-    data, _ = Rows(Shape.of(shape)).encode([delete({"id": 7}, 2, of=shape)])
+    data, _ = rows_of(Shape.of(shape)).encode([delete({"id": 7}, 2, of=shape)])
     assert data.to_pylist() == [
         {"id": 7, "note": None, "_exact": None, "_tag": delete({"id": 7}, 2).tag, "_deleted": True}
     ]
@@ -146,7 +147,7 @@ def test_a_deletion_has_its_key_and_nothing_else() -> None:
 def test_a_column_that_the_table_does_not_have_is_an_error() -> None:
     shape = table(column("id", "int8"), column("note"))
     with pytest.raises(LockstepError, match="new column 'added'"):
-        Rows(Shape.of(shape)).encode([upsert({"id": 1, "note": "a", "added": 1}, 1, of=shape)])
+        rows_of(Shape.of(shape)).encode([upsert({"id": 1, "note": "a", "added": 1}, 1, of=shape)])
 
 
 def test_a_partition_may_have_few_types() -> None:
@@ -161,7 +162,7 @@ def test_a_partition_of_an_empty_text_stands_beside_it_and_a_long_one_is_rejecte
     shape = table(column("id", "int8"), column("region"))
     texts = ["", "north", None, "x" * 300, "ü" * 100]
     events = [upsert({"id": number, "region": text}, 1, of=shape) for number, text in enumerate(texts)]
-    data, rejections = Rows(Shape.of(shape), ["region"]).encode(events)
+    data, rejections = rows_of(Shape.of(shape), ["region"]).encode(events)
     assert data.column(EXACT_COLUMN).to_pylist() == ['{"region":""}', None, None]
     assert [rejection.event.key["id"] for rejection in rejections] == [3, 4]
     assert {rejection.reason for rejection in rejections} == {"column 'region': too long for a partition's name"}
@@ -169,13 +170,13 @@ def test_a_partition_of_an_empty_text_stands_beside_it_and_a_long_one_is_rejecte
 
 def test_an_empty_key_is_no_partition() -> None:
     shape = table(column("k"), column("note"), key=("k",))
-    data, rejections = Rows(Shape.of(shape), ["k"]).encode([upsert({"k": "", "note": "a"}, 1, of=shape)])
+    data, rejections = rows_of(Shape.of(shape), ["k"]).encode([upsert({"k": "", "note": "a"}, 1, of=shape)])
     assert (data.num_rows, len(rejections)) == (0, 1)
 
 
 def test_what_a_column_was_added_with_is_written_like_any_value() -> None:
     shape = table(column("id", "int8"), column("at", "date"), column("n", "int4"), name=TableName("public", "t"))
-    rows = Rows(Shape.of(shape))
+    rows = rows_of(Shape.of(shape))
     assert rows.filling({"at": "infinity", "n": 7}).to_pylist() == [
         {"at": None, "n": 7, "_exact": '{"at":"infinity"}', "_deleted": False}
     ]
@@ -185,5 +186,5 @@ def test_what_a_column_was_added_with_is_written_like_any_value() -> None:
 
 def test_a_key_that_no_row_can_have_is_left_out_of_a_search() -> None:
     shape = replace(table(column("id", "int4"), column("note")), key=("id",))
-    arrays = Rows(Shape.of(shape)).key_arrays([{"id": 1}, {"id": 2**40}, {"id": "x"}])
+    arrays = rows_of(Shape.of(shape)).key_arrays([{"id": 1}, {"id": 2**40}, {"id": "x"}])
     assert arrays["id"].to_pylist() == [1]

@@ -68,3 +68,30 @@ def test_what_shapes_a_generation_comes_back_from_its_definition() -> None:
     built = settings(**shaping)
     assert with_definition(settings(), definition(built)) == built
     assert with_definition(settings(**shaping), {}) == settings()
+
+
+@pytest.mark.parametrize(
+    ("url", "file"),
+    [
+        ("duckdb:////var/lib/dwh.duckdb", "/var/lib/dwh.duckdb"),
+        ("duckdb:////var/lib/d%20w.db?memory_limit=4GB", "/var/lib/d w.db"),
+    ],
+)
+def test_a_file_is_known_by_its_address(url: str, file: str) -> None:
+    assert (settings(url=url).is_file, str(settings(url=url).file)) == (True, file)
+    assert not settings().is_file
+
+
+@pytest.mark.parametrize(
+    "url", ["duckdb:///:memory:", "duckdb://", "duckdb:///dwh.duckdb", "duckdb:////directory/", "duckdb:///md:dwh"]
+)
+def test_what_is_no_file_on_this_machine_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="the absolute path of a file"):
+        settings(url=url)
+
+
+def test_a_file_has_no_login_and_nothing_else_of_a_server() -> None:
+    with pytest.raises(ValidationError, match="a DuckDB file has no login, tls, connect_timeout_s: remove them"):
+        settings(url="duckdb:////d/f", login={"user": "u"}, tls={}, connect_timeout_s=3)
+    chosen = settings(url="duckdb:////d/f", names={"public.orders": "o"})
+    assert with_definition(chosen, definition(chosen)) == chosen

@@ -6,8 +6,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.model.table import quote_identifier
 from cdc.protocol.pgvalues import SESSION_SETTINGS
-from sinks.warehouse.errors import is_of_a_row, reason_of, translated
+from sinks.warehouse.names import qualified
+from sinks.warehouse.postgres.errors import is_of_a_row, reason_of, translated
 from sinks.warehouse.settings import WarehouseSettings
 
 if TYPE_CHECKING:
@@ -68,6 +70,15 @@ class WarehouseConnection:
     def run(self, statement: str) -> "CursorResult[Any]":
         """A statement with identifiers of the source in it, in which no character is a placeholder."""
         return self.connected.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+    def locking(self, words: str) -> str:
+        return words
+
+    def has_relation(self, schema: str, relation: str) -> bool:
+        return bool(self.execute("select to_regclass(:name) is not null", name=qualified(schema, relation)).scalar())
+
+    def has_schema(self, schema: str) -> bool:
+        return bool(self.execute("select to_regnamespace(:name) is not null", name=quote_identifier(schema)).scalar())
 
     def copy(self, into: str, lines: Iterator[str]) -> None:
         driver: Any = self.connected.connection.driver_connection

@@ -16,22 +16,15 @@ from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import quote_identifier
-from sinks.warehouse.connection import WarehouseConnection
-from sinks.warehouse.errors import INVALID_TABLE_DEFINITION, LOCK_NOT_AVAILABLE, state_of
 from sinks.warehouse.names import qualified
+from sinks.warehouse.postgres.connection import WarehouseConnection
+from sinks.warehouse.postgres.errors import INVALID_TABLE_DEFINITION, LOCK_NOT_AVAILABLE, state_of
+from sinks.warehouse.shown import Shown
 
 # Readers of a view wait behind us while we wait for it, so not for long at a time; and much less than deadlock_timeout (1 s)
 # while we hold others.
 _FIRST_LOCK_MS: Final = 500
 _SECOND_LOCK_MS: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """What a view is to show: its columns, in the query's order."""
-
-    columns: tuple[str, ...]
-    query: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,7 @@ class WarehouseViews:
         held = {view.relation: view for view in self.held(known)}
         gone = [view for relation, view in held.items() if relation not in wanted]
         made = {relation: shown for relation, shown in wanted.items() if not self._shows(held.get(relation), shown)}
-        self.hold([*gone, *(held[relation] for relation in made if relation in held)])
+        self._hold([*gone, *(held[relation] for relation in made if relation in held)])
         for view in gone:
             self._connection.run(f"drop view {view.name}")
         for relation, shown in sorted(made.items()):
@@ -112,11 +105,14 @@ class WarehouseViews:
         One that reads something else too is somebody's own: then the server refuses to drop the table.
         """
         views = [view for view in self.held(relations) if view.generations == {self._generation}]
-        self.hold(views)
+        self._hold(views)
         for view in views:
             self._connection.run(f"drop view {view.name}")
 
-    def hold(self, views: Sequence[View]) -> None:
+    def hold(self, relations: Mapping[str, str]) -> None:
+        self._hold(self.held(relations))
+
+    def _hold(self, views: Sequence[View]) -> None:
         """Lock these views against readers until the transaction ends; raise Unavailable when they are read for too long.
 
         A reader that waits for one of these views while it holds another would make a deadlock with us, and the server ends

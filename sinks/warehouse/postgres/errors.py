@@ -4,6 +4,7 @@ import re
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError, Unavailable
+from sinks.access import certificate_refused
 
 UNIQUE_VIOLATION: Final = "23505"
 LOCK_NOT_AVAILABLE: Final = "55P03"
@@ -72,6 +73,9 @@ def translated(error: BaseException) -> LockstepError:
     state = state_of(error)
     if not state:
         words = str(original)
+        ours = certificate_refused("the warehouse", original)
+        if ours is not None:
+            return ours
         for sign, hint in _REFUSED_AT_THE_DOOR.items():
             if sign in words:
                 return LockstepError(f"the warehouse refuses the connection: {words.strip()}", hint=hint)

@@ -1,4 +1,4 @@
-"""sinks.warehouse.history: DDL, the view's query, lines of COPY; its behaviour is in tests/contract"""
+"""sinks.warehouse.postgres.history: DDL and lines of COPY; its behaviour is in tests/contract"""
 
 import pytest
 
@@ -6,7 +6,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import TableEvents
 from sinks.shape import Shape
 from sinks.sink import TableVersions
-from sinks.warehouse.history import HistoryStatements, create_history_sql, history_view, set_aside_sql
+from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
 from tests.builders import column, delete, table, tag, upsert
 
 
@@ -18,17 +18,6 @@ def test_a_column_with_a_name_of_ours_is_refused(name: str) -> None:
 
 def test_the_key_has_the_tag_in_it() -> None:
     assert 'primary key ("id", "_tag")' in create_history_sql("s", Shape.of(table()))
-
-
-def test_the_view_has_new_columns_at_its_end() -> None:
-    assert history_view("s", Shape.of(table())).columns == (
-        "_tag",
-        "valid_from",
-        "valid_to",
-        "_operation",
-        "id",
-        "note",
-    )
 
 
 def test_lines_have_commit_times_and_operations() -> None:

@@ -1,4 +1,4 @@
-"""sinks.warehouse.tables: types, DDL and lines of COPY"""
+"""sinks.warehouse.postgres.tables: types, DDL and lines of COPY"""
 
 import pytest
 
@@ -6,7 +6,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import TableEvents
 from cdc.model.table import Column
 from sinks.shape import Shape
-from sinks.warehouse.tables import Rows, UnknownColumn, column_type, create_table_sql
+from sinks.warehouse.postgres.tables import Rows, UnknownColumn, column_type, create_table_sql
 from tests.builders import column, delete, table, tag, upsert
 
 

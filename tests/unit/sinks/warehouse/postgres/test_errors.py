@@ -1,10 +1,10 @@
-"""sinks.warehouse.errors: whose turn it is"""
+"""sinks.warehouse.postgres.errors: whose turn it is"""
 
 import psycopg
 import pytest
 
 from cdc.model.errors import Unavailable
-from sinks.warehouse.errors import is_of_a_row, translated
+from sinks.warehouse.postgres.errors import is_of_a_row, translated
 
 
 def error(state: str) -> psycopg.Error:

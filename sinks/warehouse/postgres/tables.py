@@ -11,17 +11,14 @@ from typing import Final
 
 import orjson
 
-from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
-from cdc.model.table import Column, Table, TableName, quote_identifier
+from cdc.model.table import Column, Table, quote_identifier
 from cdc.protocol.pgvalues import json_encoder
 from sinks.copy_text import array_literal, copy_line, plain_text
 from sinks.shape import Shape
 from sinks.sink import StoredRow
-from sinks.warehouse.names import listed
-
-TAG_COLUMN: Final = "_tag"
-DELETED_COLUMN: Final = "_deleted"
+from sinks.warehouse.dialect import UnknownColumn
+from sinks.warehouse.names import DELETED_COLUMN, TAG_COLUMN, check_columns, listed
 
 # Types that any PostgreSQL has, and whose text it reads back as the same value.
 _SAME_TYPE: Final = frozenset(
@@ -82,16 +79,6 @@ def create_table_sql(target: str, shape: Shape) -> str:
     lines.append(f"{quote_identifier(DELETED_COLUMN)} boolean not null")
     lines.append(f"primary key ({listed(shape.table.key)})")
     return f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
-
-
-def check_columns(shape: Shape, taken: Sequence[str], who: str) -> None:
-    """Raise LockstepError for a column whose name is taken by ours."""
-    for column in shape.columns:
-        if column.name in taken:
-            raise LockstepError(
-                f"table {shape.table.name} has a column {column.name!r}, a name that {who} for itself",
-                hint="rename the column at the source, or leave it out with a column list of the publication",
-            )
 
 
 def column_definitions(shape: Shape) -> list[str]:
@@ -193,24 +180,11 @@ class Statements(Rows):
         return [place for place in long if sum(map(_length, events[place].key.values())) > _KEY_CHARACTERS_SAFE]
 
 
-class UnknownColumn(Exception):
-    """An event has a column that its table didn't have when it was looked at."""
-
-    def __init__(self, table: TableName, column: str) -> None:
-        super().__init__(table, column)
-        self.table = table
-        self.column = column
-
-
 def assignments(stored: Sequence[str], key: Sequence[str]) -> str:
     """All columns but the key's, as ``on conflict do update`` sets them."""
     return ", ".join(
         f"{quote_identifier(name)} = excluded.{quote_identifier(name)}" for name in stored if name not in key
     )
-
-
-def live_rows_sql(target: str, columns: Sequence[str]) -> str:
-    return f"select {listed(columns)} from {target} where not {quote_identifier(DELETED_COLUMN)}"
 
 
 def newest_rows_sql(target: str, shape: Shape) -> tuple[str, str]:

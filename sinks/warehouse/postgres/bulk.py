@@ -9,10 +9,10 @@ from typing import Final
 
 from cdc.model.table import quote_identifier
 from sinks.warehouse.books import HeldTable
-from sinks.warehouse.connection import WarehouseConnection
-from sinks.warehouse.errors import UNIQUE_VIOLATION, state_of
 from sinks.warehouse.names import listed, qualified
-from sinks.warehouse.tables import newest_rows_sql
+from sinks.warehouse.postgres.connection import WarehouseConnection
+from sinks.warehouse.postgres.errors import UNIQUE_VIOLATION, state_of
+from sinks.warehouse.postgres.tables import newest_rows_sql
 
 # For the sorting at the end of a bulk load, which is done once and by nobody else.
 _MEMORY: Final = "256MB"

@@ -1,0 +1,175 @@
+"""What a database does in a way of its own: the seam between the sink and ``postgres`` or ``duckdb``."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cdc.model.event import JsonValue, TableEvents
+from cdc.model.table import Table, TableName
+from sinks.sink import Rejection, StoredRow, TableVersions
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection as SqlConnection
+    from sqlalchemy import CursorResult
+
+    from sinks.warehouse.books import HeldTable
+    from sinks.warehouse.shown import Shown
+
+Refuse = Callable[[TableEvents, str], object]
+"""Takes a version that a history can't hold, alone, and the reason."""
+
+
+class UnknownColumn(Exception):
+    """An event has a column that its table didn't have when it was looked at."""
+
+    def __init__(self, table: TableName, column: str) -> None:
+        super().__init__(table, column)
+        self.table = table
+        self.column = column
+
+
+class Connection(Protocol):
+    """Transactions and statements. Errors leave a transaction as ours."""
+
+    def transaction(self) -> AbstractContextManager[object]: ...
+
+    @property
+    def connected(self) -> "SqlConnection":
+        """The transaction's connection."""
+        ...
+
+    def execute(self, query: str, **values: object) -> "CursorResult[Any]":
+        """A statement on the bookkeeping, with ``:view_schema`` and ``:generation`` bound."""
+        ...
+
+    def run(self, statement: str) -> "CursorResult[Any]":
+        """A statement with identifiers of the source in it, in which no character is a placeholder."""
+        ...
+
+    def locking(self, words: str) -> str:
+        """``for update`` and the like, where a transaction has to lock rows."""
+        ...
+
+    def has_relation(self, schema: str, relation: str) -> bool: ...
+
+    def has_schema(self, schema: str) -> bool: ...
+
+    def disconnect(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class View(Protocol):
+    """A view as the database has it. ``name`` is quoted; ``generations`` are those whose tables it reads."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def generations(self) -> frozenset[int]: ...
+
+
+class Views(Protocol):
+    """The views of one sink. Every method is called inside a transaction, with names of relations and what stands there."""
+
+    def held(self, relations: Mapping[str, str]) -> Sequence[View]:
+        """These views, as far as they are there. Raises LockstepError where something else has a view's name."""
+        ...
+
+    def hold(self, relations: Mapping[str, str]) -> None:
+        """Lock these views against readers until the transaction ends; raise Unavailable when they are read for too long."""
+        ...
+
+    def show(self, wanted: "Mapping[str, Shown]", known: Mapping[str, str]) -> None:
+        """Point the views at this generation; known ones that it doesn't have are dropped."""
+        ...
+
+    def rename_columns(self, relations: Mapping[str, str], renamed: Mapping[str, str]) -> None:
+        """So that the views, with their grants and what others built on them, stay the same ones."""
+        ...
+
+    def drop(self, relations: Mapping[str, str]) -> None:
+        """Drop those that read this generation alone."""
+        ...
+
+
+class Dialect(Protocol):
+    """One generation's tables in one database. All methods but ``make_ready``, ``scan``, ``rows`` and ``forget`` are called inside a transaction."""
+
+    @property
+    def connection(self) -> Connection: ...
+
+    @property
+    def views(self) -> Views: ...
+
+    def check(self, tables: "Collection[HeldTable]") -> None:
+        """Raise LockstepError for tables and columns that can't have their names here."""
+        ...
+
+    def create(self, held: "HeldTable") -> None:
+        """Make a table. Does nothing when it is there."""
+        ...
+
+    def create_history(self, held: "HeldTable") -> None:
+        """Make the table of its history, likewise."""
+        ...
+
+    def alter(self, relation: str, before: "HeldTable", held: "HeldTable", added: Mapping[str, JsonValue]) -> None:
+        """Rename columns of one of a table's relations and add those that it lacks, with these values in the rows that are there."""
+        ...
+
+    def drop_columns(self, held: "HeldTable", names: Sequence[str], *, has_history: bool) -> None:
+        """Drop columns; a history keeps them under other names."""
+        ...
+
+    def remove(self, relation: str) -> None: ...
+
+    def remove_all(self) -> None: ...
+
+    def shown(self, held: "HeldTable") -> "Mapping[str, Shown]":
+        """The views of a table by their names."""
+        ...
+
+    def has_rows(self, held: "HeldTable") -> bool: ...
+
+    def drop_key(self, held: "HeldTable") -> None:
+        """From now on rows of one key may stand beside each other."""
+        ...
+
+    def add_keys(self, tables: "Collection[HeldTable]") -> None:
+        """Leave each row's newest version only, and see to it that this stays so."""
+        ...
+
+    def look_at(self, tables: "Sequence[HeldTable]") -> None:
+        """Be ready to write to these tables as they are now."""
+        ...
+
+    def forget(self) -> None:
+        """Be ready for no table."""
+        ...
+
+    def is_ready_for(self, name: TableName) -> bool: ...
+
+    def keeps(self, name: TableName) -> bool:
+        """Whether a table that it is ready for has a history."""
+        ...
+
+    def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
+        """What can be done with a batch before its transaction. Raises UnknownColumn."""
+        ...
+
+    def merge(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> int:
+        """How many of the events won over what is there. Raises UnknownColumn."""
+        ...
+
+    def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
+        """How many of the events stand in the table now, which has no key. Raises UnknownColumn."""
+        ...
+
+    def keep(self, versions: TableVersions, refuse: Refuse, *, replays: bool) -> None:
+        """Add versions to a table's history; with ``replays`` those that are there are replaced. Raises UnknownColumn."""
+        ...
+
+    def scan(self, relation: str, table: Table) -> Iterator[StoredRow]: ...
+
+    def rows(self, relation: str, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]: ...

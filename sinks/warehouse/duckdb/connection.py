@@ -1,0 +1,153 @@
+"""Transactions on a DuckDB file, which one process holds at a time: it is attached only while a transaction lasts.
+
+DuckDB itself stays, with nothing but that file: to start it takes ten times as long as to attach one.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc.model.errors import ConfigurationError, Unavailable
+from sinks.warehouse.duckdb.errors import is_held, translated
+from sinks.warehouse.settings import WarehouseSettings
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, CursorResult, Engine
+
+_FILE: Final = "lockstep_file"
+"""What the file is called here; by its own name one of its schemas could be meant."""
+
+_FIRST_WAIT_S: Final = 0.01
+_WAIT_S_MAX: Final = 0.05
+
+_TURNS: Final[dict[Path, threading.Lock]] = {}
+"""Whose turn it is among the threads of this process, which the file's lock doesn't keep apart."""
+
+
+class DuckDbConnection:
+    """Attaches the file for each transaction. While others have it, it is asked for again, up to ``lock_timeout_s``.
+
+    ``views`` is the schema of a sink's views.
+    """
+
+    def __init__(self, settings: WarehouseSettings, *, views: str, generation: int) -> None:
+        self._path = settings.file
+        self._settings = settings
+        self._bound = {"view_schema": views, "generation": generation}
+        self._turn = _TURNS.setdefault(self._path, threading.Lock())
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> "Iterator[Connection]":
+        deadline = time.monotonic() + self._settings.lock_timeout_s
+        if not self._turn.acquire(timeout=self._settings.lock_timeout_s):
+            raise Unavailable(f"another thread of this process is busy with {str(self._path)!r}", retry_after_s=1.0)
+        try:
+            with self._translated():
+                if self._connection is None:
+                    self._connection = _engine(self._settings).connect()
+                try:
+                    self._attach(deadline)
+                    with self._connection.begin():
+                        yield self._connection
+                    self.driver.execute(f"use memory; detach {_FILE}").fetchall()
+                except BaseException:
+                    self.close()  # and the file with it, whatever it was that went wrong
+                    raise
+        finally:
+            self._turn.release()
+
+    @property
+    def connected(self) -> "Connection":
+        assert self._connection is not None, "only inside a transaction"
+        return self._connection
+
+    @property
+    def driver(self) -> Any:
+        """The same connection as DuckDB's own, which takes and gives Arrow, once it is through with what was asked before."""
+        driver: Any = self.connected.connection.driver_connection
+        driver.complete()
+        return driver
+
+    def execute(self, query: str, **values: object) -> "CursorResult[Any]":
+        from sqlalchemy import text
+
+        return self.connected.execute(text(query), {**self._bound, **values})
+
+    def run(self, statement: str) -> "CursorResult[Any]":
+        return self.connected.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+    def locking(self, words: str) -> str:
+        """Nothing: a transaction has the whole file to itself."""
+        return ""
+
+    def has_relation(self, schema: str, relation: str) -> bool:
+        return bool(
+            self.execute(
+                "select count(*) from information_schema.tables where table_catalog = current_database() "
+                "and lower(table_schema) = lower(:schema) and lower(table_name) = lower(:relation)",
+                schema=schema,
+                relation=relation,
+            ).scalar()
+        )
+
+    def has_schema(self, schema: str) -> bool:
+        return bool(
+            self.execute(
+                "select count(*) from information_schema.schemata where catalog_name = current_database() "
+                "and lower(schema_name) = lower(:schema)",
+                schema=schema,
+            ).scalar()
+        )
+
+    def disconnect(self) -> None:
+        """Nothing of a transaction lasts beyond it."""
+
+    def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            connection.close()
+            connection.engine.dispose()
+
+    def _attach(self, deadline: float) -> None:
+        path = str(self._path).replace("'", "''")
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                self.driver.execute(f"attach '{path}' as {_FILE}; use {_FILE}").fetchall()
+            except Exception as error:
+                if not is_held(error) or time.monotonic() + wait_s > deadline:
+                    raise
+            else:
+                return
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _WAIT_S_MAX)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """DuckDB's errors as ours."""
+        import duckdb
+        from sqlalchemy.exc import DBAPIError
+
+        try:
+            yield
+        except (DBAPIError, duckdb.Error) as error:
+            raise translated(error, self._path) from error
+
+
+def _engine(settings: WarehouseSettings) -> "Engine":
+    from sqlalchemy import create_engine, make_url
+    from sqlalchemy.pool import NullPool
+
+    url = make_url(settings.url.get_secret_value()).set(database=":memory:")
+    try:
+        # hide_parameters: an error's text must not hold values.
+        return create_engine(url, poolclass=NullPool, hide_parameters=True)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a warehouse in a DuckDB file needs the packages duckdb and duckdb-engine: {error}",
+            hint="install Lockstep with the packages that its lock file names",
+        ) from error

@@ -1,0 +1,358 @@
+"""One generation's tables in a DuckDB file: written from Arrow and read into it.
+
+**One process at a time.** DuckDB locks its file for as long as it is open, so it is open only while a transaction lasts: jobs' workers,
+commands and readers take turns, and wait for each other up to ``lock_timeout_s``. Rows are made ready before the file is opened.
+All of them have to be on one machine, with a file system that knows locks.
+
+**A batch** is one transaction, as everywhere: rows whose key is there with an older tag are deleted, then those are inserted whose key
+isn't there. What can't be a row of the table is known before, so no statement fails for the sake of a row.
+
+A value that its column can't hold stands in ``_exact``, beside it (``values``). So renaming a column renames it in there as well.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from tempfile import TemporaryFile
+from typing import Final
+
+import orjson
+import pyarrow as pa
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.event import JsonValue, TableEvents
+from cdc.model.table import Table, TableName, quote_identifier
+from sinks.exact_columns import DELETED_COLUMN, EXACT_COLUMN, Rows
+from sinks.shape import Shape, unprepared
+from sinks.sink import Rejection, StoredRow, TableVersions
+from sinks.warehouse.books import HeldTable, WarehouseBooks
+from sinks.warehouse.dialect import Refuse, UnknownColumn
+from sinks.warehouse.duckdb.connection import DuckDbConnection
+from sinks.warehouse.duckdb.tables import (
+    GIVEN,
+    Statements,
+    check_columns,
+    column_type,
+    create_history_sql,
+    create_table_sql,
+    rows_by_key_sql,
+)
+from sinks.warehouse.duckdb.values import rows_of
+from sinks.warehouse.duckdb.views import DuckDbViews
+from sinks.warehouse.history import COMMITTED, OPERATION, aside_name
+from sinks.warehouse.names import HISTORY_SUFFIX, qualified
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.shown import Shown, history_view, live_view
+
+_SCAN_ROWS: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A table that is written to."""
+
+    rows: Rows
+    statements: Statements
+    has_history: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """Events as rows, with the place of each row's event, and by their places why others have no row."""
+
+    data: pa.Table
+    places: Sequence[int]
+    refused: Mapping[int, str]
+
+    def without(self, unfit: Mapping[int, str]) -> "_Given":
+        """Without these rows too."""
+        if not unfit:
+            return self
+        fit = [number for number in range(self.data.num_rows) if number not in unfit]
+        return replace(
+            self._only(fit), refused={**self.refused, **{self.places[number]: why for number, why in unfit.items()}}
+        )
+
+    def rejections(self, events: TableEvents) -> list[Rejection]:
+        return [Rejection(events[place], reason) for place, reason in sorted(self.refused.items())]
+
+    def of_history(self, versions: TableVersions) -> "_Given":
+        """With what a history says of each version, each version once.
+
+        One may be there twice, and of a tombstone whose event is gone only the record's time is known, which is later. (DuckDB's own
+        ``distinct on`` makes 0.0 of -0.0 in columns that it has nothing to do with.)
+        """
+        keys, tags, times_ms = versions.events.keys, versions.events.tags, versions.commit_times_ms
+        earliest: dict[tuple[bytes, str], int] = {}
+        for number, place in enumerate(self.places):
+            known = earliest.setdefault((keys[place], tags[place]), number)
+            if times_ms[place] < times_ms[self.places[known]]:
+                earliest[keys[place], tags[place]] = number
+        once = self if len(earliest) == len(self.places) else self._only(sorted(earliest.values()))
+        times_us = pa.array([times_ms[place] * 1000 for place in once.places], pa.int64())
+        operations = pa.array([versions.operations[place] for place in once.places], pa.string())
+        data = once.data.drop_columns([DELETED_COLUMN])
+        data = data.append_column(COMMITTED, times_us.cast(pa.timestamp("us", "UTC")))
+        return replace(once, data=data.append_column(OPERATION, operations))
+
+    def _only(self, numbers: Sequence[int]) -> "_Given":
+        data = self.data.take(pa.array(numbers, pa.int64()))
+        return replace(self, data=data, places=[self.places[number] for number in numbers])
+
+
+class DuckDb:
+    """Attaches the file for each transaction."""
+
+    def __init__(self, name: str, settings: WarehouseSettings, *, views: str, schema: str, generation: int) -> None:
+        _check_schemas(settings, views)
+        self.connection = DuckDbConnection(settings, views=views, generation=generation)
+        self.views = DuckDbViews(self.connection, views, generation)
+        self._schema = schema
+        self._books = WarehouseBooks(self.connection, name, generation)
+        self._written: dict[TableName, _Written] = {}
+        self._given: dict[TableName, _Given] = {}
+        self._given_versions: dict[TableName, _Given] = {}
+
+    def check(self, tables: Collection[HeldTable]) -> None:
+        taken: dict[str, str] = {}
+        for held in tables:
+            check_columns(held.shape, has_history=held.has_history)
+            for relation in held.relations:
+                other = taken.setdefault(relation.lower(), relation)
+                if other != relation:
+                    raise LockstepError(
+                        f"{other!r} and {relation!r} are the same name for DuckDB",
+                        hint='give one of them another one, names = { "schema.table" = "other" } of this sink, or leave it out of its tables',
+                    )
+
+    def create(self, held: HeldTable) -> None:
+        self.connection.run(create_table_sql(self._qualified(held.called), held.shape))
+
+    def create_history(self, held: HeldTable) -> None:
+        self.connection.run(create_history_sql(self._history(held), held.shape))
+
+    def alter(self, relation: str, before: HeldTable, held: HeldTable, added: Mapping[str, JsonValue]) -> None:
+        target = self._qualified(relation)
+        steps = before.shape.steps_to(held.shape)
+        # By way of names that nothing else has: columns may swap theirs.
+        passing = {old: f"_lockstep_{number}" for number, old in enumerate(steps.renamed)}
+        for old, name in passing.items():
+            self._rename(target, old, name)
+        for old, new in steps.renamed.items():
+            self._rename(target, passing[old], new)
+        if steps.renamed:
+            self._rename_exact(target, steps.renamed)
+        for column in steps.added:
+            self.connection.run(
+                f"alter table {target} add column {quote_identifier(column.name)} {column_type(column, held.shape)}"
+            )
+        values = {column.name: added[column.name] for column in steps.added if added.get(column.name) is not None}
+        if values:
+            self._fill(target, held.shape, values)
+
+    def drop_columns(self, held: HeldTable, names: Sequence[str], *, has_history: bool) -> None:
+        if not names:
+            return
+        for name in names:
+            self.connection.run(f"alter table {self._qualified(held.called)} drop column {quote_identifier(name)}")
+        self._rename_exact(self._qualified(held.called), dict.fromkeys(names))
+        if has_history:
+            begin = 1 + self._set_aside(held)
+            asides = {name: aside_name(name, number) for number, name in enumerate(names, begin)}
+            for name, aside in asides.items():
+                self._rename(self._history(held), name, aside)
+            self._rename_exact(self._history(held), asides)
+
+    def remove(self, relation: str) -> None:
+        self.connection.run(f"drop table {self._qualified(relation)}")
+
+    def remove_all(self) -> None:
+        self.connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
+
+    def shown(self, held: HeldTable) -> dict[str, Shown]:
+        shown = {held.called: live_view(self._qualified(held.called), held.shape)}
+        if held.has_history:
+            shown[held.called + HISTORY_SUFFIX] = history_view(self._history(held), held.shape)
+        return shown
+
+    def has_rows(self, held: HeldTable) -> bool:
+        return bool(self.connection.run(f"select exists (select 1 from {self._qualified(held.called)})").scalar())
+
+    def drop_key(self, held: HeldTable) -> None:
+        """No table has one."""
+
+    def add_keys(self, tables: Collection[HeldTable]) -> None:
+        for held in sorted(tables, key=lambda held: held.called):
+            self.connection.run(self._statements(held).tidy)
+
+    def look_at(self, tables: Sequence[HeldTable]) -> None:
+        for held in tables:
+            written = _Written(rows_of(held.shape), self._statements(held), held.has_history)
+            self._written[held.shape.table.name] = written
+
+    def forget(self) -> None:
+        self._written.clear()
+
+    def is_ready_for(self, name: TableName) -> bool:
+        return name in self._written
+
+    def keeps(self, name: TableName) -> bool:
+        return name in self._written and self._written[name].has_history
+
+    def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
+        """Rows become columns before the file is opened: that takes longer than writing them."""
+        self._given = {events.table: self._encoded(events) for events in tables}
+        self._given_versions = {of_table.events.table: self._encoded(of_table.events) for of_table in versions}
+
+    def merge(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> int:
+        statements = self._written[events.table].statements
+        with self._checked(self._given[events.table], statements) as given:
+            rejections += given.rejections(events)
+            self.connection.run(statements.replace_again if replays else statements.replace)
+            return int(self.connection.run(statements.insert).rowcount)
+
+    def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
+        statements = self._written[events.table].statements
+        with self._checked(self._given[events.table], statements) as given:
+            rejections += given.rejections(events)
+            return int(self.connection.run(statements.append).rowcount)
+
+    def keep(self, versions: TableVersions, refuse: Refuse, *, replays: bool) -> None:
+        statements = self._written[versions.events.table].statements
+        given = self._given_versions[versions.events.table].of_history(versions)
+        with self._checked(given, statements) as given:
+            for place, reason in given.refused.items():
+                refuse(versions.events.select([place]), reason)
+            self.connection.run(statements.make_again if replays else statements.make_earlier)
+            self.connection.run(statements.keep)
+
+    def scan(self, relation: str, table: Table) -> Iterator[StoredRow]:
+        """Copies the rows into a temporary file first: the caller may apply a batch between two rows, and may take its time."""
+        with TemporaryFile() as copied:
+            with self.connection.transaction():
+                rows = self._rows(table)
+                columns = ", ".join(map(quote_identifier, rows.columns_for(table)))
+                live = f"select {columns} from {self._qualified(relation)} where not {quote_identifier(DELETED_COLUMN)}"
+                reader = self.connection.driver.sql(live).to_arrow_reader(_SCAN_ROWS)
+                with pa.ipc.new_stream(copied, reader.schema) as writer:
+                    for batch in reader:
+                        writer.write_batch(batch)
+            copied.seek(0)
+            with pa.ipc.open_stream(copied) as stream:
+                for batch in stream:
+                    yield from rows.decode(batch, table)
+
+    def rows(self, relation: str, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        if not keys:
+            return
+        with self.connection.transaction():
+            rows = self._rows(table)
+            query = rows_by_key_sql(self._qualified(relation), rows.shape, rows.columns_for(table))
+            with self._registered(pa.table(rows.key_arrays(keys))):
+                found = self.connection.driver.sql(query).to_arrow_table()
+        for batch in found.to_batches():
+            yield from rows.decode(batch, table)
+
+    def _encoded(self, events: TableEvents) -> _Given:
+        rows = self._written[events.table].rows
+        parsed = list(events)
+        if (name := rows.unknown(parsed)) is not None:
+            raise UnknownColumn(events.table, name)
+        data, refused = rows.encode_those_that_fit(parsed)
+        return _Given(data, [place for place in range(len(parsed)) if place not in refused], refused)
+
+    @contextmanager
+    def _checked(self, given: _Given, statements: Statements) -> Iterator[_Given]:
+        """Rows for statements to find, without those that DuckDB would refuse."""
+        unfit: dict[int, str] = {}
+        with self._registered(given.data):
+            for name, query in statements.find_bad.items():
+                if self.connection.run(query.counted).scalar():
+                    valid = [bool(row[0]) for row in self.connection.run(query.listed)]
+                    unfit |= {
+                        place: f"column {name!r}: no JSON" for place, is_valid in enumerate(valid) if not is_valid
+                    }
+        fit = given.without(unfit)
+        with self._registered(fit.data):
+            yield fit
+
+    @contextmanager
+    def _registered(self, data: pa.Table) -> Iterator[None]:
+        self.connection.driver.register(GIVEN, data)
+        yield
+        self.connection.driver.unregister(GIVEN)  # with the connection, where something went wrong
+
+    def _rows(self, table: Table) -> Rows:
+        held = self._books.tables().get(table.name) if self._books.exist() else None
+        if held is None:
+            raise unprepared(table.name)
+        return rows_of(held.shape)
+
+    def _fill(self, target: str, shape: Shape, values: Mapping[str, JsonValue]) -> None:
+        """Give these values to all rows that are there."""
+        exact = quote_identifier(EXACT_COLUMN)
+        columns = {column.name: column_type(column, shape) for column in shape.columns}
+        assignments = [
+            f"{quote_identifier(name)} = cast(given.{quote_identifier(name)} as {columns[name]})" for name in values
+        ]
+        beside = (
+            f"{exact} = case when given.{exact} is null then known.{exact} when known.{exact} is null then given.{exact} "
+            f"else left(known.{exact}, -1) || ',' || substr(given.{exact}, 2) end"
+        )
+        with self._registered(rows_of(shape).filling(values)):
+            self.connection.run(
+                f"update {target} as known set {', '.join([*assignments, beside])} from {GIVEN} as given"
+            )
+
+    def _rename(self, target: str, old: str, new: str) -> None:
+        self.connection.run(f"alter table {target} rename column {quote_identifier(old)} to {quote_identifier(new)}")
+
+    def _rename_exact(self, target: str, names: Mapping[str, str | None]) -> None:
+        """What stands beside columns that have other names now, or are gone."""
+        exact = quote_identifier(EXACT_COLUMN)
+        texts = [
+            str(row[0])
+            for row in self.connection.run(f"select distinct {exact} from {target} where {exact} is not null")
+        ]
+        held = [orjson.loads(text) for text in texts]
+        kept = [{names.get(name, name): value for name, value in of.items()} for of in held]
+        for of in kept:
+            of.pop(None, None)
+        after = [orjson.dumps(of).decode() if of else None for of in kept]
+        with self._registered(
+            pa.table({"before": pa.array(texts, pa.string()), "after": pa.array(after, pa.string())})
+        ):
+            self.connection.run(
+                f"update {target} as known set {exact} = given.after from {GIVEN} as given where known.{exact} = given.before"
+            )
+
+    def _set_aside(self, held: HeldTable) -> int:
+        """How many columns of its history the source has dropped."""
+        return int(
+            self.connection.execute(
+                "select count(*) from duckdb_columns() where database_name = current_database() and schema_name = :schema "
+                "and table_name = :relation and starts_with(column_name, '_dropped_')",
+                schema=self._schema,
+                relation=held.called + HISTORY_SUFFIX,
+            ).scalar_one()
+        )
+
+    def _statements(self, held: HeldTable) -> Statements:
+        return Statements(self._qualified(held.called), self._history(held), held.shape)
+
+    def _history(self, held: HeldTable) -> str:
+        return self._qualified(held.called + HISTORY_SUFFIX)
+
+    def _qualified(self, relation: str) -> str:
+        return qualified(self._schema, relation)
+
+
+def _check_schemas(settings: WarehouseSettings, views: str) -> None:
+    """Raise ConfigurationError where one of our schemas would have the name by which DuckDB knows the file."""
+    stem = settings.file.stem.lower()
+    if stem in (views, "lockstep") or re.fullmatch(rf"{re.escape(views)}_g\d+", stem):
+        raise ConfigurationError(
+            f"the warehouse's file is called {stem!r} as one of the schemas in it is: DuckDB couldn't tell them apart in a query",
+            hint="give the file another name, or set schema of this sink",
+        )

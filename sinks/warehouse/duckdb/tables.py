@@ -1,0 +1,149 @@
+"""Tables of a generation in a DuckDB file: their DDL, and the statements that write to them (pure).
+
+They have no primary key. An index would be written with every batch and kept in memory, and a transaction has the file to itself: a
+key that is there is found by a join, and no other writer can come in between.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import Column, quote_identifier
+from sinks.exact_columns import DELETED_COLUMN, EXACT_COLUMN, TAG_COLUMN
+from sinks.shape import Shape
+from sinks.warehouse.duckdb.values import stored_as
+from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO
+from sinks.warehouse.names import listed
+
+GIVEN: Final = "lockstep_given"
+"""What a statement writes or looks for: rows in memory, under a name that the connection knows."""
+
+_OURS: Final = (EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN)
+_OURS_IN_HISTORY: Final = (EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION, FROM, TO)
+
+
+def check_columns(shape: Shape, *, has_history: bool) -> None:
+    """Raise LockstepError for columns that a DuckDB table can't have: to it, ``a`` and ``A`` are one name."""
+    taken = dict.fromkeys(_OURS, "the warehouse sink needs for itself")
+    if has_history:
+        taken |= dict.fromkeys(_OURS_IN_HISTORY, "the warehouse's history of the table needs for itself")
+    for column in shape.columns:
+        if (ours := taken.get(column.name.lower())) is not None:
+            raise LockstepError(
+                f"table {shape.table.name} has a column {column.name!r}, a name that {ours}",
+                hint="rename the column at the source, or leave it out with a column list of the publication",
+            )
+    names: dict[str, str] = {}
+    for column in shape.columns:
+        other = names.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise LockstepError(
+                f"table {shape.table.name} has the columns {other!r} and {column.name!r}, which are the same for DuckDB",
+                hint="give one of them another name, or leave it out: rename and exclude of this sink",
+            )
+
+
+def column_type(column: Column, shape: Shape) -> str:
+    return stored_as(column, is_key=column.name in shape.table.key).sql
+
+
+def create_table_sql(target: str, shape: Shape) -> str:
+    return _create_sql(target, shape, [f"{quote_identifier(DELETED_COLUMN)} BOOLEAN not null"])
+
+
+def create_history_sql(target: str, shape: Shape) -> str:
+    ours = [f"{quote_identifier(COMMITTED)} TIMESTAMPTZ not null", f"{quote_identifier(OPERATION)} VARCHAR not null"]
+    return _create_sql(target, shape, ours)
+
+
+def _create_sql(target: str, shape: Shape, ours: Sequence[str]) -> str:
+    lines = [f"{quote_identifier(column.name)} {column_type(column, shape)}" for column in shape.columns]
+    lines += [f"{quote_identifier(EXACT_COLUMN)} VARCHAR", f"{quote_identifier(TAG_COLUMN)} VARCHAR not null", *ours]
+    return f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
+
+
+class _Finding:
+    """Queries of texts that are no JSON: how many there are, and in the order of the rows whether each is fit."""
+
+    def __init__(self, name: str) -> None:
+        self.counted = f"select count(*) from {GIVEN} where not json_valid({name})"
+        self.listed = f"select coalesce(json_valid({name}), true) from {GIVEN}"
+
+
+class Statements:
+    """The SQL by which rows of one table are written, and by which versions are added to its history."""
+
+    def __init__(self, target: str, history: str, shape: Shape) -> None:
+        self.shape = shape
+        columns = [column.name for column in shape.columns]
+        key = shape.table.key
+        tag = quote_identifier(TAG_COLUMN)
+        typed = ", ".join(
+            f"cast({quote_identifier(column.name)} as {column_type(column, shape)}) as {quote_identifier(column.name)}"
+            for column in shape.columns
+        )
+        self.find_bad = {
+            column.name: _Finding(quote_identifier(column.name))
+            for column in shape.columns
+            if column_type(column, shape) == "JSON"
+        }
+        """By column, how to find what Arrow doesn't know of and DuckDB would refuse."""
+
+        stored = listed([*columns, EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN])
+        given = f"(select {typed}, {listed([EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN])} from {GIVEN}) as given"
+        same_row = _equal(key)
+        self.replace = f"delete from {target} as known using {given} where {same_row} and given.{tag} > known.{tag}"
+        self.replace_again = f"{self.replace.removesuffix(f'given.{tag} > known.{tag}')}given.{tag} >= known.{tag}"
+        self.insert = (
+            f"insert into {target} ({stored}) select {stored} from {given} "
+            f"where not exists (select 1 from {target} as known where {same_row})"
+        )
+        self.append = f"insert into {target} ({stored}) select {stored} from {given}"
+        # Keys of which there are several, and of each the newest that came last.
+        doubles = f"select {listed(key)} from {target} group by {listed(key)} having count(*) > 1"
+        self.tidy = (
+            f"delete from {target} where rowid in (select row from (select rowid as row, row_number() over "
+            f"(partition by {listed(key)} order by {tag} desc, rowid desc) as rank "
+            f"from {target} where ({listed(key)}) in ({doubles})) where rank > 1)"
+        )
+
+        committed = quote_identifier(COMMITTED)
+        identity = [*key, TAG_COLUMN]
+        stored = listed([*columns, EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION])
+        given = f"(select {typed}, {listed([EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION])} from {GIVEN}) as given"
+        # Versions come in the order of their tags, so most of a history's blocks can't hold one of these.
+        same_version = f"{_equal(identity)} and known.{tag} between (select min({tag}) from {GIVEN}) and (select max({tag}) from {GIVEN})"
+        self.make_earlier = (
+            f"update {history} as known set {committed} = given.{committed} from {given} "
+            f"where {same_version} and given.{committed} < known.{committed}"
+        )
+        # What the source has dropped stays as it was: a version that comes again lacks it.
+        others = [column.name for column in shape.table.columns if column.name not in key]
+        assignments = ", ".join(
+            f"{quote_identifier(name)} = given.{quote_identifier(name)}" for name in [*others, EXACT_COLUMN, OPERATION]
+        )
+        self.make_again = (
+            f"update {history} as known set {assignments}, {committed} = least(known.{committed}, given.{committed}) "
+            f"from {given} where {same_version}"
+        )
+        self.keep = (
+            f"insert into {history} ({stored}) select {stored} from {given} "
+            f"where not exists (select 1 from {history} as known where {same_version})"
+        )
+
+
+def rows_by_key_sql(target: str, shape: Shape, columns: Sequence[str]) -> str:
+    """Live rows of the keys that are given."""
+    key = ", ".join(
+        f"cast({quote_identifier(column.name)} as {column_type(column, shape)}) as {quote_identifier(column.name)}"
+        for column in shape.table.key_columns
+    )
+    selection = ", ".join(f"known.{quote_identifier(name)}" for name in columns)
+    return (
+        f"select {selection} from {target} as known join (select distinct {key} from {GIVEN}) as given "
+        f"on {_equal(shape.table.key)} where not known.{quote_identifier(DELETED_COLUMN)}"
+    )
+
+
+def _equal(names: Sequence[str]) -> str:
+    return " and ".join(f"known.{quote_identifier(name)} = given.{quote_identifier(name)}" for name in names)

@@ -1,0 +1,318 @@
+"""Values of events <-> columns of a DuckDB table. Pure.
+
+==============================  ===========================================================================
+type                            in the table
+==============================  ===========================================================================
+bool, int2, int4, int8, oid     BOOLEAN, SMALLINT, INTEGER, BIGINT, BIGINT
+float4, float8                  FLOAT, DOUBLE
+numeric(p,s), p up to 38        DECIMAL(p,s)
+numeric without p, or above 38  VARCHAR, with every digit
+date, time                      DATE, TIME: BC, ``infinity`` and 24:00:00 included
+timestamp, timestamptz          TIMESTAMP, TIMESTAMPTZ: microseconds, BC and ``infinity`` included
+uuid, bytea, jsonb              UUID, BLOB, JSON
+arrays                          lists of these, of one dimension
+everything else                 VARCHAR: PostgreSQL's own text (json, interval, timetz, ranges, enums, ...)
+==============================  ===========================================================================
+
+What such a column can't hold stands in ``_exact`` (``sinks.exact_columns``): ``NaN`` in a decimal, years above 294246, arrays of
+several dimensions or with bounds of their own. The column is null then.
+
+Key columns decide which row is meant, and texts that differ are keys that differ in the log: floats, numerics and arrays are VARCHAR
+in a key.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute
+
+from cdc.model.event import JsonValue
+from cdc.model.table import Column
+from sinks.exact_columns import (
+    BOUNDS,
+    CLOCK,
+    DOUBLE_WHOLE_MAX,
+    FLOAT_WHOLE_MAX,
+    YEARS,
+    Form,
+    Rows,
+    Unfit,
+    Written,
+    decimal,
+    decimal_digits,
+    floating,
+    integer,
+    read_array,
+    read_bytes,
+    read_json,
+    read_plain,
+    write_array,
+    write_bool,
+    write_bytes,
+    write_json,
+    write_text,
+)
+from sinks.shape import Shape
+
+# pyarrow makes most of its functions when it is loaded, which type checkers don't see.
+_compute: Any = pyarrow.compute
+
+_UUID: Final = r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$"
+_MOMENT: Final = re.compile(
+    r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?)?(?P<zone>Z?)(?P<before> BC)?"
+)
+_DAY_US: Final = 86_400_000_000
+# Days since 1970 of what arrow can print: 0001-01-01 and 9999-12-31.
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
+_INFINITE: Final = {"infinity": 1, "-infinity": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A column's type in DuckDB, and how values get into it and out of it."""
+
+    sql: str
+    form: Form
+
+
+def stored_as(column: Column, *, is_key: bool) -> Stored:
+    """How the values of a column are stored."""
+    if column.is_array:
+        if is_key:
+            return Stored("VARCHAR", Form(pa.string(), write_array, read_array))
+        element = _single(column, is_key=False)
+        if element.sql == "JSON":
+            element = _TEXT
+        return Stored(f"{element.sql}[]", _list(element.form))
+    return _single(column, is_key=is_key)
+
+
+def rows_of(shape: Shape) -> Rows:
+    """The rows of one table as its DuckDB table holds them."""
+    key = shape.table.key
+    return Rows(shape, {column.name: stored_as(column, is_key=column.name in key).form for column in shape.columns})
+
+
+def _single(column: Column, *, is_key: bool) -> Stored:
+    value_type = column.value_type
+    if value_type in ("float4", "float8", "numeric") and is_key:
+        return _NUMBER_IN_A_KEY if value_type != "numeric" else _TEXT
+    if value_type == "numeric":
+        digits = decimal_digits(column.type_modifier)
+        return _TEXT if digits is None else Stored(f"DECIMAL({digits[0]},{digits[1]})", decimal(*digits))
+    stored = _STORED.get(value_type, _TEXT)
+    if is_key and value_type in ("timestamp", "timestamptz"):
+        return Stored(stored.sql, _whole(stored.form))
+    return stored
+
+
+def _whole(form: Form) -> Form:
+    """For a key, which the column alone has to hold."""
+
+    def write(values: Sequence[JsonValue]) -> Written:
+        array, exact = form.write(values)
+        if exact:
+            raise Unfit(exact, "a time that this warehouse can't hold in a key")
+        return array, exact
+
+    return Form(form.type, write, form.read)
+
+
+def _write_uuid(values: Sequence[JsonValue]) -> Written:
+    texts, _ = write_text(values)
+    matches = _compute.match_substring_regex(texts, _UUID)
+    if _compute.all(matches, skip_nulls=True).as_py() is False:
+        raise Unfit([place for place, does in enumerate(matches.to_pylist()) if does is False], "no uuid")
+    return texts, {}
+
+
+def _list(element: Form) -> Form:
+    """Arrays of one dimension. Others, and those that an element's type can't hold, stand beside the column."""
+
+    def write(values: Sequence[JsonValue]) -> Written:
+        exact: dict[int, JsonValue] = {}
+        lists: list[list[JsonValue] | None] = []
+        bad = []
+        for place, value in enumerate(values):
+            is_plain = isinstance(value, list) and not any(isinstance(one, list) for one in value)
+            lists.append(value if is_plain else None)  # type: ignore[arg-type]  # it is a list then
+            if value is not None and not is_plain:
+                if isinstance(value, list) or (isinstance(value, str) and BOUNDS.match(value)):
+                    exact[place] = value
+                else:
+                    bad.append(place)
+        if bad:
+            raise Unfit(bad, "a value that is no array")
+        while True:
+            owners = [place for place, of in enumerate(lists) for _ in of or ()]
+            try:
+                flat, beside = element.write([one for of in lists for one in of or ()])
+            except Unfit as unfit:
+                raise Unfit({owners[place] for place in unfit.places}, unfit.why) from None
+            if not beside:
+                break
+            for owner in {owners[place] for place in beside}:
+                exact[owner] = values[owner]
+                lists[owner] = None
+        ends = list(accumulate((len(of or ()) for of in lists), initial=0))
+        offsets = pa.array(ends, pa.int32())
+        mask = pa.array([of is None for of in lists], pa.bool_())
+        return pa.ListArray.from_arrays(offsets, flat, type=pa.list_(element.type), mask=mask), exact
+
+    def read(array: pa.Array) -> list[JsonValue]:
+        flat = element.read(array.flatten())
+        ends = accumulate((length or 0 for length in _compute.list_value_length(array).to_pylist()), initial=0)
+        return [
+            flat[begin:end] if is_there else None
+            for (begin, end), is_there in zip(pairwise(ends), array.is_valid().to_pylist(), strict=True)
+        ]
+
+    return Form(pa.list_(element.type), write, read)
+
+
+def _days(year: int, month: int, day: int) -> int:
+    """Days from 1970-01-01 to a day of the Gregorian calendar; year 0 is 1 BC. Python's own dates end at 9999."""
+    shifted = year - (month <= 2)  # years that begin in March have their odd day at the end
+    era, year_of_era = divmod(shifted, 400)
+    day_of_year = (153 * ((month + 9) % 12) + 2) // 5 + day - 1
+    return era * 146_097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719_468
+
+
+def _civil(days: int) -> tuple[int, int, int]:
+    """The other way round."""
+    era, day_of_era = divmod(days + 719_468, 146_097)
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    month = (5 * day_of_year + 2) // 153
+    day = day_of_year - (153 * month + 2) // 5 + 1
+    month = month + 3 if month < 10 else month - 9
+    return era * 400 + year_of_era + (month <= 2), month, day
+
+
+def _moments(kind: pa.DataType, pattern: str, zone: str) -> Form:
+    """Dates and timestamps: what arrow can read and print, and in Python what it can't, which is rare."""
+    is_date = pa.types.is_date(kind)
+    number, bits = (pa.int32(), 32) if is_date else (pa.int64(), 64)
+    infinite = (1 << bits - 1) - 1  # as DuckDB has it
+    unit = 1 if is_date else _DAY_US
+
+    def parse(text: str) -> int | None:
+        """The number of a moment; None where DuckDB has none for it. Raises ValueError."""
+        if text in _INFINITE:
+            return _INFINITE[text] * infinite
+        found = _MOMENT.fullmatch(text)
+        if found is None or found["zone"] != zone or (found[4] is None) is not is_date:
+            raise ValueError
+        year, month, day = map(int, found.group(1, 2, 3))
+        days = _days(1 - year if found["before"] else year, month, day)
+        if _civil(days)[1:] != (month, day):
+            raise ValueError
+        if is_date:
+            return days if abs(days) < infinite else None
+        value = days * _DAY_US + _clock(f"{found[4]}:{found[5]}:{found[6]}.{found[7] or ''}")
+        return value if abs(value) < infinite else None
+
+    def print_(value: int) -> str:
+        if abs(value) == infinite:
+            return "infinity" if value > 0 else "-infinity"
+        days, clock = divmod(value, unit)
+        year, month, day = _civil(days)
+        text = f"{year if year > 0 else 1 - year:04}-{month:02}-{day:02}"
+        if not is_date:
+            text += f"T{_clock_text(clock)}"
+        return f"{text}{zone}{'' if year > 0 else ' BC'}"
+
+    def write(values: Sequence[JsonValue]) -> Written:
+        texts, _ = write_text(values)
+        matches = _compute.match_substring_regex(texts, pattern)
+        if _compute.all(matches, skip_nulls=True).as_py() is not False:
+            try:
+                return texts.cast(kind), {}
+            except pa.ArrowInvalid:
+                matches = pa.array([value is None for value in values])  # a day that no month has: Python finds it
+        odd = [place for place, does in enumerate(matches.to_pylist()) if does is False]
+        others = set(odd)
+        plain = pa.array([None if place in others else value for place, value in enumerate(values)], pa.string())
+        try:
+            numbers = plain.cast(kind).cast(number).to_pylist()
+        except pa.ArrowInvalid:
+            numbers, odd = [None] * len(values), [place for place, value in enumerate(values) if value is not None]
+        exact: dict[int, JsonValue] = {}
+        bad = []
+        for place in odd:
+            try:
+                numbers[place] = parse(str(values[place]))
+            except ValueError:
+                bad.append(place)
+            else:
+                if numbers[place] is None:
+                    exact[place] = values[place]
+        if bad:
+            raise Unfit(bad, "no date" if is_date else "no timestamp")
+        return pa.array(numbers, number).cast(kind), exact
+
+    def read(array: pa.Array) -> list[JsonValue]:
+        numbers = array.cast(number)
+        low, high = _FIRST_DAY * unit, (_LAST_DAY + 1) * unit
+        ends = _compute.min_max(numbers)
+        if ends["min"].as_py() is None or low <= ends["min"].as_py() <= ends["max"].as_py() < high:
+            texts = numbers.cast(kind).cast(pa.string())  # DuckDB gives the zone of its session
+            if not is_date:
+                texts = _compute.replace_substring_regex(texts, r"\.?0*(Z?)$", r"\1")
+                texts = _compute.replace_substring_regex(texts, r"^(.{10}) ", r"\1T")
+            return texts.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
+        return [None if value is None else print_(value) for value in numbers.to_pylist()]
+
+    return Form(kind, write, read)
+
+
+_TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{0,5}[1-9])?$|^24:00:00$"
+
+
+def _write_time(values: Sequence[JsonValue]) -> Written:
+    """24:00:00 is a day's end, which isn't the next one's beginning."""
+    texts, _ = write_text(values)
+    matches = _compute.match_substring_regex(texts, _TIME)
+    if _compute.all(matches, skip_nulls=True).as_py() is False:
+        raise Unfit([place for place, does in enumerate(matches.to_pylist()) if does is False], "no time of day")
+    numbers = [None if value is None else _clock(str(value)) for value in values]
+    return pa.array(numbers, pa.int64()).cast(pa.time64("us")), {}
+
+
+def _clock(text: str) -> int:
+    fraction = text[9:].ljust(6, "0")
+    return ((int(text[:2]) * 60 + int(text[3:5])) * 60 + int(text[6:8])) * 1_000_000 + int(fraction)
+
+
+def _read_time(array: pa.Array) -> list[JsonValue]:
+    return [None if number is None else _clock_text(number) for number in array.cast(pa.int64()).to_pylist()]
+
+
+def _clock_text(number: int) -> str:
+    seconds, fraction = divmod(number, 1_000_000)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return text + (f".{fraction:06}".rstrip("0") if fraction else "")
+
+
+_TEXT: Final = Stored("VARCHAR", Form(pa.string(), write_text, read_plain))
+_NUMBER_IN_A_KEY: Final = Stored("VARCHAR", Form(pa.string(), write_json, read_json))
+_STORED: Final = {
+    "bool": Stored("BOOLEAN", Form(pa.bool_(), write_bool, read_plain)),
+    "int2": Stored("SMALLINT", integer(16)),
+    "int4": Stored("INTEGER", integer(32)),
+    "int8": Stored("BIGINT", integer(64)),
+    "oid": Stored("BIGINT", integer(64)),
+    "float4": Stored("FLOAT", floating(pa.float32(), FLOAT_WHOLE_MAX)),
+    "float8": Stored("DOUBLE", floating(pa.float64(), DOUBLE_WHOLE_MAX)),
+    "date": Stored("DATE", _moments(pa.date32(), f"{YEARS}$", "")),
+    "time": Stored("TIME", Form(pa.time64("us"), _write_time, _read_time)),
+    "timestamp": Stored("TIMESTAMP", _moments(pa.timestamp("us"), f"{YEARS}{CLOCK}$", "")),
+    "timestamptz": Stored("TIMESTAMPTZ", _moments(pa.timestamp("us", "UTC"), f"{YEARS}{CLOCK}Z$", "Z")),
+    "uuid": Stored("UUID", Form(pa.string(), _write_uuid, read_plain)),
+    "bytea": Stored("BLOB", Form(pa.binary(), write_bytes, read_bytes)),
+    "jsonb": Stored("JSON", Form(pa.string(), write_text, read_plain)),
+}

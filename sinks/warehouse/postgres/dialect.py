@@ -1,0 +1,223 @@
+"""One generation's tables in a PostgreSQL database: written by COPY through staging tables, read by COPY."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+from cdc.model.event import JsonValue, TableEvents
+from cdc.model.table import Table, TableName, quote_identifier
+from cdc.protocol.copytext import split_row
+from sinks.sink import Rejection, StoredRow, TableVersions
+from sinks.warehouse.books import HeldTable
+from sinks.warehouse.dialect import Refuse
+from sinks.warehouse.history import check_history_columns
+from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, check_columns, qualified
+from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
+from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
+from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
+from sinks.warehouse.postgres.tables import (
+    Statements,
+    add_column_sql,
+    create_table_sql,
+    rows_by_key_sql,
+    stored_row,
+    value_text,
+)
+from sinks.warehouse.postgres.views import WarehouseViews
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.shown import Shown, history_view, live_rows_sql, live_view
+
+
+class PostgreSql:
+    """Connects at the first call, and again after a lost connection."""
+
+    def __init__(self, settings: WarehouseSettings, *, views: str, schema: str, generation: int) -> None:
+        self.connection = WarehouseConnection(settings, views=views, generation=generation, forget=self.forget)
+        self.views = WarehouseViews(self.connection, views, generation)
+        self._schema = schema
+        self._statements: dict[TableName, Statements] = {}
+        self._history_statements: dict[TableName, HistoryStatements] = {}
+        self._stagings = 0
+
+    def check(self, tables: Collection[HeldTable]) -> None:
+        for held in tables:
+            check_columns(held.shape, (TAG_COLUMN, DELETED_COLUMN), "the warehouse sink needs")
+            if held.has_history:
+                check_history_columns(held.shape)
+
+    def create(self, held: HeldTable) -> None:
+        self.connection.run(create_table_sql(self._qualified(held.called), held.shape))
+
+    def create_history(self, held: HeldTable) -> None:
+        self.connection.run(create_history_sql(self._history(held), held.shape))
+
+    def alter(self, relation: str, before: HeldTable, held: HeldTable, added: Mapping[str, JsonValue]) -> None:
+        target = self._qualified(relation)
+        steps = before.shape.steps_to(held.shape)
+        for old, new in steps.renamed.items():
+            self.connection.run(
+                f"alter table {target} rename column {quote_identifier(old)} to {quote_identifier(new)}"
+            )
+        for column in steps.added:
+            for statement in add_column_sql(target, column, added.get(column.name)):
+                self.connection.run(statement)
+
+    def drop_columns(self, held: HeldTable, names: Sequence[str], *, has_history: bool) -> None:
+        for name in names:
+            self.connection.run(f"alter table {self._qualified(held.called)} drop column {quote_identifier(name)}")
+            if has_history:
+                number = self.connection.execute(
+                    "select attnum from pg_attribute where attrelid = to_regclass(:relation) and attname = :name",
+                    relation=self._history(held),
+                    name=name,
+                ).scalar_one()
+                self.connection.run(set_aside_sql(self._history(held), name, number))
+
+    def remove(self, relation: str) -> None:
+        self.connection.run(f"drop table {self._qualified(relation)}")
+
+    def remove_all(self) -> None:
+        self.connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
+
+    def shown(self, held: HeldTable) -> dict[str, Shown]:
+        shown = {held.called: live_view(self._qualified(held.called), held.shape)}
+        if held.has_history:
+            shown[held.called + HISTORY_SUFFIX] = history_view(self._history(held), held.shape)
+        return shown
+
+    def has_rows(self, held: HeldTable) -> bool:
+        return has_rows(self.connection, self._qualified(held.called))
+
+    def drop_key(self, held: HeldTable) -> None:
+        drop_key(self.connection, self._qualified(held.called))
+
+    def add_keys(self, tables: Collection[HeldTable]) -> None:
+        add_keys(self.connection, self._schema, tables)
+
+    def look_at(self, tables: Sequence[HeldTable]) -> None:
+        """Makes staging tables, which last as long as the connection."""
+        for held in tables:
+            name = held.shape.table.name
+            statements = Statements(self._qualified(held.called), held.shape, self._staging())
+            self.connection.run(statements.create_staging)
+            self._statements[name] = statements
+            if held.has_history:
+                of_history = HistoryStatements(self._history(held), held.shape, self._staging())
+                self.connection.run(of_history.create_staging)
+                self._history_statements[name] = of_history
+
+    def forget(self) -> None:
+        """Staging tables are gone with their connection."""
+        self._statements.clear()
+        self._history_statements.clear()
+
+    def is_ready_for(self, name: TableName) -> bool:
+        return name in self._statements
+
+    def keeps(self, name: TableName) -> bool:
+        return name in self._history_statements
+
+    def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
+        """Lines are made while the server reads them."""
+
+    def merge(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> int:
+        statements = self._statements[events.table]
+        merge = statements.merge_again if replays else statements.merge
+
+        def write(portion: TableEvents) -> int:
+            if len(portion) < len(events):
+                self.connection.run(statements.empty_staging)  # the commit does it else
+            self.connection.copy(statements.copy, statements.lines(portion))
+            return int(self.connection.run(merge).rowcount)
+
+        return self.connection.in_halves(write, events, _refuse(rejections))
+
+    def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
+        statements = self._statements[events.table]
+
+        def write(portion: TableEvents) -> int:
+            self.connection.copy(statements.append, statements.lines(portion))
+            return len(portion)
+
+        indexable = self._indexable(statements, events, rejections)
+        return self.connection.in_halves(write, indexable, _refuse(rejections))
+
+    def keep(self, versions: TableVersions, refuse: Refuse, *, replays: bool) -> None:
+        statements = self._history_statements[versions.events.table]
+        keep = statements.keep_again if replays else statements.keep
+
+        def write(portion: TableVersions) -> int:
+            if len(portion) < len(versions):
+                self.connection.run(statements.empty_staging)
+            self.connection.copy(statements.copy, statements.version_lines(portion))
+            self.connection.run(keep)
+            return len(portion)
+
+        if len(versions):
+            self.connection.in_halves(write, versions, lambda refused, reason: refuse(refused.events, reason))
+
+    def scan(self, relation: str, table: Table) -> Iterator[StoredRow]:
+        stored = stored_row(table)
+        names = [column.name for column in table.columns]
+        selection = live_rows_sql(self._qualified(relation), [TAG_COLUMN, *names])
+        # A connection of its own: the caller may apply a batch between two rows, and may take its time.
+        with self.connection.translated(), self.connection.open() as connection, connection.begin():
+            connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0")
+            driver: Any = connection.connection.driver_connection
+            # COPY prints values as they were read; a cast to text would print a boolean in another way.
+            with driver.cursor() as cursor, cursor.copy(f"copy ({selection}) to stdout") as copy:
+                for line in lines_of(copy):
+                    yield stored(cast("tuple[bytes | None, ...]", split_row(line)))
+
+    def rows(self, relation: str, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        texts = list(dict.fromkeys(tuple(value_text(key[name]) for name in table.key) for key in keys))
+        if not texts:
+            return
+        query = rows_by_key_sql(self._qualified(relation), table)
+        with self.connection.transaction() as connection:
+            driver: Any = connection.connection.driver_connection
+            with driver.cursor() as cursor:
+                cursor.execute(query, [list(column) for column in zip(*texts, strict=True)])
+                # The texts as the server sent them: the same as COPY's, and nothing that the driver made of them.
+                result = cursor.pgresult
+                found = [
+                    tuple(result.get_value(number, field) for field in range(result.nfields))
+                    for number in range(result.ntuples)
+                ]
+        yield from map(stored_row(table), found)
+
+    def _indexable(self, statements: Statements, events: TableEvents, rejections: list[Rejection]) -> TableEvents:
+        """The events without those whose key is too long for an index, which nothing else would find out before the end."""
+        long = statements.with_long_keys(events)
+        if not long:
+            return events
+
+        def write(portion: TableEvents) -> int:
+            self.connection.run(statements.create_probe)
+            self.connection.copy(statements.copy_probe, statements.lines(portion))
+            self.connection.run(statements.drop_probe)
+            return len(portion)
+
+        refused: list[Rejection] = []
+        self.connection.in_halves(write, events.select(long), _refuse(refused))
+        rejections += refused
+        refused_keys = [rejection.event.key for rejection in refused]
+        gone = {place for place in long if events[place].key in refused_keys}
+        return events.select([place for place in range(len(events)) if place not in gone])
+
+    def _staging(self) -> str:
+        self._stagings += 1
+        return f"lockstep_staging_{self._stagings}"
+
+    def _qualified(self, relation: str) -> str:
+        return qualified(self._schema, relation)
+
+    def _history(self, held: HeldTable) -> str:
+        return self._qualified(held.called + HISTORY_SUFFIX)
+
+
+def _refuse(rejections: list[Rejection]) -> "partial[None]":
+    def refuse(refused: TableEvents, reason: str) -> None:
+        rejections.append(Rejection(refused[0], reason))
+
+    return partial(refuse)

@@ -1,0 +1,78 @@
+"""The table of a history: DDL, lines of COPY, and the statements that add versions (pure)."""
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+
+from cdc.model.event import parse_key, parse_object
+from cdc.model.table import quote_identifier
+from sinks.copy_text import copy_line
+from sinks.shape import Shape
+from sinks.sink import TableVersions
+from sinks.warehouse.history import COMMITTED, EPOCH, OPERATION, aside_name, check_history_columns
+from sinks.warehouse.names import TAG_COLUMN, listed
+from sinks.warehouse.postgres.tables import Rows, assignments, column_definitions
+
+
+def create_history_sql(target: str, shape: Shape) -> str:
+    """DDL of a history's table. Raises LockstepError for a column whose name is taken by ours."""
+    check_history_columns(shape)
+    lines = column_definitions(shape)
+    lines.append(f'{quote_identifier(TAG_COLUMN)} char(28) collate "C" not null')
+    lines.append(f"{quote_identifier(COMMITTED)} timestamptz not null")
+    lines.append(f"{quote_identifier(OPERATION)} text not null")
+    lines.append(f"primary key ({listed([*shape.table.key, TAG_COLUMN])})")
+    return f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
+
+
+def set_aside_sql(target: str, name: str, number: int) -> str:
+    """Keep a column that the source has dropped, under a name that no other column has; ``number`` is its own in the table."""
+    return (
+        f"alter table {target} rename column {quote_identifier(name)} to {quote_identifier(aside_name(name, number))}"
+    )
+
+
+class HistoryStatements(Rows):
+    """The SQL of one table's history, made once per connection and shape."""
+
+    def __init__(self, target: str, shape: Shape, staging: str) -> None:
+        super().__init__(shape)
+        stage = f"pg_temp.{quote_identifier(staging)}"
+        identity = [*shape.table.key, TAG_COLUMN]
+        columns = [*self.columns, TAG_COLUMN, COMMITTED, OPERATION]
+        stored = listed(columns)
+        self.create_staging = (
+            f"create temporary table {quote_identifier(staging)} (like {target}) on commit delete rows"
+        )
+        self.empty_staging = f"truncate {stage}"
+        self.copy = f"copy {stage} ({stored}) from stdin"
+        committed = quote_identifier(COMMITTED)
+        # In one order, so that two writers of the same versions can't wait for each other. A version may be there twice, and of a
+        # tombstone whose event is gone only the record's time is known, which is later.
+        versions = (
+            f"insert into {target} as known ({stored})\n"
+            f"select distinct on ({listed(identity)}) {stored} from {stage} order by {listed(identity)}, {committed}\n"
+            f"on conflict ({listed(identity)}) do update\n"
+        )
+        self.keep = f"{versions}set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
+        # What the source has dropped stays as it was: a version that comes again lacks it.
+        others = assignments([*(column.name for column in shape.table.columns), OPERATION], identity)
+        self.keep_again = f"{versions}set {others}, {committed} = least(known.{committed}, excluded.{committed})"
+
+    def version_lines(self, versions: TableVersions) -> Iterator[str]:
+        """Versions as lines of COPY. Raises UnknownColumn."""
+        events = versions.events
+        times = _times(versions.commit_times_ms)
+        for key, tag, row, committed_at, operation in zip(
+            events.keys, events.tags, events.rows, times, versions.operations, strict=True
+        ):
+            held = parse_key(key) if row is None else parse_object(row)
+            yield copy_line((*self.known_values(held), tag, committed_at, operation))
+
+
+def _times(times_ms: Iterable[int]) -> Iterator[str]:
+    """Timestamps as text. Those of one transaction are the same and stand together."""
+    known_ms, text = 0, EPOCH.isoformat()
+    for time_ms in times_ms:
+        if time_ms != known_ms:
+            known_ms, text = time_ms, (EPOCH + timedelta(milliseconds=time_ms)).isoformat()
+        yield text

@@ -1,0 +1,502 @@
+"""The warehouse in a DuckDB file: who may use it when, what a crash leaves, histories, and values that a column can't hold."""
+
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.event import Events, JsonValue, RowEvent
+from cdc.model.table import Table, TableName
+from sinks.sink import Batch, TableVersions
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
+from tests.builders import batch, column, delete, progress, table, tag, upsert
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+Open = Callable[..., WarehouseSink]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "dwh.duckdb"
+
+
+@pytest.fixture
+def open_sink(file: Path) -> Iterator[Open]:
+    opened = []
+
+    def open_(*tables: Table, generation: int = 1, **more: Any) -> WarehouseSink:
+        chosen = WarehouseSettings(**{"url": SecretStr(f"duckdb:///{file}"), "lock_timeout_s": 0.5, **more})
+        sink = WarehouseSink("shop", chosen, generation)
+        opened.append(sink)
+        if tables:
+            sink.prepare(tables)
+        return sink
+
+    yield open_
+    for sink in opened:
+        sink.close()
+
+
+def read(file: Path, query: str) -> list[Any]:
+    """As any reader does it, who knows nothing of us."""
+    with duckdb.connect(str(file), read_only=True) as connection:
+        connection.execute("set timezone = 'UTC'")
+        return [tuple(row.values()) for row in connection.sql(query).to_arrow_table().to_pylist()]
+
+
+def other_process(program: str, *arguments: object) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+
+
+def line_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+# Whose turn it is
+
+HOLDING = """
+import sys, time, duckdb
+held = duckdb.connect(sys.argv[1])
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_sink_waits_for_another_process_that_has_the_file(file: Path, open_sink: Open) -> None:
+    open_sink(table())
+    sink = open_sink(lock_timeout_s=30)
+    with other_process(HOLDING, file, 0.7) as holder:
+        assert line_of(holder) == "held"
+        assert sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1
+    assert read(file, "select * from shop.orders") == [(1, "a")]
+
+
+def test_a_process_that_does_not_let_go_is_named_and_the_batch_can_be_tried_again(file: Path, open_sink: Open) -> None:
+    sink = open_sink(table())
+    with other_process(HOLDING, file, 600) as holder:
+        assert line_of(holder) == "held"
+        begin = time.monotonic()
+        with pytest.raises(Unavailable, match=rf"process {holder.pid} .*dwh.duckdb.*one process at a time"):
+            sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+        assert 0.3 < time.monotonic() - begin < 5
+        holder.kill()
+    assert sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1
+
+
+def test_a_reader_in_this_process_is_waited_for_as_well(file: Path, open_sink: Open) -> None:
+    sink = open_sink(table())
+    with duckdb.connect(str(file)), pytest.raises(Unavailable, match="something else in this process"):
+        sink.load_progress()
+    assert sink.load_progress() is None
+
+
+def test_between_batches_the_file_is_free_and_whole(file: Path, open_sink: Open, tmp_path: Path) -> None:
+    sink = open_sink(table())
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    assert list(tmp_path.iterdir()) == [file]
+    copy = file.rename(tmp_path / "other name.duckdb")  # the views go by no name of the file
+    assert read(copy, "select * from shop.orders") == [(1, "a")]
+    copy.rename(file)
+    rows = sink.scan(table())
+    assert next(rows).key == {"id": 1}
+    assert read(file, "select count(*) from shop.orders") == [(1,)], "a scan that isn't over holds nothing"
+
+
+WRITING = """
+import sys
+from pydantic import SecretStr
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
+from tests.builders import batch, upsert
+sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1]), lock_timeout_s=60), 1)
+for at in range(1, 31):
+    sink.apply(batch(*(upsert({"id": key, "note": f"{at} by {sys.argv[2]}"}, 2 * at + int(sys.argv[2])) for key in range(20))))
+print("done", flush=True)
+"""
+
+
+def test_writers_in_several_processes_take_turns(file: Path, open_sink: Open) -> None:
+    open_sink(table())
+    with other_process(WRITING, file, 0) as one, other_process(WRITING, file, 1) as other:
+        assert [line_of(one), line_of(other)] == ["done", "done"]
+    assert set(read(file, "select note, count(*) from shop.orders group by 1")) == {("30 by 1", 20)}
+
+
+DYING = """
+import sys, time
+from pydantic import SecretStr
+from sinks.warehouse.books import WarehouseBooks
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
+from tests.builders import batch, upsert
+WarehouseBooks.save_offsets = lambda self, offsets: (print("written", flush=True), time.sleep(600))
+sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1])), 1)
+sink.apply(batch(*(upsert({"id": key, "note": "half"}, 2) for key in range(50_000)), next_offsets={("t", 0): 9}))
+"""
+
+
+def test_of_a_job_that_is_killed_in_a_transaction_nothing_is_left(file: Path, open_sink: Open) -> None:
+    sink = open_sink(table(), lock_timeout_s=30)
+    sink.apply(batch(upsert({"id": 1, "note": "whole"}, 1), next_offsets={("t", 0): 5}))
+    with other_process(DYING, file) as job:
+        assert line_of(job) == "written"
+        job.send_signal(signal.SIGKILL)
+    assert [dict(stored.row) for stored in sink.scan(table())] == [{"id": 1, "note": "whole"}]
+    assert read(file, "select next_offset from lockstep.applied_offset") == [(5,)]
+    assert sink.apply(batch(upsert({"id": 1, "note": "again"}, 2))).applied == 1
+
+
+LOSING = """
+import os, sys, duckdb
+held = duckdb.connect(sys.argv[1])
+held.execute("pragma disable_checkpoint_on_shutdown; set checkpoint_threshold = '1GB'")
+held.execute("begin; insert into shop_g1.orders (id, note, _tag, _deleted) values (7, 'in the log', 'x', false); commit")
+held.execute("begin; insert into shop_g1.orders (id, note, _tag, _deleted) values (8, 'never', 'x', false)")
+print("written", flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_was_committed_and_not_yet_in_the_file_is_there_after_a_crash(file: Path, open_sink: Open) -> None:
+    sink = open_sink(table(), lock_timeout_s=30)
+    with other_process(LOSING, file) as job:
+        assert line_of(job) == "written"
+    assert Path(f"{file}.wal").exists()
+    assert [stored.key["id"] for stored in sink.scan(table())] == [7]
+
+
+def test_a_batch_that_fails_leaves_nothing_behind(file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = open_sink(table())
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sinks.warehouse.books.WarehouseBooks.save_offsets", fail)
+        with pytest.raises(RuntimeError):
+            sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    assert read(file, "select * from shop_g1.orders") == []
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), next_offsets={("t", 0): 5}))
+    sink.apply(batch(next_offsets={("t", 0): 3}))
+    assert read(file, "select topic, next_offset from lockstep.applied_offset") == [("t", 5)]
+
+
+# Files that are none
+
+
+def test_a_file_that_cannot_be_used_stops_the_job(tmp_path: Path) -> None:
+    def said(path: Path) -> str:
+        sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{path}")), 1)
+        with pytest.raises(LockstepError) as raised:
+            sink.prepare([table()])
+        assert not isinstance(raised.value, Unavailable)
+        assert raised.value.hint
+        return str(raised.value)
+
+    assert "its directory doesn't exist" in said(tmp_path / "missing" / "dwh.duckdb")
+    (tmp_path / "directory").mkdir()
+    assert "it is a directory" in said(tmp_path / "directory")
+    (tmp_path / "other.duckdb").write_bytes(b"something else" * 1000)
+    assert "it is no DuckDB file" in said(tmp_path / "other.duckdb")
+    whole = tmp_path / "whole.duckdb"
+    with duckdb.connect(str(whole)) as connection:
+        connection.execute("create table t as select * from range(100000)")
+    damaged = bytearray(whole.read_bytes())
+    damaged[4096 + 100] ^= 0xFF
+    damaged[8192 + 100] ^= 0xFF
+    whole.write_bytes(damaged)
+    assert "it was damaged" in said(whole)
+
+
+@pytest.mark.parametrize("stem", ["shop", "SHOP_g12", "lockstep"])
+def test_a_file_that_is_called_as_one_of_its_schemas_is_refused(tmp_path: Path, stem: str) -> None:
+    with pytest.raises(ConfigurationError, match="couldn't tell them apart"):
+        WarehouseSink("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{tmp_path}/{stem}.duckdb")), 1)
+
+
+# Names
+
+
+def test_a_sink_is_one_whatever_letters_its_name_has(file: Path, open_sink: Open) -> None:
+    open_sink(table(), schema="Shop").save_note("a", "b")
+    assert open_sink().load_note("a") == "b"
+    assert read(file, "select * from SHOP.Orders") == []
+
+
+@pytest.mark.parametrize("name", ["_TAG", "_deleted", "_exact"])
+def test_columns_that_are_ours_or_the_same_are_refused(open_sink: Open, name: str) -> None:
+    with pytest.raises(LockstepError, match=name):
+        open_sink(table(column("id", "int8"), column(name)))
+    with pytest.raises(LockstepError, match="the same for DuckDB"):
+        open_sink(table(column("id", "int8"), column("a"), column("A")))
+
+
+def test_a_view_that_was_replaced_is_left_alone(file: Path, open_sink: Open) -> None:
+    sink = open_sink(table())
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("create or replace view shop.orders as select 1 as id")
+    for call in (sink.live_generation, open_sink(table(), generation=2).switch):
+        with pytest.raises(LockstepError, match="a view of something else"):
+            call()
+    assert read(file, "select * from shop.orders") == [(1,)]
+
+
+# Values that a column can't hold
+
+
+def numeric(precision: int, scale: int) -> int:
+    return (precision << 16 | scale) + 4
+
+
+ODD = table(
+    column("id", "int8"),
+    column("price", "numeric", type_modifier=numeric(6, 2)),
+    column("at", "timestamptz"),
+    column("grid", "int4", is_array=True),
+    column("doc", "jsonb"),
+)
+
+
+def odd(number: int, **values: JsonValue) -> RowEvent:
+    return upsert({"id": number, "price": "1.10", "at": None, "grid": [1, None], "doc": None, **values}, 1, of=ODD)
+
+
+def test_what_a_column_cannot_hold_stands_beside_it(file: Path, open_sink: Open) -> None:
+    sink = open_sink(ODD)
+    rows = [
+        odd(1, at="infinity"),
+        odd(2, price="NaN"),
+        odd(3, price="123456.789"),  # after the source's column was widened
+        odd(4, at="294276-12-31T23:59:59.999999Z"),
+        odd(5, grid=[[1, 2], [3, 4]]),
+        odd(6, grid="[0:1]={7,8}", price="NaN"),
+    ]
+    assert sink.apply(batch(*rows)).applied == 6
+    assert [dict(stored.row) for stored in sorted(sink.scan(ODD), key=lambda stored: str(stored.key["id"]))] == [
+        event.row for event in rows
+    ]
+    held = read(
+        file,
+        "select id, price::varchar as price, orders.at::varchar as moment, grid, _exact from shop_g1.orders order by id",
+    )
+    assert held == [
+        (1, "1.10", "infinity", [1, None], None),
+        (2, None, None, [1, None], '{"price":"NaN"}'),
+        (3, None, None, [1, None], '{"price":"123456.789"}'),
+        (4, "1.10", None, [1, None], '{"at":"294276-12-31T23:59:59.999999Z"}'),
+        (5, "1.10", None, None, '{"grid":[[1,2],[3,4]]}'),
+        (6, None, None, None, '{"price":"NaN","grid":"[0:1]={7,8}"}'),
+    ]
+    sink.apply(batch(upsert({**(rows[1].row or {}), "price": "2.00"}, 2, of=ODD)))
+    assert read(file, "select price::varchar as price, _exact from shop_g1.orders where id = 2") == [("2.00", None)]
+
+
+def test_a_row_that_does_not_fit_is_rejected_without_its_values(open_sink: Open) -> None:
+    sink = open_sink(ODD)
+    bad = [odd(1, doc='{"secret": '), odd(2, at="2026-02-30T00:00:00Z"), odd(3, grid=[2**40]), odd(4, doc="[1]")]
+    outcome = sink.apply(batch(*bad))
+    assert [
+        (one.event.key["id"], one.reason) for one in sorted(outcome.rejections, key=lambda one: str(one.event.key))
+    ] == [
+        (1, "column 'doc': no JSON"),
+        (2, "column 'at': no timestamp"),
+        (3, "column 'grid': a number that doesn't fit 32 bits"),
+    ]
+    assert [stored.key["id"] for stored in sink.scan(ODD)] == [4]
+
+
+def test_what_stands_beside_a_column_follows_its_name_and_goes_with_it(file: Path, open_sink: Open) -> None:
+    numbered = replace(
+        ODD, columns=tuple(replace(one, number=place) for place, one in enumerate(ODD.columns, 1)), oid=7
+    )
+    sink = open_sink(numbered, schema_changes="follow", history=True)
+    event = odd(1, price="NaN", grid=[[1]])
+    sink.apply(Batch([event], versions=[TableVersions(Events.of([event]).tables[0], "c", [0])]))
+    columns = [
+        replace(one, name="cost") if one.name == "price" else one for one in numbered.columns if one.name != "grid"
+    ]
+    later = replace(numbered, columns=tuple(columns))
+    sink.prepare([later])
+    assert [dict(stored.row) for stored in sink.scan(later)] == [{"id": 1, "cost": "NaN", "at": None, "doc": None}]
+    assert read(file, "select _exact from shop_g1.orders") == [('{"cost":"NaN"}',)]
+    assert read(file, "select _exact, _dropped_1_grid from shop_g1.orders_history") == [
+        ('{"cost":"NaN","_dropped_1_grid":[[1]]}', None)
+    ]
+    again = replace(
+        later, columns=(*later.columns, replace(column("grid", "numeric", type_modifier=numeric(6, 2)), number=9))
+    )
+    sink.prepare([again], added={again.name: {"grid": "NaN"}})
+    assert [stored.row["grid"] for stored in sink.scan(again)] == ["NaN"]
+    assert read(file, "select _exact from shop_g1.orders") == [('{"cost":"NaN","grid":"NaN"}',)]
+
+
+# Histories
+
+
+def minute(time_: datetime | None) -> int | None:
+    return None if time_ is None else int((time_ - BEGIN) / timedelta(minutes=1))
+
+
+def minute_of(event: RowEvent) -> int:
+    """Of the events of this file: the n-th commit is that of minute n."""
+    return (int(event.tag[4:20], 16) - 0x1000000) // 8
+
+
+def versioned(*events: RowEvent, minutes: Any = (), complete_from: int | None = None, **more: Any) -> Batch:
+    """What a job makes of these records of one table."""
+    newest = {str(event.key): event for event in sorted(events, key=lambda event: event.tag)}
+    (of_table,) = Events.of(events).tables
+    letters = "".join("d" if event.row is None else "u" for event in events)
+    times = [BEGIN + timedelta(minutes=at) for at in minutes or map(minute_of, events)]
+    since = None if complete_from is None else int((BEGIN + timedelta(minutes=complete_from)).timestamp() * 1000)
+    versions = TableVersions(of_table, letters, [int(time_.timestamp() * 1000) for time_ in times], since)
+    return Batch(list(newest.values()), versions=[versions], **more)
+
+
+def row(number: int, note: str | None, commit: int, seq: int = 1) -> RowEvent:
+    return upsert({"id": number, "note": note}, tag(commit, seq))
+
+
+def gone(number: int, commit: int) -> RowEvent:
+    return delete({"id": number}, tag(commit, 1))
+
+
+def story(file: Path, number: int = 1) -> list[Any]:
+    query = f"select valid_from, valid_to, _operation, note from shop.orders_history where id = {number} order by _tag"
+    return [(minute(start), minute(end), *rest) for start, end, *rest in read(file, query)]
+
+
+def as_of(file: Path, at: int) -> dict[int, str]:
+    moment = f"'{BEGIN + timedelta(minutes=at)}'::timestamptz"
+    query = f"select id, note from shop.orders_history where valid_from <= {moment} and (valid_to is null or {moment} < valid_to)"
+    found = read(file, query)
+    assert len(found) == len(dict(found)), "a row was there twice at one time"
+    return dict(found)
+
+
+def test_any_row_at_any_time(file: Path, open_sink: Open) -> None:
+    sink = open_sink(table(), history=True)
+    sink.apply(versioned(row(1, "a", 10), row(2, "x", 10), row(1, "b", 20)))
+    sink.apply(versioned(gone(1, 30)))
+    sink.apply(versioned(row(1, "again", 40), row(1, "more", 40, 2)))
+    seen = [as_of(file, at) for at in (9, 10, 29, 30, 40)]
+    assert seen == [{}, {1: "a", 2: "x"}, {1: "b", 2: "x"}, {2: "x"}, {1: "more", 2: "x"}]
+    assert story(file) == [
+        (10, 20, "update", "a"),
+        (20, 30, "update", "b"),
+        (30, 30, "delete", None),
+        (40, 40, "update", "again"),
+        (40, None, "update", "more"),
+    ]
+    assert read(file, "select id, note from shop.orders order by 1") == [(1, "more"), (2, "x")]
+
+
+def test_a_history_says_from_when_on_it_is_complete(file: Path, open_sink: Open) -> None:
+    sink = open_sink(table(), history=True)
+    query = "select source_table, generation, is_live, complete_from, refused_versions from lockstep.history"
+    ((*known, begun, refused),) = read(file, query)
+    assert (known, refused, abs(begun - datetime.now(UTC)) < timedelta(minutes=1)) == (["orders", 1, True], 0, True)
+    for later, complete in ((5, 5), (None, 5), (3, 5), (8, 8)):
+        sink.apply(versioned(row(1, "b", 11), complete_from=later))
+        assert minute(read(file, query)[0][3]) == complete
+
+
+def test_the_earliest_time_known_stays_and_a_replay_makes_versions_anew(file: Path, open_sink: Open) -> None:
+    sink = open_sink(table(), history=True)
+    sink.apply(versioned(row(1, "wrong", 10)))
+    for known, expected in ((30, 30), (20, 20), (25, 20)):
+        sink.apply(versioned(gone(1, 20), minutes=[known]))
+        assert story(file) == [(10, expected, "update", "wrong"), (expected, expected, "delete", None)]
+    sink.apply(versioned(row(1, "other", 10)))
+    assert story(file)[0][3] == "wrong"
+    sink.apply(versioned(row(1, "right", 10), row(1, "right", 10), gone(1, 20), minutes=[10, 10, 25], replays=True))
+    assert story(file) == [(10, 20, "update", "right"), (20, 20, "delete", None)]
+
+
+def test_a_version_that_is_refused_is_counted_until_it_is_taken(file: Path, open_sink: Open) -> None:
+    sink = open_sink(ODD, history=True)
+    query = "select refused_versions from lockstep.history"
+    assert len(sink.apply(versioned(odd(1, doc="{"), odd(2))).rejections) == 1
+    assert (read(file, query), read(file, "select id from shop.orders_history")) == ([(1,)], [(2,)])
+    sink.apply(versioned(odd(1), replays=True))
+    assert read(file, query) == [(0,)]
+
+
+@st.composite
+def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
+    """Versions of a few keys, and batches that hold all of them at least once, in any order."""
+    changes = draw(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=10))
+    events = [gone(key, at) if is_delete else row(key, f"v{at}", at) for at, (key, is_delete) in enumerate(changes, 1)]
+    batches: list[list[RowEvent]] = [[]]
+    for event in draw(st.permutations(events + draw(st.lists(st.sampled_from(events), max_size=8)))):
+        if draw(st.booleans()):
+            batches.append([])
+        batches[-1].append(event)
+    return events, [events_of for events_of in batches if events_of]
+
+
+@given(history=_histories(), in_bulk=st.booleans())
+@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
+    history: tuple[list[RowEvent], list[list[RowEvent]]], in_bulk: bool, tmp_path: Path
+) -> None:
+    events, batches = history
+    file = tmp_path / f"{uuid.uuid4()}.duckdb"
+    chosen = WarehouseSettings(url=SecretStr(f"duckdb:///{file}"), history=True)
+    writers = [WarehouseSink("shop", chosen, 1) for _ in range(2)]
+    writers[0].prepare([table()], go_live=not in_bulk)
+    if in_bulk:
+        writers[0].begin_bulk()
+    for turn, of_batch in enumerate(batches):
+        writers[turn % 2].apply(versioned(*of_batch))
+    writers[0].end_bulk()
+    writers[0].prepare([table()])
+    for key in {event.key["id"] for event in events}:
+        of_key = [event for event in events if event.key["id"] == key]
+        ends = [minute_of(event) for event in of_key[1:]] + [None]
+        assert story(file, int(str(key))) == [
+            (minute_of(event), minute_of(event), "delete", None)
+            if event.row is None
+            else (minute_of(event), end, "update", event.row["note"])
+            for event, end in zip(of_key, ends, strict=True)
+        ]
+    for writer in writers:
+        writer.close()
+
+
+def test_a_switch_shows_the_other_generation_and_its_history(file: Path, open_sink: Open) -> None:
+    first = open_sink(table(), history=True)
+    first.apply(versioned(row(1, "old", 1)))
+    first.save_progress(progress(7))
+    second = open_sink(table(), TABLE_BESIDE, generation=2)
+    second.apply(batch(row(1, "new", 1)))
+    second.switch()
+    assert read(file, "select note from shop.orders") == [("new",)]
+    assert read(file, "select view_name from duckdb_views() where schema_name = 'shop' order by 1") == [
+        ("beside",),
+        ("orders",),
+    ]
+    first.drop()
+    assert read(file, "select schema_name from duckdb_schemas() where starts_with(schema_name, 'shop')") == [
+        ("shop",),
+        ("shop_g2",),
+    ]
+
+
+TABLE_BESIDE = table(name=TableName("public", "beside"))

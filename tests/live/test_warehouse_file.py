@@ -1,0 +1,81 @@
+"""A warehouse in a DuckDB file end to end: PostgreSQL -> topics -> Spark -> the file, through a kill, a rebuild and a switch."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from lockstep.config import load
+from stack.stack import Endpoints
+from tests.pipeline import Pipeline, traffic, wait_until
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(endpoints, tmp_path, f"file{os.getpid()}")
+    made.path.write_text(
+        made.path.read_text()
+        + f'\n[sinks.{made.name}]\ntype = "warehouse"\nurl = "duckdb:///{tmp_path}/dwh.duckdb"\nlock_timeout_s = 30.0\n'
+        f'history = ["{made.name}.account"]\n'
+    )
+    made.config = load(made.path)
+    with made.sql() as sql:
+        sql.execute(f"insert into {made.name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 3000) i")
+    made.wait_streaming(made.start_capture())
+    yield made
+    made.close()
+
+
+def _read(file: Path, query: str) -> list[tuple[object, ...]]:
+    """As people do it beside a job: open, ask, close, and again when somebody else has the file."""
+    found: list[tuple[object, ...]] = []
+
+    def asked() -> bool:
+        nonlocal found
+        try:
+            with duckdb.connect(str(file), read_only=True) as connection:
+                found = connection.execute(query).fetchall()
+        except duckdb.Error:
+            return False
+        return True
+
+    wait_until(asked, what=f"an answer to {query}")
+    return found
+
+
+def test_a_file_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeline, tmp_path: Path) -> None:
+    name, file = pipeline.name, tmp_path / "dwh.duckdb"
+    apply = pipeline.start_apply()
+    with traffic(pipeline, seed=3, pause_s=0.05) as writes:
+        wait_until(file.exists, what="the file has begun", timeout_s=300)
+        seen = writes.transactions
+        wait_until(lambda: writes.transactions > seen + 100, what="some traffic")
+        os.killpg(apply.pid, signal.SIGKILL)
+        apply.wait()
+        apply = pipeline.start_apply()
+        pipeline.wait_applied(apply)
+        assert _read(file, f"select count(*) > 0 from {name}.{name}__entry") == [(True,)]
+        pipeline.path.write_text(pipeline.path.read_text() + f'exclude = ["{name}.account.tags"]\n')
+        assert f"generation 2 of {name} equals the source" in pipeline.run("rebuild", name, "--switch")
+    pipeline.wait_applied(apply)
+    pipeline.assert_sinks_equal()
+    lag = json.loads(pipeline.run("lag", "--json"))
+    assert {(stage["generation"], stage["live"]) for stage in lag["stages"] if stage.get("sink") == name} == {
+        (1, False),
+        (2, True),
+    }
+    pipeline.run("verify", name)
+    pipeline.run("generations", name, "--drop", "1")
+    assert pipeline.stop(apply) == 0
+    assert _read(file, "select generation, is_live from lockstep.history") == [(2, True)]
+    columns = _read(
+        file,
+        f"select column_name from duckdb_columns() where schema_name = '{name}' and table_name = '{name}__account'",
+    )
+    assert ("tags",) not in columns
