@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import bootstrap, drain, latency, machine, report, visible
+from bench import bootstrap, drain, latency, machine, replay, report, visible
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
 from bench.sizes import FULL, QUICK, Sizes
@@ -32,6 +32,7 @@ PHASES: Mapping[str, Phase] = {
     "drain": drain.measure,
     "latency": latency.measure,
     "sinks": visible.measure,
+    "replay": replay.measure,
     "bootstrap": bootstrap.measure,
 }
 
@@ -39,7 +40,7 @@ PHASES: Mapping[str, Phase] = {
 def arguments(words: Sequence[str]) -> argparse.Namespace:
     """Read the command line; unknown phases end the program with a message."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes: two minutes, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help=f"write the document here too, beside {RESULTS.name}/"
     )
@@ -56,6 +57,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="length of the latency measurement")
     parser.add_argument("--probes", type=int, help="probes of each sink")
     parser.add_argument("--keys", type=int, help="keys of the log that sinks are built from, with two events each")
+    parser.add_argument("--events", type=int, help="events of each backlog that is replayed to sinks")
     found = parser.parse_args(words)
     found.only = [name for name in found.only.split(",") if name]
     unknown = [name for name in found.only if name not in PHASES]
@@ -67,7 +69,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 
 
 def chosen_sizes(found: argparse.Namespace) -> Sizes:
-    """The sizes of the command line. Rows are whole transactions."""
+    """The sizes of the command line. Rows and events are whole transactions."""
     sizes = QUICK if found.quick else FULL
     if found.rows is not None:
         whole = max(1, found.rows // sizes.drain_transaction_rows) * sizes.drain_transaction_rows
@@ -80,6 +82,9 @@ def chosen_sizes(found: argparse.Namespace) -> Sizes:
         sizes = replace(sizes, sink_probes=found.probes)
     if found.keys is not None:
         sizes = replace(sizes, bootstrap_keys=found.keys)
+    if found.events is not None:
+        portion = replay.UPDATES * replay.TRANSACTION_ROWS
+        sizes = replace(sizes, replay_events=max(1, found.events // portion) * portion)
     return sizes
 
 

@@ -55,7 +55,7 @@ def ratio_text(ratio: float) -> str:
 
 def target_text(target: Target, unit: str) -> str:
     sign = ">=" if target.bound == "at least" else "<="
-    return f"{sign} {100 * target.amount:.0f} %" if target.of_limit else f"{sign} {amount(target.amount)} {unit}"
+    return f"{sign} {ratio_text(target.amount)}" if target.of_limit else f"{sign} {amount(target.amount)} {unit}"
 
 
 def _mark(passed: bool | None) -> Text:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
@@ -20,6 +20,7 @@ from cdc.kafka.cluster import Cluster
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topics import PROGRESS, REJECTED, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError
+from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.postgres.slot import drop_slot, find_slot
 from cdc.protocol.control import SnapshotPhase
@@ -30,7 +31,9 @@ from stack.stack import Endpoints, Stack
 
 Say = Callable[[str], None]
 
-SEARCH, CACHE, WAREHOUSE = "search", "cache", "warehouse"
+SEARCH, CACHE, WAREHOUSE, HISTORY, LAKE = "search", "cache", "warehouse", "history", "lake"
+STORES = (SEARCH, CACHE, WAREHOUSE)
+"""The kinds of sinks that most phases have."""
 
 _READY_S = 180.0
 _GRACE_S = 60.0
@@ -134,7 +137,7 @@ class Rig:
             self._children.remove(child)
 
     @contextlib.contextmanager
-    def pipeline(self, name: str, *, sinks: bool = False) -> Iterator["Pipeline"]:
+    def pipeline(self, name: str, *, sinks: Collection[str] = ()) -> Iterator["Pipeline"]:
         """A new pipeline; its processes end with the block, and slot, publication, table and topics are removed."""
         # Unlike any earlier one on servers that are used again.
         unique = f"bench_{name}_{time.time_ns() // 1_000_000:x}"
@@ -154,13 +157,14 @@ class Rig:
 class Pipeline:
     """One pipeline with one table, ``public.<name>``."""
 
-    def __init__(self, rig: Rig, endpoints: Endpoints, directory: Path, name: str, *, sinks: bool) -> None:
+    def __init__(self, rig: Rig, endpoints: Endpoints, directory: Path, name: str, *, sinks: Collection[str]) -> None:
         self.endpoints = endpoints
         self.name = name
         self.table = TableName("public", name)
+        self.lake = directory / f"{name}-lake"
         self._rig = rig
         self._path = directory / f"{name}.toml"
-        self._path.write_text(_toml(name, endpoints, sinks=sinks), encoding="utf-8")
+        self._path.write_text(_toml(name, endpoints, sinks=sinks, lake=self.lake), encoding="utf-8")
         self.config: Config = load(self._path)
         self.client = self.config.kafka.client()
         self.topic = self.config.topics()[self.table]
@@ -188,8 +192,10 @@ class Pipeline:
     def start_capture(self) -> Child:
         return self._rig.start("capture", "capture", "--config", str(self._path))
 
-    def start_apply(self) -> Child:
-        return self._rig.start("apply", "apply", "--config", str(self._path))
+    def start_apply(self, *kinds: str, once: bool = False) -> Child:
+        """Apply to the sinks of these kinds, or to all; ``once``: to the topic's end as of now."""
+        sinks = [sink_name(self.name, kind) for kind in kinds]
+        return self._rig.start("apply", "apply", *sinks, *(["--once"] if once else []), "--config", str(self._path))
 
     def start_rebuild(self, sink: str) -> Child:
         return self._rig.start("rebuild", "rebuild", sink, "--json", "--config", str(self._path))
@@ -210,6 +216,22 @@ class Pipeline:
             return state is not None and state.phase is SnapshotPhase.DONE
 
         wait_until(streaming, what="capture streams", every_s=0.2)
+
+    def wait_published(self, capture: Child, lsn: int, *, timeout_s: float) -> None:
+        """Wait until capture has published everything up to an LSN."""
+
+        def published() -> bool:
+            capture.check()
+            state = read_state(self.client, self.name, self.config.slot)
+            return state is not None and state.end_lsn >= lsn
+
+        wait_until(published, what=f"the log has everything up to {format_lsn(lsn)}", timeout_s=timeout_s, every_s=0.5)
+
+    def wait_end(self, child: Child, *, timeout_s: float) -> str:
+        """Wait until a command has ended by itself; what it printed."""
+        wait_until(lambda: not child.is_alive, what=f"{child.name} is done", timeout_s=timeout_s, every_s=0.2)
+        self.stop(child)
+        return child.tail.text()
 
     def copy_slot(self, connection: psycopg.Connection[Any], name: str) -> None:
         """A second slot at literally the same position; dropped by ``drop_slot``, or with the pipeline."""
@@ -253,7 +275,7 @@ def sink_name(pipeline: str, kind: str) -> str:
     return f"{pipeline}_{kind}"
 
 
-def _toml(name: str, endpoints: Endpoints, *, sinks: bool) -> str:
+def _toml(name: str, endpoints: Endpoints, *, sinks: Collection[str], lake: Path) -> str:
     """Defaults throughout, but for what one broker and one node can't do."""
     text = f"""
 [pipeline]
@@ -267,20 +289,32 @@ topics = {{ replication_factor = 1, min_insync_replicas = 1 }}
 [spark]
 checkpoint_directory = "checkpoints-{name}"
 """
-    if sinks:
-        text += f"""
-[sinks.{sink_name(name, SEARCH)}]
+    settings = {
+        SEARCH: f"""
 type = "opensearch"
 urls = ["{endpoints.opensearch_url}"]
 prefix = "{name}"
 replicas = 0
-[sinks.{sink_name(name, CACHE)}]
+""",
+        CACHE: f"""
 type = "redis"
 url = "{endpoints.redis_url}"
 prefix = "{name}"
-[sinks.{sink_name(name, WAREHOUSE)}]
+""",
+        WAREHOUSE: f"""
 type = "warehouse"
 url = "{endpoints.warehouse_url}"
 schema = "{name}"
-"""
-    return text
+""",
+        HISTORY: f"""
+type = "warehouse"
+url = "{endpoints.warehouse_url}"
+schema = "{name}_all"
+history = true
+""",
+        LAKE: f"""
+type = "delta"
+root = "{lake}"
+""",
+    }
+    return text + "".join(f"[sinks.{sink_name(name, kind)}]{settings[kind]}" for kind in sinks)

@@ -1,23 +1,25 @@
-"""From commit to visible in each sink, asked as a user of the store asks, with all sinks in one driver and other traffic.
+"""From commit to visible in each sink, asked as a user of the store asks, with other traffic: all sinks in one driver, then one alone.
 
-Beside it the store alone: the same value written to it directly, and asked for in the same way.
+A probe is one committed row for which all stores are asked together, each by a thread of its own. Beside it the store alone: the same
+value written to it directly, and asked for in the same way.
 """
 
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Self
 
 import orjson
 import psycopg
 import redis
-from opensearchpy import OpenSearch
+from opensearchpy import NotFoundError, OpenSearch
 
 from bench.figures import Figure, Limit, Target
 from bench.latency import percentiles_ms
-from bench.rig import CACHE, SEARCH, WAREHOUSE, Pipeline, Rig, Say, sink_name
+from bench.rig import CACHE, SEARCH, STORES, WAREHOUSE, Child, Pipeline, Rig, Say, sink_name
 from bench.sizes import Sizes
 from bench.usage import CpuMeter
 from cdc.model.errors import LockstepError
@@ -25,17 +27,22 @@ from sinks.opensearch.settings import OpenSearchSettings
 
 PHASE = "visible"
 
-_POLL_S = 0.015
-"""Between two questions to a store: they must not load it, and bound what a figure may be off by."""
-
 _GAP_S = 0.2
 """Between two probes, at most, by chance: so that they don't keep step with triggers and refreshes."""
 
 _TIMEOUT_S = 60.0
 _FIRST_TIMEOUT_S = 180.0
+_CHECK_S = 0.5
 _ROWS = 500
+_PROBE_ROWS = 100
+_TRAFFIC_ROWS = 4
+"""Of each of the other transactions."""
+
 _MARK = 1_000_000
 """customer_id of probes; other rows stay below."""
+
+_ALONE = {"p50": 180.0, "p99": 350.0}
+"""Targets in milliseconds of the cache as the only sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +51,20 @@ class Store:
 
     sink: str
     question: str
-    target_ms: float
+    targets_ms: Mapping[str, float]
+    every_s: float
+    """Between two questions: they must not load the store, and bound what a figure may be off by."""
+
     is_visible: Callable[[int, int], bool]
     """(row, mark): whether that row shows the mark."""
     write: Callable[[int, int], None]
     """Write such a row to the store itself, past Lockstep, beside its data."""
     is_written_visible: Callable[[int, int], bool]
     close: Callable[[], None]
+
+    @property
+    def name(self) -> str:
+        return f"{self.sink} ({self.question})"
 
 
 def _redis(pipeline: Pipeline) -> Store:
@@ -69,7 +83,16 @@ def _redis(pipeline: Pipeline) -> Store:
         value = client.hget(f"{prefix}-direct:{row}", "v")
         return value is not None and orjson.loads(value)["customer_id"] == mark
 
-    return Store(CACHE, "HGET", 1_000, visible, write, written, client.close)
+    return Store(
+        sink=CACHE,
+        question="HGET",
+        targets_ms={"p50": 350, "p99": 700},
+        every_s=0.015,
+        is_visible=visible,
+        write=write,
+        is_written_visible=written,
+        close=client.close,
+    )
 
 
 def _warehouse(pipeline: Pipeline) -> Store:
@@ -96,21 +119,29 @@ def _warehouse(pipeline: Pipeline) -> Store:
 
     view = f"{pipeline.name}.{pipeline.table.name}"
     return Store(
-        WAREHOUSE,
-        "select from the view",
-        1_000,
-        lambda row, mark: shows(view, row, mark),
-        write,
-        lambda row, mark: shows(direct, row, mark),
-        close,
+        sink=WAREHOUSE,
+        question="select from the view",
+        targets_ms={"p50": 350, "p99": 700},
+        every_s=0.015,
+        is_visible=lambda row, mark: shows(view, row, mark),
+        write=write,
+        is_written_visible=lambda row, mark: shows(direct, row, mark),
+        close=close,
     )
 
 
-def _opensearch(pipeline: Pipeline) -> Store:
+def _opensearch(
+    pipeline: Pipeline,
+    *,
+    question: str,
+    targets_ms: Mapping[str, float],
+    every_s: float,
+    shows: Callable[[OpenSearch, str, int, int], bool],
+) -> Store:
     client = OpenSearch(pipeline.endpoints.opensearch_url)
     settings = pipeline.config.sinks[sink_name(pipeline.name, SEARCH)]
     assert isinstance(settings, OpenSearchSettings)
-    direct = f"{pipeline.name}-direct"
+    direct = f"{pipeline.name}-{question.split(maxsplit=1)[0].lower()}-direct"
     client.indices.create(
         index=direct,
         body={
@@ -122,14 +153,6 @@ def _opensearch(pipeline: Pipeline) -> Store:
         },
     )
 
-    def finds(index: str, row: int, mark: int) -> bool:
-        answer = client.search(
-            index=index,
-            body={"query": {"term": {"customer_id": mark}}},
-            params={"ignore_unavailable": "true"},
-        )
-        return any(hit["_source"]["id"] == row for hit in answer["hits"]["hits"])
-
     def write(row: int, mark: int) -> None:
         client.index(index=direct, id=str(row), body={"id": row, "customer_id": mark})
 
@@ -139,14 +162,40 @@ def _opensearch(pipeline: Pipeline) -> Store:
 
     alias = f"{pipeline.name}.{pipeline.table.schema}.{pipeline.table.name}"
     return Store(
-        SEARCH,
-        "search",
-        2_000,
-        lambda row, mark: finds(alias, row, mark),
-        write,
-        lambda row, mark: finds(direct, row, mark),
-        close,
+        sink=SEARCH,
+        question=question,
+        targets_ms=targets_ms,
+        every_s=every_s,
+        is_visible=lambda row, mark: shows(client, alias, row, mark),
+        write=write,
+        is_written_visible=lambda row, mark: shows(client, direct, row, mark),
+        close=close,
     )
+
+
+def _acknowledged(pipeline: Pipeline) -> Store:
+    """A GET by id sees what was written but not refreshed."""
+
+    def holds(client: OpenSearch, index: str, row: int, mark: int) -> bool:
+        try:
+            answer = client.get(index=index, id=str(row), params={"_source": "customer_id"})
+        except NotFoundError:
+            return False
+        return bool(answer["_source"]["customer_id"] == mark)
+
+    return _opensearch(pipeline, question="GET by id", targets_ms={"p50": 350, "p99": 700}, every_s=0.030, shows=holds)
+
+
+def _found(pipeline: Pipeline) -> Store:
+    def finds(client: OpenSearch, index: str, row: int, mark: int) -> bool:
+        answer = client.search(
+            index=index,
+            body={"query": {"term": {"customer_id": mark}}},
+            params={"ignore_unavailable": "true"},
+        )
+        return any(hit["_source"]["id"] == row for hit in answer["hits"]["hits"])
+
+    return _opensearch(pipeline, question="search", targets_ms={"p50": 900, "p99": 1_500}, every_s=0.050, shows=finds)
 
 
 class _Traffic(threading.Thread):
@@ -162,12 +211,12 @@ class _Traffic(threading.Thread):
         self.failure: BaseException | None = None
 
     def run(self) -> None:
-        statement = f"update {self._pipeline.name} set amount = amount + 1 where id = %s".encode()
+        statement = f"update {self._pipeline.name} set amount = amount + 1 where id = any(%s)".encode()
         try:
             with self._pipeline.sql() as connection:
                 began = time.monotonic()
                 while not self._finished.is_set():
-                    connection.execute(statement, (self._random.randrange(_ROWS),))
+                    connection.execute(statement, (self._random.sample(range(_ROWS), _TRAFFIC_ROWS),))
                     self.transactions += 1
                     self._finished.wait(max(0.0, began + self.transactions / self._rate - time.monotonic()))
         except psycopg.Error as error:
@@ -181,130 +230,184 @@ class _Traffic(threading.Thread):
         self._finished.set()
         self.join(10)
 
+    def check(self) -> None:
+        """Raises LockstepError when it has failed."""
+        if self.failure is not None:
+            raise LockstepError(f"the background traffic failed: {self.failure}") from self.failure
 
-def seconds_until(visible: Callable[[], bool], *, what: str, since: float, timeout_s: float = _TIMEOUT_S) -> float:
-    """Ask until it is so; returns the time since ``since`` (of ``time.monotonic``) at which the answer was there."""
-    while not visible():
-        if time.monotonic() - since > timeout_s:
-            raise LockstepError(f"not within {timeout_s:.0f} s: {what}")
-        time.sleep(_POLL_S)
-    return time.monotonic() - since
+
+class _Asking(threading.Event):
+    """Asks stores until they show something; set to give up."""
+
+    def seconds_until(
+        self, visible: Callable[[], bool], *, what: str, since: float, every_s: float, timeout_s: float = _TIMEOUT_S
+    ) -> float:
+        """The time since ``since`` (of ``time.monotonic``) at which the answer was there. Raises LockstepError."""
+        while not visible():
+            if self.is_set():
+                raise LockstepError(f"no longer asked: {what}")
+            if time.monotonic() - since > timeout_s:
+                raise LockstepError(f"not within {timeout_s:.0f} s: {what}")
+            self.wait(every_s)
+        return time.monotonic() - since
+
+
+class _Probes:
+    """Rows of their own, so that no other update changes the value before it is seen."""
+
+    def __init__(self, pipeline: Pipeline, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self._statement = (
+            f"insert into {pipeline.name} (id, customer_id) values (%s, %s)"
+            " on conflict (id) do update set customer_id = excluded.customer_id"
+        ).encode()
+        self._mark = _MARK
+        self._chance = random.Random(2)
+
+    def committed(
+        self, stores: Sequence[Store], children: Sequence[Child], *, timeout_s: float = _TIMEOUT_S
+    ) -> dict[str, float]:
+        """Commit a row; seconds until it is visible, by the name of the store. Raises LockstepError when one of the children ends."""
+        row, mark = self._next()
+        self._connection.execute(self._statement, (row, mark))
+        since = time.monotonic()
+        asking = _Asking()
+
+        def ask(store: Store) -> float:
+            return asking.seconds_until(
+                lambda: store.is_visible(row, mark),
+                what=f"a committed row is visible in {store.name}",
+                since=since,
+                every_s=store.every_s,
+                timeout_s=timeout_s,
+            )
+
+        return self._together(stores, ask, asking, children)
+
+    def written(self, stores: Sequence[Store]) -> dict[str, float]:
+        """Write a row to each store itself; seconds until it is visible, by the name of the store."""
+        row, mark = self._next()
+        asking = _Asking()
+
+        def ask(store: Store) -> float:
+            since = time.monotonic()
+            store.write(row, mark)
+            return asking.seconds_until(
+                lambda: store.is_written_visible(row, mark),
+                what=f"a value written to {store.name}",
+                since=since,
+                every_s=store.every_s,
+            )
+
+        return self._together(stores, ask, asking, [])
+
+    def _next(self) -> tuple[int, int]:
+        time.sleep(self._chance.random() * _GAP_S)
+        self._mark += 1
+        return _ROWS + self._mark % _PROBE_ROWS, self._mark
+
+    def _together(
+        self, stores: Sequence[Store], ask: Callable[[Store], float], asking: _Asking, children: Sequence[Child]
+    ) -> dict[str, float]:
+        with ThreadPoolExecutor(len(stores)) as pool:
+            answers: dict[str, Future[float]] = {store.name: pool.submit(ask, store) for store in stores}
+            try:
+                while wait(answers.values(), timeout=_CHECK_S).not_done:
+                    for child in children:
+                        child.check()
+            finally:
+                asking.set()
+        return {name: answer.result() for name, answer in answers.items()}
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Returns figures and details."""
+    """All sinks in one driver, then the cache alone. Returns figures and details."""
     rig.up()
-    with rig.pipeline("sinks", sinks=True) as pipeline, pipeline.sql() as connection:
+    with rig.pipeline("sinks", sinks=STORES) as pipeline, pipeline.sql() as connection:
         pipeline.load(connection, first=0, rows=_ROWS, per_transaction=_ROWS)
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
-        apply = pipeline.start_apply()
+        probes = _Probes(pipeline, connection)
         stores: list[Store] = []
         try:
-            stores += (_redis(pipeline), _warehouse(pipeline), _opensearch(pipeline))
-            return _measure(rig, sizes, say, pipeline, connection, stores, [capture, apply])
+            for opened in (_redis, _warehouse, _acknowledged, _found):
+                stores.append(opened(pipeline))
+            targets = {store.name: store.targets_ms for store in stores}
+            apply = pipeline.start_apply()
+            all_sinks = _Part(rig, sizes, say, pipeline, probes, stores, [capture, apply])
+            figures, details = all_sinks.measure("", targets)
+            pipeline.stop(apply)
+            say("the cache alone")
+            cache = stores[:1]
+            apply = pipeline.start_apply(CACHE)
+            alone = _Part(rig, sizes, say, pipeline, probes, cache, [capture, apply])
+            figures_alone, details_alone = alone.measure(" as the only sink", {cache[0].name: _ALONE})
         finally:
             for store in stores:
                 store.close()
+    return figures + figures_alone, {"all_sinks": details, "one_sink": details_alone}
 
 
-def _measure(
-    rig: Rig,
-    sizes: Sizes,
-    say: Say,
-    pipeline: Pipeline,
-    connection: psycopg.Connection[Any],
-    stores: list[Store],
-    children: list[Any],
-) -> tuple[list[Figure], dict[str, Any]]:
-    mark = _MARK
-    chance = random.Random(2)
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The measurement of some stores while an apply runs."""
 
-    def probe(store: Store, timeout_s: float = _TIMEOUT_S) -> float:
-        nonlocal mark
-        mark += 1
-        row, wanted = _ROWS + mark % 100, mark
-        # Rows of their own, so that no other update changes the value before it is seen.
-        connection.execute(
-            f"insert into {pipeline.name} (id, customer_id) values (%s, %s)"
-            " on conflict (id) do update set customer_id = excluded.customer_id".encode(),
-            (row, wanted),
+    rig: Rig
+    sizes: Sizes
+    say: Say
+    pipeline: Pipeline
+    probes: _Probes
+    stores: Sequence[Store]
+    children: Sequence[Child]
+
+    def measure(self, how: str, targets_ms: Mapping[str, Mapping[str, float]]) -> tuple[list[Figure], dict[str, Any]]:
+        """Returns figures, two for each store, and details. ``how`` is added to their names."""
+        sizes, stores, probes = self.sizes, self.stores, self.probes
+        probes.committed(stores, self.children, timeout_s=_FIRST_TIMEOUT_S)
+        self.say(
+            f"apply is there; warm-up: {sizes.sink_warm_s:.0f} s at {sizes.sink_rate} transactions/s of {_TRAFFIC_ROWS} rows"
         )
-        committed = time.monotonic()
-        took = seconds_until(
-            lambda: _checked(children, store.is_visible(row, wanted)),
-            what=f"a committed row is visible in {store.sink}",
-            since=committed,
-            timeout_s=timeout_s,
-        )
-        time.sleep(chance.random() * _GAP_S)
-        return took
-
-    def probe_directly(store: Store) -> float:
-        nonlocal mark
-        mark += 1
-        row, wanted = _ROWS + mark % 100, mark
-        began = time.monotonic()
-        store.write(row, wanted)
-        took = seconds_until(
-            lambda: store.is_written_visible(row, wanted), what=f"a value written to {store.sink}", since=began
-        )
-        time.sleep(chance.random() * _GAP_S)
-        return took
-
-    for store in stores:
-        probe(store, _FIRST_TIMEOUT_S)
-    say(f"all sinks apply; warm-up: {sizes.sink_warm_s:.0f} s at {sizes.sink_rate} transactions/s")
-    with _Traffic(pipeline, sizes.sink_rate) as traffic:
-        warm_until = time.monotonic() + sizes.sink_warm_s
-        while time.monotonic() < warm_until:
-            for store in stores:
-                probe(store)
-        say(f"measuring: {sizes.sink_probes} probes of each sink")
-        cpu = CpuMeter(rig.server_pids | {child.name: child.process.pid for child in children})
-        began = time.monotonic()
-        waits: dict[str, list[float]] = {store.sink: [] for store in stores}
-        direct: dict[str, list[float]] = {store.sink: [] for store in stores}
-        for _ in range(sizes.sink_probes):
-            for store in stores:
-                waits[store.sink].append(probe(store))
-        took_s, used = time.monotonic() - began, cpu.used()
-        for _ in range(sizes.sink_probes):
-            for store in stores:
-                direct[store.sink].append(probe_directly(store))
-    if traffic.failure is not None:
-        raise LockstepError(f"the background traffic failed: {traffic.failure}") from traffic.failure
-
-    figures = []
-    details: dict[str, Any] = {
-        "probes": sizes.sink_probes,
-        "background_rate": sizes.sink_rate,
-        "background_transactions": traffic.transactions,
-        "seconds": round(took_s, 1),
-        "cpu_s": used,
-        "peak_memory_mb": {child.name: round(child.memory.megabytes, 1) for child in children},
-        "poll_ms": _POLL_S * 1000,
-    }
-    for store in stores:
-        found, alone = percentiles_ms(waits[store.sink]), percentiles_ms(direct[store.sink])
-        details[store.sink] = {"commit_to_visible_ms": found, "write_to_visible_ms": alone}
-        say(f"{store.sink}: p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms")
-        figures += [
-            Figure(
-                phase=PHASE,
-                name=f"{store.sink} ({store.question}), {name}",
-                value=found[name],
-                unit="ms",
-                limit=Limit(value=alone[name], what="written to the store directly"),
-                target=Target(bound="at most", amount=store.target_ms),
-            )
-            for name in ("p50", "p99")
-        ]
-    return figures, details
-
-
-def _checked(children: list[Any], visible: bool) -> bool:
-    if not visible:
-        for child in children:
+        with _Traffic(self.pipeline, sizes.sink_rate) as traffic:
+            warm_until = time.monotonic() + sizes.sink_warm_s
+            while time.monotonic() < warm_until:
+                probes.committed(stores, self.children)
+            self.say(f"measuring: {sizes.sink_probes} probes")
+            cpu = CpuMeter(self.rig.server_pids | {child.name: child.process.pid for child in self.children})
+            began, before = time.monotonic(), traffic.transactions
+            waits = [probes.committed(stores, self.children) for _ in range(sizes.sink_probes)]
+            took_s, used, transactions = time.monotonic() - began, cpu.used(), traffic.transactions - before
+            direct = [probes.written(stores) for _ in range(sizes.sink_probes)]
+        traffic.check()
+        for child in self.children:
             child.check()
-    return visible
+        figures = []
+        details: dict[str, Any] = {
+            "probes": sizes.sink_probes,
+            "background_rate": sizes.sink_rate,
+            "background_rows": _TRAFFIC_ROWS,
+            "achieved_rate": round(transactions / took_s, 1),
+            "seconds": round(took_s, 1),
+            "cpu_s": used,
+            "peak_memory_mb": {child.name: round(child.memory.megabytes, 1) for child in self.children},
+        }
+        for store in stores:
+            found = percentiles_ms([seen[store.name] for seen in waits])
+            alone = percentiles_ms([seen[store.name] for seen in direct])
+            details[store.name] = {
+                "poll_ms": store.every_s * 1000,
+                "commit_to_visible_ms": found,
+                "write_to_visible_ms": alone,
+            }
+            self.say(f"{store.name}: p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms")
+            figures += [
+                Figure(
+                    phase=PHASE,
+                    name=f"{store.name}{how}, {name}",
+                    value=found[name],
+                    unit="ms",
+                    limit=Limit(value=alone[name], what="written to the store directly"),
+                    target=Target(bound="at most", amount=targets_ms[store.name][name]),
+                )
+                for name in ("p50", "p99")
+            ]
+        return figures, details

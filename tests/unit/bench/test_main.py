@@ -8,7 +8,7 @@ from bench.sizes import FULL, QUICK
 
 def test_everything_is_measured_in_full_by_default() -> None:
     found = arguments([])
-    assert found.only == ["drain", "latency", "sinks", "bootstrap"]
+    assert found.only == ["drain", "latency", "sinks", "replay", "bootstrap"]
     assert chosen_sizes(found) == FULL
 
 
@@ -18,6 +18,15 @@ def test_single_sizes_win_over_the_chosen_set() -> None:
     )
     assert (sizes.drain_rows, sizes.latency_rate, sizes.latency_s, sizes.sink_probes) == (5000, 7, 2.0, 3)
     assert (sizes.bootstrap_keys, sizes.sink_rate) == (9, QUICK.sink_rate)
+
+
+def test_the_events_of_a_backlog_are_whole_transactions_of_hot_keys() -> None:
+    assert chosen_sizes(arguments(["--events", "25000"])).replay_events == 20_000
+    assert chosen_sizes(arguments(["--events", "1"])).replay_events == 10_000
+
+
+def test_one_phase_can_be_measured_alone() -> None:
+    assert arguments(["--only", "replay"]).only == ["replay"]
 
 
 @pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--repeat", "0"]])

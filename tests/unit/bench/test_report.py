@@ -6,7 +6,7 @@ import math
 from rich.console import Console
 
 from bench.figures import Figure, Limit, Target
-from bench.report import amount, document, ratio_text, table
+from bench.report import amount, document, ratio_text, table, target_text
 
 REACHED = Figure(
     phase="drain",
@@ -56,3 +56,12 @@ def test_amounts_have_the_digits_that_matter() -> None:
 
 def test_a_share_turns_into_a_multiple_when_it_is_large() -> None:
     assert (ratio_text(0.25), ratio_text(3.0), ratio_text(1234.0)) == ("25 %", "3.0 x", "1,234.0 x")
+
+
+def test_a_target_is_written_as_what_it_is_compared_with() -> None:
+    targets = [
+        Target(bound="at least", amount=0.75, of_limit=True),
+        Target(bound="at least", amount=4.0, of_limit=True),
+        Target(bound="at most", amount=350),
+    ]
+    assert [target_text(target, "ms") for target in targets] == [">= 75 %", ">= 4.0 x", "<= 350 ms"]

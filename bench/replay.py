@@ -1,0 +1,264 @@
+"""Applying a backlog on the stream's path, `lockstep apply --once`, to each kind of sink: of other keys each time, and of hot keys.
+
+A rate counts from the report that the sink's query runs to the last batch's that it is applied, by the times in the command's log. So the
+start of Python, Spark and the sink is not part of it. The JVM's warm-up is, with all that a first batch takes once: a small backlog shows
+little else, so the rate of what follows the first batch stands beside it where there is more than one. The stores are warm: each
+sink has applied a first backlog before.
+
+Hot keys are rows that are there: each is updated ten times within ten transactions that follow each other, so that nearly
+all of its updates come in one batch, of which a sink writes the newest. The warehouse with history writes all.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from bench import limits
+from bench.figures import Figure, Limit, Target
+from bench.rig import CACHE, HISTORY, LAKE, SEARCH, WAREHOUSE, Child, Pipeline, Rig, Say, sink_name
+from bench.sizes import Sizes
+from bench.usage import CpuMeter
+from cdc.model.errors import LockstepError
+from cdc.postgres.slot import wal_end
+from sinks.opensearch.settings import OpenSearchSettings
+
+PHASE = "replay"
+
+TRANSACTION_ROWS = 1_000
+UPDATES = 10
+"""Of each hot key."""
+
+_KINDS = (SEARCH, CACHE, WAREHOUSE, HISTORY, LAKE)
+_WARM_SHARE = 5
+"""The first backlog is this part of one."""
+
+_EVENTS_PER_S_MIN = 500
+"""Slower than this is stuck, whatever the machine."""
+
+_SHARE = {SEARCH: 0.75, CACHE: 0.6, WAREHOUSE: 0.75, HISTORY: 0.5}
+_WHAT = {
+    SEARCH: "replaying prepared bulk bodies with the sink's settings",
+    CACHE: "a bare pipelined EVALSHA loop with the sink's script",
+    WAREHOUSE: "bare COPY into staging and the sink's upsert into a table with its key, in its portions",
+    HISTORY: "bare COPY into staging and the sink's upsert into a table with its key, in its portions",
+    LAKE: "one merge of one prepared Arrow table",
+}
+_HOT_EVENTS_PER_S = {SEARCH: 120_000, CACHE: 150_000, WAREHOUSE: 150_000}
+_HOT_CACHE_TIMES = 4.0
+
+_REPORT = re.compile(
+    r"^(?P<at>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) INFO "
+    r"(?:sink (?P<started>started)|batch applied) sink=(?P<sink>\S+) (?P<facts>.*)$",
+    re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What the log of a sink's apply says. ``rows`` are the events that it has read, ``written`` what was left of them to write."""
+
+    seconds: float
+    rows: int
+    written: int
+    rejected: int
+    batch_ms: tuple[int, ...]
+    rate_later: float | None
+    """Events per second after the first batch; None where there is no other."""
+
+
+def applied(log: str, sink: str) -> Applied:
+    """Read the reports of a sink. Raises LockstepError where it didn't start or applied nothing. Pure."""
+    started = first_ended = ended = None
+    rows = first_rows = written = rejected = 0
+    batch_ms = []
+    for report in _REPORT.finditer(log):
+        if report["sink"] != sink:
+            continue
+        # In the zone of this machine; only differences count.
+        at = datetime.strptime(report["at"], "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
+        if report["started"]:
+            started = started or at
+            continue
+        facts = dict(fact.split("=", 1) for fact in report["facts"].split())
+        if int(facts["rows"]):
+            ended = at
+            rows += int(facts["rows"])
+            if first_ended is None:
+                first_ended, first_rows = at, rows
+            written += int(facts["applied"])
+            rejected += int(facts["rejected"])
+            batch_ms.append(int(facts["duration_ms"]))
+    if started is None or first_ended is None or ended is None:
+        raise LockstepError(f"sink {sink!r} " + ("didn't start" if started is None else "applied nothing"))
+    later_s = (ended - first_ended).total_seconds()
+    return Applied(
+        seconds=(ended - started).total_seconds(),
+        rows=rows,
+        written=written,
+        rejected=rejected,
+        batch_ms=tuple(batch_ms),
+        rate_later=(rows - first_rows) / later_s if later_s else None,
+    )
+
+
+def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
+    """Returns figures and details."""
+    rig.up()
+    events = sizes.replay_events
+    keys = events // UPDATES
+    with rig.pipeline(PHASE, sinks=_KINDS) as pipeline:
+        warm = _whole(events // _WARM_SHARE)
+        say(f"a first backlog of {warm:,} rows, for the stores to be warm")
+        _publish(pipeline, lambda: _insert(pipeline, first=0, rows=warm))
+        _ended(pipeline, pipeline.start_apply(once=True), warm * len(_KINDS))
+
+        say(f"writing {events:,} rows")
+        _publish(pipeline, lambda: _insert(pipeline, first=warm, rows=events))
+        limit_rates: dict[str, float] = {}
+        figures: list[Figure] = []
+        facts: dict[str, Any] = {"events": events, "keys": keys}
+        rates: dict[str, float] = {}
+        for kind in _KINDS:
+            found, facts[f"{kind}, other keys"] = _replay(rig, pipeline, kind, events, say)
+            if kind == HISTORY:
+                limit_rates[kind] = limit_rates[WAREHOUSE]
+            else:
+                say(f"the limit of {kind}")
+                limit_rates[kind] = _limit(pipeline, kind)
+            rates[kind] = events / found.seconds
+            limit = Limit(value=limit_rates[kind], what=_WHAT[kind])
+            figures += figures_of(
+                f"{kind}: every event another key",
+                found,
+                later=f"{kind}: other keys, later batches",
+                unit="rows/s",
+                limit=limit,
+                target=Target(bound="at least", amount=_SHARE[kind], of_limit=True) if kind in _SHARE else None,
+            )
+
+        say(f"updating {keys:,} rows {UPDATES} times")
+        _publish(pipeline, lambda: _update(pipeline, first=warm, keys=keys))
+        for kind in _KINDS:
+            hot, facts[f"{kind}, hot keys"] = _replay(rig, pipeline, kind, events, say)
+            figures += hot_figures(kind, hot, own=rates[kind], limit=limit_rates[kind])
+    return figures, facts
+
+
+def figures_of(
+    name: str, found: Applied, *, later: str, unit: str, limit: Limit, target: Target | None
+) -> list[Figure]:
+    """The rate, and that after the first batch where there is one, called ``later``. Pure."""
+    value = found.rows / found.seconds
+    figures = [Figure(phase=PHASE, name=name, value=value, unit=unit, limit=limit, target=target)]
+    if found.rate_later is not None:
+        figures.append(Figure(phase=PHASE, name=later, value=found.rate_later, unit=unit, limit=limit))
+    return figures
+
+
+def hot_figures(kind: str, found: Applied, *, own: float, limit: float) -> list[Figure]:
+    """The figures of ten updates per key. ``own`` is the sink's rate where every event is another key, ``limit`` its limit. Pure."""
+    if kind == HISTORY:
+        fastest = Limit(value=limit, what="the limit above, since every version is a row")
+    else:
+        what = "the newest row of each key alone, at the rate of the limit above"
+        fastest = Limit(value=UPDATES * limit, what=what)
+    amount = _HOT_EVENTS_PER_S.get(kind)
+    figures = figures_of(
+        f"{kind}: {UPDATES} updates per key",
+        found,
+        later=f"{kind}: hot keys, later batches",
+        unit="events/s",
+        limit=fastest,
+        target=None if amount is None else Target(bound="at least", amount=amount),
+    )
+    if kind == CACHE:
+        figures.append(
+            Figure(
+                phase=PHASE,
+                name=f"{kind}: hot keys beside other keys",
+                value=found.rows / found.seconds,
+                unit="events/s",
+                limit=Limit(value=own, what="its own rate where every event is another key"),
+                target=Target(bound="at least", amount=_HOT_CACHE_TIMES, of_limit=True),
+            )
+        )
+    return figures
+
+
+def _whole(rows: int) -> int:
+    return max(1, rows // TRANSACTION_ROWS) * TRANSACTION_ROWS
+
+
+def _publish(pipeline: Pipeline, write: Callable[[], int]) -> None:
+    """Write to the source while capture runs, and end capture when it has published that."""
+    capture = pipeline.start_capture()
+    pipeline.wait_streaming(capture)
+    rows = write()
+    with pipeline.sql() as connection:
+        target = wal_end(connection)
+        # Else the server writes its pages while somebody is measured.
+        connection.execute("checkpoint")
+    pipeline.wait_published(capture, target, timeout_s=_timeout_s(rows))
+    pipeline.stop(capture)
+
+
+def _insert(pipeline: Pipeline, *, first: int, rows: int) -> int:
+    with pipeline.sql() as connection:
+        pipeline.load(connection, first=first, rows=rows, per_transaction=TRANSACTION_ROWS)
+    return rows
+
+
+def _update(pipeline: Pipeline, *, first: int, keys: int) -> int:
+    statement = f"update {pipeline.name} set amount = amount + 1 where id >= %s and id < %s".encode()
+    with pipeline.sql() as connection:
+        for begin in range(first, first + keys, TRANSACTION_ROWS):
+            for _ in range(UPDATES):
+                connection.execute(statement, (begin, begin + TRANSACTION_ROWS))
+    return keys * UPDATES
+
+
+def _replay(rig: Rig, pipeline: Pipeline, kind: str, events: int, say: Say) -> tuple[Applied, dict[str, Any]]:
+    """Apply what is there to one sink; what its log says of it, and details."""
+    sink = sink_name(pipeline.name, kind)
+    cpu = CpuMeter(rig.server_pids)
+    apply = pipeline.start_apply(kind, once=True)
+    log = _ended(pipeline, apply, events)
+    used = cpu.used()
+    try:
+        found = applied(log, sink)
+    except LockstepError as error:
+        raise LockstepError(f"{error}; the end of its log:\n{apply.tail.last(25)}") from None
+    if found.rows != events or found.rejected:
+        raise LockstepError(
+            f"{kind} applied {found.rows:,} of {events:,} events and rejected {found.rejected:,}; the end of its log:\n"
+            f"{apply.tail.last(25)}"
+        )
+    say(f"{kind}: {events / found.seconds:,.0f} events/s, {found.written:,} written in {len(found.batch_ms)} batches")
+    return found, {
+        "seconds": round(found.seconds, 3),
+        "written": found.written,
+        "batch_ms": list(found.batch_ms),
+        "servers_cpu_s": used,
+    }
+
+
+def _ended(pipeline: Pipeline, apply: Child, events: int) -> str:
+    return pipeline.wait_end(apply, timeout_s=_timeout_s(events))
+
+
+def _timeout_s(events: int) -> float:
+    return 300 + events / _EVENTS_PER_S_MIN
+
+
+def _limit(pipeline: Pipeline, kind: str) -> float:
+    settings = pipeline.config.sinks[sink_name(pipeline.name, SEARCH)]
+    assert isinstance(settings, OpenSearchSettings)
+    of_store: dict[str, Callable[[], float]] = {
+        SEARCH: lambda: limits.opensearch(pipeline, refresh_interval=f"{settings.refresh_interval_ms}ms"),
+        CACHE: lambda: limits.compared_and_set(pipeline),
+        WAREHOUSE: lambda: limits.merged(pipeline),
+        LAKE: lambda: limits.merged_at_once(pipeline),
+    }
+    return of_store[kind]()
