@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.util import PythonEvalType
 
@@ -22,8 +23,12 @@ class ArrowMap:
         """``schema`` is that of the batches the function yields, as in ``mapInArrow``."""
         udf: Any = UserDefinedFunction(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
         self._udf = udf
+        self._call: Any = None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
+        """The frames of all calls have the same columns."""
         classic: Any = frame
-        column = self._udf(*[frame[name] for name in frame.columns])
-        return DataFrame(classic._jdf.mapInArrow(column._jc, False, None), frame.sparkSession)
+        if self._call is None:
+            # By name rather than of this frame: so it fits the next one too, without two dozen calls into the JVM.
+            self._call = self._udf(*map(f.col, frame.columns))._jc
+        return DataFrame(classic._jdf.mapInArrow(self._call, False, None), frame.sparkSession)

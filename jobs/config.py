@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
@@ -20,6 +20,10 @@ def _leaves_meaning_alone(conf: Mapping[str, str]) -> Mapping[str, str]:
     if taken:
         raise ValueError(f"{', '.join(taken)}: the values of computed columns would change with it, so it is fixed")
     return conf
+
+
+LIBRARIES_VARIABLE: Final = "LOCKSTEP_LIBRARIES"
+"""The environment variable that tells Python's daemon what its workers will need: modules, by comma."""
 
 
 class SparkSettings(Settings):
@@ -78,3 +82,8 @@ class SparkSettings(Settings):
         default_factory=dict,
         description="further Spark settings; they win over ours, and lists of jars, archives and paths add up",
     )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of Spark is one process on this machine."""
+        return self.master.startswith("local")

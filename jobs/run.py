@@ -6,7 +6,7 @@ Which generations a sink has is looked up again and again: one that ``rebuild`` 
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -32,6 +32,7 @@ from jobs.generations import (
 from jobs.report import DefinitionDiffers, Reporter, SinkFailed, SinkStopped, SinkWaiting, log_report
 from jobs.session import open_session
 from jobs.sink_job import SinkJob, SinkPlan
+from jobs.warm_up import warm_up
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.sink import Sink
 
@@ -101,14 +102,19 @@ def run_sinks(
     for name, settings in sinks.items():
         tables_of(name, settings.tables, tables)
     stop = stop or threading.Event()
-    with session(source, stop) as spark_session:
+    with session(source, stop, sinks.values()) as spark_session:
         return _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink).run()
 
 
 @contextmanager
-def session(source: Source, stop: threading.Event, *, bulk: bool = False) -> Iterator[SparkSession]:
-    """A SparkSession until the block ends, in which SIGTERM and SIGINT set ``stop``. ``bulk``: see ``open_session``."""
-    opened = open_session(source.spark, name=f"lockstep {source.pipeline}", bulk=bulk)
+def session(
+    source: Source, stop: threading.Event, sinks: Iterable[SinkSettings], *, bulk: bool = False
+) -> Iterator[SparkSession]:
+    """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM and SIGINT set ``stop``. ``bulk``: see
+    ``open_session``."""
+    libraries = {library for settings in sinks for library in settings.libraries}
+    opened = open_session(source.spark, name=f"lockstep {source.pipeline}", bulk=bulk, libraries=libraries)
+    warm_up(opened)
     try:
         # After the session: PySpark installs a handler of its own for SIGINT.
         with _stopped_by_signals(stop):

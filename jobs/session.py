@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
 from jobs.class_archive import archive_options
-from jobs.config import SparkSettings
+from jobs.config import LIBRARIES_VARIABLE, SparkSettings
 from jobs.shipped_code import ROOT, check_archive
 
 STOP_TIMEOUT_MS = 10_000
@@ -45,6 +45,12 @@ _SETTINGS: Mapping[str, str] = {
     "spark.ui.retainedStages": "10",
     "spark.ui.retainedTasks": "100",
     "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.ui.liveUpdate.period": "-1",
+    # Checks of Spark's own rules after each of them; what they turn a plan into is tested with it.
+    "spark.sql.lightweightPlanChangeValidation": "false",
+    # Every batch lists the files of all that are kept. Only the last is ever read.
+    "spark.sql.streaming.minBatchesToRetain": "10",
     # There is no shuffle; should an own setting bring one in, 200 tasks would be far too many.
     "spark.sql.shuffle.partitions": "2",
     # Two copies of a task at once would only do the same writes twice.
@@ -78,8 +84,10 @@ _PACKAGE_DIRECTORY = "lockstep_package"
 """Where executors unpack the archive, in the directory that they run in. No module may be called so."""
 
 # C1 and the serial collector: a third less latency and half the CPU while the JVM is young, which a job of tiny plans
-# stays for long. A cluster's executors do bulk work and keep the JVM's own choice.
-_DRIVER_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+# stays for long: C2's code is as quick after two minutes, and a fifth quicker after five. A cluster's executors do bulk work and
+# keep the JVM's own choice. VFORK: Hadoop runs `chmod` for each file of a checkpoint, and the JVM's other way to start it runs a
+# helper first.
+_DRIVER_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djdk.lang.Process.launchMechanism=VFORK")
 # The full compiler reads a long log in half the time.
 _DRIVER_JVM_BULK = ("-XX:+UseParallelGC",)
 
@@ -110,15 +118,20 @@ _SILENT = (
 
 
 def open_session(
-    settings: SparkSettings, *, name: str, bulk: bool = False, more_options: Sequence[str] = ()
+    settings: SparkSettings,
+    *,
+    name: str,
+    bulk: bool = False,
+    libraries: Collection[str] = (),
+    more_options: Sequence[str] = (),
 ) -> SparkSession:
     """Start Spark. One session per process; stop it with ``session.stop()``.
 
-    ``bulk`` is for long logs rather than short batches, ``more_options`` are the JVM's.
+    ``bulk`` is for long logs rather than short batches, ``libraries`` are modules that workers will need, ``more_options`` are the JVM's.
 
     Raises LockstepError when it can't start, ConfigurationError when the archive for the executors isn't the right one.
     """
-    if settings.package is not None and not _is_local(settings.master):
+    if settings.package is not None and not settings.is_local:
         check_archive(settings.package)
     os.environ["PYSPARK_PYTHON"] = worker_python(settings)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -133,7 +146,10 @@ def open_session(
         log_settings = Path(directory) / "log4j2.properties"
         log_settings.write_text(_log_settings(), encoding="utf-8")
         builder = SparkSession.Builder().master(settings.master).appName(name)
-        for key, value in spark_conf(settings, log_settings=log_settings, bulk=bulk, more_options=more_options).items():
+        conf = spark_conf(
+            settings, log_settings=log_settings, bulk=bulk, libraries=libraries, more_options=more_options
+        )
+        for key, value in conf.items():
             builder = builder.config(key, value)
         try:
             with _output_to(settings.log_file):
@@ -164,7 +180,12 @@ def _output_to(file: Path | None) -> Iterator[None]:
 
 
 def spark_conf(
-    settings: SparkSettings, *, log_settings: Path, bulk: bool = False, more_options: Sequence[str] = ()
+    settings: SparkSettings,
+    *,
+    log_settings: Path,
+    bulk: bool = False,
+    libraries: Collection[str] = (),
+    more_options: Sequence[str] = (),
 ) -> dict[str, str]:
     """All of Spark's settings. They stand on the JVM's command line, so no secret may be among them."""
     conf = dict(_SETTINGS)
@@ -172,13 +193,17 @@ def spark_conf(
     compiler = _DRIVER_JVM_BULK if bulk else _DRIVER_JVM
     options = (*compiler, *(more_options or archive_options(settings.java_home)))
     conf["spark.driver.extraJavaOptions"] = " ".join((*options, f"-Dlog4j2.configurationFile={log_settings}"))
+    # Loaded by each worker it would take up to half a second of each, and memory that they could share.
+    conf[f"spark.executorEnv.{LIBRARIES_VARIABLE}"] = ",".join(sorted(libraries))
     if settings.jars:
         conf["spark.jars"] = ",".join(str(jar) for jar in settings.jars)
-    if _is_local(settings.master):
+    if settings.is_local:
         # Workers start in another directory; a checkout that isn't installed is found through this.
         conf["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         # Else Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
         conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
+        # Hadoop's default writes a checksum beside each local file, and runs `chmod` for both: four processes a batch, not two.
+        conf["spark.hadoop.fs.file.impl"] = "org.apache.hadoop.fs.RawLocalFileSystem"
     else:
         conf |= _CLUSTER_SETTINGS
         if settings.package is not None:
@@ -192,12 +217,8 @@ def spark_conf(
 
 def worker_python(settings: SparkSettings) -> str:
     """The program that runs Python workers. This one's path means nothing on another machine."""
-    default = sys.executable if _is_local(settings.master) else "python3"
+    default = sys.executable if settings.is_local else "python3"
     return settings.conf.get("spark.pyspark.python") or settings.python or default
-
-
-def _is_local(master: str) -> bool:
-    return master.startswith("local")
 
 
 def _log_settings() -> str:

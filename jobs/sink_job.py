@@ -40,6 +40,7 @@ from jobs.delivery import (
 from jobs.derive import TablePlan, checked_plans, with_derived
 from jobs.gate import Gate
 from jobs.generations import Runner, require_in_use
+from jobs.log_reader import Range, ranges
 from jobs.offsets import Offsets
 from jobs.prepared import preparing
 from jobs.progress import ProgressKeeper
@@ -48,7 +49,7 @@ from jobs.report import BatchGoesOn, Reporter, RowsCarriedOver, SinkStarted, Sin
 from jobs.resume import ResumePoint, TopicFacts, check_resume, check_same_topics
 from jobs.schema_watch import SchemaWatch
 from jobs.shape_history import histories, newest_shapes
-from jobs.source import read_topics
+from jobs.source import portable_client, range_frame, read_topics
 from jobs.watermark import Watermark
 from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
 from sinks.sink import AddedValues, Sink
@@ -233,6 +234,8 @@ class SinkJob:
                 replays=reading.replays,
                 retry_s=plan.spark.retry_s,
                 run=uuid.uuid4().hex,
+                # Expressions are Spark's to evaluate, so it has to read the rows itself.
+                client=None if plans else portable_client(plan.kafka),
                 open=plan.open,
             )
             # Before the first batch: the watermark says that all is as at the source, the rows from before included.
@@ -466,6 +469,7 @@ class _Run:
         self._batch_done = threading.Event()
         self._ended = threading.Event()
         self._previous_ends: tuple[int, Offsets] | None = None
+        self._compiles = True
 
     def run(self) -> None:
         """Run the query to its end. Raises Unavailable or LockstepError with the first cause."""
@@ -595,7 +599,10 @@ class _Run:
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()
         ends = self._checkpoint.end_offsets(batch_id)
-        delivered = self._deliver(frame, one_task=self._is_small(batch_id, ends))
+        wanted = ranges(self._starts(batch_id), ends)
+        # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
+        is_small = sum(one.end - (one.start or 0) for one in wanted) <= self._plan.spark.small_batch_rows
+        delivered = self._deliver(self._records(frame, wanted, one_task=is_small))
         self._keep_rejections(delivered)
         progress = self._keeper.batch_applied(ends, rejected=len(delivered.rejected))
         self._previous_ends = (batch_id, ends)
@@ -615,17 +622,31 @@ class _Run:
             )
         )
 
-    def _is_small(self, batch_id: int, ends: Offsets) -> bool:
-        """Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side."""
-        if self._previous_ends is None or self._previous_ends[0] != batch_id - 1:
-            return False
-        before = self._previous_ends[1]
-        return sum(end - before.get(at, 0) for at, end in ends.items()) <= self._plan.spark.small_batch_rows
+    def _starts(self, batch_id: int) -> Offsets:
+        """Where a batch begins: its predecessor's end, else where the query begins."""
+        if self._previous_ends is not None and self._previous_ends[0] == batch_id - 1:
+            return self._previous_ends[1]
+        if batch_id:
+            return self._checkpoint.end_offsets(batch_id - 1)
+        return dict(self._reading.start or {})
 
-    def _deliver(self, frame: DataFrame, *, one_task: bool) -> Delivered:
-        """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
+    def _records(self, frame: DataFrame, wanted: Sequence[Range], *, one_task: bool) -> DataFrame:
+        """The batch's records, or what tells the tasks to read them; each partition's by one task."""
+        if self._task.client is not None:
+            self._compile(frame, whether=False)
+            return range_frame(frame.sparkSession, wanted, one_task=one_task)
+        self._compile(frame, whether=not one_task)
         # coalesce keeps each partition's records together and in order.
-        records = frame.coalesce(1) if one_task else frame
+        return frame.coalesce(1) if one_task else frame
+
+    def _compile(self, frame: DataFrame, *, whether: bool) -> None:
+        """Whether expressions become Java classes: their source is made anew for each task, which takes longer than a few rows."""
+        if whether != self._compiles:
+            frame.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if whether else "NO_CODEGEN")
+            self._compiles = whether
+
+    def _deliver(self, records: DataFrame) -> Delivered:
+        """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
         backoff = _Backoff()
         while True:
             if self._task.versions:

@@ -1,4 +1,4 @@
-"""Topics -> raw frame: the columns of a record that a sink needs, as they stand on the topic."""
+"""Topics -> raw frame: the columns of a record that a sink needs, as they stand on the topic; or what tells tasks to read them."""
 
 import json
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from pyspark.sql import functions as f
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.protocol.envelope import TAG_HEADER
+from jobs.log_reader import Client, Range, dump_ranges
 from jobs.offsets import Offsets
 
 _LOGIN_MODULES: Final = {
@@ -71,6 +72,29 @@ def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
     )
 
 
+def range_frame(spark: SparkSession, wanted: Sequence[Range], *, one_task: bool) -> DataFrame:
+    """A frame that tells its tasks what to read: a range each, or all of them in one. See ``jobs.log_reader``."""
+    tasks = [wanted] if one_task or not wanted else [[one] for one in wanted]
+    texts = f.array(*(f.lit(dump_ranges(one)) for one in tasks))
+    ranges = f.element_at(texts, f.col("id").cast("int") + 1).alias("ranges")
+    return spark.range(0, len(tasks), 1, len(tasks)).select(ranges)
+
+
+_PEM: Final = {
+    "ssl.ca.location": "ssl.ca.pem",
+    "ssl.certificate.location": "ssl.certificate.pem",
+    "ssl.key.location": "ssl.key.pem",
+}
+
+
+def portable_client(kafka: KafkaSettings) -> Client:
+    """librdkafka's configuration for a task: certificates as text, so that executors on other machines need no file."""
+    portable: dict[str, str | int] = {}
+    for name, value in kafka.client().items():
+        portable[_PEM.get(name, name)] = Path(str(value)).read_text(encoding="utf-8") if name in _PEM else value
+    return portable
+
+
 def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
     """Options of Spark's Kafka source for these settings. They hold secrets: never print them.
 
@@ -85,6 +109,8 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
         # The cached consumer leaves a fetch waiting on its connection, and the next batch's requests queue behind it; the
         # default of 500 ms is most of a batch's latency. 10 ms still cost 13 ms per partition in a task, 1 ms about 5.
         "kafka.fetch.max.wait.ms": "1",
+        # Nobody asked for the client's own metrics, and each poll looks whether it is time to send them.
+        "kafka.enable.metrics.push": "false",
         # Backlogs come in large fetches.
         "kafka.max.poll.records": "5000",
     }

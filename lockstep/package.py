@@ -19,7 +19,7 @@ from jobs.shipped_code import source_files
 DEFAULT_OUTPUT: Final = Path("lockstep-package.zip")
 
 # Spark brings PySpark to its executors itself; the others are what the driver, capture and the command import.
-_NOT_ON_EXECUTORS: Final = frozenset({"alembic", "confluent-kafka", "lmdb", "pyspark", "rich", "typer"})
+_NOT_ON_EXECUTORS: Final = frozenset({"alembic", "lmdb", "pyspark", "rich", "typer"})
 
 _REQUIREMENT: Final = re.compile(r"(?P<name>[A-Za-z0-9._-]+)\s*(?:\[(?P<extras>[^]]*)])?")
 _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")

@@ -146,7 +146,7 @@ def rebuild(
         number, record = (_begin_in_place if in_place else _begin)(config, name, settings, observer.say)
         if in_place:
             _check_nobody_applies(name, settings, number)
-        with session(source, stop, bulk=sum(log_ends(config).values()) >= _LONG_LOG) as spark:
+        with session(source, stop, [settings], bulk=sum(log_ends(config).values()) >= _LONG_LOG) as spark:
             for beginning in count(1):
                 sink = open_sink(name, settings, number)
                 try:

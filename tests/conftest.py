@@ -22,6 +22,7 @@ _BUSY_LIVE = (
     "run.",
     "schema_change_in_sinks",
     "verify.",
+    "warehouse_file",
 )
 _BUSY = ("tests/crash/", "tests/e2e/", *(f"tests/live/test_{name}" for name in _BUSY_LIVE))
 """Beginnings of the busy ones' names."""

@@ -25,6 +25,9 @@ _NOT_YET = (
     KafkaError.UNKNOWN_LEADER_EPOCH,
 )
 
+_FOLLOW_WAIT_MS = 200
+"""One that follows a topic asks five times a second, not fifty: it is never in a hurry, and there is one for each sink."""
+
 _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
 
@@ -141,7 +144,7 @@ class ProgressReader:
     def __init__(self, client: ClientSettings, prefix: str, topics: Sequence[str]) -> None:
         self._topic = control_topic(prefix, PROGRESS)
         self._topics = tuple(topics)
-        self._consumer = open_consumer(client)
+        self._consumer = open_consumer(client, fetch_wait_ms=_FOLLOW_WAIT_MS)
         self._cluster = Cluster(client)
         self._next: int | None = None
 

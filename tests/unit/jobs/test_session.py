@@ -1,13 +1,22 @@
 """Spark's settings, without starting it."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from jobs.class_archive import archive_file
 from jobs.config import SparkSettings
 from jobs.session import spark_conf, worker_python
+from jobs.shipped_code import ROOT
+from sinks.delta.sink import DeltaSettings
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.redis.sink import RedisSettings
+from sinks.registry import SinkSettings
+from sinks.warehouse.settings import WarehouseSettings
 
 LOG = Path("log4j2.properties")
 CLUSTER = "spark://cluster:7077"
@@ -90,3 +99,29 @@ def test_the_class_archive_is_used_where_there_is_one(tmp_path: Path, monkeypatc
     assert "SharedArchiveFile" not in options()
     assert archive_file(None) is None
     assert archive_file(tmp_path / "nowhere") is None
+
+
+def test_workers_are_told_what_to_load() -> None:
+    sinks: list[SinkSettings] = [
+        RedisSettings(),
+        OpenSearchSettings(),
+        WarehouseSettings(url=SecretStr("postgresql+psycopg://warehouse/shop")),
+        # These make threads of their own.
+        WarehouseSettings(url=SecretStr("duckdb:////var/lib/shop.duckdb")),
+        DeltaSettings(root="/lake"),
+    ]
+    libraries = {library for settings in sinks for library in settings.libraries}
+    conf = spark_conf(SparkSettings(), log_settings=LOG, libraries=libraries)
+    variable = "LOCKSTEP_LIBRARIES"
+    loads = "import sys, threading; from jobs.daemon import load_libraries; before = {*sys.modules}; load_libraries()"
+    shows = "print(*sorted({'redis', 'opensearchpy', 'psycopg', 'sqlalchemy', 'duckdb', 'deltalake'} & ({*sys.modules} - before)), threading.active_count())"
+    environment = os.environ | {variable: conf[f"spark.executorEnv.{variable}"] + ",not_installed"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{loads}; {shows}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["opensearchpy", "psycopg", "redis", "sqlalchemy", "1"]

@@ -1,4 +1,4 @@
-"""Options of Spark's Kafka source."""
+"""Options of Spark's Kafka source and of the tasks' own client, and what tasks are to read."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import pytest
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
-from jobs.source import jaas_config, kafka_options
+from jobs.log_reader import Client, Range, dump_ranges, load_ranges, ranges
+from jobs.source import jaas_config, kafka_options, portable_client
 
 KEY = (
     "-----BEGIN PRIVATE " + "KEY-----\nAAAA\n-----END PRIVATE " + "KEY-----\n"
@@ -80,3 +81,21 @@ def test_a_missing_certificate_file_is_a_configuration_error(tmp_path: Path) -> 
     (tmp_path / "ca.pem").unlink()
     with pytest.raises(ConfigurationError, match="can't be read"):
         kafka_options(settings)
+
+
+def test_tasks_on_other_machines_get_certificates_not_their_files(tmp_path: Path) -> None:
+    settings = ssl_settings(tmp_path, KEY)
+    client: Client = portable_client(settings)
+    assert client["ssl.ca.pem"] == client["ssl.certificate.pem"] == CERTIFICATE
+    assert client["ssl.key.pem"] == KEY
+    assert not any("location" in name or str(tmp_path) in str(value) for name, value in client.items())
+    plain = KafkaSettings(bootstrap_servers="broker:9092")
+    assert portable_client(plain) == plain.client()
+
+
+def test_a_batch_is_what_lies_between_two_positions() -> None:
+    ends = {("a", 0): 10, ("a", 1): 7, ("b", 0): 0, ("b", 1): 5}
+    wanted = ranges({("a", 0): 4, ("a", 1): 7}, ends)
+    assert wanted == [Range("a", 0, 4, 10), Range("b", 1, None, 5)]
+    assert load_ranges(dump_ranges(wanted)) == wanted
+    assert ranges(ends, ends) == []

@@ -1,0 +1,217 @@
+"""Both ways to read the log, Spark's and that of the tasks, on real brokers: the same records, and the same end."""
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import PositionMismatch, Unavailable
+from cdc.protocol.envelope import TAG_HEADER
+from jobs import log_reader
+from jobs.arrow_map import ArrowMap
+from jobs.config import SparkSettings
+from jobs.log_reader import LogReader, Range, ranges, read_log
+from jobs.offsets import Offsets
+from jobs.session import open_session
+from jobs.source import portable_client, range_frame, read_topics
+from stack.stack import Endpoints
+from tests.job_process import spark_settings
+
+pytestmark = pytest.mark.live
+
+NAMES = ("key", "value", "topic", "partition", "offset", "tombstone_tag", "timestamp_ms")
+SCHEMA = "key binary, value binary, topic string, partition int, offset long, tombstone_tag binary, timestamp_ms long"
+
+
+class Log:
+    """Topics of this test alone."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.kafka = KafkaSettings(bootstrap_servers=bootstrap)
+        self.name = f"log.{uuid.uuid4().hex[:12]}"
+        self.admin = AdminClient({"bootstrap.servers": bootstrap})
+        self._bootstrap = bootstrap
+
+    def topic(self, partitions: int, **config: str) -> str:
+        name = f"{self.name}.{uuid.uuid4().hex[:6]}"
+        self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
+        return name
+
+    def publish(self, *transactions: tuple[bool, Sequence[tuple[str, int, bytes, bytes | None]]]) -> None:
+        """Transactions of topic, partition, key and value, each committed or aborted; tombstones get their tag."""
+        producer = Producer({"bootstrap.servers": self._bootstrap, "transactional.id": uuid.uuid4().hex})
+        producer.init_transactions(30)
+        for is_committed, records in transactions:
+            producer.begin_transaction()
+            for topic, partition, key, value in records:
+                headers = [("other", b"x"), (TAG_HEADER, b"tag of " + key)] if value is None else None
+                producer.produce(topic, value, key, partition, headers=headers)
+            producer.flush(30)
+            (producer.commit_transaction if is_committed else producer.abort_transaction)(30)
+
+    def ends(self, *topics: str) -> Offsets:
+        """As Spark is told of them: of what is committed."""
+        consumer = LogReader(self.kafka.client())._consumer
+        try:
+            found: Offsets = {}
+            for topic in topics:
+                for partition in consumer.list_topics(topic).topics[topic].partitions:
+                    _, end = consumer.get_watermark_offsets(log_reader.Assigned(topic, partition), timeout=30)
+                    found[topic, partition] = end
+            return found
+        finally:
+            consumer.close()
+
+
+@pytest.fixture
+def log(endpoints: Endpoints) -> Log:
+    return Log(endpoints.kafka_bootstrap)
+
+
+@pytest.fixture
+def reader(log: Log) -> Iterator[LogReader]:
+    reader = LogReader(log.kafka.client())
+    yield reader
+    reader.close()
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    directory: Path = tmp_path_factory.mktemp("spark")
+    settings: SparkSettings = spark_settings(directory)
+    session = open_session(settings, name="log reader")
+    yield session
+    session.stop()
+
+
+def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
+    found = [row for batch in batches for row in batch.to_pylist()]
+    return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
+
+
+def through_spark(spark: SparkSession, log: Log, topics: Sequence[str], directory: Path) -> list[dict[str, Any]]:
+    """What a job with expressions gets to see."""
+    found: list[pa.RecordBatch] = []
+
+    def batch(frame: Any, _number: int) -> None:
+        found.extend(frame.select(*NAMES).toArrow().to_batches())
+
+    frame = read_topics(spark, log.kafka, topics, max_offsets_per_trigger=1_000_000, with_times=True)
+    query = frame.writeStream.foreachBatch(batch).option("checkpointLocation", str(directory / "checkpoint"))
+    query.trigger(availableNow=True).start().awaitTermination()
+    return rows(found)
+
+
+def through_tasks(
+    spark: SparkSession, log: Log, wanted: Sequence[Range], *, one_task: bool
+) -> tuple[list[dict[str, Any]], int]:
+    """What a job without expressions gets to see, and in how many tasks."""
+    client = portable_client(log.kafka)
+
+    def see(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return read_log(client, tasks)
+
+    frame = range_frame(spark, wanted, one_task=one_task)
+    return rows(ArrowMap(see, SCHEMA)(frame).toArrow().to_batches()), frame.rdd.getNumPartitions()
+
+
+def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log, tmp_path: Path) -> None:
+    one, other = log.topic(3), log.topic(2)
+    numbers = itertools.count()
+
+    def some(count: int, topic: str, partitions: int, *, value: bytes | None = b"value %d") -> list[Any]:
+        return [(topic, n % partitions, b"key %d" % n, value and value % n) for n in itertools.islice(numbers, count)]
+
+    log.publish(
+        (True, some(50, one, 2)),  # its third partition stays empty
+        (False, some(7, one, 2)),
+        (True, [*some(5, one, 2, value=None), *some(20, other, 2), (other, 0, b"", b"")]),
+        (True, [(other, 1, b"large", b"x" * 900_000)]),
+        (False, some(3, other, 2)),  # what aborted transactions have left is all that stands before the end
+    )
+    topics = [one, other]
+    wanted = ranges({}, log.ends(*topics))
+    assert {(one, 0), (one, 1), (other, 0), (other, 1)} == {part.at for part in wanted}
+    expected = through_spark(spark, log, topics, tmp_path)
+    assert len(expected) == 50 + 5 + 20 + 1 + 1
+    assert [row["tombstone_tag"] for row in expected if row["value"] is None] == [
+        b"tag of " + row["key"] for row in expected if row["value"] is None
+    ]
+    assert through_tasks(spark, log, wanted, one_task=False) == (expected, 4)
+    assert through_tasks(spark, log, wanted, one_task=True) == (expected, 1)
+    assert through_tasks(spark, log, [], one_task=False) == ([], 1)
+
+
+def test_a_range_has_both_its_ends(log: Log, reader: LogReader) -> None:
+    topic = log.topic(2)
+    log.publish((True, [(topic, n % 2, b"%d" % n, b"v") for n in range(2_000)]))
+    for start, end in ((0, 1), (0, 1_000), (10, 20), (999, 1_000), (999, 1_001), (1_000, 1_001)):
+        wanted = [Range(topic, 0, start, end), Range(topic, 1, start, end)]
+        read = rows(list(reader.read(wanted)))
+        of_each = list(range(start, min(end, 1_000)))  # the transaction's marker stands at 1,000
+        assert [(row["partition"], row["offset"]) for row in read] == [(n, at) for n in (0, 1) for at in of_each]
+        assert rows(list(reader.read(wanted[:1]))) == [row for row in read if row["partition"] == 0]
+
+
+def test_the_end_is_found_though_somebody_writes_without_a_pause(log: Log, reader: LogReader) -> None:
+    topic = log.topic(1)
+    log.publish((True, [(topic, 0, b"a", b"1")]), (False, [(topic, 0, b"b", b"2")]))
+    [end] = log.ends(topic).values()
+    log.publish(*((True, [(topic, 0, b"%d" % n, b"3")]) for n in range(50)))
+    assert [row["key"] for row in rows(list(reader.read([Range(topic, 0, None, end)])))] == [b"a"]
+
+
+def test_what_an_open_transaction_holds_back_is_waited_for(log: Log, reader: LogReader) -> None:
+    """The end may come from a broker that knows more than the one that is read."""
+    topic = log.topic(1)
+    producer = Producer({"bootstrap.servers": log.kafka.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"v", b"k")
+    producer.flush(30)
+    batches = reader.read([Range(topic, 0, 0, 2)])
+    began = time.monotonic()
+
+    def commit_later() -> None:
+        time.sleep(1)
+        producer.commit_transaction(30)
+
+    thread = threading.Thread(target=commit_later)
+    thread.start()
+    assert [row["key"] for row in rows(list(batches))] == [b"k"]
+    assert time.monotonic() - began >= 0.9
+    thread.join()
+
+
+def test_records_that_are_gone_are_lost(log: Log, reader: LogReader) -> None:
+    topic = log.topic(1, **{"cleanup.policy": "delete"})
+    log.publish((True, [(topic, 0, b"%d" % n, b"v") for n in range(10)]))
+    deleted = log.admin.delete_records([log_reader.Assigned(topic, 0, 5)])
+    next(iter(deleted.values())).result(30)
+    with pytest.raises(PositionMismatch, match="no longer holds"):
+        list(reader.read([Range(topic, 0, 0, 10)]))
+    # From its beginning, wherever that is: who asks for that knows that something is missing.
+    assert [row["offset"] for row in rows(list(reader.read([Range(topic, 0, None, 10)])))] == [5, 6, 7, 8, 9]
+    assert [row["offset"] for row in rows(list(reader.read([Range(topic, 0, 7, 10)])))] == [7, 8, 9]
+
+
+def test_a_topic_that_is_gone_and_brokers_that_dont_answer(
+    log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "_PATIENCE_S", 1.0)
+    with pytest.raises(Unavailable):
+        list(reader.read([Range(f"{log.name}.none", 0, 0, 10)]))
+    nobody = LogReader({**log.kafka.client(), "bootstrap.servers": "127.0.0.1:1"})
+    with pytest.raises(Unavailable, match="nothing for 1 s"):
+        list(nobody.read([Range(log.name, 0, 0, 10)]))
+    nobody.close()
