@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ["tests.services", "tests.databases", "tests.captured"]
+pytest_plugins = ["tests.services", "tests.databases", "tests.captured", "tests.spark_session"]
 
 _BUSY_LIVE = (
     "cluster",

@@ -83,6 +83,8 @@ class TopicSide:
         seen: list[tuple[Key, Row | None, str]] = []
         newest: dict[Key, tuple[Key, Row | None, str]] = {}
         for record in self._reader.records(self._topics[table.name], start):
+            if record.offset >= ends.get(record.partition, NOWHERE):
+                continue  # behind the mark: a sink that is just there has the version before this one
             key = _canonical(table, record)
             if key in self._known and record.value is not None:  # a delete event has come before its tombstone
                 _, row = self._row(table, record)

@@ -1,7 +1,6 @@
 """Written by Python as capture writes it, read through Spark as the jobs read it: the same values, to the last digit."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -13,13 +12,10 @@ from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table
 from cdc.protocol.envelope import TAG_HEADER, TableEncoder, event_value, tag_prefix, tag_text
 from jobs.arrow_map import ArrowMap
-from jobs.config import SparkSettings
 from jobs.delivery import Task, events_of
 from jobs.fold import newest, with_tags
-from jobs.session import open_session
 from jobs.source import select_records
 from sinks.redis.sink import RedisSettings
-from stack.java import java_home_for_spark
 from tests.builders import column, table
 
 pytestmark = pytest.mark.live  # Spark needs a Java
@@ -48,15 +44,6 @@ VALUES: Sequence[tuple[str, str | None, JsonValue]] = [
     ("float8", "0.1", 0.1),
     ("float8", "-Infinity", None),
 ]
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    directory: Path = tmp_path_factory.mktemp("spark")
-    settings = SparkSettings(master="local[1]", java_home=java_home_for_spark(), log_file=directory / "spark.log")
-    session = open_session(settings, name="envelope contract")
-    yield session
-    session.stop()
 
 
 @pytest.fixture

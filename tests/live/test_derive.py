@@ -1,6 +1,5 @@
 """What Spark makes of the expressions of computed columns and filters."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +10,8 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from jobs.config import SparkSettings
 from jobs.derive import RowDeriver, TablePlan, checked_plans, opened_deriver, with_derived
 from jobs.derived import DERIVED, derived_row
-from jobs.session import open_session
 from jobs.shape_history import TableHistory
 from sinks.table_settings import Computed, Expressions, TableSettings
 from tests.builders import column, table
@@ -39,13 +36,6 @@ ROW = {
     "id": 2, "total": "10.50", "price": "1.10", "name": "x", "Odd `n.ame": "odd", "at": "2026-01-02T03:04:05.123456Z",
     "local": "2026-01-02T03:04:05", "day": "2026-01-31", "share": 0.5, "tags": ["a", "b"],
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    session = open_session(SparkSettings(), name="test")
-    yield session
-    session.stop()
 
 
 def derived(

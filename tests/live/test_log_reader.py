@@ -19,13 +19,10 @@ from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
 from jobs import log_reader
 from jobs.arrow_map import ArrowMap
-from jobs.config import SparkSettings
 from jobs.log_reader import LogReader, Range, ranges, read_log
 from jobs.offsets import Offsets
-from jobs.session import open_session
 from jobs.source import portable_client, range_frame, read_topics
 from stack.stack import Endpoints
-from tests.job_process import spark_settings
 
 pytestmark = pytest.mark.live
 
@@ -83,15 +80,6 @@ def reader(log: Log) -> Iterator[LogReader]:
     reader = LogReader(log.kafka.client())
     yield reader
     reader.close()
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    directory: Path = tmp_path_factory.mktemp("spark")
-    settings: SparkSettings = spark_settings(directory)
-    session = open_session(settings, name="log reader")
-    yield session
-    session.stop()
 
 
 def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:

@@ -10,10 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 import redis
-from pyspark.sql import SparkSession
 
-from jobs.config import SparkSettings
-from jobs.session import open_session
 from lockstep.verify.report import Kind, VerifyReport
 from lockstep.verify.verify import VerifyOptions, verify
 from tests.pipeline import Pipeline, wait_until
@@ -33,14 +30,6 @@ computed."{name}.account.share" = {{ sql = "balance / 4", type = "numeric" }}
 computed."{name}.account.inverse" = {{ sql = "cast(100 / cast(balance as int) as int)", type = "int4" }}
 where = {{ "{name}.account" = "owner <> 'nobody'" }}
 """
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """What comparisons in this process evaluate expressions with; each would start its own."""
-    session = open_session(SparkSettings(), name="test")
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

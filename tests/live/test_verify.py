@@ -21,8 +21,12 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import TEXT_LENGTH
 from jobs.dead_letter import DeadLetters, RejectedEvent
 from lockstep.config import Config
+from lockstep.verify.patience import Patience
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
+from lockstep.verify.topic_side import TopicSide
 from lockstep.verify.verify import Step, VerifyOptions, verify
+from lockstep.verify.view import View
+from sinks.projection import Projection
 from sinks.redis.sink import RedisSink
 from sinks.registry import SinkSettings, open_sink
 from sinks.sink import Batch, StoredRow
@@ -593,6 +597,37 @@ def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running
     found = running.table(report)
     hot = {b'{"id":%d}' % number for number in (35, 36, 37)}
     assert not hot & {*found.unsettled, *(one.key for one in found.differences)}
+
+
+def test_what_comes_behind_the_mark_is_not_read_with_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sink that is just at the mark has the version before, which must be among the expected ones."""
+    key, table = b'{"id":38}', running.shape(TableName(running.schema, "account"))
+    side = TopicSide(
+        running.pipeline.client,
+        running.config.topics(),
+        {},
+        keys_max=1_000,
+        patience=Patience(lambda: False),
+        view=View(Projection(), lambda: pytest.fail("there is no expression")),
+    )
+    fix_ends = side._fix_ends
+
+    def fix_and_write(table: Table) -> dict[int, int]:
+        ends = fix_ends(table)
+        with running.pipeline.sql() as connection:
+            connection.execute(
+                f"update {running.schema}.account set owner = clock_timestamp()::text where id = 38".encode()
+            )
+        running.pipeline.wait_applied(running.job)
+        return ends
+
+    first = side.versions(table, [key])[key]
+    monkeypatch.setattr(side, "_fix_ends", fix_and_write)
+    assert side.versions(table, [key])[key] == first
+    monkeypatch.setattr(side, "_fix_ends", fix_ends)
+    last = side.versions(table, [key])[key]
+    assert last != first
+    assert side.passed() == {key: {last.fingerprint}}
 
 
 def test_a_server_that_goes_away_while_it_is_read_is_read_again(
