@@ -38,13 +38,6 @@ ROW: dict[str, JsonValue] = {
 
 
 @pytest.fixture
-def client(endpoints: Any) -> Iterator[OpenSearch]:
-    client = OpenSearch(hosts=[endpoints.opensearch_url])
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def sink(endpoints: Any) -> Iterator[OpenSearchSink]:
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30)
     sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)

@@ -21,13 +21,6 @@ WRITTEN, GONE = upsert({"id": 1, "note": "n"}, 1), delete({"id": 1}, 2)
 
 
 @pytest.fixture
-def client(endpoints: Any) -> Iterator[OpenSearch]:
-    client = OpenSearch(hosts=[endpoints.opensearch_url])
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def open_sink(endpoints: Any, client: OpenSearch) -> Iterator[Open]:
     opened: list[OpenSearchSink] = []
 

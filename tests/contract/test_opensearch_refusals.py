@@ -101,13 +101,6 @@ def before(
 
 
 @pytest.fixture
-def client(endpoints: Any) -> Iterator[OpenSearch]:
-    client = OpenSearch(hosts=[endpoints.opensearch_url])
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def direct(endpoints: Any, client: OpenSearch) -> Iterator[OpenSearchSink]:
     """A sink with a table and nothing in between."""
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30)

@@ -29,13 +29,6 @@ Open = Callable[..., OpenSearchSink]
 
 
 @pytest.fixture
-def client(endpoints: Any) -> Iterator[OpenSearch]:
-    client = OpenSearch(hosts=[endpoints.opensearch_url])
-    yield client
-    client.close()
-
-
-@pytest.fixture
 def open_sink(endpoints: Any, client: OpenSearch) -> Iterator[Open]:
     opened: list[OpenSearchSink] = []
 

@@ -1,6 +1,5 @@
 """What a real Valkey answers where the sink depends on it."""
 
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,11 +21,6 @@ def client(endpoints: Any) -> Iterator[Redis]:
     client = Redis.from_url(endpoints.redis_url)
     yield client
     client.close()
-
-
-@pytest.fixture
-def name() -> str:
-    return f"t{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture

@@ -35,11 +35,6 @@ def client(endpoints: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def name() -> str:
-    return f"t{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
 def opened(endpoints: Any, name: str) -> Iterator[Open]:
     """Opens sinks with these settings, prepared for both tables."""
     sinks: list[RedisSink] = []

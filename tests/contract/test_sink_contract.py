@@ -387,12 +387,6 @@ def destination(request: pytest.FixtureRequest) -> Iterator[Destination]:
     made.close()
 
 
-@pytest.fixture
-def name() -> str:
-    """A sink name of this test's own, so that tests share servers without sharing data."""
-    return f"t{uuid.uuid4().hex[:12]}"
-
-
 def rows_of(sink: Sink, of: Table = ITEMS) -> dict[str, str]:
     """Live rows, as key -> note."""
     found = [(str(tuple(stored.key.values())), str(stored.row["note"])) for stored in sink.scan(of)]

@@ -23,17 +23,6 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture
-def database(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def name() -> str:
-    return f"t{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
 def settings(endpoints: Any) -> WarehouseSettings:
     return WarehouseSettings(url=SecretStr(endpoints.warehouse_url), lock_timeout_s=0.3)
 

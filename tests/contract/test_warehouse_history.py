@@ -79,11 +79,6 @@ def database(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
 
 
 @pytest.fixture
-def name() -> str:
-    return f"t{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
 def open_sink(endpoints: Any, name: str) -> Iterator[Open]:
     opened = []
 

@@ -1,11 +1,9 @@
 """What tables are called in a real warehouse, where that was chosen."""
 
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import psycopg
 import pytest
 from pydantic import SecretStr
 
@@ -19,17 +17,6 @@ pytestmark = pytest.mark.live
 
 ORDERS, ITEMS = table(), table(name=TableName("public", "items"))
 Open = Callable[..., WarehouseSink]
-
-
-@pytest.fixture
-def database(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def name() -> str:
-    return f"t{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture

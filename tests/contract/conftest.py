@@ -1,0 +1,30 @@
+"""What several stores' contract tests start from: a name that nobody else uses, and the stores' own clients."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from opensearchpy import OpenSearch
+
+
+@pytest.fixture
+def name() -> str:
+    """A sink's, so that tests share servers without sharing data."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def client(endpoints: Any) -> Iterator[OpenSearch]:
+    """OpenSearch's; tests of Redis have one of theirs."""
+    client = OpenSearch(hosts=[endpoints.opensearch_url])
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def database(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
+    """The warehouse's."""
+    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
+        yield connection
