@@ -24,7 +24,7 @@ def client(endpoints: Any) -> Iterator[OpenSearch]:
 
 
 @pytest.fixture
-def database(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
-    """The warehouse's."""
+def warehouse(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to it, beside the sink's own."""
     with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
         yield connection

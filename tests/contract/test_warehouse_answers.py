@@ -36,40 +36,42 @@ def sink(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]:
 
 
 def test_the_view_shows_live_rows_of_the_live_generation(
-    database: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
+    warehouse: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
 ) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), upsert({"id": 2, "note": "b"}, 1), delete({"id": 3}, 1)))
     sink.apply(batch(delete({"id": 2}, 2)))
-    assert database.execute(f"select * from {name}.orders").fetchall() == [(1, "a")]
+    assert warehouse.execute(f"select * from {name}.orders").fetchall() == [(1, "a")]
     second = WarehouseSink(name, settings, 2)
     second.prepare([replace(table(), columns=(column("note"), column("id", "int8"), column("extra")))])
     second.switch()
     second.close()
-    assert database.execute(f"select * from {name}.orders").fetchall() == []
+    assert warehouse.execute(f"select * from {name}.orders").fetchall() == []
 
 
-def test_a_new_column_keeps_the_views_grants(database: Any, sink: WarehouseSink, name: str) -> None:
-    database.execute(f"grant select on {name}.orders to public")
+def test_a_new_column_keeps_the_views_grants(warehouse: Any, sink: WarehouseSink, name: str) -> None:
+    warehouse.execute(f"grant select on {name}.orders to public")
     sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
     query = "select has_table_privilege('pg_monitor', %s, 'select')"
-    assert database.execute(query, (f"{name}.orders",)).fetchone() == (True,)
+    assert warehouse.execute(query, (f"{name}.orders",)).fetchone() == (True,)
 
 
 OTHER = table(name=TableName("public", "other"))
 
 
-def test_a_table_on_which_somebody_built_a_view_is_not_removed(database: Any, sink: WarehouseSink, name: str) -> None:
+def test_a_table_on_which_somebody_built_a_view_is_not_removed(warehouse: Any, sink: WarehouseSink, name: str) -> None:
     sink.prepare([table(), OTHER])
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
-    database.execute(f"create view {name}_somebodys as select * from {name}.orders")
+    warehouse.execute(f"create view {name}_somebodys as select * from {name}.orders")
     with pytest.raises(LockstepError, match="2BP01"):
         sink.keep_only([OTHER.name])
-    assert database.execute(f"select * from {name}_somebodys").fetchall() == [(1, "a")]
-    database.execute(f"drop view {name}_somebodys")
+    assert warehouse.execute(f"select * from {name}_somebodys").fetchall() == [(1, "a")]
+    warehouse.execute(f"drop view {name}_somebodys")
     assert sink.keep_only([OTHER.name]) == [table().name]
 
 
-def test_a_table_is_not_removed_while_it_is_read(endpoints: Any, database: Any, sink: WarehouseSink, name: str) -> None:
+def test_a_table_is_not_removed_while_it_is_read(
+    endpoints: Any, warehouse: Any, sink: WarehouseSink, name: str
+) -> None:
     sink.prepare([table(), OTHER])
     with psycopg.connect(endpoints.warehouse_dsn) as reader:
         reader.execute(f"select * from {name}.orders")
@@ -77,7 +79,7 @@ def test_a_table_is_not_removed_while_it_is_read(endpoints: Any, database: Any, 
             sink.keep_only([OTHER.name])
         assert reader.execute(f"select * from {name}.orders").fetchall() == []
     assert sink.keep_only([OTHER.name]) == [table().name]
-    assert database.execute("select to_regclass(%s)", (f"{name}.orders",)).fetchone() == (None,)
+    assert warehouse.execute("select to_regclass(%s)", (f"{name}.orders",)).fetchone() == (None,)
 
 
 @pytest.fixture
@@ -90,29 +92,29 @@ def second(settings: WarehouseSettings, name: str, sink: WarehouseSink) -> Itera
 
 
 def test_a_switch_to_other_columns_keeps_grants_and_options(
-    database: Any, second: WarehouseSink, sink: WarehouseSink, name: str
+    warehouse: Any, second: WarehouseSink, sink: WarehouseSink, name: str
 ) -> None:
     roles = [f"{name}_{letter}" for letter in "abc"]
     for role in roles:
-        database.execute(f"create role {role}")
+        warehouse.execute(f"create role {role}")
     try:
-        database.execute(f"grant select on {name}.orders to {roles[0]} with grant option")
-        database.execute(f"grant select (note) on {name}.orders to {roles[1]}")
-        database.execute(f"alter view {name}.orders set (security_barrier = true)")
+        warehouse.execute(f"grant select on {name}.orders to {roles[0]} with grant option")
+        warehouse.execute(f"grant select (note) on {name}.orders to {roles[1]}")
+        warehouse.execute(f"alter view {name}.orders set (security_barrier = true)")
         for target in (second, sink):
             target.switch()
             query = "select has_table_privilege(%s, %s, 'select with grant option'), has_any_column_privilege(%s, %s, 'select')"
             asked = (roles[0], f"{name}.orders", roles[1], f"{name}.orders")
-            assert database.execute(query, asked).fetchone() == (True, True)
+            assert warehouse.execute(query, asked).fetchone() == (True, True)
             query = "select has_column_privilege(%s, %s, 'note', 'select'), has_column_privilege(%s, %s, 'id', 'select'), has_any_column_privilege(%s, %s, 'select')"
             asked = (roles[1], f"{name}.orders", roles[1], f"{name}.orders", roles[2], f"{name}.orders")
-            assert database.execute(query, asked).fetchone() == (True, False, False)
+            assert warehouse.execute(query, asked).fetchone() == (True, False, False)
             query = "select reloptions from pg_class where oid = %s::regclass"
-            assert database.execute(query, (f"{name}.orders",)).fetchone() == (["security_barrier=true"],)
+            assert warehouse.execute(query, (f"{name}.orders",)).fetchone() == (["security_barrier=true"],)
     finally:
-        database.execute(f"drop view {name}.orders")
+        warehouse.execute(f"drop view {name}.orders")
         for role in roles:
-            database.execute(f"drop role {role}")
+            warehouse.execute(f"drop role {role}")
 
 
 def test_readers_of_several_views_in_one_transaction_are_never_ended(
@@ -164,7 +166,7 @@ def test_readers_of_several_views_in_one_transaction_are_never_ended(
 
 
 def test_a_long_query_keeps_the_switch_waiting_and_is_not_ended(
-    endpoints: Any, database: Any, second: WarehouseSink, name: str
+    endpoints: Any, warehouse: Any, second: WarehouseSink, name: str
 ) -> None:
     with psycopg.connect(endpoints.warehouse_dsn) as report:
         report.execute(f"select * from {name}.orders")
@@ -187,28 +189,28 @@ def test_a_long_query_keeps_the_switch_waiting_and_is_not_ended(
     ],
 )
 def test_a_view_that_was_replaced_is_left_alone(
-    database: Any, second: WarehouseSink, sink: WarehouseSink, name: str, instead: str
+    warehouse: Any, second: WarehouseSink, sink: WarehouseSink, name: str, instead: str
 ) -> None:
     kind = "materialized view" if "materialized" in instead else instead.split()[1]
-    database.execute(f"drop view {name}.orders")
-    database.execute(instead.format(name=name))
-    before = database.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone()
+    warehouse.execute(f"drop view {name}.orders")
+    warehouse.execute(instead.format(name=name))
+    before = warehouse.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone()
     for act in (second.switch, second.live_generation, sink.switch, lambda: sink.prepare([table()])):
         with pytest.raises(LockstepError, match=r"orders, is (no view|a view of something else) now") as raised:
             act()
         assert raised.value.hint is not None
-    assert database.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone() == before
-    database.execute(f"drop {kind} {name}.orders")
+    assert warehouse.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone() == before
+    warehouse.execute(f"drop {kind} {name}.orders")
     assert second.live_generation() == 1
     second.switch()
     assert second.live_generation() == 2
 
 
 def test_a_view_that_was_moved_to_another_generation_is_noticed(
-    database: Any, second: WarehouseSink, sink: WarehouseSink, name: str
+    warehouse: Any, second: WarehouseSink, sink: WarehouseSink, name: str
 ) -> None:
-    database.execute(f"drop view {name}.orders")
-    database.execute(f"create view {name}.orders as select * from {name}_g2.orders")
+    warehouse.execute(f"drop view {name}.orders")
+    warehouse.execute(f"create view {name}.orders as select * from {name}_g2.orders")
     with pytest.raises(LockstepError, match="reads generation 2, generation 1 was made live"):
         sink.live_generation()
     sink.switch()
@@ -216,11 +218,11 @@ def test_a_view_that_was_moved_to_another_generation_is_noticed(
 
 
 def test_a_view_of_another_table_of_the_schema_is_nobodys_business(
-    database: Any, second: WarehouseSink, name: str
+    warehouse: Any, second: WarehouseSink, name: str
 ) -> None:
-    database.execute(f"create view {name}.report as select 1 as one")
+    warehouse.execute(f"create view {name}.report as select 1 as one")
     second.switch()
-    assert database.execute(f"select * from {name}.report").fetchone() == (1,)
+    assert warehouse.execute(f"select * from {name}.report").fetchone() == (1,)
 
 
 def test_prepare_lets_readers_be_where_nothing_changes(endpoints: Any, sink: WarehouseSink, name: str) -> None:
@@ -232,9 +234,9 @@ def test_prepare_lets_readers_be_where_nothing_changes(endpoints: Any, sink: War
     sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
 
 
-def test_a_note_needs_no_tables(endpoints: Any, database: Any, name: str) -> None:
+def test_a_note_needs_no_tables(endpoints: Any, warehouse: Any, name: str) -> None:
     scratch = f"m{uuid.uuid4().hex[:12]}"
-    database.execute(f"create database {scratch}")
+    warehouse.execute(f"create database {scratch}")
     url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
     sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url)), 1)
     try:
@@ -243,34 +245,34 @@ def test_a_note_needs_no_tables(endpoints: Any, database: Any, name: str) -> Non
         assert (sink.load_note("a"), sink.generations()) == ("text", [])
     finally:
         sink.close()
-        database.execute(f"drop database {scratch}")
+        warehouse.execute(f"drop database {scratch}")
 
 
-def _keys(database: Any, name: str) -> int:
+def _keys(warehouse: Any, name: str) -> int:
     query = "select count(*) from pg_constraint where connamespace = %s::regnamespace and contype = 'p'"
-    return int(database.execute(query, (f"{name}_g2",)).fetchone()[0])
+    return int(warehouse.execute(query, (f"{name}_g2",)).fetchone()[0])
 
 
 def test_in_bulk_there_is_no_key_and_no_switch(
-    database: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
+    warehouse: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
 ) -> None:
     second = WarehouseSink(name, settings, 2)
     second.prepare([table()], go_live=False)
-    assert _keys(database, name) == 1
+    assert _keys(warehouse, name) == 1
     second.begin_bulk()
     second.prepare([table(), replace(table(), name=TableName("public", "items"))])
-    assert _keys(database, name) == 0
+    assert _keys(warehouse, name) == 0
     second.apply(batch(upsert({"id": 1, "note": "a"}, 1), next_offsets={("t", 0): 20}))
     second.apply(batch(upsert({"id": 1, "note": "b"}, 2), next_offsets={("t", 0): 21}))
-    assert database.execute(f"select count(*) from {name}_g2.orders").fetchone() == (2,)
+    assert warehouse.execute(f"select count(*) from {name}_g2.orders").fetchone() == (2,)
     with pytest.raises(LockstepError, match="still being loaded in bulk"):
         second.switch()
     assert sink.live_generation() == 1
     second.end_bulk()
-    assert _keys(database, name) == 2
-    assert database.execute(f"select id, note from {name}_g2.orders").fetchall() == [(1, "b")]
+    assert _keys(warehouse, name) == 2
+    assert warehouse.execute(f"select id, note from {name}_g2.orders").fetchall() == [(1, "b")]
     query = "select next_offset from lockstep.applied_offset where view_schema = %s and generation = 2"
-    assert database.execute(query, (name,)).fetchall() == [(21,)]
+    assert warehouse.execute(query, (name,)).fetchall() == [(21,)]
     second.switch()
     assert sink.live_generation() == 2
     second.close()
@@ -308,7 +310,7 @@ def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: Warehou
 
 
 def test_an_end_of_bulk_that_fails_can_be_repeated(
-    database: Any, endpoints: Any, settings: WarehouseSettings, name: str
+    warehouse: Any, endpoints: Any, settings: WarehouseSettings, name: str
 ) -> None:
     second = WarehouseSink(name, settings, 2)
     second.prepare([table()], go_live=False)
@@ -319,32 +321,32 @@ def test_an_end_of_bulk_that_fails_can_be_repeated(
         report.execute(f"select * from {name}_g2.orders")
         with pytest.raises(Unavailable):
             second.end_bulk()
-    assert _keys(database, name) == 0
+    assert _keys(warehouse, name) == 0
     second.apply(batch(upsert({"id": 1, "note": "v3"}, 3)))
     second.end_bulk()
     assert [stored.row["note"] for stored in second.scan(table())] == ["v3"]
     second.close()
 
 
-def test_offsets_are_stored_with_the_rows_and_never_go_back(database: Any, sink: WarehouseSink, name: str) -> None:
+def test_offsets_are_stored_with_the_rows_and_never_go_back(warehouse: Any, sink: WarehouseSink, name: str) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 2), next_offsets={("t", 0): 20, ("t", 1): 3}))
     sink.apply(batch(upsert({"id": 1, "note": "old"}, 1), next_offsets={("t", 0): 10}))
     query = "select partition, next_offset from lockstep.applied_offset where view_schema = %s order by 1"
-    assert database.execute(query, (name,)).fetchall() == [(0, 20), (1, 3)]
+    assert warehouse.execute(query, (name,)).fetchall() == [(0, 20), (1, 3)]
 
 
-def test_a_batch_that_fails_leaves_nothing_behind(database: Any, sink: WarehouseSink, name: str) -> None:
+def test_a_batch_that_fails_leaves_nothing_behind(warehouse: Any, sink: WarehouseSink, name: str) -> None:
     broken = replace(table(), name=TableName("public", "zzz"))
     sink.prepare([broken])
     sink.apply(batch(upsert({"id": 0, "note": "z"}, 1, of=broken)))
-    database.execute(f"drop table {name}_g1.zzz cascade")
+    warehouse.execute(f"drop table {name}_g1.zzz cascade")
     with pytest.raises(LockstepError, match="42P01"):
         sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), upsert({"id": 1, "note": "z"}, 1, of=broken)))
-    assert database.execute(f"select count(*) from {name}.orders").fetchone() == (0,)
+    assert warehouse.execute(f"select count(*) from {name}.orders").fetchone() == (0,)
 
 
 def test_a_new_writer_waits_for_the_old_ones_batch_but_not_for_ever(
-    database: Any, sink: WarehouseSink, endpoints: Any, name: str
+    warehouse: Any, sink: WarehouseSink, endpoints: Any, name: str
 ) -> None:
     assert sink.claim() == 1
     with psycopg.connect(endpoints.warehouse_dsn) as old:
@@ -371,8 +373,8 @@ def test_tables_that_would_share_a_name_are_refused(settings: WarehouseSettings,
     sink.close()
 
 
-def test_a_missing_right_stops_the_job(database: Any, endpoints: Any, name: str) -> None:
-    database.execute(f"create role {name} login")
+def test_a_missing_right_stops_the_job(warehouse: Any, endpoints: Any, name: str) -> None:
+    warehouse.execute(f"create role {name} login")
     settings = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), login=Login(user=name))
     sink = WarehouseSink(name, settings, 1)
     try:
@@ -380,15 +382,15 @@ def test_a_missing_right_stops_the_job(database: Any, endpoints: Any, name: str)
             sink.prepare([table()])
     finally:
         sink.close()
-        database.execute(f"drop role {name}")
+        warehouse.execute(f"drop role {name}")
 
 
 @pytest.fixture
-def limited(database: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink]:
+def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink]:
     """The sink of a user who may do what a sink has to, and no more."""
     scratch = f"m{uuid.uuid4().hex[:12]}"
-    database.execute(f"create role {name} login")
-    database.execute(f"create database {scratch} owner {name}")
+    warehouse.execute(f"create role {name} login")
+    warehouse.execute(f"create database {scratch} owner {name}")
     url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
     sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url), login=Login(user=name)), 1)
     sink.prepare([table()])
@@ -397,8 +399,8 @@ def limited(database: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink]
         yield sink
     finally:
         sink.close()
-        database.execute(f"drop database {scratch} with (force)")
-        database.execute(f"drop role {name}")
+        warehouse.execute(f"drop database {scratch} with (force)")
+        warehouse.execute(f"drop role {name}")
 
 
 def _as_owner(endpoints: Any, sink: WarehouseSink, *statements: str) -> list[Any]:
@@ -501,11 +503,11 @@ def test_two_jobs_that_prepare_at_once_agree(settings: WarehouseSettings, name: 
     assert failures == []
 
 
-def test_a_failed_migration_leaves_nothing_behind_and_the_next_one_succeeds(endpoints: Any, database: Any) -> None:
+def test_a_failed_migration_leaves_nothing_behind_and_the_next_one_succeeds(endpoints: Any, warehouse: Any) -> None:
     from sqlalchemy import create_engine, text
 
     scratch = f"m{uuid.uuid4().hex[:12]}"
-    database.execute(f"create database {scratch}")
+    warehouse.execute(f"create database {scratch}")
     engine = create_engine(endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}")
     try:
         with engine.begin() as connection:
@@ -519,7 +521,7 @@ def test_a_failed_migration_leaves_nothing_behind_and_the_next_one_succeeds(endp
                 assert connection.scalar(text("select version_num from lockstep.schema_version")) == "0004"
     finally:
         engine.dispose()
-        database.execute(f"drop database {scratch}")
+        warehouse.execute(f"drop database {scratch}")
 
 
 def _numbered(*columns: Column) -> Table:
@@ -539,7 +541,7 @@ def following(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]
 
 @pytest.mark.parametrize("in_bulk", [False, True], ids=["", "in bulk"])
 def test_columns_are_renamed_and_dropped_where_that_is_wanted(
-    database: Any, settings: WarehouseSettings, name: str, in_bulk: bool
+    warehouse: Any, settings: WarehouseSettings, name: str, in_bulk: bool
 ) -> None:
     sink = WarehouseSink(name, settings.model_copy(update={"schema_changes": "follow"}), 1)
     identity, note, _ = NUMBERED
@@ -548,43 +550,43 @@ def test_columns_are_renamed_and_dropped_where_that_is_wanted(
         sink.begin_bulk()
     sink.apply(batch(upsert({"id": 1, "note": "a", "extra": "gone"}, 1)))
     file = f"select pg_relation_filenode('{name}_g1.orders')"
-    before = database.execute(file).fetchone()
+    before = warehouse.execute(file).fetchone()
     later = _numbered(identity, replace(note, name="remark"), replace(column("grade", "int4"), number=4))
     sink.prepare([later], go_live=not in_bulk, added={later.name: {"grade": 5}})
-    assert database.execute(file).fetchone() == before, "no row is written anew"
+    assert warehouse.execute(file).fetchone() == before, "no row is written anew"
     sink.apply(batch(upsert({"id": 2, "remark": "b", "grade": None}, 2), delete({"id": 3}, 2)))
     sink.end_bulk()
     sink.prepare([later])
     assert {tuple(stored.row.values()) for stored in sink.scan(later)} == {(1, "a", 5), (2, "b", None)}
-    shown = database.execute(f"select * from {name}.orders order by id")
+    shown = warehouse.execute(f"select * from {name}.orders order by id")
     assert [held.name for held in shown.description] == ["id", "remark", "grade"]
     assert shown.fetchall() == [(1, "a", 5), (2, "b", None)]
     default = "select column_default from information_schema.columns where table_schema = %s and column_name = 'grade'"
-    assert database.execute(default, (f"{name}_g1",)).fetchone() == (None,)
+    assert warehouse.execute(default, (f"{name}_g1",)).fetchone() == (None,)
     sink.close()
 
 
 def test_what_hangs_on_the_view_stays_when_a_column_is_renamed(
-    database: Any, following: WarehouseSink, name: str
+    warehouse: Any, following: WarehouseSink, name: str
 ) -> None:
     identity, note, extra = NUMBERED
-    database.execute(f"create view {name}.of_others as select id, note from {name}.orders")
-    database.execute(f"grant select (note) on {name}.orders to public")
+    warehouse.execute(f"create view {name}.of_others as select id, note from {name}.orders")
+    warehouse.execute(f"grant select (note) on {name}.orders to public")
     following.apply(batch(upsert({"id": 1, "note": "a", "extra": "x"}, 1)))
     following.prepare([_numbered(identity, replace(note, name="remark"), extra)])
-    assert database.execute(f"select * from {name}.of_others").fetchall() == [(1, "a")]
+    assert warehouse.execute(f"select * from {name}.of_others").fetchall() == [(1, "a")]
     granted = (
         "select column_name from information_schema.column_privileges where table_schema = %s and grantee = 'PUBLIC'"
     )
-    assert database.execute(granted, (name,)).fetchall() == [("remark",)]
+    assert warehouse.execute(granted, (name,)).fetchall() == [("remark",)]
 
 
 def test_a_column_that_something_hangs_on_is_not_dropped_and_nothing_else_is_changed(
-    database: Any, following: WarehouseSink, name: str
+    warehouse: Any, following: WarehouseSink, name: str
 ) -> None:
     identity, note, _ = NUMBERED
-    database.execute(f"create view {name}.of_others as select id, extra from {name}.orders")
+    warehouse.execute(f"create view {name}.of_others as select id, extra from {name}.orders")
     with pytest.raises(LockstepError, match="refuses"):
         following.prepare([_numbered(identity, replace(note, name="remark"))])
     following.apply(batch(upsert({"id": 1, "note": "a", "extra": "x"}, 1)))
-    assert database.execute(f"select id, note, extra from {name}.orders").fetchall() == [(1, "a", "x")]
+    assert warehouse.execute(f"select id, note, extra from {name}.orders").fetchall() == [(1, "a", "x")]

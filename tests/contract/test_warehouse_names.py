@@ -34,11 +34,11 @@ def open_sink(endpoints: Any, name: str) -> Iterator[Open]:
         sink.close()
 
 
-def shown(database: Any, name: str) -> dict[str, list[str]]:
+def shown(warehouse: Any, name: str) -> dict[str, list[str]]:
     """What readers see: the notes by view."""
-    views = database.execute("select relname from pg_class where relnamespace = %s::regnamespace", (name,))
+    views = warehouse.execute("select relname from pg_class where relnamespace = %s::regnamespace", (name,))
     return {
-        view: [note for (note,) in database.execute(f"select note from {name}.{quote_identifier(view)}")]
+        view: [note for (note,) in warehouse.execute(f"select note from {name}.{quote_identifier(view)}")]
         for (view,) in views.fetchall()
     }
 
@@ -50,7 +50,7 @@ def filled(sink: WarehouseSink, generation: int) -> WarehouseSink:
     return sink
 
 
-def test_a_switch_leads_from_any_names_to_any_others(database: Any, open_sink: Open, name: str) -> None:
+def test_a_switch_leads_from_any_names_to_any_others(warehouse: Any, open_sink: Open, name: str) -> None:
     first = filled(open_sink(1), 1)
     second = filled(open_sink(2, orders='Odd "100%" name', items="orders"), 2)
     third = filled(open_sink(3, orders="items", items="orders"), 3)
@@ -62,14 +62,14 @@ def test_a_switch_leads_from_any_names_to_any_others(database: Any, open_sink: O
     ]
     for sink, expected in steps:
         sink.switch()
-        assert shown(database, name) == expected
+        assert shown(warehouse, name) == expected
         assert sink.live_generation() == first.live_generation()
     assert [row.row["note"] for row in second.scan(ORDERS)] == ["orders 2"]
     assert [row.row["note"] for row in second.rows(ITEMS, [{"id": 1}])] == ["items 2"]
     assert second.keep_only([ORDERS.name]) == [ITEMS.name]
     second.drop()
     assert first.keep_only([ITEMS.name]) == [ORDERS.name]
-    assert shown(database, name) == {"items": ["items 1"]}
+    assert shown(warehouse, name) == {"items": ["items 1"]}
 
 
 def test_a_table_is_not_called_otherwise_while_its_generation_lives(open_sink: Open) -> None:
@@ -93,7 +93,7 @@ def test_all_names_that_collide_are_told_of_at_once(open_sink: Open) -> None:
         open_sink(1, items="orders").prepare([ORDERS, ITEMS, *others])
 
 
-def test_a_bulk_load_ends_under_the_chosen_names(database: Any, open_sink: Open, name: str) -> None:
+def test_a_bulk_load_ends_under_the_chosen_names(warehouse: Any, open_sink: Open, name: str) -> None:
     sink = open_sink(1, orders="lockstep_bulk_0", items="lockstep_bulk_1")
     sink.prepare([ORDERS, ITEMS], go_live=False)
     sink.begin_bulk()
@@ -102,4 +102,4 @@ def test_a_bulk_load_ends_under_the_chosen_names(database: Any, open_sink: Open,
     sink.end_bulk()
     sink.switch()
     expected = {"lockstep_bulk_0": ["public.orders 2"], "lockstep_bulk_1": ["public.items 2"]}
-    assert shown(database, name) == expected
+    assert shown(warehouse, name) == expected
