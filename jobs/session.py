@@ -49,7 +49,7 @@ _SETTINGS: Mapping[str, str] = {
     "spark.ui.liveUpdate.period": "-1",
     # Checks of Spark's own rules after each of them; what they turn a plan into is tested with it.
     "spark.sql.lightweightPlanChangeValidation": "false",
-    # Every batch lists the files of all that are kept. Only the last is ever read.
+    # Every batch lists the files of all that are kept. Only the last two are ever read.
     "spark.sql.streaming.minBatchesToRetain": "10",
     # There is no shuffle; should an own setting bring one in, 200 tasks would be far too many.
     "spark.sql.shuffle.partitions": "2",

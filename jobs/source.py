@@ -88,10 +88,13 @@ _PEM: Final = {
 
 
 def portable_client(kafka: KafkaSettings) -> Client:
-    """librdkafka's configuration for a task: certificates as text, so that executors on other machines need no file."""
+    """librdkafka's configuration for a task: certificates as text, so that executors on other machines need no file.
+
+    Raises ConfigurationError for a file that can't be read.
+    """
     portable: dict[str, str | int] = {}
     for name, value in kafka.client().items():
-        portable[_PEM.get(name, name)] = Path(str(value)).read_text(encoding="utf-8") if name in _PEM else value
+        portable[_PEM.get(name, name)] = _read_pem(Path(str(value))) if name in _PEM else value
     return portable
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 from cdc.model.table import quote_identifier
 from sinks.shape import Shape
+from sinks.warehouse.books import HeldTable
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
-from sinks.warehouse.names import DELETED_COLUMN, TAG_COLUMN, listed
+from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, listed, qualified
 
 # In the view they come first: a column that is added later can stand at the end only.
 _SHOWN = (TAG_COLUMN, FROM, TO, OPERATION)
@@ -18,6 +19,15 @@ class Shown:
 
     columns: tuple[str, ...]
     query: str
+
+
+def views_of(held: HeldTable, schema: str) -> dict[str, Shown]:
+    """The views of a table that stands in this schema, by their names."""
+    shown = {held.called: live_view(qualified(schema, held.called), held.shape)}
+    if held.has_history:
+        relation = held.called + HISTORY_SUFFIX
+        shown[relation] = history_view(qualified(schema, relation), held.shape)
+    return shown
 
 
 def live_rows_sql(target: str, columns: Sequence[str]) -> str:

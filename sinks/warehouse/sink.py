@@ -29,10 +29,10 @@ from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rej
 from sinks.warehouse.books import HeldTable, WarehouseBooks
 from sinks.warehouse.dialect import Dialect, UnknownColumn
 from sinks.warehouse.history import HistoryBooks
-from sinks.warehouse.names import HISTORY_SUFFIX, fitting
+from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
 from sinks.warehouse.postgres.dialect import PostgreSql
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.shown import Shown
+from sinks.warehouse.shown import Shown, views_of
 
 
 class WarehouseSink:
@@ -221,7 +221,7 @@ class WarehouseSink:
                 self._views.drop(_relations(held[name] for name in others))
             for name in others:
                 for relation in held[name].relations:
-                    self._dialect.remove(relation)
+                    self._connection.run(f"drop table {qualified(self._schema, relation)}")
                 self._books.forget_table(name)
             self._histories.forget([name for name in others if held[name].has_history])
         self._connection.disconnect()  # staging tables are like those that are gone
@@ -236,7 +236,7 @@ class WarehouseSink:
                     f"generation {self._generation} is live",
                     hint="switch to another generation before you drop this one",
                 )
-            self._dialect.remove_all()
+            self._connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
             self._histories.forget([name for name, held in self._books.tables().items() if held.has_history])
             self._books.forget_generation()
         self._connection.disconnect()
@@ -343,7 +343,7 @@ class WarehouseSink:
         self._create_schema(self._view_schema)
         wanted: dict[str, Shown] = {}
         for held in tables.values():
-            wanted |= self._dialect.shown(held)
+            wanted |= views_of(held, self._schema)
         self._views.show(wanted, {**self._books.relations(), **_relations(tables.values())})
 
     def _create_schema(self, schema: str) -> None:

@@ -43,7 +43,6 @@ from sinks.warehouse.duckdb.views import DuckDbViews
 from sinks.warehouse.history import COMMITTED, OPERATION, aside_name
 from sinks.warehouse.names import HISTORY_SUFFIX, qualified
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.shown import Shown, history_view, live_view
 
 _SCAN_ROWS: Final = 8192
 
@@ -163,18 +162,6 @@ class DuckDb:
             for name, aside in asides.items():
                 self._rename(self._history(held), name, aside)
             self._rename_exact(self._history(held), asides)
-
-    def remove(self, relation: str) -> None:
-        self.connection.run(f"drop table {self._qualified(relation)}")
-
-    def remove_all(self) -> None:
-        self.connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
-
-    def shown(self, held: HeldTable) -> dict[str, Shown]:
-        shown = {held.called: live_view(self._qualified(held.called), held.shape)}
-        if held.has_history:
-            shown[held.called + HISTORY_SUFFIX] = history_view(self._history(held), held.shape)
-        return shown
 
     def has_rows(self, held: HeldTable) -> bool:
         return bool(self.connection.run(f"select exists (select 1 from {self._qualified(held.called)})").scalar())

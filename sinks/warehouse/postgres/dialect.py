@@ -25,7 +25,7 @@ from sinks.warehouse.postgres.tables import (
 )
 from sinks.warehouse.postgres.views import WarehouseViews
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.shown import Shown, history_view, live_rows_sql, live_view
+from sinks.warehouse.shown import live_rows_sql
 
 
 class PostgreSql:
@@ -72,18 +72,6 @@ class PostgreSql:
                     name=name,
                 ).scalar_one()
                 self.connection.run(set_aside_sql(self._history(held), name, number))
-
-    def remove(self, relation: str) -> None:
-        self.connection.run(f"drop table {self._qualified(relation)}")
-
-    def remove_all(self) -> None:
-        self.connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
-
-    def shown(self, held: HeldTable) -> dict[str, Shown]:
-        shown = {held.called: live_view(self._qualified(held.called), held.shape)}
-        if held.has_history:
-            shown[held.called + HISTORY_SUFFIX] = history_view(self._history(held), held.shape)
-        return shown
 
     def has_rows(self, held: HeldTable) -> bool:
         return has_rows(self.connection, self._qualified(held.called))

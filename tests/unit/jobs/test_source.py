@@ -89,6 +89,8 @@ def test_tasks_on_other_machines_get_certificates_not_their_files(tmp_path: Path
     assert client["ssl.ca.pem"] == client["ssl.certificate.pem"] == CERTIFICATE
     assert client["ssl.key.pem"] == KEY
     assert not any("location" in name or str(tmp_path) in str(value) for name, value in client.items())
+    with pytest.raises(ConfigurationError, match=r"gone\.pem"):
+        portable_client(settings.model_copy(update={"ca_file": tmp_path / "gone.pem"}))
     plain = KafkaSettings(bootstrap_servers="broker:9092")
     assert portable_client(plain) == plain.client()
 
