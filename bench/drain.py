@@ -14,10 +14,10 @@ from bench.memory import bare_process_megabytes
 from bench.rig import Child, Pipeline, Rig, Say
 from bench.sizes import Sizes
 from bench.usage import CpuMeter
-from cdc.kafka.topics import PROGRESS, control_topic
+from cdc.kafka.topic_names import PROGRESS, control_topic
 from cdc.model.errors import LockstepError
 from cdc.postgres.slot import wal_end
-from cdc.protocol.control import ProgressRecord
+from cdc.protocol.control_records import ProgressRecord
 
 PHASE = "drain"
 

@@ -20,9 +20,9 @@ from deltalake import DeltaTable
 from bench.rig import LAKE, WAREHOUSE, Pipeline, sink_name
 from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
-from sinks.exact_columns import DELETED_COLUMN, TAG_COLUMN
+from sinks.columns.exact_columns import DELETED_COLUMN, TAG_COLUMN
+from sinks.columns.shape import Shape
 from sinks.redis.scripts import PLAIN
-from sinks.shape import Shape
 from sinks.warehouse.names import listed
 from sinks.warehouse.postgres.tables import Statements
 from sinks.warehouse.settings import WarehouseSettings

@@ -16,14 +16,14 @@ import psycopg
 from confluent_kafka.admin import AdminClient
 
 from bench.usage import PeakMemory
-from cdc.kafka.cluster import Cluster
 from cdc.kafka.control_topics import read_state
-from cdc.kafka.topics import PROGRESS, REJECTED, SCHEMA, STATE, control_topic
+from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_names import PROGRESS, REJECTED, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.postgres.slot import drop_slot, find_slot
-from cdc.protocol.control import SnapshotPhase
+from cdc.protocol.control_records import SnapshotPhase
 from lockstep.config import Config, load
 from stack import process as processes
 from stack.process import Launch, ProcessId, Tail

@@ -1,6 +1,6 @@
 """Positions in the log."""
 
-from sinks.sink import TopicPartition
+from sinks.contract import TopicPartition
 
 Offsets = dict[TopicPartition, int]
 """Next offset to read, per topic and partition."""

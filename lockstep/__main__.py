@@ -1,5 +1,5 @@
 """``python -m lockstep``: the same as the ``lockstep`` command."""
 
-from lockstep.cli import main
+from lockstep.cli.main import main
 
 main()

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 
-from cdc.kafka.cluster import Cluster
 from cdc.kafka.control_topics import read_progress
+from cdc.kafka.topic_admin import Cluster
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
-from jobs.config import SparkSettings
-from jobs.generations import Phase, check_owner, is_running, list_generations
-from jobs.reading import begin_reading, offsets_behind_lsn
-from jobs.run import run_sinks
+from jobs.driver import run_sinks
+from jobs.generations.record import Phase, check_owner, is_running, list_generations
+from jobs.query.start_position import begin_reading, offsets_behind_lsn
+from jobs.settings import SparkSettings
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
 from sinks.registry import open_sink

@@ -1,10 +1,10 @@
-"""``python -m lockstep.class_archive``: have Spark start in half the time on this installation. See ``jobs.class_archive``."""
+"""``python -m lockstep.class_archive``: have Spark start in half the time on this installation. See ``jobs.spark.class_archive``."""
 
 import sys
 
 from cdc.model.errors import LockstepError
-from jobs.class_archive import make_archive
-from jobs.config import SparkSettings
+from jobs.settings import SparkSettings
+from jobs.spark.class_archive import make_archive
 from stack.errors import StackError
 from stack.java import java_home_for_spark
 

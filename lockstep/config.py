@@ -11,12 +11,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topics import table_topic
+from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from cdc.postgres.settings import SourceSettings
 from cdc.settings import Settings
-from jobs.config import SparkSettings
+from jobs.settings import SparkSettings
 from sinks.registry import SinkSettings
 from sinks.warehouse.settings import WarehouseSettings
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.table import Table
 
-from cdc.kafka.cluster import Cluster
+from cdc.kafka.topic_admin import Cluster
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
-from jobs.dead_letter import DeadLetters
-from jobs.generations import (
+from jobs.dead_letters.store import DeadLetters
+from jobs.generations.record import (
     PREVIOUS,
     Generation,
     Phase,
@@ -25,9 +25,9 @@ from jobs.generations import (
 )
 from jobs.offsets import Offsets
 from lockstep.config import Config
-from sinks.kept_names import load_names
+from sinks.contract import Progress, Sink
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
-from sinks.sink import Progress, Sink
+from sinks.wrappers.column_names import load_names
 
 _DROP_WAIT_S = 60.0
 

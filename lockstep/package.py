@@ -1,4 +1,4 @@
-"""``lockstep package``: one archive with what Spark's executors need of us, unpacked on each of them (``jobs.session``).
+"""``lockstep package``: one archive with what Spark's executors need of us, unpacked on each of them (``jobs.spark.session``).
 
 Our code alone is the same for every machine, and the same code gives the same bytes. The packages that it imports are partly
 compiled: with them the archive fits executors of this machine's kind, with this minor version of Python. Nothing in it knows
@@ -14,7 +14,7 @@ from typing import Final
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 from cdc.model.errors import ConfigurationError
-from jobs.shipped_code import source_files
+from jobs.spark.shipped_code import source_files
 
 DEFAULT_OUTPUT: Final = Path("lockstep-package.zip")
 

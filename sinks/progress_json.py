@@ -2,7 +2,7 @@
 
 import orjson
 
-from sinks.sink import Progress
+from sinks.contract import Progress
 
 
 def dump_progress(progress: Progress) -> bytes:

@@ -13,15 +13,15 @@ from pydantic import Field, ValidationError
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
+from sinks.contract import Sink
 from sinks.delta.sink import DeltaSettings, DeltaSink
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
-from sinks.projecting_sink import ProjectingSink
-from sinks.projection import Projection
 from sinks.redis.sink import RedisSettings, RedisSink
-from sinks.sink import Sink
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.wrappers.projecting import ProjectingSink
+from sinks.wrappers.projection import Projection
 
 SinkSettings = Annotated[
     OpenSearchSettings | RedisSettings | WarehouseSettings | DeltaSettings, Field(discriminator="type")

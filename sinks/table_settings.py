@@ -9,9 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, fi
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, TableName
-from sinks.masks import MaskSetting, Salt
-from sinks.projection import Excluded, Projection, parse_column, parse_columns
-from sinks.renaming import Renaming
+from sinks.wrappers.masks import MaskSetting, Salt
+from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
+from sinks.wrappers.renaming import Renaming
 
 ComputedType = Literal[
     "bool", "int2", "int4", "int8", "float4", "float8", "numeric", "text", "date", "timestamp", "timestamptz", "jsonb"
@@ -68,7 +68,7 @@ PROJECTING: Final = frozenset({"tables", "exclude", "rename", "mask", "computed"
 class TableSettings(BaseModel):
     """``tables`` narrows what a sink gets; empty: all tables that have a key.
 
-    ``exclude`` names columns that never get here, ``rename`` what others are called here. ``mask`` hides values (``sinks.masks``); hashes
+    ``exclude`` names columns that never get here, ``rename`` what others are called here. ``mask`` hides values (``sinks.wrappers.masks``); hashes
     need ``mask_salt_file``, or the salt in the environment. ``computed`` adds columns and ``where`` leaves rows out, by Spark SQL over
     the source's row: under its own names, before anything is masked or left out. All but ``tables`` and ``where`` have columns as
     ``schema.table.column``.

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from cdc.capture.assembler import PublishedTable
+from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.settings import CaptureSettings
-from cdc.capture.side_channels import Headers
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.protocol.control import CaptureState, SchemaRecord, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts

@@ -12,7 +12,7 @@ from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import Membership, load_tables, memberships, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.settings import SourceSettings
-from cdc.protocol.copytext import split_row
+from cdc.protocol.copy_text import split_row
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
 

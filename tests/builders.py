@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag
-from sinks.sink import Batch, Progress
+from sinks.contract import Batch, Progress
 
 # pg_type's oids of the built-in types that tests use; any other number does for the rest.
 _OIDS = {

@@ -13,16 +13,16 @@ import orjson
 import pytest
 
 from cdc.kafka.control_topics import read_compacted, read_state
+from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.kafka.topic_reader import TopicReader
-from cdc.kafka.topics import SCHEMA, control_topic
 from cdc.model.table import Table, TableName
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.slot import emit_heartbeat
-from cdc.protocol.control import SchemaRecord
+from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import parse_value
-from lockstep.capture import Observer, capture
-from lockstep.compare import SourceRows
+from lockstep.capture.run import Observer, capture
 from lockstep.config import Config, load
+from lockstep.verify.full_comparison import SourceRows
 from stack.stack import Endpoints
 from tests.databases import Database
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from cdc.capture.assembler import Event
 from cdc.capture.loop import CaptureLoop, Clock, Committed, Confirmation, Pause
+from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.settings import CaptureSettings
-from cdc.capture.side_channels import Headers
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table
-from cdc.protocol.control import CaptureState, SchemaRecord
+from cdc.protocol.control_records import CaptureState, SchemaRecord
 from tests import history
 
 STATUS_INTERVAL_S = 10.0

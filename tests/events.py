@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.capture.settings import CaptureSettings
-from cdc.kafka.cluster import Cluster, TopicPlan, control_topic_plans, table_topic_plan
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings, TopicSettings
-from cdc.kafka.topics import table_topic
+from cdc.kafka.topic_admin import Cluster, TopicPlan, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_names import table_topic
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
-from cdc.protocol.control import CaptureState, SchemaRecord, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
 
 Row = Mapping[str, JsonValue]

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cdc.capture.assembler import Assembler, Event, PublishedTable
-from cdc.kafka.topics import table_topic
+from cdc.kafka.topic_names import table_topic
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
-from cdc.protocol.control import CaptureState, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Message, Relation
 from tests.builders import table

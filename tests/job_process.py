@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
-from jobs.config import SparkSettings
+from jobs.settings import SparkSettings
 from sinks.registry import SinkSettings
 from stack.jars import jar_set
 from stack.java import java_home_for_spark
@@ -142,8 +142,8 @@ class JobProcess:
 
 
 def main() -> int:
+    from jobs.driver import run_sinks
     from jobs.report import Report
-    from jobs.run import run_sinks
 
     # Spark's processes get a standard output of their own: this one is for reports.
     output = os.fdopen(os.dup(1), "w", buffering=1)

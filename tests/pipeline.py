@@ -23,15 +23,15 @@ from cdc.model.table import quote_identifier
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import drop_slot, emit_heartbeat, find_slot
-from cdc.protocol.control import CaptureState
-from cdc.protocol.copytext import split_row
+from cdc.protocol.control_records import CaptureState
+from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import decode
-from lockstep.compare import compare_sinks, open_source
 from lockstep.config import Config, load
-from lockstep.lag import LagCollector, wait_for_lsn
-from sinks.projection import Projection
+from lockstep.verify.full_comparison import compare_sinks, open_source
+from monitor.collector import LagCollector, wait_for_lsn
 from sinks.registry import open_sink
+from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints
 from tests.topics import read_committed
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.session import open_session
+from jobs.spark.session import open_session
 from tests.job_process import spark_settings
 
 

@@ -7,7 +7,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from cdc.capture.assembler import Event
-from cdc.kafka.cluster import Cluster
+from cdc.kafka.topic_admin import Cluster
 from cdc.protocol.envelope import TAG_HEADER
 
 _PATIENCE_S = 60.0

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, cast
 
 from cdc.capture.key_moves import KeyMoves
-from cdc.capture.side_channels import Headers, MessageChannel, OutboxChannel, OutboxRoute
+from cdc.capture.messages_and_outbox import Headers, MessageChannel, OutboxChannel, OutboxRoute
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName
-from cdc.protocol.control import SchemaRecord
+from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import (
     UNCHANGED,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cdc.capture.assembler import Assembler
+from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.settings import CaptureSettings
-from cdc.capture.side_channels import Headers
 from cdc.model.errors import MalformedMessage
 from cdc.model.lsn import Lsn
-from cdc.protocol.control import CaptureState, SchemaRecord
+from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.pgoutput import Truncate, decode
 from cdc.protocol.walsender import (
     KEEPALIVE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cdc.model.errors import UnsupportedChange
 from cdc.model.table import Column, ReplicaIdentity, Table
-from cdc.protocol.control import ShapeChange
+from cdc.protocol.control_records import ShapeChange
 from cdc.protocol.pgoutput import Relation, RelationColumn
 
 _NUMERIC_HEADER = 4

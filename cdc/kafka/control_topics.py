@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from cdc.kafka.cluster import Cluster, reason
 from cdc.kafka.consumer import open_consumer
-from cdc.kafka.topics import PROGRESS, SCHEMA, STATE, control_topic
+from cdc.kafka.topic_admin import Cluster, reason
+from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
-from cdc.protocol.control import CaptureState, ProgressRecord, SchemaRecord
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 
 ClientSettings = Mapping[str, str | int]
 

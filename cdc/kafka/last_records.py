@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from cdc.kafka.cluster import Cluster, reason
 from cdc.kafka.consumer import open_consumer
+from cdc.kafka.topic_admin import Cluster, reason
 from cdc.model.errors import Unavailable
 
 _TAIL_OFFSETS = 50

@@ -10,10 +10,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from cdc.kafka.cluster import Cluster, TopicPlan, reason
-from cdc.kafka.topics import PROGRESS, SCHEMA, STATE, control_topic
+from cdc.kafka.topic_admin import Cluster, TopicPlan, reason
+from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import Fenced, LockstepError, Unavailable
-from cdc.protocol.control import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase
 from cdc.protocol.envelope import TAG_HEADER
 
 _SLICE_S = 1.0

@@ -24,8 +24,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import emit_heartbeat
-from jobs.generations import Generation
-from lockstep.compare import TableComparison, compare_sinks, open_source
+from jobs.generations.record import Generation
 from lockstep.config import Config, load
 from lockstep.console import EXIT_FAILED, err, out, say
 from lockstep.demo.children import Children
@@ -37,7 +36,8 @@ from lockstep.demo.settings import SEARCH, configuration
 from lockstep.demo.shop import count_rows, create_shop
 from lockstep.demo.writer import Counts
 from lockstep.generations import list_of, settings_of_generation
-from lockstep.lag import LagCollector
+from lockstep.verify.full_comparison import TableComparison, compare_sinks, open_source
+from monitor.collector import LagCollector
 from monitor.lag import LagReport
 from sinks.registry import open_sink, projection_of
 from stack.errors import StackError

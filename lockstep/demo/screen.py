@@ -8,10 +8,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from lockstep.compare import TableComparison
 from lockstep.demo.examples import Example
 from lockstep.demo.writer import Counts
-from lockstep.lag import lag_table
+from lockstep.verify.full_comparison import TableComparison
+from monitor.collector import lag_table
 from monitor.lag import LagReport
 
 

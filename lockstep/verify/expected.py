@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cdc.model.table import Table
-from lockstep.verify.form import Fingerprint, Key, Row
-from lockstep.verify.patience import Mark
+from lockstep.verify.canonical import Fingerprint, Key, Row
+from lockstep.verify.waiting import Mark
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from cdc.model.table import Table
+from lockstep.verify.canonical import Fingerprint, Key, Row
 from lockstep.verify.expected import Version, versions_of
-from lockstep.verify.form import Fingerprint, Key, Row
-from lockstep.verify.patience import Applied, Mark
 from lockstep.verify.sink_side import SinkSide
-from sinks.sink import TopicPartition
+from lockstep.verify.waiting import Applied, Mark
+from sinks.contract import TopicPartition
 
 
 class GenerationSide:

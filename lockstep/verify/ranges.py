@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from lockstep.verify.form import FINGERPRINT_BYTES, Fingerprint, Key
+from lockstep.verify.canonical import FINGERPRINT_BYTES, Fingerprint, Key
 
 RANGES: Final = 1 << 18
 """40 bytes each; a table of 100 million rows has some 400 in one."""

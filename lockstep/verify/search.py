@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from cdc.model.table import Table
+from lockstep.verify.canonical import Fingerprint, Key
 from lockstep.verify.expected import Expected
-from lockstep.verify.form import Fingerprint, Key
 from lockstep.verify.ranges import RANGES, RangeGroup, Ranges, range_of
 from lockstep.verify.sink_side import Copy, SinkSide
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.model.table import Table
-from lockstep.verify.form import Fingerprint, Key, Row, fingerprint, key_of, key_values
-from lockstep.verify.patience import Patience
+from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values
 from lockstep.verify.source_side import portions
-from sinks.sink import Sink
+from lockstep.verify.waiting import Patience
+from sinks.contract import Sink
 
 _KEYS_AT_ONCE: Final = 500
 _CHECK_EVERY_ROWS: Final = 1000

@@ -20,17 +20,17 @@ from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
-from cdc.postgres.repair import request_repair
+from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import emit_heartbeat
-from cdc.protocol.copytext import split_row
+from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Field, Fields
+from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values
 from lockstep.verify.expected import Version, versions_of
-from lockstep.verify.form import Fingerprint, Key, Row, fingerprint, key_of, key_values
-from lockstep.verify.patience import Mark, Patience
 from lockstep.verify.view import View
-from sinks.copy_text import array_literal, plain_text
+from lockstep.verify.waiting import Mark, Patience
+from sinks.columns.copy_text import array_literal, plain_text
 
 APPLICATION: Final = "lockstep verify"
 

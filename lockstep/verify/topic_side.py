@@ -10,16 +10,16 @@ from zlib import crc32
 
 import orjson
 
-from cdc.kafka.cluster import Cluster
+from cdc.kafka.topic_admin import Cluster
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.event import Position
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_END, TAG_START, row_event, schema_id_of
-from jobs.shape_history import TableHistory
+from jobs.executor.shape_history import TableHistory
+from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
 from lockstep.verify.expected import Version
-from lockstep.verify.form import Fingerprint, Key, Row, fingerprint, key_of
-from lockstep.verify.patience import Mark, Patience
 from lockstep.verify.view import View
+from lockstep.verify.waiting import Mark, Patience
 
 _Taken = TypeVar("_Taken")
 

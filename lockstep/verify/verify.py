@@ -6,28 +6,28 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Final
 
-from cdc.kafka.cluster import Cluster
 from cdc.kafka.control_topics import read_schema_records
+from cdc.kafka.topic_admin import Cluster
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import Table, TableName
-from jobs.derive import opened_deriver
-from jobs.shape_history import TableHistory, histories, newest_shapes
+from jobs.executor.shape_history import TableHistory, histories, newest_shapes
+from jobs.spark.computed_columns import opened_deriver
 from lockstep.config import Config
-from lockstep.verify.evidence import rejected, topic_tags
+from lockstep.verify.canonical import Key, differing_columns, parse_keys
 from lockstep.verify.expected import Expected
-from lockstep.verify.form import Key, differing_columns, parse_keys
+from lockstep.verify.explain import rejected, topic_tags
 from lockstep.verify.generation_side import GenerationSide
-from lockstep.verify.patience import Applied, Mark, Patience, Stalled
+from lockstep.verify.recheck import ROUNDS_MAX, Finding, Settled, settle, strays
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport, rows_text
 from lockstep.verify.search import Candidates, Search
-from lockstep.verify.settle import ROUNDS_MAX, Finding, Settled, settle, strays
 from lockstep.verify.sink_side import Copy, SinkSide
 from lockstep.verify.source_side import Load, SourceSide
 from lockstep.verify.topic_side import TopicSide
 from lockstep.verify.view import Deriver, View
-from sinks.projection import parse_column
+from lockstep.verify.waiting import Applied, Mark, Patience, Stalled
+from sinks.contract import Sink
 from sinks.registry import SinkSettings, open_sink, projection_of
-from sinks.sink import Sink
+from sinks.wrappers.projection import parse_column
 
 SOURCE: Final = "source"
 TOPIC: Final = "topic"

@@ -6,9 +6,9 @@ from typing import Final, Protocol
 import orjson
 
 from cdc.model.table import Column, Table, TableName
-from jobs.derived import derived_row
-from lockstep.verify.form import Key, Row
-from sinks.projection import Projection
+from jobs.executor.computed_row import derived_row
+from lockstep.verify.canonical import Key, Row
+from sinks.wrappers.projection import Projection
 
 _ROWS_AT_ONCE: Final = 10_000
 _BYTES_AT_ONCE: Final = 16 * 1024 * 1024
@@ -21,7 +21,7 @@ class Deriver(Protocol):
     """Evaluates a sink's expressions."""
 
     def derive(self, table: TableName, rows: list[bytes]) -> list[bytes]:
-        """What is derived of each row, as ``jobs.derived`` reads it."""
+        """What is derived of each row, as ``jobs.executor.computed_row`` reads it."""
         ...
 
 

@@ -55,18 +55,18 @@ from cdc.model.errors import ConfigurationError, Fenced, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.access import Login
-from sinks.delta.books import Books, Build, Ledger
+from sinks.columns.shape import Shape, unprepared
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.delta.bookkeeping import Books, Build, Ledger
 from sinks.delta.lake import TRIES, Lake, Overtaken, refresh, talking, too_many
 from sinks.progress_json import dump_progress, load_progress
-from sinks.shape import Shape, unprepared
-from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 from sinks.table_settings import PROJECTING, TableSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import CommitProperties, DeltaTable
 
-    from sinks.exact_columns import Rows
+    from sinks.columns.exact_columns import Rows
 
 _Result = TypeVar("_Result")
 

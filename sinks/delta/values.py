@@ -28,7 +28,7 @@ import pyarrow.compute
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
-from sinks.exact_columns import (
+from sinks.columns.exact_columns import (
     CLOCK,
     DOUBLE_WHOLE_MAX,
     YEARS,
@@ -51,7 +51,7 @@ from sinks.exact_columns import (
     write_json,
     write_text,
 )
-from sinks.shape import Shape
+from sinks.columns.shape import Shape
 
 # pyarrow makes most of its functions when it is loaded, which type checkers don't see.
 _compute: Any = pyarrow.compute

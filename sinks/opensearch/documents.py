@@ -11,6 +11,8 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Table
 from cdc.model.tag import TEXT_LENGTH, TRANSACTION_LENGTH, VERSION_SEQ_MAX, Tag, external_version
+from sinks.columns.shape import Shape
+from sinks.contract import StoredRow
 from sinks.opensearch.ids import IdTemplate, document_id
 from sinks.opensearch.mapping import (
     DELETED_FIELD,
@@ -23,8 +25,6 @@ from sinks.opensearch.mapping import (
     range_columns,
 )
 from sinks.opensearch.ranges import searchable_range
-from sinks.shape import Shape
-from sinks.sink import StoredRow
 
 _TAG: Final = TAG_FIELD.encode()
 _DELETED: Final = DELETED_FIELD.encode()

@@ -44,8 +44,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from cdc.model.table import Column
+from sinks.columns.shape import Shape
 from sinks.opensearch import ranges
-from sinks.shape import Shape
 
 TAG_FIELD: Final = "_tag"
 DELETED_FIELD: Final = "_deleted"

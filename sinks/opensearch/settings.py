@@ -11,8 +11,8 @@ from sinks.access import Login, Tls
 from sinks.opensearch.ids import IdTemplate
 from sinks.opensearch.mapping import copy_targets, field_name
 from sinks.opensearch.names import name_problems
-from sinks.projection import parse_column, parse_columns
 from sinks.table_settings import PROJECTING, TableSettings
+from sinks.wrappers.projection import parse_column, parse_columns
 
 # What an index must not be created with, and why.
 _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {

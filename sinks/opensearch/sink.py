@@ -42,6 +42,8 @@ import orjson
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue, RowEvent, TableEvents
 from cdc.model.table import Table, TableName
+from sinks.columns.shape import Shape, unknown_column, unprepared
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 from sinks.opensearch.answers import RETRY_AFTER_S, Verdict, refusal, stopping, unreadable, verdict
 from sinks.opensearch.client import Answers, OpenSearchClient, shaping
 from sinks.opensearch.documents import Target
@@ -49,8 +51,6 @@ from sinks.opensearch.mapping import DELETED_FIELD, field_name, mapping
 from sinks.opensearch.names import PREFIX, PROGRESS, OwnIndex, alias_name, own_indexes
 from sinks.opensearch.settings import OpenSearchSettings, flat_settings
 from sinks.progress_json import dump_progress, load_progress
-from sinks.shape import Shape, unknown_column, unprepared
-from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 
 # Enough that the server's work hides the round trip, little enough for its memory (http.max_content_length is 100 MB).
 _BULK_BYTES: Final = 5 * 1024 * 1024

@@ -31,10 +31,10 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.model.tag import SNAPSHOT_SEQ, Tag
+from sinks.columns.shape import Shape, unprepared
 from sinks.redis.layout import table_field
 from sinks.redis.scripts import arguments_for, script_for
 from sinks.redis.sink import RedisSettings, layout_key, settings_text
-from sinks.shape import Shape, unprepared
 
 WAL_END_SQL: Final = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
 """The end of the WAL as a number, and its timeline."""

@@ -53,12 +53,12 @@ from cdc.model.errors import ConfigurationError, DataLost, LockstepError
 from cdc.model.event import Events, JsonValue, TableEvents, parse_key
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls
+from sinks.columns.shape import Shape, unprepared
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.errors import translated
 from sinks.redis.layout import Layout, TableLayout, Template, glob_text, row_of, table_field
 from sinks.redis.scripts import EPOCH_LENGTH, KEEP_EPOCH, Argument, arguments_for, script_for
-from sinks.shape import Shape, unprepared
-from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
 from sinks.table_settings import PROJECTING, TableSettings
 
 # redis-py annotates each reply for the synchronous and the asynchronous client at once, which no caller can use.

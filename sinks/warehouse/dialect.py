@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName
-from sinks.sink import Rejection, StoredRow, TableVersions
+from sinks.contract import Rejection, StoredRow, TableVersions
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection as SqlConnection
     from sqlalchemy import CursorResult
 
-    from sinks.warehouse.books import HeldTable
-    from sinks.warehouse.shown import Shown
+    from sinks.warehouse.bookkeeping import HeldTable
+    from sinks.warehouse.reader_views import Shown
 
 Refuse = Callable[[TableEvents, str], object]
 """Takes a version that a history can't hold, alone, and the reason."""

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from cdc.model.event import TableEvents
 from cdc.model.table import TableName
-from sinks.shape import Shape
+from sinks.columns.shape import Shape
 from sinks.warehouse.dialect import Connection
 from sinks.warehouse.names import NAME_BYTES_MAX, TAG_COLUMN, check_columns
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName, quote_identifier
-from sinks.shape import Shape
+from sinks.columns.shape import Shape
 
 NAME_BYTES_MAX: Final = 63
 """NAMEDATALEN - 1; PostgreSQL would cut longer names in silence."""

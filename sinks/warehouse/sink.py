@@ -24,15 +24,15 @@ from functools import partial
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Events, JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
-from sinks.shape import Shape, unknown_column, unprepared
-from sinks.sink import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow, TableVersions
-from sinks.warehouse.books import HeldTable, WarehouseBooks
+from sinks.columns.shape import Shape, unknown_column, unprepared
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow, TableVersions
+from sinks.warehouse.bookkeeping import HeldTable, WarehouseBooks
 from sinks.warehouse.dialect import Dialect, UnknownColumn
 from sinks.warehouse.history import HistoryBooks
 from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
 from sinks.warehouse.postgres.dialect import PostgreSql
+from sinks.warehouse.reader_views import Shown, views_of
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.shown import Shown, views_of
 
 
 class WarehouseSink:

@@ -20,7 +20,7 @@ from cdc.model.table import TableName
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import emit_heartbeat
-from lockstep.capture import Observer, capture
+from lockstep.capture.run import Observer, capture
 from lockstep.config import Config, load
 from tests.conformance.case import PIPELINE, PUBLICATION, SCHEMA, Case, On, Step, Way
 from tests.conformance.judge import (

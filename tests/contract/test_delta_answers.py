@@ -27,8 +27,8 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.access import Login
+from sinks.columns.shape import Shape
 from sinks.delta.sink import DeltaSettings, DeltaSink
-from sinks.shape import Shape
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 
 ITEMS = table(column("id", "int8"), column("note"), name=TableName("public", "items"))

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table
 from cdc.protocol.envelope import TAG_HEADER, TableEncoder, event_value, tag_prefix, tag_text
-from jobs.arrow_map import ArrowMap
-from jobs.delivery import Task, events_of
-from jobs.fold import newest, with_tags
-from jobs.source import select_records
+from jobs.executor.deliver import Task, events_of
+from jobs.executor.window import newest, with_tags
+from jobs.spark.arrow_map import ArrowMap
+from jobs.spark.source import select_records
 from sinks.redis.sink import RedisSettings
 from tests.builders import column, table
 

@@ -17,8 +17,8 @@ from pydantic import SecretStr
 from sqlalchemy import make_url
 
 from cdc.model.errors import LockstepError
+from sinks.contract import Batch, Sink
 from sinks.delta.sink import DeltaSettings, DeltaSink
-from sinks.sink import Batch, Sink
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, table, upsert

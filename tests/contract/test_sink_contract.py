@@ -28,20 +28,20 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
-from jobs.backfill import carry_over
+from jobs.query.column_backfill import carry_over
+from sinks.contract import AddedValues, Batch, Outcome, Sink, TableVersions
 from sinks.delta.sink import DeltaSettings, DeltaSink
-from sinks.masks import Salt, Truncation
-from sinks.memory_sink import MemorySink, MemoryStore
+from sinks.memory import MemorySink, MemoryStore
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
-from sinks.projecting_sink import ProjectingSink
-from sinks.projection import Projection
 from sinks.redis.sink import RedisSettings, RedisSink
-from sinks.renaming import Renaming
-from sinks.retrying_sink import RetryingSink, Waiting
-from sinks.sink import AddedValues, Batch, Outcome, Sink, TableVersions
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.wrappers.masks import Salt, Truncation
+from sinks.wrappers.projecting import ProjectingSink
+from sinks.wrappers.projection import Projection
+from sinks.wrappers.renaming import Renaming
+from sinks.wrappers.retrying import RetryingSink, Waiting
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 
 POISON = "poison"

@@ -16,10 +16,10 @@ from sqlalchemy import make_url
 
 from cdc.model.errors import LockstepError
 from sinks.access import Tls
+from sinks.contract import Sink
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from sinks.redis.sink import RedisSettings, RedisSink
-from sinks.sink import Sink
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, table, upsert

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Table, TableName
-from sinks.sink import Batch, TableVersions
+from sinks.contract import Batch, TableVersions
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, column, delete, progress, table, tag, upsert
@@ -141,7 +141,7 @@ def test_writers_in_several_processes_take_turns(file: Path, open_sink: Open) ->
 DYING = """
 import sys, time
 from pydantic import SecretStr
-from sinks.warehouse.books import WarehouseBooks
+from sinks.warehouse.bookkeeping import WarehouseBooks
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, upsert
@@ -188,7 +188,7 @@ def test_a_batch_that_fails_leaves_nothing_behind(file: Path, open_sink: Open, m
         raise RuntimeError
 
     with monkeypatch.context() as patched:
-        patched.setattr("sinks.warehouse.books.WarehouseBooks.save_offsets", fail)
+        patched.setattr("sinks.warehouse.bookkeeping.WarehouseBooks.save_offsets", fail)
         with pytest.raises(RuntimeError):
             sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     assert read(file, "select * from shop_g1.orders") == []

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
-from sinks.sink import Batch, TableVersions
+from sinks.contract import Batch, TableVersions
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import column, delete, table, tag, upsert

@@ -16,8 +16,8 @@ from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
-from sinks.shape import Shape
-from sinks.sink import Batch, TableVersions
+from sinks.columns.shape import Shape
+from sinks.contract import Batch, TableVersions
 from sinks.warehouse.duckdb.values import rows_of
 from sinks.warehouse.postgres.tables import column_type
 from sinks.warehouse.settings import WarehouseSettings

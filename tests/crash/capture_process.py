@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from lockstep.capture import Observer, capture
+from lockstep.capture.run import Observer, capture
 from lockstep.config import load
 from lockstep.console import exit_code_of, log_to_stderr, say
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cdc.postgres.slot import find_slot
-from cdc.protocol.control import SnapshotPhase
+from cdc.protocol.control_records import SnapshotPhase
 from tests.crash.capture_process import KILL_POINTS
 from tests.pipeline import Pipeline, traffic, wait_until
 

@@ -6,11 +6,11 @@ import pytest
 
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Severity
-from lockstep.compare import by_key, compare_table, open_source
 from lockstep.demo.shop import TABLES, count_rows, create_shop
 from lockstep.demo.writer import _WEIGHTS, Client, Counts
+from lockstep.verify.full_comparison import by_key, compare_table, open_source
 from migrations.source import publication_sql
-from sinks.sink import StoredRow
+from sinks.contract import StoredRow
 
 pytestmark = pytest.mark.live
 

@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from jobs.derive import RowDeriver, TablePlan, checked_plans, opened_deriver, with_derived
-from jobs.derived import DERIVED, derived_row
-from jobs.shape_history import TableHistory
+from jobs.executor.computed_row import DERIVED, derived_row
+from jobs.executor.shape_history import TableHistory
+from jobs.spark.computed_columns import RowDeriver, TablePlan, checked_plans, opened_deriver, with_derived
 from sinks.table_settings import Computed, Expressions, TableSettings
 from tests.builders import column, table
 from tests.job_process import spark_settings

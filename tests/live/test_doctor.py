@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from cdc.kafka.cluster import Cluster, control_topic_plans, table_topic_plan
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.last_records import last_records
-from cdc.kafka.topics import STATE, control_topic
+from cdc.kafka.topic_admin import Cluster, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import drop_slot
-from cdc.protocol.control import CaptureState
+from cdc.protocol.control_records import CaptureState
 from lockstep.config import Config, load
-from lockstep.doctor import examine, is_healthy
+from lockstep.doctor.doctor import examine, is_healthy
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.databases import Database

@@ -24,9 +24,9 @@ from pydantic import TypeAdapter
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.postgres.slot import emit_heartbeat
-from lockstep.lag import LagCollector
+from monitor.collector import LagCollector
+from sinks.contract import Sink
 from sinks.registry import SinkSettings, open_sink
-from sinks.sink import Sink
 from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.events import Log, Put, kafka_settings
@@ -148,7 +148,7 @@ class Running:
 def _is_daemon(process: psutil.Process) -> bool:
     """PySpark's daemon or a worker, which it forks."""
     try:
-        return "jobs.daemon" in process.cmdline()
+        return "jobs.executor.daemon" in process.cmdline()
     except psutil.Error:  # it has ended
         return False
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.topics import REJECTED, control_topic
+from cdc.kafka.topic_names import REJECTED, control_topic
 from cdc.model.event import JsonValue
-from cdc.protocol.control import SchemaRecord
+from cdc.protocol.control_records import SchemaRecord
+from sinks.contract import Progress
 from sinks.redis.sink import RedisSettings
 from sinks.registry import SinkSettings, open_sink
-from sinks.sink import Progress
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.builders import column, table

@@ -11,7 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
-from jobs.generations import list_generations
+from jobs.generations.record import list_generations
 from lockstep.config import load
 from sinks.registry import open_sink
 from stack.stack import Endpoints

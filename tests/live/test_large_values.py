@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.kafka.cluster import Cluster
 from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.topic_admin import Cluster
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until

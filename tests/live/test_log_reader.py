@@ -17,11 +17,11 @@ from pyspark.sql import SparkSession
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
-from jobs import log_reader
-from jobs.arrow_map import ArrowMap
-from jobs.log_reader import LogReader, Range, ranges, read_log
+from jobs.executor import log_reader
+from jobs.executor.log_reader import LogReader, Range, ranges, read_log
 from jobs.offsets import Offsets
-from jobs.source import portable_client, range_frame, read_topics
+from jobs.spark.arrow_map import ArrowMap
+from jobs.spark.source import portable_client, range_frame, read_topics
 from stack.stack import Endpoints
 
 pytestmark = pytest.mark.live

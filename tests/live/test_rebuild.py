@@ -17,12 +17,12 @@ from cdc.kafka.control_topics import read_tables
 from cdc.model.event import Position, RowEvent
 from cdc.model.lsn import format_lsn
 from cdc.postgres.slot import emit_heartbeat
-from jobs.generations import list_generations
+from jobs.generations.record import list_generations
 from lockstep.config import Config, load
 from lockstep.generations import list_of, settings_of_generation
+from sinks.contract import Batch, Progress, Sink
 from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
-from sinks.sink import Batch, Progress, Sink
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.readers import Read, cache_reader, reading, search_reader, warehouse_reader

@@ -14,12 +14,12 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from cdc.kafka.cluster import Cluster
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.topics import REJECTED, control_topic
-from jobs.generations import list_generations
+from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_names import REJECTED, control_topic
+from jobs.generations.record import list_generations
+from sinks.contract import Progress
 from sinks.registry import open_sink
-from sinks.sink import Progress
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.topics import configure

@@ -13,23 +13,23 @@ from pathlib import Path
 
 import pytest
 
-from cdc.kafka.cluster import Cluster, control_topic_plans
+from cdc.kafka.topic_admin import Cluster, control_topic_plans
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
-from cdc.protocol.control import SchemaRecord, ShapeChange
-from jobs.dead_letter import DeadLetters, RejectedEvent
-from jobs.letter import Letter, letter_key
-from jobs.letter_topic import LetterTopic
-from jobs.prepared import load_prepared
-from lockstep.cli import app
+from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from jobs.dead_letters.record import Letter, letter_key
+from jobs.dead_letters.store import DeadLetters, RejectedEvent
+from jobs.dead_letters.topic import LetterTopic
+from jobs.generations.prepared import load_prepared
+from lockstep.cli.main import app
 from lockstep.config import Config, load
 from lockstep.console import exit_code_of
-from lockstep.rejections import RejectionBook, Selection, discard
-from lockstep.retry import retry
+from lockstep.rejections.commands import RejectionBook, Selection, discard
+from lockstep.rejections.retry import retry
+from sinks.contract import Sink
 from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
-from sinks.sink import Sink
 from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.events import Delete, Log, Put, kafka_settings, key_bytes, value_bytes

@@ -10,13 +10,13 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from psycopg.conninfo import make_conninfo
 
-from cdc.kafka.cluster import Cluster
 from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.topic_admin import Cluster
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from cdc.postgres.repair import KEYS_MAX, REPAIR_PREFIX, RepairRequest, request_repair
-from cdc.protocol.control import CaptureState
+from cdc.postgres.repair_messages import KEYS_MAX, REPAIR_PREFIX, RepairRequest, request_repair
+from cdc.protocol.control_records import CaptureState
 from cdc.toast.store import ToastStore
 from stack.stack import Endpoints
 from tests.captured import Captured, Published

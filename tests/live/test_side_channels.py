@@ -7,7 +7,7 @@ import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from cdc.kafka.cluster import Cluster
+from cdc.kafka.topic_admin import Cluster
 from cdc.kafka.topic_reader import TopicReader
 from stack.stack import Endpoints
 from tests.captured import Captured

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from cdc.capture.settings import CaptureSettings
-from cdc.kafka.cluster import Cluster, control_topic_plans, table_topic_plan
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.last_records import last_records
 from cdc.kafka.publisher import TransactionalPublisher
-from cdc.kafka.topics import table_topic
+from cdc.kafka.topic_admin import Cluster, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from stack.stack import Endpoints

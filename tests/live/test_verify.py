@@ -19,17 +19,17 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import TEXT_LENGTH
-from jobs.dead_letter import DeadLetters, RejectedEvent
+from jobs.dead_letters.store import DeadLetters, RejectedEvent
 from lockstep.config import Config
-from lockstep.verify.patience import Patience
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
 from lockstep.verify.topic_side import TopicSide
 from lockstep.verify.verify import Step, VerifyOptions, verify
 from lockstep.verify.view import View
-from sinks.projection import Projection
+from lockstep.verify.waiting import Patience
+from sinks.contract import Batch, StoredRow
 from sinks.redis.sink import RedisSink
 from sinks.registry import SinkSettings, open_sink
-from sinks.sink import Batch, StoredRow
+from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic
 

@@ -7,11 +7,11 @@ import pytest
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.settings import TableOptions
-from lockstep.verify.form import fingerprint
-from lockstep.verify.patience import Patience
+from lockstep.verify.canonical import fingerprint
 from lockstep.verify.source_side import Load, SourceSide
 from lockstep.verify.view import Deriver, View
-from sinks.projection import Projection
+from lockstep.verify.waiting import Patience
+from sinks.wrappers.projection import Projection
 from tests.databases import Database
 
 pytestmark = pytest.mark.live

@@ -23,10 +23,10 @@ import pyarrow as pa
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
-from sinks.exact_columns import DELETED_COLUMN, EXACT_COLUMN, Rows
-from sinks.shape import Shape, unprepared
-from sinks.sink import Rejection, StoredRow, TableVersions
-from sinks.warehouse.books import HeldTable, WarehouseBooks
+from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, Rows
+from sinks.columns.shape import Shape, unprepared
+from sinks.contract import Rejection, StoredRow, TableVersions
+from sinks.warehouse.bookkeeping import HeldTable, WarehouseBooks
 from sinks.warehouse.dialect import Refuse, UnknownColumn
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.duckdb.tables import (

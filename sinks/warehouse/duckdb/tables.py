@@ -9,8 +9,8 @@ from typing import Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, quote_identifier
-from sinks.exact_columns import DELETED_COLUMN, EXACT_COLUMN, TAG_COLUMN
-from sinks.shape import Shape
+from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, TAG_COLUMN
+from sinks.columns.shape import Shape
 from sinks.warehouse.duckdb.values import stored_as
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO
 from sinks.warehouse.names import listed

@@ -14,7 +14,7 @@ arrays                          lists of these, of one dimension
 everything else                 VARCHAR: PostgreSQL's own text (json, interval, timetz, ranges, enums, ...)
 ==============================  ===========================================================================
 
-What such a column can't hold stands in ``_exact`` (``sinks.exact_columns``): ``NaN`` in a decimal, years above 294246, arrays of
+What such a column can't hold stands in ``_exact`` (``sinks.columns.exact_columns``): ``NaN`` in a decimal, years above 294246, arrays of
 several dimensions or with bounds of their own. The column is null then.
 
 Key columns decide which row is meant, and texts that differ are keys that differ in the log: floats, numerics and arrays are VARCHAR
@@ -32,7 +32,7 @@ import pyarrow.compute
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
-from sinks.exact_columns import (
+from sinks.columns.exact_columns import (
     BOUNDS,
     CLOCK,
     DOUBLE_WHOLE_MAX,
@@ -56,7 +56,7 @@ from sinks.exact_columns import (
     write_json,
     write_text,
 )
-from sinks.shape import Shape
+from sinks.columns.shape import Shape
 
 # pyarrow makes most of its functions when it is loaded, which type checkers don't see.
 _compute: Any = pyarrow.compute

@@ -13,7 +13,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.names import qualified
-from sinks.warehouse.shown import Shown
+from sinks.warehouse.reader_views import Shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
-from cdc.protocol.copytext import split_row
-from sinks.sink import Rejection, StoredRow, TableVersions
-from sinks.warehouse.books import HeldTable
+from cdc.protocol.copy_text import split_row
+from sinks.contract import Rejection, StoredRow, TableVersions
+from sinks.warehouse.bookkeeping import HeldTable
 from sinks.warehouse.dialect import Refuse
 from sinks.warehouse.history import check_history_columns
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, check_columns, qualified
@@ -24,8 +24,8 @@ from sinks.warehouse.postgres.tables import (
     value_text,
 )
 from sinks.warehouse.postgres.views import WarehouseViews
+from sinks.warehouse.reader_views import live_rows_sql
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.shown import live_rows_sql
 
 
 class PostgreSql:

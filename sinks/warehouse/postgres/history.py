@@ -5,9 +5,9 @@ from datetime import timedelta
 
 from cdc.model.event import parse_key, parse_object
 from cdc.model.table import quote_identifier
-from sinks.copy_text import copy_line
-from sinks.shape import Shape
-from sinks.sink import TableVersions
+from sinks.columns.copy_text import copy_line
+from sinks.columns.shape import Shape
+from sinks.contract import TableVersions
 from sinks.warehouse.history import COMMITTED, EPOCH, OPERATION, aside_name, check_history_columns
 from sinks.warehouse.names import TAG_COLUMN, listed
 from sinks.warehouse.postgres.tables import Rows, assignments, column_definitions

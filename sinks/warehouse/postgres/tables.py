@@ -14,9 +14,9 @@ import orjson
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, quote_identifier
 from cdc.protocol.pgvalues import json_encoder
-from sinks.copy_text import array_literal, copy_line, plain_text
-from sinks.shape import Shape
-from sinks.sink import StoredRow
+from sinks.columns.copy_text import array_literal, copy_line, plain_text
+from sinks.columns.shape import Shape
+from sinks.contract import StoredRow
 from sinks.warehouse.dialect import UnknownColumn
 from sinks.warehouse.names import DELETED_COLUMN, TAG_COLUMN, check_columns, listed
 

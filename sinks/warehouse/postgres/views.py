@@ -19,7 +19,7 @@ from cdc.model.table import quote_identifier
 from sinks.warehouse.names import qualified
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.errors import INVALID_TABLE_DEFINITION, LOCK_NOT_AVAILABLE, state_of
-from sinks.warehouse.shown import Shown
+from sinks.warehouse.reader_views import Shown
 
 # Readers of a view wait behind us while we wait for it, so not for long at a time; and much less than deadlock_timeout (1 s)
 # while we hold others.

@@ -12,10 +12,10 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from sinks.delta.sink import DeltaSink
 from sinks.opensearch.sink import OpenSearchSink
-from sinks.projecting_sink import ProjectingSink
 from sinks.redis.sink import RedisSink
 from sinks.registry import SinkSettings, definition, open_sink, projection_of, with_definition
 from sinks.warehouse.sink import WarehouseSink
+from sinks.wrappers.projecting import ProjectingSink
 
 ADAPTER: TypeAdapter[SinkSettings] = TypeAdapter(SinkSettings)
 

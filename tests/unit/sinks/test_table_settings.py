@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from sinks.masks import Truncation
 from sinks.table_settings import TableSettings
+from sinks.wrappers.masks import Truncation
 
 ORDERS = TableName("public", "orders")
 

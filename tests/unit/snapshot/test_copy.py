@@ -11,7 +11,7 @@ from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
-from cdc.protocol.control import CaptureState, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.pgoutput import Fields
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_tables, republish_keys
 from snapshot.keys import KeyTexts

@@ -6,9 +6,9 @@ import orjson
 
 from cdc.model.event import JsonValue, RowEvent, TableEvents
 from cdc.model.table import Table
+from sinks.columns.shape import Shape
 from sinks.opensearch.documents import Target, searchable_json
 from sinks.opensearch.ids import IdTemplate
-from sinks.shape import Shape
 from tests.builders import column, delete, table, upsert
 
 

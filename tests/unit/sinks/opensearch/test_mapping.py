@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from cdc.model.table import Column
+from sinks.columns.shape import Shape
 from sinks.opensearch.mapping import copy_targets, field_mapping, field_name, field_of, mapping
-from sinks.shape import Shape
 from tests.builders import column, table
 
 

@@ -8,10 +8,10 @@ import pytest
 from pydantic import ValidationError
 
 from cdc.model.table import TableName
+from sinks.columns.shape import Shape
 from sinks.opensearch.mapping import mapping
 from sinks.opensearch.settings import OpenSearchSettings, flat_settings
 from sinks.registry import definition, with_definition
-from sinks.shape import Shape
 from tests.builders import column, table
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import TableEvents
-from sinks.shape import Shape
-from sinks.sink import TableVersions
+from sinks.columns.shape import Shape
+from sinks.contract import TableVersions
 from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
 from tests.builders import column, delete, table, tag, upsert
 

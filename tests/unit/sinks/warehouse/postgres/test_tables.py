@@ -5,7 +5,7 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.event import TableEvents
 from cdc.model.table import Column
-from sinks.shape import Shape
+from sinks.columns.shape import Shape
 from sinks.warehouse.postgres.tables import Rows, UnknownColumn, column_type, create_table_sql
 from tests.builders import column, delete, table, tag, upsert
 

@@ -1,0 +1,299 @@
+"""What is asked of the brokers about topics: create them, describe them, where they end."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+
+from cdc.kafka.settings import TopicSettings
+from cdc.kafka.topic_names import MESSAGES, PROGRESS, REJECTED, SCHEMA, STATE, control_topic
+from cdc.model.errors import LockstepError, Unavailable
+
+_REQUEST_TIMEOUT_S = 15.0
+_WAIT_SLICE_S = 0.5
+
+_PROGRESS_RETENTION_MS = 3 * 24 * 3600 * 1000
+_CONTROL_SEGMENT_BYTES = 16 * 1024 * 1024
+"""Small segments: the state has one record per Kafka transaction, and a start reads what isn't compacted yet."""
+
+COMMIT_MARKER_LOSS = (
+    "Kafka 4.1 to 4.4 forget to end a committed transaction in partitions that have no leader at that moment, as all have when"
+    " their only broker is killed and started again: the transaction is then lost in part"
+)
+_SINCE_4_1 = "group.streams.session.timeout.ms"
+
+
+_LEADERLESS = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+)
+
+
+def reason(error: BaseException) -> str:
+    """The client's words for an error."""
+    if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
+        return error.args[0].str()
+    return str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPlan:
+    """A topic as it has to be."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    config: Mapping[str, str]
+
+
+def table_topic_plan(name: str, settings: TopicSettings, *, append_only: bool = False) -> TopicPlan:
+    """A table's topic: compacted, so that it holds the newest event of every key for ever.
+
+    That of an append-only table keeps everything, as long as the brokers' owner doesn't say otherwise.
+    """
+    if append_only:
+        return TopicPlan(
+            name,
+            settings.partitions,
+            settings.replication_factor,
+            {
+                "cleanup.policy": "delete",
+                "retention.ms": "-1",
+                "min.insync.replicas": str(settings.min_insync_replicas),
+                "max.message.bytes": str(settings.max_message_bytes),
+            },
+        )
+    return TopicPlan(
+        name,
+        settings.partitions,
+        settings.replication_factor,
+        {
+            "cleanup.policy": "compact",
+            "min.insync.replicas": str(settings.min_insync_replicas),
+            "delete.retention.ms": str(settings.delete_retention_ms),
+            "min.compaction.lag.ms": str(settings.min_compaction_lag_ms),
+            "max.compaction.lag.ms": str(settings.max_compaction_lag_ms),
+            "segment.ms": str(settings.segment_ms),
+            "max.message.bytes": str(settings.max_message_bytes),
+        },
+    )
+
+
+def message_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]:
+    """The topic of logical messages: one partition, so that they stay in order."""
+    plan = table_topic_plan(control_topic(prefix, MESSAGES), settings, append_only=True)
+    return [replace(plan, partitions=1)]
+
+
+def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]:
+    """The control topics and the dead-letter topic."""
+    common = {"min.insync.replicas": str(settings.min_insync_replicas)}
+    compacted = common | {
+        "cleanup.policy": "compact",
+        "segment.bytes": str(_CONTROL_SEGMENT_BYTES),
+        "min.cleanable.dirty.ratio": "0.1",
+    }
+    configs = {
+        STATE: compacted,
+        SCHEMA: compacted,
+        PROGRESS: common
+        | {
+            "cleanup.policy": "delete",
+            "retention.ms": str(_PROGRESS_RETENTION_MS),
+            "segment.bytes": str(_CONTROL_SEGMENT_BYTES),
+        },
+        # One entry per sink and key; the newest rejection of a key is the one that matters.
+        REJECTED: common | {"cleanup.policy": "compact", "max.message.bytes": str(2 * settings.max_message_bytes)},
+    }
+    return [
+        TopicPlan(control_topic(prefix, name), 1, settings.replication_factor, config)
+        for name, config in configs.items()
+    ]
+
+
+class Cluster:
+    """An admin client with the few questions that Lockstep asks. Every method raises Unavailable when brokers don't answer."""
+
+    def __init__(self, client: Mapping[str, str | int]) -> None:
+        self._admin = AdminClient(dict(client))
+
+    def partition_counts(self) -> dict[str, int]:
+        """Topic -> number of its partitions."""
+        try:
+            metadata = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
+        return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+
+    def missing(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
+        existing = self.partition_counts()
+        return [plan for plan in plans if plan.name not in existing]
+
+    def differences(self, plans: Sequence[TopicPlan]) -> list[str]:
+        """How existing topics differ from the plans, one sentence each. Replication is the brokers' owner's business."""
+        existing = self.partition_counts()
+        found = [plan for plan in plans if plan.name in existing]
+        sentences = [
+            f"topic {plan.name} has {existing[plan.name]} partitions, the configuration says {plan.partitions}"
+            for plan in found
+            if existing[plan.name] != plan.partitions
+        ]
+        configs = self._configs([plan.name for plan in found])
+        for plan in found:
+            actual = configs[plan.name]
+            sentences += [
+                f"topic {plan.name} has {name}={actual.get(name)}, the configuration says {value}"
+                for name, value in plan.config.items()
+                if actual.get(name) != value
+            ]
+        return sentences
+
+    def config(self, topic: str) -> dict[str, str]:
+        """A topic's settings, defaults included."""
+        return self._configs([topic])[topic]
+
+    def loses_commit_markers(self) -> bool:
+        """Whether the brokers are of a version that can lose a committed transaction (``COMMIT_MARKER_LOSS``).
+
+        Brokers don't tell their version to this client; their settings do, since that version brought one along.
+        """
+        try:
+            brokers = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).brokers
+        except KafkaException as error:
+            raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
+        resources = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in brokers]
+        futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
+        return any(_SINCE_4_1 in self._result(future) for future in futures.values())
+
+    def _configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        if not topics:
+            return {}
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
+        futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
+        return {
+            resource.name: {name: entry.value for name, entry in self._result(future).items()}
+            for resource, future in futures.items()
+        }
+
+    def create(self, plans: Sequence[TopicPlan]) -> None:
+        """Create topics and wait until the brokers know them. One that exists by now is left as it is."""
+        if not plans:
+            return
+        futures = self._admin.create_topics(
+            [NewTopic(plan.name, plan.partitions, plan.replication_factor, config=dict(plan.config)) for plan in plans],
+            operation_timeout=_REQUEST_TIMEOUT_S,
+            request_timeout=_REQUEST_TIMEOUT_S,
+        )
+        for topic, future in futures.items():
+            try:
+                future.result(_REQUEST_TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                if error.args[0].retriable():
+                    raise Unavailable(f"topic {topic} can't be created: {reason(error)}") from error
+                if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
+                    raise LockstepError(
+                        f"topic {topic} can't be created: {reason(error)}",
+                        hint="to Kafka '.' and '_' are the same in a name, so the tables a_b.c and a.b_c can't be in one"
+                        " pipeline: capture one of them with a pipeline of another name",
+                    ) from error
+                raise LockstepError(
+                    f"topic {topic} can't be created: {reason(error)}",
+                    hint="check [kafka.topics] in lockstep.toml: replication_factor can't exceed the number of brokers",
+                ) from error
+        # The controller has them; the broker that we ask may learn of them a moment later.
+        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        while late := self.missing(plans):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"topic {late[0].name} was created, but the brokers don't know it yet")
+            time.sleep(0.05)
+
+    def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
+        """Kafka's own id of each topic; another id means that the topic was made anew."""
+        return {topic: topic_id for topic, (topic_id, _) in self.identities(topics).items()}
+
+    def identities(self, topics: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
+        found = {topic: self._result(future) for topic, future in futures.items()}
+        return {topic: (str(described.topic_id), len(described.partitions)) for topic, described in found.items()}
+
+    def end_offsets(
+        self, partitions: Sequence[tuple[str, int]], *, while_waiting: Callable[[], None] | None = None
+    ) -> dict[tuple[str, int], int]:
+        """Where each (topic, partition) ends, open transactions included: an upper bound of all that was sent so far.
+
+        ``while_waiting`` is called now and then while the brokers take their time.
+        """
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), while_waiting)
+
+    def begin_offsets(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Where each (topic, partition) begins: 0 unless records were deleted. Compaction leaves it where it is."""
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
+
+    def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
+        """The first record of each (topic, partition) that was written at this time or later; its end where there is none."""
+        found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
+        late = [at for at, offset in found.items() if offset < 0]
+        return found | (self.end_offsets(late) if late else {})
+
+    def _offsets(
+        self,
+        specs: Mapping[tuple[str, int], OffsetSpec],
+        while_waiting: Callable[[], None] | None = None,
+        *,
+        may_lack: bool = False,
+    ) -> dict[tuple[str, int], int]:
+        """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places.
+
+        Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error; taken for an
+        end, that would be before all events. With ``may_lack`` -1 is an answer.
+        """
+        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        while True:
+            futures = self._admin.list_offsets(
+                {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                request_timeout=_REQUEST_TIMEOUT_S,
+            )
+            try:
+                found: dict[tuple[str, int], int] = {
+                    (at.topic, at.partition): self._result(future, while_waiting).offset
+                    for at, future in futures.items()
+                }
+            except Unavailable as error:
+                cause = error.__cause__
+                leaderless = isinstance(cause, KafkaException) and cause.args[0].code() in _LEADERLESS
+                if not leaderless or time.monotonic() > deadline:
+                    raise
+            else:
+                unknown = [at for at, offset in found.items() if offset < 0]
+                if may_lack or not unknown:
+                    return found
+                if time.monotonic() > deadline:
+                    topic, partition = unknown[0]
+                    raise Unavailable(f"Kafka doesn't tell where topic {topic}, partition {partition}, begins or ends")
+            if while_waiting is not None:
+                while_waiting()
+            time.sleep(0.1)
+
+    @staticmethod
+    def _result(future: Any, while_waiting: Callable[[], None] | None = None) -> Any:
+        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        while True:
+            try:
+                return future.result(_WAIT_SLICE_S)
+            except TimeoutError as error:
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"Kafka doesn't answer within {_REQUEST_TIMEOUT_S:.0f} s") from error
+                if while_waiting is not None:
+                    while_waiting()
+            except KafkaException as error:
+                raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error

@@ -1,0 +1,94 @@
+"""What the catalogue adds to the stream: a Relation message becomes a table with types, key and the history of its columns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import psycopg
+
+from cdc.capture.assembler import PublishedTable
+from cdc.capture.shape_change import AddedValue, changed_shape
+from cdc.model.table import Column, ReplicaIdentity, Table, TableName
+from cdc.postgres.catalogue import added_column_default, load_tables, load_types, table_of_oid, value_type
+from cdc.protocol.control_records import SchemaRecord
+from cdc.protocol.pgoutput import Relation, RelationColumn
+from cdc.protocol.pgvalues import json_encoder
+from lockstep.config import Config
+
+
+class CatalogueShapes:
+    """Asks once per Relation message, never per row. ``publish`` says how a table's rows are encoded and where they go."""
+
+    def __init__(
+        self,
+        sql: psycopg.Connection[Any],
+        config: Config,
+        publish: Callable[[Table], PublishedTable],
+        say: Callable[[str], None],
+    ) -> None:
+        self._sql = sql
+        self._publication = config.publication
+        self._keys = config.source.keys
+        self._publish = publish
+        self._say = say
+        self._types = load_types(sql)
+
+    def adopt(self, relation: Relation, known: PublishedTable) -> PublishedTable:
+        """The table that a Relation message describes. Raises UnsupportedChange when no key is left."""
+        # Of the table alone: asking for its publication would wait for its lock.
+        current = table_of_oid(self._sql, relation.relation_id)
+        table, change = changed_shape(
+            known.table,
+            relation,
+            current=current,
+            configured_key=self._keys.get(known.table.name),
+            resolve=self._resolve,
+            added_value=lambda column: self._added_value(relation.relation_id, column),
+            parse=orjson.loads,
+        )
+        if table == known.table:
+            return known
+        if table.schema_id != known.table.schema_id or change.rewritten:
+            self._say(f"{table.name} has a new shape, schema id {table.schema_id}: {_in_words(known.table, table)}")
+        published = self._publish(table)
+        published.unrecorded = SchemaRecord(table, 0, change)
+        return published
+
+    def by_now(self, name: TableName) -> Relation | None:
+        """The table as the stream would describe it now; None when it is gone or not published."""
+        table = load_tables(self._sql, [name], self._publication).get(name)
+        if table is None:
+            return None
+        full = table.replica_identity is ReplicaIdentity.FULL
+        columns = tuple(
+            RelationColumn(column.name, column.type_oid, column.type_modifier, full or column.name in table.key)
+            for column in table.columns
+        )
+        return Relation(table.oid, name.schema, name.name, table.replica_identity, columns)
+
+    def _resolve(self, column: RelationColumn) -> Column:
+        if column.type_oid not in self._types:
+            self._types = load_types(self._sql)
+        base, is_array = value_type(self._types, column.type_oid)
+        row = self._sql.execute("select format_type(%s::oid, %s)", (column.type_oid, column.type_modifier)).fetchone()
+        name = row[0] if row else base
+        return Column(column.name, name, base, is_array, column.type_oid, column.type_modifier)
+
+    def _added_value(self, oid: int, column: Column) -> AddedValue:
+        default = added_column_default(self._sql, oid, column.name)
+        if not default.is_known:
+            return AddedValue(None)
+        if default.text is None:
+            return AddedValue(b"null")
+        return AddedValue(json_encoder(column.value_type, column.is_array)(default.text.encode()))
+
+
+def _in_words(before: Table, after: Table) -> str:
+    old = {column.name: column.type_name for column in before.columns}
+    new = {column.name: column.type_name for column in after.columns}
+    parts = [f"{name} {kind} came" for name, kind in new.items() if name not in old]
+    parts += [f"{name} {kind} went" for name, kind in old.items() if name not in new]
+    parts += [f"{name} is {new[name]} now" for name in old if name in new and old[name] != new[name]]
+    if before.key != after.key:
+        parts.append(f"the key is ({', '.join(after.key)})")
+    return ", ".join(parts) or "its columns have another order, or it was made anew"

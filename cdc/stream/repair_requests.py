@@ -1,0 +1,81 @@
+"""Requests to publish the rows of chosen keys again, from when the stream shows them until the rows are published. Pure.
+
+They are kept by the process, over the sessions that it starts anew after lost connections. What can't be answered is said and
+forgotten: a request, right or wrong, is never a reason to stop.
+"""
+
+from collections.abc import Callable, Mapping
+
+import orjson
+
+from cdc.capture.assembler import PublishedTable
+from cdc.model.table import TableName
+from cdc.postgres.repair_messages import KEYS_MAX, Key, RepairRequest, UnreadableRequest
+
+
+class Repairs:
+    """What was asked of one slot, merged by table and key."""
+
+    def __init__(self, slot: str, say: Callable[[str], None], *, keys_max: int = KEYS_MAX) -> None:
+        self._slot = slot
+        self._say = say
+        self._keys_max = keys_max
+        self._keys: dict[TableName, dict[bytes, Key]] = {}
+        self._wholes: set[TableName] = set()
+
+    def ask(self, content: bytes, captured: Mapping[TableName, PublishedTable]) -> None:
+        """Take in a message. ``captured`` are the tables that are followed now."""
+        try:
+            request = RepairRequest.from_bytes(content)
+        except UnreadableRequest as error:
+            self._say(f"warning: a repair request is ignored: {error}")
+            return
+        if request.slot != self._slot:
+            return
+        name = request.table
+        published = captured.get(name)
+        if published is None:
+            self._say(f"warning: a repair of {name} is ignored: the table isn't captured")
+            return
+        table = published.table
+        if not table.key:
+            self._say(f"warning: a repair of {name} is ignored: it is append-only, so its rows have no keys")
+            return
+        if request.keys is None:
+            self._wholes.add(name)
+            return
+        keys = [key for key in request.keys if key.keys() == set(table.key)]
+        if len(keys) < len(request.keys):
+            self._say(
+                f"warning: keys of a repair of {name} are ignored ({len(request.keys) - len(keys)}): the columns of its key are"
+                f" {', '.join(table.key)}"
+            )
+        pending = self._keys.get(name, {})
+        for key in keys:
+            pending.setdefault(orjson.dumps(dict(key), option=orjson.OPT_SORT_KEYS), key)
+            if len(pending) > self._keys_max:
+                pending.popitem()
+                self._say(
+                    f"warning: a part of a repair of {name} is ignored: {self._keys_max} keys are waiting already; ask again when"
+                    " they are done"
+                )
+                break
+        if pending:
+            self._keys[name] = pending
+
+    def take_wholes(self) -> set[TableName]:
+        """The tables that are to be copied whole; they count as done."""
+        wholes, self._wholes = self._wholes, set()
+        return wholes
+
+    def tables(self) -> list[TableName]:
+        """The tables of which keys wait."""
+        return list(self._keys)
+
+    def keys(self, name: TableName) -> list[Key]:
+        """The keys of a table that wait."""
+        return list(self._keys.get(name, {}).values())
+
+    def done(self, name: TableName) -> None:
+        """All keys of a table were answered."""
+        self._keys.pop(name, None)

@@ -1,0 +1,54 @@
+"""What must hold of the source before anything of it is read on: the same WAL, our slot, the tables in the publication."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+
+from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName, quote_identifier
+from cdc.postgres.replication import SystemIdentity
+from cdc.postgres.slot import find_slot
+from cdc.protocol.control_records import CaptureState
+from lockstep.config import Config
+
+
+def check_system(state: CaptureState, identity: SystemIdentity, config: Config) -> None:
+    """The database must be the one whose WAL the state speaks of. Raises PositionMismatch with all differences."""
+    differences = [
+        f"{what}: was {was}, is {is_}"
+        for what, was, is_ in (
+            ("system identifier", state.system_id, identity.system_id),
+            ("timeline", state.timeline, identity.timeline),
+            ("publication", state.publication, config.publication),
+        )
+        if was != is_
+    ]
+    if differences:
+        raise PositionMismatch(
+            "the source isn't the one that was published from:\n" + "\n".join(f"  {line}" for line in differences),
+            hint="after a restore or a promotion published changes may not exist any more: start a pipeline of another"
+            " name, which takes a new snapshot",
+        )
+
+
+def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:
+    """The slot must still hold all that follows the state. Raises PositionMismatch."""
+    slot = find_slot(sql, state.slot)
+    if slot is None or slot.wal_status == "lost" or slot.plugin != "pgoutput" or slot.database != state.database:
+        what = "is gone" if slot is None else "is lost" if slot.wal_status == "lost" else "isn't the one we made"
+        raise PositionMismatch(
+            f"slot {state.slot} {what}: changes after {format_lsn(state.end_lsn)} can't be read any more",
+            hint="start a pipeline of another name (pipeline.name), which takes a new snapshot",
+        )
+
+
+def not_published(config: Config, names: Sequence[TableName]) -> LockstepError:
+    """The error that these tables aren't in the publication."""
+    publication = quote_identifier(config.publication)
+    tables = ", ".join(name.sql for name in names)
+    return LockstepError(
+        f"{', '.join(map(str, names))}: not in publication {config.publication}, or not there at all",
+        hint=f"alter publication {publication} add table {tables}; or take it out of source.tables",
+    )

@@ -1,0 +1,123 @@
+"""Watches for what the stream doesn't show of the tables: that they left the publication, were renamed, rewritten, or that
+partitions came and went.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from cdc.capture.assembler import Assembler
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import Lsn
+from cdc.model.table import TableName, quote_identifier
+from cdc.postgres.catalogue import Membership, memberships, name_of_oid, unpublished_kinds
+from cdc.postgres.connection import connection_error
+from cdc.postgres.slot import wal_end
+from cdc.protocol.control_records import CaptureState
+from cdc.stream.catalogue_shapes import CatalogueShapes
+from cdc.stream.source_checks import not_published
+from lockstep.config import Config
+
+
+class TableWatch:
+    """Asks the catalogue over one connection, and remembers what it has said already."""
+
+    def __init__(self, config: Config, sql: psycopg.Connection[Any], say: Callable[[str], None]) -> None:
+        self._config = config
+        self._sql = sql
+        self._say = say
+        self._absent: set[TableName] = set()
+        self._renamed_to: dict[TableName, TableName] = {}
+        self._altered: dict[TableName, Lsn] = {}
+        self._only_leaves: dict[TableName, str] = {}
+
+    def look(
+        self,
+        state: CaptureState,
+        assembler: Assembler | None = None,
+        shapes: CatalogueShapes | None = None,
+    ) -> CaptureState:
+        """Compare tables and publication with what was copied; the stream doesn't show a table that left it, an ALTER TABLE
+        that rewrote rows, or a partition that was attached, detached or truncated. Such tables are to be copied again.
+
+        Before there is a stream, there are no ``assembler`` and ``shapes``.
+        """
+        config, sql = self._config, self._sql
+        try:
+            unpublished = unpublished_kinds(sql, state.publication)
+            if unpublished:
+                raise LockstepError(
+                    f"publication {state.publication} no longer sends {', '.join(unpublished)}: such changes would be lost",
+                    hint=f"alter publication {quote_identifier(state.publication)} set (publish = 'insert, update, delete,"
+                    " truncate'); then start again: the tables are copied anew",
+                )
+            outbox = config.source.outbox_name
+            if outbox is not None and outbox not in memberships(sql, state.publication, [outbox]):
+                raise not_published(config, [outbox])  # it is never copied, so its rows would be lost
+            now = memberships(sql, state.publication, config.source.table_names)
+            now |= self._renamed(state, now)
+            end = wal_end(sql)
+        except psycopg.errors.LockNotAvailable:
+            return state  # somebody is altering a table; there will be another look
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+        changed = set()
+        refreshed = dict(state.memberships)
+        for name, before in state.memberships.items():
+            if name not in state.copied or name not in config.topics():
+                continue
+            if name not in now:
+                if name not in self._absent:
+                    self._say(
+                        f"warning: {not_published(config, [name])}. Until then its changes aren't seen; it is copied anew after"
+                    )
+                self._absent.add(name)
+                continue
+            self._absent.discard(name)
+            change = now[name].since(before)
+            if change.whole or change.leaves:
+                changed.add(name)
+                if not change.whole and not change.altered:
+                    known = assembler.tables.get(name) if assembler is not None else None
+                    self._only_leaves[name] = known.table.schema_id if known is not None else ""
+                what = "partitions came" if not change.whole else "rows may have changed without an event"
+                self._say(f"{name}: {what}; copying {'them' if not change.whole else 'it anew'}")
+            elif not change.altered or self._record_altered(assembler, shapes, name, state):
+                refreshed[name] = now[name].to_text()
+            else:
+                self._altered.setdefault(name, end)
+        return replace(state, memberships=refreshed).to_be_copied(changed)
+
+    def take_only_leaves(self, name: TableName, schema_id: str) -> bool:
+        """Whether nothing but new partitions is the reason why a table of this shape is to be copied. Asked once."""
+        return self._only_leaves.pop(name, "") == schema_id
+
+    def _record_altered(
+        self, assembler: Assembler | None, shapes: CatalogueShapes | None, name: TableName, state: CaptureState
+    ) -> bool:
+        """Whether an ALTER TABLE of which the stream shows no row is recorded. It is when the stream is past it."""
+        passed = self._altered.get(name)
+        if assembler is None or shapes is None or passed is None or state.end_lsn < passed:
+            return False
+        relation, known = shapes.by_now(name), assembler.tables.get(name)
+        if relation is not None and known is not None:
+            assembler.record(shapes.adopt(relation, known))
+        del self._altered[name]
+        return True
+
+    def _renamed(self, state: CaptureState, found: Mapping[TableName, Membership]) -> dict[TableName, Membership]:
+        """Captured tables that have another name now, under the one that they are captured by."""
+        renamed = {}
+        for name, before in state.memberships.items():
+            if name in found or name not in state.copied or name not in self._config.topics():
+                continue
+            called = name_of_oid(self._sql, Membership.oid_of(before))
+            published = memberships(self._sql, state.publication, [called]) if called else {}
+            if called in published:
+                if name not in self._renamed_to:
+                    self._say(f"warning: {name} is called {called} now; its events stay where they are, as {name}")
+                self._renamed_to[name] = called
+                renamed[name] = published[called]
+        return renamed

@@ -1,0 +1,89 @@
+"""The local store of large values, kept where the published log is."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+
+from cdc.capture.assembler import PublishedTable
+from cdc.kafka.control_topics import read_shapes
+from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_reader import TopicReader
+from cdc.protocol.control_records import CaptureState
+from cdc.toast.catch_up import catch_up
+from cdc.toast.store import ToastStore
+from lockstep.config import Config
+
+
+class LargeValues:
+    """Opens the store as of a state, and fills it from the topics.
+
+    One that is made anew stays empty: a table's topic is read when the first update leaves out a value that the store lacks, so
+    who has no such updates never pays for it. One that a crash left behind Kafka reads on from where it was.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        log: TopicReader,
+        state: CaptureState,
+        published: Collection[PublishedTable],
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._client = config.kafka.client()
+        self._log = log
+        self._say = say
+        self._topics = list(config.topics().values())
+        ids = Cluster(self._client).topic_ids(self._topics)
+        self.store = ToastStore(
+            Path(config.capture.values_directory) / config.slot,
+            identity=f"{config.pipeline.name} {config.slot} {sorted(ids.items())}",
+            say=say,
+        )
+        position = (state.commit_lsn, state.seq)
+        stored = self.store.position()
+        if stored is None and not self.store.offsets():
+            self._begin(position)
+        elif stored is not None and stored > position:
+            # Kafka has lost what it had committed: the store knows values of changes that are still to come.
+            self.store.empty()
+            self._begin(position)
+        elif stored != position:
+            self._fill(published, position, self.store.offsets())
+
+    def refill(self, table: PublishedTable, position: tuple[int, int]) -> None:
+        """Read one table's values again from the beginning of its topic; ``position`` is that of the last committed change."""
+        if table.toast is not None:
+            self.store.clear(table.topic)
+            self._fill([table], position, {})
+
+    def close(self) -> None:
+        self.store.close()
+
+    def _begin(self, position: tuple[int, int]) -> None:
+        """An empty store, from here on."""
+        cluster = Cluster(self._client)
+        counts = cluster.partition_counts()
+        partitions = [(topic, partition) for topic in self._topics for partition in range(counts[topic])]
+        self.store.commit(position, cluster.end_offsets(partitions))
+
+    def _fill(
+        self,
+        tables: Collection[PublishedTable],
+        position: tuple[int, int],
+        offsets: Mapping[tuple[str, int], int],
+    ) -> None:
+        """Bring the store up to ``position`` by what the tables' topics hold from ``offsets`` on."""
+        rules = {found.topic: found.toast for found in tables if found.toast is not None}
+        newest = {found.topic: found.table for found in tables}
+
+        def records() -> Iterator[tuple[str, int, int, bytes, bytes | None]]:
+            for topic in rules:
+                start = {partition: offset for (name, partition), offset in offsets.items() if name == topic}
+                for record in self._log.records(topic, start):
+                    yield topic, record.partition, record.offset, record.key, record.value
+
+        shapes = read_shapes(self._client, self._config.pipeline.name)
+        count = catch_up(records(), self.store, rules, tables=newest, shapes=shapes)
+        self.store.commit(position)
+        if count:
+            self._say(f"read {count} events for the values that updates leave out")

@@ -1,0 +1,170 @@
+"""Rejected events -> the dead-letter topic, where they are kept until the same or a newer event of the key gets through."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import orjson
+
+from cdc.kafka.control_topics import ClientSettings
+from jobs.dead_letters.limit import check_open
+from jobs.dead_letters.record import Letter, letter_key
+from jobs.dead_letters.topic import LetterTopic
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedEvent:
+    """An event that a sink refused for good. ``key`` and ``value`` are the record's own bytes; no value is a tombstone."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes | None
+    tag: str
+    reason: str
+
+
+Row = tuple[str, bytes]
+"""Topic and key of an event."""
+
+OpenRejections = dict[Row, str]
+"""The row of a rejected event -> its tag."""
+
+
+def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejected_at_ms: int) -> bytes:
+    """The facts, and the event itself: compaction may take it from its own topic, and nothing is to be lost."""
+    return orjson.dumps(
+        {
+            "sink": sink,
+            "generation": generation,
+            "topic": event.topic,
+            "partition": event.partition,
+            "offset": event.offset,
+            "key": orjson.Fragment(event.key),
+            "tag": event.tag,
+            "reason": event.reason,
+            "rejected_at_ms": rejected_at_ms,
+            "value": None if event.value is None else orjson.Fragment(event.value),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A letter as the job that wrote or read it knows it."""
+
+    record_key: bytes
+    reason: str
+
+
+@dataclass(slots=True)
+class KnownLetters:
+    """What a job knows of its generation's letters: those of each row by tag. Commands may have closed some of them since."""
+
+    rows: dict[Row, dict[str, _Open]] = field(default_factory=dict)
+
+    def add(self, row: Row, tag: str, record_key: bytes, reason: str) -> None:
+        self.rows.setdefault(row, {})[tag] = _Open(record_key, reason)
+
+    def newest(self) -> OpenRejections:
+        return {row: max(letters) for row, letters in self.rows.items()}
+
+    def reasons_with(self, rejected: Iterable[RejectedEvent], void: Iterable[Row]) -> list[str]:
+        """The reason of each row whose rejection would be open once these have come and those have gone."""
+        reasons = {row: letters[max(letters)].reason for row, letters in self.rows.items()}
+        for row in void:
+            reasons.pop(row, None)
+        reasons |= {(event.topic, event.key): event.reason for event in rejected}
+        return list(reasons.values())
+
+    def take(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
+        """Forget a row's letters, or those of older tags only; returns their records' keys."""
+        letters = self.rows.get(row, {})
+        gone = [tag for tag in letters if older_than is None or tag < older_than]
+        keys = [letters.pop(tag).record_key for tag in gone]
+        if not letters:
+            self.rows.pop(row, None)
+        return keys
+
+
+class DeadLetters:
+    """One generation's part of a pipeline's dead-letter topic, as its job sees it. One job at a time."""
+
+    def __init__(self, client: ClientSettings, pipeline: str, *, sink: str, generation: int) -> None:
+        self._topic = LetterTopic(client, pipeline)
+        self._sink = sink
+        self._generation = generation
+        self._topics = frozenset[str]()
+        self._known = KnownLetters()
+
+    def read(self, topics: Iterable[str]) -> OpenRejections:
+        """The rejections that are open. Raises Unavailable."""
+        self._topics = frozenset(topics)
+        self._known = self._read(self._topics)
+        return self._known.newest()
+
+    def keep(
+        self, rejected: Iterable[RejectedEvent], void: Iterable[Row], *, rejected_at_ms: int, max_open: int
+    ) -> OpenRejections:
+        """Keep a batch's rejections, and close those of before that it has made void. Returns what is open then.
+
+        Call it before the batch counts as done, and again with the same when it comes again: that changes nothing. Raises LockstepError
+        when more than ``max_open`` would be open; then nothing was written, and the batch has to come again. Raises as ``publish`` too.
+        """
+        given, gone = list(rejected), list(void)
+        if given and len(self._known.reasons_with(given, gone)) > max_open:
+            # Commands close rejections too, and a job doesn't hear of it.
+            self._known = self._read(self._topics | {event.topic for event in given})
+            check_open(self._sink, self._generation, self._known.reasons_with(given, gone), max_open=max_open)
+        # First: a row of these may have been rejected again in the same batch, in a newer version that stays.
+        self.close(gone)
+        self.publish(given, rejected_at_ms=rejected_at_ms)
+        return self._known.newest()
+
+    def publish(self, events: Iterable[RejectedEvent], *, rejected_at_ms: int) -> None:
+        """Return once every event is acknowledged by all in-sync replicas. Publishing one twice changes nothing.
+
+        Letters of the same rows with older tags are closed then. Raises Unavailable when the brokers don't answer, LockstepError when they
+        refuse a record.
+        """
+        given = list(events)
+        self._topic.send(
+            (
+                self._record_key(event),
+                dead_letter_value(self._sink, self._generation, event, rejected_at_ms=rejected_at_ms),
+            )
+            for event in given
+        )
+        void = [key for event in given for key in self._known.take((event.topic, event.key), older_than=event.tag)]
+        for event in given:
+            self._known.add((event.topic, event.key), event.tag, self._record_key(event), event.reason)
+        self._close(void)
+
+    def close(self, rows: Iterable[Row]) -> None:
+        """Remove the letters of these rows that are known: what was rejected, or something newer, got through. Raises as ``publish``."""
+        self._close([key for row in rows for key in self._known.take(row)])
+
+    def close_all(self, topics: Iterable[str]) -> None:
+        """Remove this generation's letters of these topics. Raises as ``publish``."""
+        self.close(self.read(topics))
+
+    def close_generation(self) -> None:
+        """Remove all letters of this generation, which is about to be dropped, whichever their topics. Raises as ``publish``."""
+        self._close([letter.record_key for letter in self._topic.read()[0] if self._is_mine(letter)])
+
+    def _read(self, topics: frozenset[str]) -> KnownLetters:
+        known = KnownLetters()
+        for letter in self._topic.read()[0]:
+            if self._is_mine(letter) and letter.position.topic in topics:
+                known.add((letter.position.topic, letter.key), letter.tag, letter.record_key, letter.reason)
+        return known
+
+    def _is_mine(self, letter: Letter) -> bool:
+        return (letter.sink, letter.generation) == (self._sink, self._generation)
+
+    def _record_key(self, event: RejectedEvent) -> bytes:
+        return letter_key(self._sink, self._generation, event.topic, event.key, event.tag)
+
+    def _close(self, record_keys: list[bytes]) -> None:
+        if record_keys:
+            self._topic.send((key, None) for key in record_keys)

@@ -1,0 +1,109 @@
+"""A pipeline's dead-letter topic: reads its letters, adds and removes some. It writes over a connection that most jobs never need."""
+
+import time
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from cdc.kafka.control_topics import ClientSettings
+from cdc.kafka.topic_names import REJECTED, control_topic
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import LockstepError, Unavailable
+from jobs.dead_letters.record import Letter, UnreadableLetter, event_value, read_letter
+
+_DELIVERY_TIMEOUT_S: Final = 30
+_RECORD_BYTES_MAX: Final = 1_000_000_000
+"""librdkafka's own limit is out of the way: the topic's decides, and the broker says so."""
+
+
+class LetterTopic:
+    """The letters of all sinks of a pipeline."""
+
+    def __init__(self, client: ClientSettings, pipeline: str) -> None:
+        self._client = client
+        self._name = control_topic(pipeline, REJECTED)
+        self._producer: Producer | None = None
+
+    def read(self) -> tuple[list[Letter], list[UnreadableLetter]]:
+        """The letters that are there now, oldest first; none where the topic doesn't exist. Raises Unavailable.
+
+        Events' values are as large as rows, so they aren't kept.
+        """
+        found: dict[bytes, Letter | UnreadableLetter] = {}
+        for record in TopicReader(self._client).records(self._name):
+            found.pop(record.key, None)  # so that the order is that of the newest records
+            if record.value is not None:
+                found[record.key] = read_letter(record.key, record.value, record.offset)
+        letters = [letter for letter in found.values() if isinstance(letter, Letter)]
+        return letters, [letter for letter in found.values() if isinstance(letter, UnreadableLetter)]
+
+    def values(self, letters: Collection[Letter]) -> Iterator[tuple[Letter, bytes | None]]:
+        """These letters with their events' values; those that were closed since, and are gone for good, are left out."""
+        wanted = {letter.place: letter for letter in letters}
+        if not wanted:
+            return
+        for record in TopicReader(self._client).records(self._name, {0: min(wanted)}):
+            letter = wanted.pop(record.offset, None)
+            if letter is not None and record.value is not None:
+                yield letter, event_value(record.value)
+            if not wanted:
+                return
+
+    def send(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write letters, or remove those without a value; return once all in-sync replicas have them. Twice changes nothing.
+
+        Raises Unavailable when the brokers don't answer, LockstepError when they refuse a record.
+        """
+        producer = self._connect()
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failures.append(error)
+
+        try:
+            for key, value in records:
+                deadline = time.monotonic() + _DELIVERY_TIMEOUT_S
+                while True:
+                    try:
+                        producer.produce(self._name, key=key, value=value, on_delivery=delivered)
+                        break
+                    except BufferError:  # the client's own queue is full of what is on its way
+                        if time.monotonic() > deadline:
+                            raise
+                        producer.poll(0.1)
+                producer.poll(0)
+            unsent = producer.flush(_DELIVERY_TIMEOUT_S + 5)
+        except BufferError as error:
+            raise Unavailable("the dead-letter topic takes no more records: Kafka doesn't answer") from error
+        except KafkaException as error:
+            failures.append(error.args[0])
+            unsent = 0
+        if unsent:
+            raise Unavailable(f"{unsent} dead letters didn't reach topic {self._name}")
+        if failures:
+            self._refuse(failures[0])
+
+    def _refuse(self, error: KafkaError) -> None:
+        timed_out = error.code() in {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT}
+        if error.retriable() or timed_out:
+            raise Unavailable(f"rejected events didn't reach topic {self._name}: {error.str()}")
+        raise LockstepError(
+            f"rejected events can't be kept in topic {self._name}: {error.str()}",
+            hint="nothing was lost: the batch is read again; the topic must exist and take records as large as the tables'",
+        )
+
+    def _connect(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer(
+                {
+                    **self._client,
+                    "acks": "all",
+                    "enable.idempotence": True,
+                    "delivery.timeout.ms": _DELIVERY_TIMEOUT_S * 1000,
+                    "message.max.bytes": _RECORD_BYTES_MAX,
+                    "compression.type": "lz4",
+                }
+            )
+        return self._producer

@@ -1,0 +1,331 @@
+"""Runs the jobs of several sinks in one driver: one SparkSession, one query and one thread per sink and generation.
+
+Which generations a sink has is looked up again and again: one that ``rebuild`` has finished joins, one that is to be dropped leaves.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.table import TableName
+from jobs.executor.deliver import Failure, OpenSink
+from jobs.generations.record import (
+    Generation,
+    Phase,
+    Record,
+    begin_unless_begun,
+    check_owner,
+    is_running,
+    list_generations,
+    save_record,
+)
+from jobs.query.job import SinkJob, SinkPlan
+from jobs.report import DefinitionDiffers, Reporter, SinkFailed, SinkStopped, SinkWaiting, log_report
+from jobs.settings import SparkSettings
+from jobs.spark.session import open_session
+from jobs.spark.warm_up import warm_up
+from sinks.contract import Sink
+from sinks.registry import SinkSettings, definition, open_sink, with_definition
+
+_LOOK_S: Final = 2.0
+"""How often the sinks are asked for their generations."""
+
+_POLL_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What all jobs of a pipeline read, and what with. ``tables`` are the captured ones."""
+
+    pipeline: str
+    kafka: KafkaSettings
+    tables: Sequence[TableName]
+    spark: SparkSettings
+
+    def plan(
+        self,
+        name: str,
+        settings: SinkSettings,
+        generation: int,
+        *,
+        once: bool = False,
+        go_live: bool = True,
+        bulk: bool = False,
+        trimmed: bool = False,
+        open_sink: OpenSink = open_sink,
+    ) -> SinkPlan:
+        """The plan of one generation's job. Raises ConfigurationError for tables that aren't captured."""
+        return SinkPlan(
+            name=name,
+            settings=settings,
+            generation=generation,
+            pipeline=self.pipeline,
+            kafka=self.kafka,
+            tables=tables_of(name, settings.tables, self.tables),
+            spark=self.spark,
+            once=once,
+            go_live=go_live,
+            bulk=bulk,
+            trimmed=trimmed,
+            open=open_sink,
+        )
+
+
+def run_sinks(
+    *,
+    pipeline: str,
+    kafka: KafkaSettings,
+    tables: Sequence[TableName],
+    sinks: Mapping[str, SinkSettings],
+    spark: SparkSettings,
+    once: bool = False,
+    report: Reporter = log_report,
+    stop: threading.Event | None = None,
+    open_sink: OpenSink = open_sink,
+) -> int:
+    """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end as of now.
+
+    ``tables`` are the captured ones; a sink's own ``tables`` narrow them. Returns the exit code: 0, or 1 when a sink failed;
+    ``report`` has its error then, and the other sinks went on. Raises ConfigurationError before anything is started, and
+    LockstepError when Spark doesn't start.
+    """
+    source = Source(pipeline, kafka, tables, spark)
+    for name, settings in sinks.items():
+        tables_of(name, settings.tables, tables)
+    stop = stop or threading.Event()
+    with session(source, stop, sinks.values()) as spark_session:
+        return _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink).run()
+
+
+@contextmanager
+def session(
+    source: Source, stop: threading.Event, sinks: Iterable[SinkSettings], *, bulk: bool = False
+) -> Iterator[SparkSession]:
+    """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM and SIGINT set ``stop``. ``bulk``: see
+    ``open_session``."""
+    libraries = {library for settings in sinks for library in settings.libraries}
+    opened = open_session(source.spark, name=f"lockstep {source.pipeline}", bulk=bulk, libraries=libraries)
+    warm_up(opened)
+    try:
+        # After the session: PySpark installs a handler of its own for SIGINT.
+        with _stopped_by_signals(stop):
+            yield opened
+    finally:
+        opened.stop()
+
+
+def tables_of(sink: str, wanted: Sequence[str], captured: Sequence[TableName]) -> list[TableName]:
+    """The tables of a sink: those it names, or all. Raises ConfigurationError for one that isn't captured. Pure."""
+    if not wanted:
+        return list(captured)
+    names = [TableName.parse(text) for text in wanted]
+    problems = [f"sinks.{sink}.tables: {name} is not captured" for name in names if name not in captured]
+    if problems:
+        raise ConfigurationError(
+            "a sink asks for tables that nobody captures", problems=problems, hint="add them to source.tables"
+        )
+    return names
+
+
+class JobThread:
+    """A SinkJob in a thread of its own. ``failure`` is what it ended with, once it isn't alive any more."""
+
+    def __init__(self, plan: SinkPlan, spark: SparkSession, *, report: Reporter) -> None:
+        self.plan = plan
+        self.failure: LockstepError | None = None
+        self._stop = threading.Event()
+        self._job = SinkJob(plan, spark, stop=self._stop, report=report)
+        self._report = report
+        self._thread = threading.Thread(target=self._work, name=f"sink-{plan.name}-g{plan.generation}")
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def was_asked_to_stop(self) -> bool:
+        return self._stop.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, but no longer than this."""
+        self._thread.join(seconds)
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def stop(self) -> None:
+        """End it after the running batch."""
+        self._stop.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            self._job.run()
+        except LockstepError as error:
+            self.failure = error
+        except Exception as error:
+            # A bug of ours must not take the other sinks with it.
+            self.failure = Failure.of(error).error()
+        if self.failure is None:
+            self._report(SinkStopped(self.plan.name, self.plan.generation))
+        else:
+            self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
+
+
+@dataclass(slots=True)
+class _Member:
+    """A sink: its jobs by generation, those that have failed included."""
+
+    name: str
+    settings: SinkSettings
+    sink: Sink
+    jobs: dict[int, JobThread] = field(default_factory=dict)
+    started: bool = False
+    failure: LockstepError | None = None
+    waiting: str = ""
+
+
+class _Group:
+    """All sinks of a driver, whose generations come and go."""
+
+    def __init__(
+        self,
+        source: Source,
+        sinks: Mapping[str, SinkSettings],
+        spark: SparkSession,
+        *,
+        once: bool,
+        stop: threading.Event,
+        report: Reporter,
+        open_sink: OpenSink,
+    ) -> None:
+        self._source = source
+        self._spark = spark
+        self._once = once
+        self._stop = stop
+        self._report = report
+        self._open = open_sink
+        # Any generation's object can be asked for all of them.
+        self._members = [_Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
+
+    def run(self) -> int:
+        look_at = 0.0
+        try:
+            while not self._stop.is_set():
+                if time.monotonic() >= look_at:
+                    for member in self._members:
+                        self._look(member)
+                    look_at = time.monotonic() + _LOOK_S
+                if all(self._is_over(member) for member in self._members):
+                    break
+                self._stop.wait(_POLL_S)
+        finally:
+            jobs = [job for member in self._members for job in member.jobs.values()]
+            for job in jobs:
+                job.ask_to_stop()
+            for job in jobs:
+                job.stop()
+            for member in self._members:
+                member.sink.close()
+        failures = [member.failure for member in self._members] + [job.failure for job in jobs]
+        return 1 if any(failures) else 0
+
+    def _is_over(self, member: _Member) -> bool:
+        """Nothing of it runs, and nothing will that wouldn't at the next start."""
+        if any(job.is_alive for job in member.jobs.values()):
+            return False
+        return member.failure is not None or (member.started and bool(member.jobs))
+
+    def _look(self, member: _Member) -> None:
+        """Start and stop what the sink's generations ask for."""
+        if self._once and member.started:
+            return
+        try:
+            wanted = self._wanted(member)
+        except Unavailable as error:
+            if member.waiting != error.message:
+                self._report(SinkWaiting(member.name, error.message, _LOOK_S))
+            member.waiting = error.message
+            return
+        except LockstepError as error:
+            if member.failure is None:
+                member.failure = error
+                self._report(SinkFailed(member.name, None, error))
+            return
+        member.waiting, member.failure = "", None
+        for number, job in list(member.jobs.items()):
+            if number not in wanted:
+                job.ask_to_stop()
+            if not job.is_alive and job.failure is None and (job.was_asked_to_stop or number not in wanted):
+                del member.jobs[number]
+        for number, settings in wanted.items():
+            if number not in member.jobs:
+                plan = self._source.plan(member.name, settings, number, once=self._once, open_sink=self._open)
+                member.jobs[number] = JobThread(plan, self._spark, report=self._report)
+        member.started = True
+
+    def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
+        """The generations to be applied to, each with the settings that it was built with."""
+        found = list_generations(member.sink)
+        today = definition(member.settings)
+        if not found:
+            record = Record(self._source.pipeline, today, created_at_ms=time.time_ns() // 1_000_000)
+            number = begin_unless_begun(member.sink, record)
+            if number is not None:
+                return {number: member.settings}
+            found = list_generations(member.sink)  # another `apply`, or a `rebuild`, was quicker
+        wanted: dict[int, SinkSettings] = {}
+        for generation in found:
+            if generation.phase is not Phase.READY and not self._was_left_live(member, generation):
+                continue
+            record = generation.record or Record(self._source.pipeline, today)
+            if generation.record is None:
+                save_record(member.sink, generation.number, record)
+            check_owner(member.name, generation.number, record, self._source.pipeline)
+            built_with = wanted[generation.number] = with_definition(member.settings, record.definition)
+            held = definition(built_with)
+            if generation.is_live and generation.number not in member.jobs and held != today:
+                changed = sorted(name for name in today if today[name] != held[name])
+                self._report(DefinitionDiffers(member.name, generation.number, tuple(changed)))
+        if self._once and not wanted:
+            raise LockstepError(
+                f"sink {member.name!r} has no generation that is ready",
+                hint=f"one is being built: `lockstep rebuild {member.name}` goes on with it",
+            )
+        return wanted
+
+    def _was_left_live(self, member: _Member, generation: Generation) -> bool:
+        """Whether a rebuild has died after it had switched readers to what it built, and before it gave it away."""
+        if generation.phase is not Phase.BUILDING or not generation.is_live:
+            return False
+        return generation.number in member.jobs or not is_running(member.sink, generation.number)
+
+
+@contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and SIGINT set ``stop`` instead of ending the process. Only the main thread may ask for signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def request(_signal: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    before: dict[signal.Signals, Any] = {
+        number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

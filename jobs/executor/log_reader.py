@@ -1,0 +1,240 @@
+"""Ranges of the log -> Arrow, inside Spark's tasks: the records that a batch consists of, read by librdkafka.
+
+Spark says where a batch begins and ends. Its own reader makes rows of records and Arrow of rows, which takes 12 us of a record's way
+to Python; here records become Arrow at once, in 2. It runs in Python workers, so it imports nothing of Spark's.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as Assigned
+
+from cdc.kafka.topic_admin import reason
+from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.protocol.envelope import TAG_HEADER
+from jobs.offsets import Offsets
+from sinks.contract import TopicPartition
+
+Client = Mapping[str, str | int]
+"""librdkafka's configuration. Holds the password."""
+
+_PATIENCE_S: Final = 30.0
+"""For how long nothing may come at all."""
+
+_WAIT_S: Final = 0.2
+_MESSAGES_AT_ONCE: Final = 10_000
+_READ_AHEAD_KB: Final = 16 * 1024
+"""Of all partitions of a task together; beside it, a task holds as much in what it has just taken."""
+
+_LOST: Final = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+_REFUSED: Final = (
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+
+_SCHEMA: Final = pa.schema(
+    {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "tombstone_tag": pa.binary(),
+        "timestamp_ms": pa.int64(),
+    }
+)
+
+_error_of, _topic_of, _partition_of = methodcaller("error"), methodcaller("topic"), methodcaller("partition")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The records of a partition from offset ``start`` on, None: from its beginning, and below offset ``end``."""
+
+    topic: str
+    partition: int
+    start: int | None
+    end: int
+
+    @property
+    def at(self) -> TopicPartition:
+        return self.topic, self.partition
+
+
+def ranges(starts: Offsets, ends: Offsets) -> list[Range]:
+    """What lies between two positions in the log. A partition without a start is read from its beginning."""
+    found = (Range(*at, starts.get(at), end) for at, end in ends.items())
+    return [one for one in found if one.end > (one.start or 0)]
+
+
+def dump_ranges(wanted: Sequence[Range]) -> str:
+    """As JSON."""
+    return orjson.dumps([[one.topic, one.partition, one.start, one.end] for one in wanted]).decode()
+
+
+def load_ranges(text: str) -> list[Range]:
+    """What ``dump_ranges`` has written."""
+    return [Range(*fields) for fields in orjson.loads(text)]
+
+
+def read_log(client: Client, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The records that a task's rows ask for, as ``jobs.spark.source.range_frame`` writes them. Raises as ``LogReader.read``."""
+    for rows in tasks:
+        for text in rows.column("ranges").to_pylist():
+            yield from _reader(client).read(load_ranges(text))
+
+
+class LogReader:
+    """A client of the brokers that reads some ranges after others."""
+
+    def __init__(self, client: Client) -> None:
+        self._consumer = Consumer(
+            {
+                **client,
+                "group.id": "lockstep-sinks",  # never committed: positions are explicit
+                "enable.auto.commit": False,
+                # Open and aborted transactions of capture must never reach a sink.
+                "isolation.level": "read_committed",
+                # A gap in the log means lost events, and that must stop the job. Compaction doesn't count as one.
+                "auto.offset.reset": "error",
+                "enable.partition.eof": True,
+                # A question that the broker keeps open when a batch is over would hold up those of the next one.
+                "fetch.wait.max.ms": 1,
+                "queued.max.messages.kbytes": _READ_AHEAD_KB,
+                # How long it reads nothing ahead when it has that much.
+                "fetch.queue.backoff.ms": 10,
+            }
+        )
+
+    def close(self) -> None:
+        """Leave the brokers."""
+        self._consumer.close()
+
+    def read(self, wanted: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+        """The records of these ranges, those of each in their order: the columns of ``jobs.spark.source.read_topics``, with times.
+
+        Raises PositionMismatch when the log has no longer what a range begins with, Unavailable when the brokers don't answer,
+        and LockstepError when they refuse to.
+        """
+        remaining = {one.at: one.end for one in wanted}
+        self._consumer.assign(
+            [Assigned(*one.at, OFFSET_BEGINNING if one.start is None else one.start) for one in wanted]
+        )
+        try:
+            heard = time.monotonic()
+            while remaining:
+                # One, as soon as it comes, and then what came with it: asked for many, the client waits until it has so many.
+                first = self._consumer.poll(_WAIT_S)
+                if first is not None:
+                    messages = [first, *self._consumer.consume(_MESSAGES_AT_ONCE, 0)]
+                    heard = time.monotonic()
+                    yield from self._taken(messages, remaining)
+                elif time.monotonic() - heard > _PATIENCE_S:
+                    raise Unavailable(f"Kafka has sent nothing for {_PATIENCE_S:.0f} s")
+        except KafkaException as error:
+            raise Unavailable(f"the log can't be read: {reason(error)}") from error
+        finally:
+            # What is paused would be so when it is assigned again.
+            self._consumer.resume([Assigned(*one.at) for one in wanted])
+            self._consumer.unassign()
+
+    def _taken(self, messages: Sequence[Message], remaining: dict[TopicPartition, int]) -> Iterator[pa.RecordBatch]:
+        """Messages -> the records that were asked for; takes what was read to its end out of ``remaining``."""
+        told: list[Any] = [message for message in messages if message.error() is not None]
+        for at, found in _by_partition(messages, remaining).items():
+            records, end = found, remaining[at]
+            if records[-1].offset() >= end - 1:
+                records = [record for record in found if record.offset() < end]
+                self._done(at, remaining)
+            if records:
+                yield to_arrow(*at, records)
+        for message in told:
+            _check(message)
+            # Where only markers of transactions and aborted records are left below the end, nothing else tells of it.
+            if message.error().code() == KafkaError._PARTITION_EOF:
+                at = _place(message)
+                if at in remaining and message.offset() >= remaining[at]:
+                    self._done(at, remaining)
+
+    def _done(self, at: TopicPartition, remaining: dict[TopicPartition, int]) -> None:
+        del remaining[at]
+        if remaining:
+            self._consumer.pause([Assigned(*at)])
+
+
+def _by_partition(
+    messages: Sequence[Message], remaining: Mapping[TopicPartition, int]
+) -> Mapping[TopicPartition, Sequence[Any]]:
+    """The records among the messages, of partitions that aren't read to their end yet."""
+    # Tuned: in a backlog they are all of one partition, without anything between them.
+    places: set[TopicPartition] = {*zip(map(_topic_of, messages), map(_partition_of, messages), strict=True)}
+    if len(places) == 1 and places <= remaining.keys() and not any(map(_error_of, messages)):
+        return {places.pop(): messages}
+    found: dict[TopicPartition, list[Message]] = {}
+    for message in messages:
+        at = _place(message)
+        if message.error() is None and at in remaining:
+            found.setdefault(at, []).append(message)
+    return found
+
+
+def _place(message: Any) -> TopicPartition:
+    """Any, since an error that concerns no partition has neither."""
+    return message.topic(), message.partition()
+
+
+def _check(message: Message) -> None:
+    """Raise what an error that came among the records means. The client gets over most of them by itself."""
+    error = message.error()
+    assert error is not None
+    code = error.code()
+    if code in _LOST:
+        raise PositionMismatch(
+            f"the log no longer holds what is to be read next: topic {message.topic()}, partition {message.partition()}"
+        )
+    if code in _REFUSED or error.fatal():
+        raise LockstepError(f"the log can't be read: {error.str()}")
+    if code in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
+        raise Unavailable(f"topic {message.topic()}, partition {message.partition()}, isn't there")
+
+
+def to_arrow(topic: str, partition: int, records: Sequence[Message]) -> pa.RecordBatch:
+    """Records of one partition -> the columns that delivery reads."""
+    values = [record.value() for record in records]
+    tags = pa.nulls(len(values), pa.binary())
+    if None in values:
+        found = [_tag(record) if value is None else None for record, value in zip(records, values, strict=True)]
+        tags = pa.array(found, pa.binary())
+    columns = [
+        pa.array([record.key() for record in records], pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.repeat(pa.scalar(topic, pa.string()), len(values)),
+        pa.repeat(pa.scalar(partition, pa.int32()), len(values)),
+        pa.array([record.offset() for record in records], pa.int64()),
+        tags,
+        pa.array([record.timestamp()[1] for record in records], pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+def _tag(record: Any) -> bytes | None:
+    return next((value for name, value in record.headers() or () if name == TAG_HEADER), None)
+
+
+# One per worker process and set of brokers. Workers live from batch to batch, and connecting costs more than a batch.
+_open: dict[tuple[tuple[str, str | int], ...], LogReader] = {}
+
+
+def _reader(client: Client) -> LogReader:
+    identity = tuple(sorted(client.items()))
+    if identity not in _open:
+        _open[identity] = LogReader(client)
+    return _open[identity]

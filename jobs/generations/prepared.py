@@ -1,0 +1,41 @@
+"""The shapes that a generation's job has prepared it for, kept with the generation as the note ``g<n>.prepared``.
+
+Who writes rows beside the job writes them in these shapes: in an older one a row would lack columns that all others have by now,
+and in a newer one it could have columns that this sink is to leave out. The note is gone while the job prepares other shapes, so that
+whoever finds the same note before and after it has written knows that no column came in between.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from cdc.model.table import Table, TableName
+from sinks.contract import Sink
+
+Prepared = dict[TableName, str]
+"""Table -> schema id."""
+
+
+@contextmanager
+def preparing(sink: Sink, generation: int, tables: Mapping[TableName, Table]) -> Iterator[None]:
+    """Keep the shapes of these tables once the block, which prepares them, has ended well."""
+    shapes = {name: table.schema_id for name, table in tables.items()}
+    is_new = load_prepared(sink, generation) != shapes
+    if is_new:
+        sink.save_note(_note(generation), None)
+    yield
+    if is_new:
+        document = [[name.schema, name.name, schema_id] for name, schema_id in sorted(shapes.items())]
+        sink.save_note(_note(generation), json.dumps(document))
+
+
+def load_prepared(sink: Sink, generation: int) -> Prepared | None:
+    """The shapes, or None when no job has prepared any, or one is about to."""
+    text = sink.load_note(_note(generation))
+    return (
+        None if text is None else {TableName(schema, name): schema_id for schema, name, schema_id in json.loads(text)}
+    )
+
+
+def _note(generation: int) -> str:
+    return f"g{generation}.prepared"

@@ -1,0 +1,77 @@
+"""Spark's checkpoint of a query: where a batch ends, and what is committed. Read through Hadoop, whatever file system it is on."""
+
+from typing import Any
+
+import orjson
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import LockstepError
+from jobs.offsets import Offsets
+from jobs.query.start_position import Reading
+
+_VERSION = "v1"
+
+
+def checkpoint_location(directory: str, *, sink: str, generation: int, reading: Reading | None = None) -> str:
+    """One checkpoint per sink, generation and reading: ``<directory>/<sink>/g<n>``, ``g<n>-1`` and so on."""
+    return f"{directory.rstrip('/')}/{sink}/g{generation}{reading.directory if reading else ''}"
+
+
+def parse_offsets(text: str) -> Offsets:
+    """The content of ``offsets/<batch>``: version, metadata, then one line per source. Raises LockstepError."""
+    lines = text.splitlines()
+    if len(lines) != 3 or lines[0] != _VERSION:
+        raise LockstepError(
+            "the checkpoint's offsets have a form that this version doesn't know",
+            hint="delete the checkpoint directory: the log is read again, and rows applied already are skipped by tag",
+        )
+    return {
+        (topic, int(partition)): offset
+        for topic, partitions in orjson.loads(lines[2]).items()
+        for partition, offset in partitions.items()
+    }
+
+
+class Checkpoint:
+    """The checkpoint directory of one query. Reads only; Spark writes it."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self.location = location
+        context: Any = spark.sparkContext
+        jvm = context._jvm  # PySpark has no public way to Hadoop's file systems
+        # Each name on the way to a class is looked for in all jars, 10 ms in all: not in every batch.
+        self._path_of = jvm.org.apache.hadoop.fs.Path
+        self._io = jvm.org.apache.commons.io.IOUtils
+        self._files = self._path_of(location).getFileSystem(context._jsc.hadoopConfiguration())
+
+    def end_offsets(self, batch_id: int) -> Offsets:
+        """Where a batch ends. Spark writes it before the batch runs. Raises LockstepError when it isn't there."""
+        text = self._read(f"offsets/{batch_id}")
+        if text is None:
+            raise LockstepError(f"the checkpoint {self.location} has no offsets of batch {batch_id}")
+        return parse_offsets(text)
+
+    def committed(self) -> Offsets | None:
+        """Where the last complete batch ends, or None when there is none."""
+        batch_id = self._last_commit()
+        return None if batch_id is None else self.end_offsets(batch_id)
+
+    def _last_commit(self) -> int | None:
+        directory = self._path("commits")
+        if not self._files.exists(directory):
+            return None
+        names = (status.getPath().getName() for status in self._files.listStatus(directory))
+        return max((int(name) for name in names if name.isdecimal()), default=None)
+
+    def _read(self, name: str) -> str | None:
+        path = self._path(name)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._io.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def _path(self, name: str) -> Any:
+        return self._path_of(f"{self.location}/{name}")

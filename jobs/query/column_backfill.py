@@ -1,0 +1,230 @@
+"""Columns that a table gets while a generation holds rows of it: which of those rows are to show what, and carrying them over.
+
+The source gives a new column's default to the rows that are there without writing one of them, so no event tells of it. Events of
+earlier shapes get the value as they are read (``shape_history``). Rows that were applied before get it here, from the destination's
+own DDL where it has such a thing, else one by one under their own tag, so that whatever came meanwhile wins.
+
+The note ``g<n>.columns`` says which columns a generation has had and which values its rows still lack. It is written before the
+destination is prepared, and again when all rows are carried over: who is killed in between goes on at the next start. Rows that have
+the column by then, null included, are known by it and left alone.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.table import Table, TableName
+from cdc.protocol.control_records import SchemaRecord
+from jobs.executor.shape_history import added_values
+from sinks.contract import AddedValues, Batch, Sink, StoredRow
+from sinks.wrappers.projection import Projection
+
+_NOTE: Final = "columns"
+
+_ROWS: Final = 500
+_BYTES: Final = 8 * 1024 * 1024
+"""How many rows are carried over at once, and how large they may be together, but for the last one."""
+
+_NOWHERE: Final = Position("", 0, 0)
+"""The events made here don't come from the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTable:
+    """What a generation has of a table: the shape that it was prepared for last, and the number of each column that it ever had."""
+
+    schema_id: str
+    columns: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A generation's note. ``lacking`` are the values that rows applied earlier are still to get."""
+
+    tables: Mapping[TableName, HeldTable] = field(default_factory=dict)
+    lacking: AddedValues = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return orjson.dumps(
+            {
+                "tables": [
+                    [name.schema, name.name, held.schema_id, dict(held.columns)] for name, held in self.tables.items()
+                ],
+                "lacking": [[name.schema, name.name, dict(values)] for name, values in self.lacking.items()],
+            }
+        ).decode()
+
+    def only(self, tables: Collection[TableName]) -> "Columns":
+        """The note of a generation that has lost all other tables."""
+        return Columns(
+            {name: held for name, held in self.tables.items() if name in tables},
+            {name: values for name, values in self.lacking.items() if name in tables},
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Columns":
+        note: dict[str, Any] = orjson.loads(text)
+        return cls(
+            {TableName(schema, name): HeldTable(shape, columns) for schema, name, shape, columns in note["tables"]},
+            {TableName(schema, name): values for schema, name, values in note["lacking"]},
+        )
+
+
+def load_columns(sink: Sink, generation: int) -> Columns | None:
+    """What is known of a generation's columns; None when it never was prepared by a version that keeps this note."""
+    text = sink.load_note(f"g{generation}.{_NOTE}")
+    return None if text is None else Columns.from_json(text)
+
+
+def save_columns(sink: Sink, generation: int, columns: Columns) -> None:
+    sink.save_note(f"g{generation}.{_NOTE}", columns.to_json())
+
+
+def next_columns(
+    known: Columns | None,
+    tables: Iterable[Table],
+    records: Sequence[SchemaRecord],
+    *,
+    projection: Projection,
+    has_rows: bool,
+) -> Columns:
+    """The note for a generation that is about to be prepared for these tables. Pure.
+
+    ``records`` are all shapes in the order of the topic; of columns that the ``projection`` leaves out the note tells nothing. Where
+    nothing is known of a generation that ``has_rows``, every added column counts as lacking: rows that have it are left alone.
+    Raises LockstepError for a column that took another one's name.
+    """
+    held_tables = {} if known is None else dict(known.tables)
+    lacking: dict[TableName, Mapping[str, JsonValue]] = {}
+    for whole in tables:
+        table = projection.table(whole)
+        of_table = [record for record in records if record.table.name == table.name]
+        added = added_values(table, of_table)
+        held = held_tables.get(table.name)
+        missing: dict[str, JsonValue]
+        if held is not None:
+            _check_columns(table, held, of_table)
+            numbers = {number for number in held.columns.values() if number}
+            missing = {
+                name: value
+                for name, value in added.items()
+                if name not in held.columns and table.column(name).number not in numbers
+            }
+            if known is not None:
+                missing |= _still_lacking(known.lacking.get(table.name, {}), held, table)
+        else:
+            # A table that joins a generation has no rows in it.
+            missing = added if known is None and has_rows else {}
+        if missing:
+            lacking[table.name] = missing
+        columns = {} if held is None else _under_their_names(held.columns, table)
+        columns |= {column.name: column.number or columns.get(column.name, 0) for column in table.columns}
+        held_tables[table.name] = HeldTable(whole.schema_id, columns)
+    return Columns(held_tables, lacking)
+
+
+def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, int]:
+    """Without the earlier names of columns that have another one by now, where the destination has renamed them."""
+    names = {column.number: column.name for column in table.columns if column.number}
+    return {name: number for name, number in columns.items() if names.get(number, name) == name}
+
+
+def _still_lacking(lacking: Mapping[str, JsonValue], held: HeldTable, table: Table) -> dict[str, JsonValue]:
+    """Under the names of today, and without what the source has dropped meanwhile."""
+    numbered = {column.number: column.name for column in table.columns if column.number}
+    names = {column.name for column in table.columns}
+    now = ((numbered.get(held.columns.get(name, 0), name), value) for name, value in lacking.items())
+    return {name: value for name, value in now if name in names}
+
+
+def _check_columns(table: Table, held: HeldTable, records: Sequence[SchemaRecord]) -> None:
+    """Raise LockstepError where rows from before have another column's values under a name, and no copy replaces them."""
+    for column in table.columns:
+        number = held.columns.get(column.name, 0)
+        if not number or not column.number or number == column.number:
+            continue
+        shapes = [record.table.schema_id for record in records]
+        since = shapes.index(held.schema_id) + 1 if held.schema_id in shapes else 0
+        is_copied = False
+        is_there = False
+        for record in records[since:]:
+            is_there = is_there or any(
+                (other.name, other.number) == (column.name, column.number) for other in record.table.columns
+            )
+            is_copied = is_copied or (is_there and bool(record.change.rewritten))
+        if not is_copied:
+            raise LockstepError(
+                f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is another one"
+                " than before, and rows that were applied earlier have the values of the old one",
+                hint="build it anew from the log: lockstep rebuild, with --switch",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedOver:
+    """How far a table's rows are carried over. ``reason`` is why the first of the ``refused`` ones was; they stay as they were."""
+
+    rows: int = 0
+    refused: int = 0
+    reason: str = ""
+    is_over: bool = False
+
+
+def carry_over(
+    sink: Sink,
+    table: Table,
+    values: Mapping[str, JsonValue],
+    *,
+    fence: int,
+    enter: Callable[[], bool],
+    leave: Callable[[CarriedOver], None],
+) -> CarriedOver:
+    """Give these columns' values to the rows that lack the columns.
+
+    ``enter`` is called before each step, and False ends it before all is done; ``leave`` behind each step. Repeating it is harmless,
+    also while others apply newer events.
+    """
+    rows = refused = 0
+    reason = ""
+    # Who looks at a snapshot of the rows may see them late: each is read again just before it is written.
+    for keys in _portions(stored for stored in sink.scan(table) if _lacks(stored, values)):
+        if not enter():
+            return CarriedOver(rows, refused, reason)
+        events = [
+            RowEvent(table.name, stored.key, stored.tag, _filled(stored, values), _NOWHERE)
+            for stored in sink.rows(table, keys)
+            if _lacks(stored, values)
+        ]
+        outcome = sink.apply(Batch(events, fence=fence, replays=True, as_stored=True))
+        rows += outcome.applied
+        refused += len(outcome.rejections)
+        if outcome.rejections and not reason:
+            reason = outcome.rejections[0].reason
+        leave(CarriedOver(rows, refused, reason))
+    return CarriedOver(rows, refused, reason, is_over=True)
+
+
+def _portions(rows: Iterable[StoredRow]) -> Iterator[list[Mapping[str, JsonValue]]]:
+    """The rows' keys, in portions."""
+    keys: list[Mapping[str, JsonValue]] = []
+    size = 0
+    for stored in rows:
+        keys.append(stored.key)
+        size += len(orjson.dumps(dict(stored.row)))
+        if len(keys) >= _ROWS or size >= _BYTES:
+            yield keys
+            keys, size = [], 0
+    if keys:
+        yield keys
+
+
+def _lacks(stored: StoredRow, values: Mapping[str, JsonValue]) -> bool:
+    return any(name in values for name in stored.lacks)
+
+
+def _filled(stored: StoredRow, values: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    return {**stored.row, **{name: values[name] for name in stored.lacks if name in values}}

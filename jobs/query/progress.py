@@ -1,0 +1,99 @@
+"""A sink's progress as the driver keeps it: offsets after each batch, the watermark as soon as it is known."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from cdc.protocol.control_records import ProgressRecord
+from jobs.offsets import Offsets
+from jobs.query.watermark import Watermark
+from sinks.contract import Progress, Sink, TopicPartition
+
+RENEWAL_MS: Final = 60_000
+"""Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
+
+# ``updated_at_ms`` is what decides whether a sink may resume: has it read on since tombstones were written that may be gone by
+# now? So it isn't the time of saving but the time as of which all of the log has been applied. A sink that works through
+# a backlog, or waits for its server while this process lives on, must not look as if it had been here.
+
+
+class ProgressKeeper:
+    """Saves progress in the destination. Called by the thread of the batches and by the one that follows the watermark."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        watermark: Watermark,
+        *,
+        stored: Progress | None,
+        topic_ids: Mapping[str, str],
+        now_ms: Callable[[], int],
+        skipped: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        """``skipped`` are the partitions of which this reading leaves something out, as in Progress."""
+        self._sink = sink
+        self._watermark = watermark
+        self._topic_ids = dict(topic_ids)
+        self._now_ms = now_ms
+        self._lock = threading.Lock()  # the sink's client and the watermark aren't made for two threads
+        self._applied: Offsets = {} if stored is None else dict(stored.next_offsets)
+        self._skipped: Offsets = dict(skipped or {})
+        self._rejected = 0 if stored is None else stored.rejected
+        self._saved_at_ms = now_ms()
+        self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
+        self._learned_any = False
+
+    @property
+    def complete_at_ms(self) -> int:
+        """The time as of which the whole log had been applied, in milliseconds since 1970."""
+        with self._lock:
+            return self._complete_at_ms
+
+    def batch_applied(self, ends: Offsets, *, rejected: int) -> Progress:
+        """Everything below ``ends`` has been applied: store that. Returns what was stored. Raises as ``save_progress`` does.
+
+        Must return before Spark commits the batch: a destination that is behind the checkpoint has lost data.
+        """
+        with self._lock:
+            # After a crash between this and Spark's commit the batch comes again: its rejections are counted already. And
+            # a log that is read again from its start takes nothing back.
+            if any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items()):
+                self._rejected += rejected
+                for at, end in ends.items():
+                    # Behind a gap nothing counts as complete, so the watermark stays where it is.
+                    reached = self._skipped if at in self._skipped else self._applied
+                    reached[at] = max(end, reached.get(at, 0))
+            self._watermark.advance(self._applied)
+            # Not now, even when nothing is left: only ``learn`` has looked for what is new.
+            self._complete_at_ms = self._watermark.behind_since_ms or self._complete_at_ms
+            return self._save()
+
+    def learn(self, records: Iterable[ProgressRecord]) -> Progress | None:
+        """Take new progress records; store and return the progress when they raise the watermark, or after a long time."""
+        with self._lock:
+            now_ms = self._now_ms()
+            for record in records:
+                # The first stands for all that was published while this sink was away.
+                at_ms = now_ms if self._learned_any else self._complete_at_ms
+                self._watermark.add(record, learned_at_ms=at_ms)
+                self._learned_any = True
+            raised = self._watermark.advance(self._applied)
+            behind_since_ms = self._watermark.behind_since_ms
+            self._complete_at_ms = now_ms if behind_since_ms is None else behind_since_ms
+            if raised or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
+                return self._save()
+            return None
+
+    def _save(self) -> Progress:
+        progress = Progress(
+            next_offsets=dict(self._applied),
+            watermark_lsn=self._watermark.lsn,
+            commit_time_ms=self._watermark.commit_time_ms,
+            updated_at_ms=self._complete_at_ms,
+            topic_ids=self._topic_ids,
+            rejected=self._rejected,
+            skipped=dict(self._skipped),
+        )
+        self._sink.save_progress(progress)
+        self._saved_at_ms = self._now_ms()
+        return progress

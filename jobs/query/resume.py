@@ -1,0 +1,163 @@
+"""May this sink go on where it was? Every case in which events would be missing without anybody noticing is refused. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc.model.errors import PositionMismatch
+from jobs.offsets import Offsets
+from sinks.contract import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """What the brokers say of a topic now."""
+
+    topic_id: str
+    partitions: int
+    delete_retention_ms: int
+    compaction_lag_ms: int = 0
+    """Records younger than this are there, whatever came after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """What the two memories of a sink say: its destination's progress, and the committed offsets of Spark's checkpoint."""
+
+    sink: str
+    generation: int
+    progress: Progress | None
+    committed: Offsets | None
+    checkpoint_location: str
+    start: Offsets | None = None
+    """Where to read from without a checkpoint; None: from offset 0."""
+
+
+def check_resume(
+    point: ResumePoint, *, topics: Mapping[str, TopicFacts], begins: Offsets, ends: Offsets, now_ms: int
+) -> None:
+    """Raise PositionMismatch when going on would lose something; the hint is the way out.
+
+    ``topics`` are the topics to be read, which begin and end at these offsets now. A missing checkpoint is fine: everything is
+    read again, and the tags make that harmless.
+    """
+    _check_log_is_whole(point, begins)
+    if point.progress is not None:
+        _check_topics(point, point.progress, topics)
+        _check_absence(point, point.progress, topics=topics, ends=ends, now_ms=now_ms)
+    if point.committed is not None:
+        _check_subscription(point, point.committed, topics)
+        _check_destination(point, point.committed)
+
+
+def complete_from_ms(complete_at_ms: int, *, lag_ms: int, now_ms: int) -> int | None:
+    """Since when compaction can have taken no version away that hadn't been read by ``now_ms``; None: none at all.
+
+    ``complete_at_ms`` is when the whole log had been read last, ``lag_ms`` how long topics keep each version at least.
+    """
+    return None if now_ms - complete_at_ms < lag_ms else now_ms - lag_ms
+
+
+def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
+    """What is still to be read must be there. Compaction doesn't move a topic's beginning, so somebody has deleted records."""
+    reads_from = point.start if point.committed is None else point.committed
+    for at, begin in sorted(begins.items()):
+        wanted = 0 if reads_from is None else reads_from.get(at, 0)
+        if wanted < begin:
+            topic, partition = at
+            raise PositionMismatch(
+                f"topic {topic}, partition {partition}, begins at {begin}: the records from {wanted} on, which sink"
+                f" {point.sink!r} has still to read, were deleted",
+                hint="rows that weren't written since are missing in the log: let capture copy the table again"
+                " (lockstep snapshot table TABLE), then build with `lockstep rebuild --trimmed`, which compares with the source",
+            )
+
+
+def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[str, tuple[str, int]]) -> None:
+    """Raise PositionMismatch when a topic that a running job reads was made anew, or has got another number of partitions.
+
+    ``now`` has the topics' ids and numbers of partitions.
+
+    Nothing else would notice: Spark goes on at its offsets, past what the new topic has below them, and into new partitions.
+    """
+    for topic, facts in known.items():
+        topic_id, partitions = now.get(topic, (facts.topic_id, facts.partitions))
+        if topic_id != facts.topic_id:
+            raise _made_anew(sink, topic)
+        if partitions != facts.partitions:
+            raise _other_partitions(sink, topic, now=partitions, before=facts.partitions)
+
+
+def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, TopicFacts]) -> None:
+    for topic, facts in topics.items():
+        known = progress.topic_ids.get(topic)
+        if known is not None and known != facts.topic_id:
+            raise _made_anew(point.sink, topic)
+        known_partitions = sum(1 for name, _ in progress.next_offsets if name == topic)
+        if known_partitions and known_partitions != facts.partitions:
+            raise _other_partitions(point.sink, topic, now=facts.partitions, before=known_partitions)
+
+
+def _made_anew(sink: str, topic: str) -> PositionMismatch:
+    return PositionMismatch(
+        f"topic {topic} was created anew since sink {sink!r} read it last",
+        hint="a topic that was made anew lacks the rows that weren't written since: have capture copy its table"
+        f" (lockstep snapshot table TABLE), then lockstep rebuild {sink} --switch",
+    )
+
+
+def _other_partitions(sink: str, topic: str, *, now: int, before: int) -> PositionMismatch:
+    return PositionMismatch(
+        f"topic {topic} has {now} partitions, sink {sink!r} has read {before}",
+        hint="with another number of partitions keys move between them and their order is lost; "
+        "create the topic anew with a new snapshot, then rebuild the sink",
+    )
+
+
+def _check_absence(
+    point: ResumePoint, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
+) -> None:
+    away_ms = now_ms - progress.updated_at_ms
+    for (topic, partition), next_offset in progress.next_offsets.items():
+        facts = topics.get(topic)
+        # Where nothing was written since, no tombstone can be gone.
+        if facts is None or away_ms <= facts.delete_retention_ms or next_offset >= ends.get((topic, partition), 0):
+            continue
+        raise PositionMismatch(
+            f"sink {point.sink!r} was away for {away_ms / 3_600_000:.1f} hours; topic {topic} keeps tombstones for "
+            f"{facts.delete_retention_ms / 3_600_000:.1f} hours, so deletes may be missing",
+            hint=_rebuild(point, "rows that were deleted in between would stay"),
+        )
+
+
+def _check_subscription(point: ResumePoint, committed: Offsets, topics: Mapping[str, TopicFacts]) -> None:
+    read, wanted = {topic for topic, _ in committed}, set(topics)
+    if read == wanted:
+        return
+    changes = [f"{topic} is new" for topic in sorted(wanted - read)]
+    changes += [f"{topic} is no longer read" for topic in sorted(read - wanted)]
+    raise PositionMismatch(
+        f"the checkpoint of sink {point.sink!r} is for other topics: {', '.join(changes)}",
+        hint=_rewind(point),
+    )
+
+
+def _check_destination(point: ResumePoint, committed: Offsets) -> None:
+    stored = {} if point.progress is None else {**point.progress.next_offsets, **point.progress.skipped}
+    for (topic, partition), offset in committed.items():
+        if stored.get((topic, partition), 0) < offset:
+            raise PositionMismatch(
+                f"sink {point.sink!r} has lost data: its own progress on {topic}, partition {partition}, is "
+                f"{stored.get((topic, partition), 0)}, but everything below {offset} was applied to it",
+                hint=_rewind(point),
+            )
+
+
+def _rewind(point: ResumePoint) -> str:
+    return (
+        f"to read the log again from its beginning: lockstep apply {point.sink} --from-lsn 0/0; "
+        "rows that are there already are skipped by their tags"
+    )
+
+
+def _rebuild(point: ResumePoint, otherwise: str) -> str:
+    return f"build it anew from the log: lockstep rebuild {point.sink} --switch ({otherwise})"

@@ -1,0 +1,36 @@
+"""Whether the source's tables have got another shape than a running job was prepared for.
+
+Most changes of a table come with the first row of the new shape, and stop the batch that has it. A column that is added, and all that a
+destination without columns can't stumble over, is only told of in ``__schema``.
+"""
+
+from collections.abc import Mapping
+
+from cdc.kafka.control_topics import ClientSettings, read_schema_records
+from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_names import SCHEMA, control_topic
+from cdc.model.table import Table, TableName
+from jobs.executor.shape_history import newest_shapes
+
+
+class SchemaWatch:
+    """Compares ``prepared`` with the newest shapes, which are read only where something was written since the last look."""
+
+    def __init__(
+        self, cluster: Cluster, client: ClientSettings, pipeline: str, prepared: Mapping[TableName, Table]
+    ) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._pipeline = pipeline
+        self._prepared = prepared
+        self._partition = (control_topic(pipeline, SCHEMA), 0)
+        self._end: int | None = None
+
+    def has_moved(self) -> bool:
+        """Raises LockstepError where the log can't be read."""
+        end = self._cluster.end_offsets([self._partition])[self._partition]
+        if end == self._end:
+            return False
+        known = newest_shapes(read_schema_records(self._client, self._pipeline))
+        self._end = end
+        return any(known.get(name, table) != table for name, table in self._prepared.items())

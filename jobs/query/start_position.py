@@ -1,0 +1,90 @@
+"""From where a generation reads the log. A new start is a new *reading*, with a checkpoint of its own and an offset for every partition.
+
+Going back is always safe: what has been applied is known by its tag. Going forward leaves something out, and that is kept with the
+progress: the watermark stays before the gap until it has been read after all.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import orjson
+
+from cdc.protocol.control_records import ProgressRecord
+from jobs.offsets import Offsets
+from sinks.contract import Progress, Sink, TopicPartition
+
+_NOTE: Final = "reading"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The ``number``-th start of a generation; ``start`` is None for the log's beginning.
+
+    ``replays`` says that events which the destination has in the same version are to be written again.
+    """
+
+    number: int = 0
+    start: Offsets | None = None
+    replays: bool = False
+
+    @property
+    def directory(self) -> str:
+        """What is added to the generation in the name of its checkpoint."""
+        return f"-{self.number}" if self.number else ""
+
+
+def load_reading(sink: Sink, generation: int) -> Reading:
+    """The reading that is under way."""
+    text = sink.load_note(f"g{generation}.{_NOTE}")
+    if text is None:
+        return Reading()
+    note: dict[str, Any] = orjson.loads(text)
+    start = note["start"]
+    return Reading(
+        note["number"],
+        None if start is None else {(topic, partition): offset for topic, partition, offset in start},
+        note["replays"],
+    )
+
+
+def begin_reading(sink: Sink, generation: int, start: Offsets | None, *, replays: bool = False) -> Reading:
+    """Start anew; the next job of the generation reads from there."""
+    reading = Reading(load_reading(sink, generation).number + 1, start, replays)
+    _save(sink, generation, reading)
+    return reading
+
+
+def end_replay(sink: Sink, generation: int) -> None:
+    """From now on, a row of the same tag is left as it is again."""
+    _save(sink, generation, replace(load_reading(sink, generation), replays=False))
+
+
+def _save(sink: Sink, generation: int, reading: Reading) -> None:
+    start = reading.start
+    pairs = None if start is None else [[topic, partition, offset] for (topic, partition), offset in start.items()]
+    note = {"number": reading.number, "start": pairs, "replays": reading.replays}
+    sink.save_note(f"g{generation}.{_NOTE}", orjson.dumps(note).decode())
+
+
+def offsets_behind_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition]) -> Offsets:
+    """Where to read on for everything that was committed after ``lsn``, and as little as possible of what was before.
+
+    ``records`` are all that the progress topic still holds, in order. A partition of which they know nothing is read from its start.
+    """
+    bounds: dict[TopicPartition, int] = {}
+    for record in records:
+        if record.lsn > lsn:
+            break
+        for topic, ends in record.bounds.items():
+            bounds.update({(topic, partition): end for partition, end in enumerate(ends)})
+    return {at: bounds.get(at, 0) for at in partitions}
+
+
+def skipped_by(start: Offsets | None, progress: Progress | None) -> Mapping[TopicPartition, int]:
+    """Partitions of which something before ``start`` has not been applied, with the offset behind what has been beyond the gap."""
+    if start is None:
+        return {}
+    applied = {} if progress is None else progress.next_offsets
+    beyond = {} if progress is None else progress.skipped
+    return {at: max(offset, beyond.get(at, 0)) for at, offset in start.items() if offset > applied.get(at, 0)}

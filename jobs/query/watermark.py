@@ -1,0 +1,88 @@
+"""Offsets back into an LSN: up to where has everything been applied? Pure.
+
+Capture publishes progress records: everything committed up to ``lsn`` lies below these end offsets. A record is *covered* once
+the sink has applied every partition it names up to its bound. The watermark is the newest record such that it and all
+earlier ones are covered. A partition without traffic is in no record and holds nothing back; offsets of snapshot rows
+are in no record before the handoff's and raise nothing.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.protocol.control_records import ProgressRecord
+from sinks.contract import TopicPartition
+
+PENDING_MAX: Final = 10_000
+"""Records that wait to be covered. Beyond it neighbours are merged: the watermark then moves in larger steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    lsn: int
+    commit_time_ms: int
+    learned_at_ms: int
+    bounds: Mapping[TopicPartition, int]
+
+
+class Watermark:
+    """The watermark of one sink. It never goes back.
+
+    ``topics`` are those that the sink reads; bounds of others don't concern it. The first record that is added must bound
+    all of them, as ``ProgressReader``'s does: what was published before it is known by its bounds alone.
+    """
+
+    def __init__(self, topics: Iterable[str], *, lsn: int = 0, commit_time_ms: int = 0) -> None:
+        self.lsn = lsn
+        self.commit_time_ms = commit_time_ms
+        self._topics = frozenset(topics)
+        self._pending: list[_Pending] = []
+
+    @property
+    def behind_since_ms(self) -> int | None:
+        """When the oldest record that isn't covered was learned of; None when all are covered."""
+        return self._pending[0].learned_at_ms if self._pending else None
+
+    def add(self, record: ProgressRecord, *, learned_at_ms: int) -> None:
+        """Take the next record of the progress topic."""
+        bounds = {
+            (topic, partition): bound
+            for topic, ends in record.bounds.items()
+            if topic in self._topics
+            for partition, bound in enumerate(ends)
+        }
+        if not bounds and self._pending:
+            # It asks for nothing that the one before doesn't: a quiet table's sink keeps one record, not thousands.
+            before = self._pending.pop()
+            bounds, learned_at_ms = dict(before.bounds), before.learned_at_ms
+        self._pending.append(_Pending(record.lsn, record.commit_time_ms, learned_at_ms, bounds))
+        if len(self._pending) > PENDING_MAX:
+            self._merge_neighbours()
+
+    def advance(self, applied: Mapping[TopicPartition, int]) -> bool:
+        """Move to the newest record that is covered now that everything below these offsets is applied.
+
+        Returns whether the watermark has changed.
+        """
+        covered = 0
+        for record in self._pending:
+            if any(applied.get(at, 0) < bound for at, bound in record.bounds.items()):
+                break  # bounds only grow, so no later record is covered either
+            covered += 1
+        done, self._pending = self._pending[:covered], self._pending[covered:]
+        if not done or done[-1].lsn <= self.lsn:
+            return False
+        self.lsn, self.commit_time_ms = done[-1].lsn, done[-1].commit_time_ms
+        return True
+
+    def _merge_neighbours(self) -> None:
+        self._pending = [_merged(*self._pending[place : place + 2]) for place in range(0, len(self._pending), 2)]
+
+
+def _merged(*records: _Pending) -> _Pending:
+    """One record that is covered when all of these are; the newest one's LSN holds for it."""
+    bounds: dict[TopicPartition, int] = {}
+    for record in records:
+        for at, bound in record.bounds.items():
+            bounds[at] = max(bound, bounds.get(at, 0))
+    return _Pending(records[-1].lsn, records[-1].commit_time_ms, records[0].learned_at_ms, bounds)

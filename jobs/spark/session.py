@@ -1,0 +1,226 @@
+"""The only place that builds a SparkSession. Each setting has its reason and, where it was measured, its effect.
+
+The times are of a batch of a few rows, from produced to applied; together they take it from 513 to about 100 ms.
+"""
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import LockstepError
+from jobs.settings import LIBRARIES_VARIABLE, SparkSettings
+from jobs.spark.class_archive import archive_options
+from jobs.spark.shipped_code import ROOT, check_archive
+
+STOP_TIMEOUT_MS = 10_000
+"""A query that is told to stop has this long; its batch is then read again at the next start."""
+
+_SETTINGS: Mapping[str, str] = {
+    # The default writes checkpoint files through FileContext, which starts a process per file: 72 -> 23 ms per batch. This
+    # one renames without checking that nobody else wrote the file: right for one writer per checkpoint, and a second
+    # writer is kept out by the sink's fence.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    # TCP to the Python workers costs 20 ms per batch.
+    "spark.python.unix.domain.socket.enabled": "true",
+    # Compiling a class for each plan takes longer than running it over a few rows: 12 ms.
+    "spark.sql.codegen.wholeStage": "false",
+    # Loads the modules once, before the fork: 15 % of the latency and most of the workers' CPU. See jobs.executor.daemon.
+    "spark.python.daemon.module": "jobs.executor.daemon",
+    # Workers hold the sinks' connections from batch to batch.
+    "spark.python.worker.reuse": "true",
+    # Nothing here needs them, and each costs time per batch or memory.
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.ui.retainedExecutions": "1",
+    "spark.ui.retainedJobs": "10",
+    "spark.ui.retainedStages": "10",
+    "spark.ui.retainedTasks": "100",
+    "spark.sql.streaming.numRecentProgressUpdates": "2",
+    "spark.sql.ui.explainMode": "simple",
+    "spark.ui.liveUpdate.period": "-1",
+    # Checks of Spark's own rules after each of them; what they turn a plan into is tested with it.
+    "spark.sql.lightweightPlanChangeValidation": "false",
+    # Every batch lists the files of all that are kept. Only the last two are ever read.
+    "spark.sql.streaming.minBatchesToRetain": "10",
+    # There is no shuffle; should an own setting bring one in, 200 tasks would be far too many.
+    "spark.sql.shuffle.partitions": "2",
+    # Two copies of a task at once would only do the same writes twice.
+    "spark.speculation": "false",
+    # A failed task has retried its sink already; the batch is begun again from the checkpoint instead.
+    "spark.task.maxFailures": "1",
+    # Waiting for an executor that held the same partition before gains nothing here.
+    "spark.locality.wait": "0",
+    # Rows per Arrow batch, and bytes: large rows must not fill the memory of a worker.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(16 * 1024 * 1024),
+    "spark.sql.streaming.stopTimeout": str(STOP_TIMEOUT_MS),
+    # What fails is to be known, not to be null.
+    "spark.sql.ansi.enabled": "true",
+    # Columns of a source may differ in nothing else.
+    "spark.sql.caseSensitive": "true",
+    # Event values and times are never converted, but a machine's zone must not matter should somebody add it.
+    "spark.sql.session.timeZone": "UTC",
+}
+
+_CLUSTER_SETTINGS: Mapping[str, str] = {
+    # Processes die more often on many machines: when Python is killed for want of memory, its task fails, and may be done
+    # again elsewhere; the tags make that harmless. Our own errors fail no task (jobs.executor.deliver), so no bad row is tried so often.
+    "spark.task.maxFailures": "4",
+}
+
+# Lists, in which an own setting must not push out what the jobs can't run without: setting -> separator.
+_LISTS: Mapping[str, str] = {"spark.jars": ",", "spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
+
+_PACKAGE_DIRECTORY = "lockstep_package"
+"""Where executors unpack the archive, in the directory that they run in. No module may be called so."""
+
+# C1 and the serial collector: a third less latency and half the CPU while the JVM is young, which a job of tiny plans
+# stays for long: C2's code is as quick after two minutes, and a fifth quicker after five. A cluster's executors do bulk work and
+# keep the JVM's own choice. VFORK: Hadoop runs `chmod` for each file of a checkpoint, and the JVM's other way to start it runs a
+# helper first.
+_DRIVER_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djdk.lang.Process.launchMechanism=VFORK")
+# The full compiler reads a long log in half the time.
+_DRIVER_JVM_BULK = ("-XX:+UseParallelGC",)
+
+# Errors of a job reach the caller as exceptions and are reported there once; Spark would print each several times with
+# traces of 150 lines, and traces can hold values. What else is an error is printed as one line.
+_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = spark: %p %c{1}: %m%ex{0}%n
+# Spark announces on the console when this one's level isn't the root's.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+_SILENT = (
+    "org.apache.spark.sql.execution.streaming",
+    "org.apache.spark.api.python",
+    "org.apache.spark.executor.Executor",
+    "org.apache.spark.scheduler",
+    "org.apache.spark.sql.execution.datasources.v2",
+    "org.apache.spark.util",
+    "org.apache.kafka",
+    "py4j",
+)
+
+
+def open_session(
+    settings: SparkSettings,
+    *,
+    name: str,
+    bulk: bool = False,
+    libraries: Collection[str] = (),
+    more_options: Sequence[str] = (),
+) -> SparkSession:
+    """Start Spark. One session per process; stop it with ``session.stop()``.
+
+    ``bulk`` is for long logs rather than short batches, ``libraries`` are modules that workers will need, ``more_options`` are the JVM's.
+
+    Raises LockstepError when it can't start, ConfigurationError when the archive for the executors isn't the right one.
+    """
+    if settings.package is not None and not settings.is_local:
+        check_archive(settings.package)
+    os.environ["PYSPARK_PYTHON"] = worker_python(settings)
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if settings.java_home is not None:
+        os.environ["JAVA_HOME"] = str(settings.java_home)
+    # The bridge to the JVM logs failed calls with their trace before it raises them.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # And PySpark what it can't analyse, with the trace, before it raises that.
+    for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    with tempfile.TemporaryDirectory(prefix="lockstep-spark-") as directory:
+        log_settings = Path(directory) / "log4j2.properties"
+        log_settings.write_text(_log_settings(), encoding="utf-8")
+        builder = SparkSession.Builder().master(settings.master).appName(name)
+        conf = spark_conf(
+            settings, log_settings=log_settings, bulk=bulk, libraries=libraries, more_options=more_options
+        )
+        for key, value in conf.items():
+            builder = builder.config(key, value)
+        try:
+            with _output_to(settings.log_file):
+                return builder.getOrCreate()
+        except Exception as error:  # PySpark has no common class for a JVM that doesn't start
+            raise LockstepError(
+                f"Spark didn't start: {type(error).__name__}",
+                hint=f"check the Java (17 or newer; JAVA_HOME) and the master {settings.master!r}",
+            ) from error
+
+
+@contextmanager
+def _output_to(file: Path | None) -> Iterator[None]:
+    """Give the processes that are started meanwhile this file as their standard error; PySpark has no parameter for it."""
+    if file is None:
+        yield
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    own = os.dup(2)
+    try:
+        with file.open("ab") as log:
+            os.dup2(log.fileno(), 2)
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+def spark_conf(
+    settings: SparkSettings,
+    *,
+    log_settings: Path,
+    bulk: bool = False,
+    libraries: Collection[str] = (),
+    more_options: Sequence[str] = (),
+) -> dict[str, str]:
+    """All of Spark's settings. They stand on the JVM's command line, so no secret may be among them."""
+    conf = dict(_SETTINGS)
+    conf["spark.driver.memory"] = settings.driver_memory
+    compiler = _DRIVER_JVM_BULK if bulk else _DRIVER_JVM
+    options = (*compiler, *(more_options or archive_options(settings.java_home)))
+    conf["spark.driver.extraJavaOptions"] = " ".join((*options, f"-Dlog4j2.configurationFile={log_settings}"))
+    # Loaded by each worker it would take up to half a second of each, and memory that they could share.
+    conf[f"spark.executorEnv.{LIBRARIES_VARIABLE}"] = ",".join(sorted(libraries))
+    if settings.jars:
+        conf["spark.jars"] = ",".join(str(jar) for jar in settings.jars)
+    if settings.is_local:
+        # Workers start in another directory; a checkout that isn't installed is found through this.
+        conf["spark.executorEnv.PYTHONPATH"] = str(ROOT)
+        # Else Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
+        conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
+        # Hadoop's default writes a checksum beside each local file, and runs `chmod` for both: four processes a batch, not two.
+        conf["spark.hadoop.fs.file.impl"] = "org.apache.hadoop.fs.RawLocalFileSystem"
+    else:
+        conf |= _CLUSTER_SETTINGS
+        if settings.package is not None:
+            # Not spark.submit.pyFiles: those are on the path of a task, but not of the daemon that comes before all tasks.
+            conf["spark.archives"] = f"{settings.package.absolute().as_uri()}#{_PACKAGE_DIRECTORY}"
+            conf["spark.executorEnv.PYTHONPATH"] = _PACKAGE_DIRECTORY
+    for key, own in settings.conf.items():
+        conf[key] = _LISTS[key].join((conf[key], own)) if key in _LISTS and key in conf else own
+    return conf
+
+
+def worker_python(settings: SparkSettings) -> str:
+    """The program that runs Python workers. This one's path means nothing on another machine."""
+    default = sys.executable if settings.is_local else "python3"
+    return settings.conf.get("spark.pyspark.python") or settings.python or default
+
+
+def _log_settings() -> str:
+    silent = "".join(f"logger.s{n}.name = {name}\nlogger.s{n}.level = off\n" for n, name in enumerate(_SILENT))
+    return _LOGGING + silent

@@ -1,0 +1,40 @@
+"""The part of our code that executors run, and whether an archive holds it as it is here. See ``lockstep.package``."""
+
+from pathlib import Path
+from typing import Final
+from zipfile import BadZipFile, ZipFile
+
+from cdc.model.errors import ConfigurationError
+
+PACKAGES: Final = ("cdc", "jobs", "sinks")
+"""What tasks import (``jobs.executor.daemon`` is their way in), as whole packages: some modules are imported only once they are needed."""
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def source_files(root: Path = ROOT) -> dict[str, Path]:
+    """Name inside an archive -> file, in the order of the names."""
+    files = (file for package in PACKAGES for file in (root / package).rglob("*.py"))
+    return dict(sorted((file.relative_to(root).as_posix(), file) for file in files))
+
+
+def check_archive(archive: Path, root: Path = ROOT) -> None:
+    """Raise ConfigurationError unless the archive holds exactly the code that runs here.
+
+    Tasks are made here and read there. With code of another version they would fail in the middle of a batch, or worse,
+    do something else.
+    """
+    hint = "make it with `lockstep package`, and name it in spark.package"
+    try:
+        with ZipFile(archive) as content:
+            names = [name for name in content.namelist() if name.endswith(".py") and name.split("/")[0] in PACKAGES]
+            held = {name: content.read(name) for name in names}
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"the archive for Spark's executors, {archive}, doesn't exist", hint=hint) from error
+    except (OSError, BadZipFile) as error:
+        raise ConfigurationError(f"the archive for Spark's executors, {archive}, can't be read", hint=hint) from error
+    if held != {name: file.read_bytes() for name, file in source_files(root).items()}:
+        raise ConfigurationError(
+            f"the archive for Spark's executors, {archive}, holds other code than runs here",
+            hint="it was made by another version: make it again with `lockstep package`",
+        )

@@ -1,0 +1,173 @@
+"""Topics -> raw frame: the columns of a record that a sink needs, as they stand on the topic; or what tells tasks to read them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import ConfigurationError
+from cdc.protocol.envelope import TAG_HEADER
+from jobs.executor.log_reader import Client, Range, dump_ranges
+from jobs.offsets import Offsets
+
+_LOGIN_MODULES: Final = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+def read_topics(
+    spark: SparkSession,
+    kafka: KafkaSettings,
+    topics: Sequence[str],
+    *,
+    max_offsets_per_trigger: int,
+    start: Offsets | None = None,
+    with_times: bool = False,
+) -> DataFrame:
+    """The records of these topics from ``start``, else their beginning: key, value, topic, partition, offset, tombstone_tag.
+
+    ``with_times`` adds ``timestamp_ms``, when a record was published.
+
+    ``start`` names every partition, and holds for a query that has no checkpoint yet. The topics are named one by one: a pattern would let a new topic into a running generation.
+    """
+    options = {
+        **kafka_options(kafka),
+        "subscribe": ",".join(sorted(topics)),
+        "startingOffsets": "earliest" if start is None else starting_offsets(start),
+        "maxOffsetsPerTrigger": str(max_offsets_per_trigger),
+        # A gap in the log means lost events, and that must stop the job. Compaction doesn't count as one.
+        "failOnDataLoss": "true",
+        # Tombstones have their tag in a header and nowhere else.
+        "includeHeaders": "true",
+        # No minPartitions: it splits a Kafka partition among tasks, and the order of a key's events is lost.
+    }
+    return select_records(spark.readStream.format("kafka").options(**options).load(), with_times=with_times)
+
+
+def starting_offsets(start: Offsets) -> str:
+    """Offsets in the notation of Spark's option."""
+    by_topic: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(start.items()):
+        by_topic.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(by_topic)
+
+
+def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
+    """A frame of Kafka's source -> the columns that delivery reads. ``tombstone_tag`` is null where there is a value."""
+    tag_headers = f.filter("headers", lambda header: header["key"] == f.lit(TAG_HEADER))
+    return frame.select(
+        "key",
+        "value",
+        "topic",
+        "partition",
+        "offset",
+        f.when(f.col("value").isNull(), f.try_element_at(tag_headers, f.lit(1))["value"]).alias("tombstone_tag"),
+        *([f.unix_millis("timestamp").alias("timestamp_ms")] if with_times else []),
+    )
+
+
+def range_frame(spark: SparkSession, wanted: Sequence[Range], *, one_task: bool) -> DataFrame:
+    """A frame that tells its tasks what to read: a range each, or all of them in one. See ``jobs.executor.log_reader``."""
+    tasks = [wanted] if one_task or not wanted else [[one] for one in wanted]
+    texts = f.array(*(f.lit(dump_ranges(one)) for one in tasks))
+    ranges = f.element_at(texts, f.col("id").cast("int") + 1).alias("ranges")
+    return spark.range(0, len(tasks), 1, len(tasks)).select(ranges)
+
+
+_PEM: Final = {
+    "ssl.ca.location": "ssl.ca.pem",
+    "ssl.certificate.location": "ssl.certificate.pem",
+    "ssl.key.location": "ssl.key.pem",
+}
+
+
+def portable_client(kafka: KafkaSettings) -> Client:
+    """librdkafka's configuration for a task: certificates as text, so that executors on other machines need no file.
+
+    Raises ConfigurationError for a file that can't be read.
+    """
+    portable: dict[str, str | int] = {}
+    for name, value in kafka.client().items():
+        portable[_PEM.get(name, name)] = _read_pem(Path(str(value))) if name in _PEM else value
+    return portable
+
+
+def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
+    """Options of Spark's Kafka source for these settings. They hold secrets: never print them.
+
+    Certificates are passed as text, so that executors on other machines need no file. Raises ConfigurationError for a
+    private key that Java can't read.
+    """
+    options = {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "kafka.security.protocol": kafka.security_protocol.upper(),
+        # Open and aborted transactions of capture must never reach a sink.
+        "kafka.isolation.level": "read_committed",
+        # The cached consumer leaves a fetch waiting on its connection, and the next batch's requests queue behind it; the
+        # default of 500 ms is most of a batch's latency. 10 ms still cost 13 ms per partition in a task, 1 ms about 5.
+        "kafka.fetch.max.wait.ms": "1",
+        # Nobody asked for the client's own metrics, and each poll looks whether it is time to send them.
+        "kafka.enable.metrics.push": "false",
+        # Backlogs come in large fetches.
+        "kafka.max.poll.records": "5000",
+    }
+    if kafka.security_protocol.startswith("sasl"):
+        options |= _sasl_options(kafka)
+    if kafka.security_protocol.endswith("ssl"):
+        options |= _tls_options(kafka)
+    return options
+
+
+def _sasl_options(kafka: KafkaSettings) -> dict[str, str]:
+    password = kafka.password()
+    if kafka.sasl_mechanism is None or kafka.username is None or password is None:
+        raise ConfigurationError(
+            f"kafka.security_protocol {kafka.security_protocol!r} needs a mechanism, a user name and a password",
+            hint="set kafka.sasl_mechanism, kafka.username and kafka.password_file in lockstep.toml",
+        )
+    return {
+        "kafka.sasl.mechanism": kafka.sasl_mechanism,
+        "kafka.sasl.jaas.config": jaas_config(kafka.sasl_mechanism, kafka.username, password.get_secret_value()),
+    }
+
+
+def jaas_config(mechanism: str, username: str, password: str) -> str:
+    """Java's notation for a login; quotes and backslashes inside the quotes are escaped."""
+    return f"{_LOGIN_MODULES[mechanism]} required username={_quoted(username)} password={_quoted(password)};"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _tls_options(kafka: KafkaSettings) -> dict[str, str]:
+    options: dict[str, str] = {}
+    if kafka.ca_file is not None:
+        options["kafka.ssl.truststore.type"] = "PEM"
+        options["kafka.ssl.truststore.certificates"] = _read_pem(kafka.ca_file)
+    if kafka.certificate_file is not None and kafka.key_file is not None:
+        key = _read_pem(kafka.key_file)
+        if "-----BEGIN PRIVATE KEY-----" not in key:
+            raise ConfigurationError(
+                f"the key file {kafka.key_file} is not an unencrypted PKCS #8 key, the only form that Java reads",
+                hint=f"convert it: openssl pkcs8 -topk8 -nocrypt -in {kafka.key_file} -out kafka-key.pem",
+            )
+        options["kafka.ssl.keystore.type"] = "PEM"
+        options["kafka.ssl.keystore.certificate.chain"] = _read_pem(kafka.certificate_file)
+        options["kafka.ssl.keystore.key"] = key
+    return options
+
+
+def _read_pem(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"the file {file} can't be read as PEM text", hint="check its path and permissions"
+        ) from error

@@ -1,0 +1,1 @@
+"""``lockstep capture``: joins stream, snapshot and publisher to one process."""

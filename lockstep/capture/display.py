@@ -1,0 +1,84 @@
+"""How capture shows itself: sentences and a summary line now and then in the log, a bar per table while it copies."""
+
+import logging
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from cdc.capture.loop import Committed
+from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
+from lockstep.capture.run import Observer
+from snapshot.copy import CopyProgress
+
+logger = logging.getLogger("lockstep.capture.run")
+
+_SUMMARY_EVERY_S = 10.0
+
+
+class _CopyBars:
+    """One bar per table on a terminal, one log line per finished table elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = console.is_terminal
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rows"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._bars: dict[TableName, tuple[TaskID, float]] = {}
+
+    def __call__(self, progress: CopyProgress) -> None:
+        task, started = self._bars.get(progress.table, (None, 0.0))
+        now = time.monotonic()
+        if task is None:
+            started = now
+            if self._live:
+                self._progress.start()
+            task = self._progress.add_task(f"copy {progress.table}", total=None, rate="")
+            self._bars[progress.table] = (task, started)
+        elapsed_s = max(now - started, 1e-6)
+        rate = f"{progress.rows / elapsed_s:,.0f} rows/s, {progress.bytes / elapsed_s / 1e6:.1f} MB/s"
+        total = progress.rows if progress.finished else max(progress.rows, progress.rows_estimated)
+        if self._live:
+            self._progress.update(task, completed=progress.rows, total=total, rate=rate)
+        elif progress.finished:
+            logger.info("copied table=%s rows=%d bytes=%d", progress.table, progress.rows, progress.bytes)
+
+    def finish(self) -> None:
+        if self._live:
+            self._progress.stop()
+
+
+def observer(console: Console) -> Observer:
+    """An observer for the ``capture`` command."""
+    bars = _CopyBars(console)
+    events = transactions = 0
+    due = time.monotonic() + _SUMMARY_EVERY_S
+
+    def committed(batch: Committed) -> None:
+        nonlocal events, transactions, due
+        events += batch.events
+        transactions += 1
+        now = time.monotonic()
+        if now >= due:
+            if events:
+                logger.info(
+                    "published events=%d kafka_transactions=%d end_lsn=%s",
+                    events,
+                    transactions,
+                    format_lsn(batch.state.end_lsn),
+                )
+            events = transactions = 0
+            due = now + _SUMMARY_EVERY_S
+
+    def say(sentence: str) -> None:
+        bars.finish()
+        logger.info("%s", sentence)
+
+    return Observer(say=say, copied=bars, committed=committed)

@@ -1,0 +1,1 @@
+"""The ``lockstep`` command: its subcommands by what they are for."""

@@ -1,0 +1,1 @@
+"""``lockstep rejections``: events that a sink refused for good, listed, retried and given up."""

@@ -1,0 +1,82 @@
+"""``lockstep tail``: a table's events as they come, readable."""
+
+from collections.abc import Callable
+
+import orjson
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from cdc.kafka.topic_admin import Cluster, reason
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.table import TableName
+from cdc.protocol.envelope import TAG_HEADER
+from lockstep.config import Config
+
+_OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete"}
+
+
+def follow(
+    config: Config,
+    table: str,
+    *,
+    from_start: bool,
+    count: int | None,
+    as_json: bool,
+    stopping: Callable[[], bool],
+    write: Callable[[str], object],
+) -> None:
+    """Write every committed event of the table until ``stopping`` or ``count``. Raises LockstepError."""
+    try:
+        name = TableName.parse(table)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    topic = config.topics().get(name)
+    if topic is None:
+        captured = ", ".join(str(known) for known in config.source.table_names)
+        raise ConfigurationError(f"{name} is not captured", hint=f"captured tables: {captured}")
+    partitions = Cluster(config.kafka.client()).partition_counts().get(topic)
+    if partitions is None:
+        raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
+    consumer = Consumer(
+        {
+            **config.kafka.client(),
+            "group.id": "lockstep-tail",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        at = [TopicPartition(topic, p, 0) for p in range(partitions)]
+        if not from_start:
+            for partition in at:
+                partition.offset = consumer.get_watermark_offsets(partition, timeout=10.0)[1]
+        consumer.assign(at)
+        shown = 0
+        while not stopping() and (count is None or shown < count):
+            message = consumer.poll(0.2)
+            if message is None:
+                continue
+            if message.error() is not None:
+                raise KafkaException(message.error())  # noqa: TRY301  translated below like all others
+            write(_line(message, as_json=as_json) + "\n")
+            shown += 1
+    except KafkaException as error:
+        raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
+    finally:
+        consumer.close()
+
+
+def _line(message: Message, *, as_json: bool) -> str:
+    key, value = message.key(), message.value()
+    assert isinstance(key, bytes)
+    if value is None:
+        headers = dict(message.headers() or [])
+        tag = bytes(headers[TAG_HEADER]).decode()  # type: ignore[arg-type]  # a tombstone of ours always has it
+        if as_json:
+            return orjson.dumps({"key": orjson.loads(key), "tombstone": True, "tag": tag}).decode()
+        return f"{tag} tombstone {key.decode()}"
+    if as_json:
+        return orjson.dumps({"key": orjson.loads(key), "value": orjson.loads(value)}).decode()
+    event = orjson.loads(value)
+    after = orjson.dumps(event["after"]).decode() if event["after"] is not None else ""
+    return f"{event['tag']} {_OPERATIONS[event['op']]:9} {key.decode()} {after}".rstrip()

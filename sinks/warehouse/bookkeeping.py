@@ -1,0 +1,275 @@
+"""Lockstep's bookkeeping in a SQL warehouse, schema ``lockstep``: whose turn it is, what is there, how far it is, notes."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdc.model.errors import Fenced, LockstepError
+from cdc.model.table import TableName
+from sinks.columns.shape import Shape
+from sinks.contract import Progress, TopicPartition
+from sinks.progress_json import dump_progress, load_progress
+from sinks.warehouse.dialect import Connection
+from sinks.warehouse.names import HISTORY_SUFFIX, warehouse_name
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTable:
+    """A table as a generation has it. ``called`` is its name in the warehouse."""
+
+    shape: Shape
+    called: str
+    has_history: bool = False
+
+    @property
+    def relations(self) -> dict[str, str]:
+        """The names that it has in a schema, with what stands there."""
+        name = self.shape.table.name
+        return _relations(name, self.called, has_history=self.has_history)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {**json.loads(self.shape.to_json()), "warehouse_name": self.called, "has_history": self.has_history}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "HeldTable":
+        """Of an earlier version too, which had neither names nor histories."""
+        shape = Shape.from_json(text)
+        value: dict[str, Any] = json.loads(text)
+        return cls(
+            shape, value.get("warehouse_name", warehouse_name(shape.table.name)), value.get("has_history", False)
+        )
+
+
+def _relations(name: TableName, called: str, *, has_history: bool) -> dict[str, str]:
+    relations = {called: f"live rows of {name}"}
+    if has_history:
+        relations[called + HISTORY_SUFFIX] = f"history of {name}"
+    return relations
+
+
+class WarehouseBooks:
+    """The bookkeeping of one generation. Every method is called inside a transaction."""
+
+    def __init__(self, connection: Connection, name: str, generation: int) -> None:
+        self._execute = connection.execute
+        self._locking = connection.locking
+        self._connection = connection
+        self._name = name
+        self._generation = generation
+
+    def create(self) -> None:
+        """Bring the bookkeeping to its newest version."""
+        from migrations.warehouse import upgrade
+
+        upgrade(self._connection.connected)
+
+    def exist(self) -> bool:
+        return self._connection.has_relation("lockstep", "note")
+
+    def require(self) -> None:
+        if not self.exist():
+            raise self.missing()
+
+    def missing(self) -> LockstepError:
+        return LockstepError(
+            f"generation {self._generation} of sink {self._name!r} doesn't exist",
+            hint="it was never prepared, or it was dropped",
+        )
+
+    # Generations
+
+    def enter(self) -> None:
+        """Make this sink and this generation known."""
+        self._execute("insert into lockstep.sink (view_schema) values (:view_schema) on conflict do nothing")
+        self._execute(
+            "insert into lockstep.writer (view_schema, generation, fence) values (:view_schema, :generation, 0) on conflict do nothing"
+        )
+
+    def hold_live(self) -> int | None:
+        """The live generation, which stays it until the transaction ends. One at a time: who prepares or switches waits here."""
+        live = self._execute(
+            f"select live_generation from lockstep.sink where view_schema = :view_schema {self._locking('for update')}"
+        ).scalar()
+        return None if live is None else int(live)
+
+    def live(self) -> int | None:
+        live = self._execute("select live_generation from lockstep.sink where view_schema = :view_schema").scalar()
+        return None if live is None else int(live)
+
+    def make_live(self) -> None:
+        self._execute("update lockstep.sink set live_generation = :generation where view_schema = :view_schema")
+
+    def generations(self) -> list[int]:
+        rows: Iterable[Any] = self._execute(
+            "select generation from lockstep.writer where view_schema = :view_schema order by generation"
+        )
+        return [int(row[0]) for row in rows]
+
+    def is_bulk(self, lock: str) -> bool | None:
+        """Whether this generation is loaded in bulk, held like that with the lock; None when it doesn't exist."""
+        is_bulk = self._execute(
+            f"select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation {self._locking(lock)}"
+        ).scalar()
+        return None if is_bulk is None else bool(is_bulk)
+
+    def set_bulk(self, is_bulk: bool) -> None:
+        self._execute(
+            "update lockstep.writer set is_bulk = :is_bulk where view_schema = :view_schema and generation = :generation",
+            is_bulk=is_bulk,
+        )
+
+    def forget_generation(self) -> None:
+        for bookkeeping in ("writer", "prepared_table", "applied_offset", "progress"):
+            self._execute(
+                f"delete from lockstep.{bookkeeping} where view_schema = :view_schema and generation = :generation"
+            )
+        self._execute(
+            "delete from lockstep.note where view_schema = :view_schema and starts_with(name, :beginning)",
+            beginning=f"g{self._generation}.",
+        )
+
+    # Tables
+
+    def tables(self) -> dict[TableName, HeldTable]:
+        rows: Iterable[Any] = self._execute(
+            "select source_schema, source_table, shape from lockstep.prepared_table "
+            "where view_schema = :view_schema and generation = :generation"
+        )
+        return {TableName(row[0], row[1]): HeldTable.from_json(row[2]) for row in rows}
+
+    def relations(self) -> dict[str, str]:
+        """The names of the tables of all generations, with what stands there. Readers know them by these."""
+        rows: Iterable[Any] = self._execute(
+            "select distinct source_schema, source_table, shape::json ->> 'warehouse_name', "
+            "coalesce(shape::json ->> 'has_history', 'false') = 'true' "
+            "from lockstep.prepared_table where view_schema = :view_schema"
+        )
+        relations: dict[str, str] = {}
+        for schema, table, called, has_history in rows:
+            name = TableName(schema, table)
+            relations |= _relations(name, called or warehouse_name(name), has_history=has_history)
+        return relations
+
+    def save_table(self, table: HeldTable) -> None:
+        name = table.shape.table.name
+        self._execute(
+            "insert into lockstep.prepared_table (view_schema, generation, source_schema, source_table, shape) "
+            "values (:view_schema, :generation, :source_schema, :source_table, :shape) "
+            "on conflict (view_schema, generation, source_schema, source_table) do update set shape = excluded.shape",
+            source_schema=name.schema,
+            source_table=name.name,
+            shape=table.to_json(),
+        )
+
+    def forget_table(self, name: TableName) -> None:
+        self._execute(
+            "delete from lockstep.prepared_table where view_schema = :view_schema and generation = :generation "
+            "and source_schema = :source_schema and source_table = :source_table",
+            source_schema=name.schema,
+            source_table=name.name,
+        )
+
+    # Writers and progress
+
+    def claim(self) -> int:
+        fence = self._execute(
+            "update lockstep.writer set fence = fence + 1, claimed_at = now() "
+            "where view_schema = :view_schema and generation = :generation returning fence"
+        ).scalar()
+        if fence is None:
+            raise self.missing()
+        return int(fence)
+
+    def fence(self) -> int:
+        self.require()
+        fence = self._execute(
+            "select fence from lockstep.writer where view_schema = :view_schema and generation = :generation"
+        ).scalar()
+        if fence is None:
+            raise self.missing()
+        return int(fence)
+
+    def check_fence(self, fence: int) -> bool:
+        """Hold the right to write until the transaction ends. Raises Fenced when another job has it.
+
+        Returns whether the generation is loaded in bulk, which stays so as long.
+        """
+        held = self._execute(
+            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and fence = :fence "
+            + self._locking("for share"),
+            fence=fence,
+        ).scalar()
+        if held is None:
+            known = self._execute(
+                "select 1 from lockstep.writer where view_schema = :view_schema and generation = :generation"
+            )
+            if known.scalar() is None:
+                raise self.missing()
+            raise Fenced(
+                f"another job has become the writer of sink {self._name!r}, generation {self._generation}",
+                hint="stop one of the two jobs",
+            )
+        return bool(held)
+
+    def save_offsets(self, next_offsets: Mapping[TopicPartition, int]) -> None:
+        for (topic, partition), next_offset in sorted(next_offsets.items()):
+            self._execute(
+                "insert into lockstep.applied_offset as known (view_schema, generation, topic, partition, next_offset) "
+                "values (:view_schema, :generation, :topic, :partition, :next_offset) "
+                "on conflict (view_schema, generation, topic, partition) do update "
+                "set next_offset = greatest(known.next_offset, excluded.next_offset), applied_at = now()",
+                topic=topic,
+                partition=partition,
+                next_offset=next_offset,
+            )
+
+    def load_progress(self) -> Progress | None:
+        text = self._execute(
+            "select document from lockstep.progress where view_schema = :view_schema and generation = :generation"
+        ).scalar()
+        return None if text is None else load_progress(text)
+
+    def save_progress(self, progress: Progress) -> None:
+        self._execute(
+            "insert into lockstep.progress "
+            "(view_schema, generation, watermark_lsn, commit_time_ms, updated_at_ms, document) "
+            "values (:view_schema, :generation, :watermark_lsn, :commit_time_ms, :updated_at_ms, :document) "
+            "on conflict (view_schema, generation) do update set watermark_lsn = excluded.watermark_lsn, "
+            "commit_time_ms = excluded.commit_time_ms, updated_at_ms = excluded.updated_at_ms, "
+            "document = excluded.document",
+            watermark_lsn=progress.watermark_lsn,
+            commit_time_ms=progress.commit_time_ms,
+            updated_at_ms=progress.updated_at_ms,
+            document=dump_progress(progress).decode(),
+        )
+
+    # Notes
+
+    def load_note(self, name: str) -> str | None:
+        note = self._execute(
+            "select note from lockstep.note where view_schema = :view_schema and name = :name", name=name
+        ).scalar()
+        return None if note is None else str(note)
+
+    def save_note(self, name: str, text: str | None) -> None:
+        if text is None:
+            self._execute("delete from lockstep.note where view_schema = :view_schema and name = :name", name=name)
+        else:
+            self._execute(
+                "insert into lockstep.note (view_schema, name, note) values (:view_schema, :name, :note) "
+                "on conflict (view_schema, name) do update set note = excluded.note, updated_at = now()",
+                name=name,
+                note=text,
+            )
+
+    def create_note(self, name: str, text: str) -> bool:
+        created = self._execute(
+            "insert into lockstep.note (view_schema, name, note) values (:view_schema, :name, :note) "
+            "on conflict (view_schema, name) do nothing",
+            name=name,
+            note=text,
+        )
+        return bool(created.rowcount)

@@ -1,0 +1,64 @@
+"""What readers see of a generation's tables: the columns and the queries of the views, the same in every dialect (pure)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cdc.model.table import quote_identifier
+from sinks.columns.shape import Shape
+from sinks.warehouse.bookkeeping import HeldTable
+from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
+from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, listed, qualified
+
+# In the view they come first: a column that is added later can stand at the end only.
+_SHOWN = (TAG_COLUMN, FROM, TO, OPERATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a view is to show: its columns, in the query's order."""
+
+    columns: tuple[str, ...]
+    query: str
+
+
+def views_of(held: HeldTable, schema: str) -> dict[str, Shown]:
+    """The views of a table that stands in this schema, by their names."""
+    shown = {held.called: live_view(qualified(schema, held.called), held.shape)}
+    if held.has_history:
+        relation = held.called + HISTORY_SUFFIX
+        shown[relation] = history_view(qualified(schema, relation), held.shape)
+    return shown
+
+
+def live_rows_sql(target: str, columns: Sequence[str]) -> str:
+    return f"select {listed(columns)} from {target} where not {quote_identifier(DELETED_COLUMN)}"
+
+
+def live_view(target: str, shape: Shape) -> Shown:
+    """What readers see of a table."""
+    columns = tuple(column.name for column in shape.columns)
+    return Shown(columns, live_rows_sql(target, columns))
+
+
+def history_view(target: str, shape: Shape) -> Shown:
+    """What readers see of a history."""
+    key = shape.table.key
+    columns = tuple(column.name for column in shape.columns)
+    committed, operation, valid_from = map(quote_identifier, (COMMITTED, OPERATION, FROM))
+    words = " ".join(f"when '{letter}' then '{word}'" for letter, word in WORDS.items())
+    # A column that was added with a value has that in all rows, deletions included.
+    values = [
+        quote_identifier(name)
+        if name in key
+        else f"case when {operation} <> 'd' then {quote_identifier(name)} end as {quote_identifier(name)}"
+        for name in columns
+    ]
+    query = (
+        f"select {quote_identifier(TAG_COLUMN)}, {valid_from}, "
+        f"case when {operation} = 'd' then {valid_from} when {TO} is not null then greatest({valid_from}, {TO}) end as {TO}, "
+        f"case {operation} {words} end as {operation}, {', '.join(values)} "
+        f"from (select {listed(columns)}, {quote_identifier(TAG_COLUMN)}, {operation}, "
+        f"max({committed}) over (versions rows unbounded preceding) as {valid_from}, lead({committed}) over versions as {TO} "
+        f"from {target} window versions as (partition by {listed(key)} order by {quote_identifier(TAG_COLUMN)})) as version"
+    )
+    return Shown((*_SHOWN, *columns), query)

@@ -1,0 +1,93 @@
+"""By what name a generation knows each column, whatever it is called at the source by now: the note ``g<n>.names``.
+
+With ``schema_changes = "keep"`` a column that the source renames goes on here under the name that it had, so that readers see no
+difference until the sink is built anew.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdc.model.table import Table, TableName
+from sinks.contract import Sink
+from sinks.wrappers.projection import column_text
+from sinks.wrappers.renaming import Renaming
+
+
+@dataclass(frozen=True)
+class KeptNames:
+    """``numbers``: table -> number of a column -> its name here, of the relations called ``oids``. ``renaming``: what columns are called
+    here, as of the last shapes."""
+
+    numbers: Mapping[TableName, Mapping[int, str]] = field(default_factory=dict)
+    renaming: Renaming = field(default_factory=Renaming)
+    oids: Mapping[TableName, int] = field(default_factory=dict)
+
+    def outdated(self, configured: Renaming) -> list[str]:
+        """For people: columns that are called here as they were at the source once."""
+        return [
+            f"{column_text(table, there)} is {here!r} here"
+            for table, names in sorted(self.renaming.names.items())
+            for there, here in sorted(names.items())
+            if configured.names.get(table, {}).get(there) != here
+        ]
+
+
+def keep_names(configured: Renaming, tables: Sequence[Table], known: KeptNames | None) -> KeptNames:
+    """The names for these shapes, which are as the sink sees them. Pure.
+
+    A column goes on under its name, unless a column that is new here has that name: then the destination judges. It judges columns of the
+    key, too: events from before have another key.
+    """
+    numbers: dict[TableName, dict[int, str]] = {}
+    oids: dict[TableName, int] = {}
+    if known is not None:
+        numbers = {name: dict(of_table) for name, of_table in known.numbers.items()}
+        oids = dict(known.oids)
+    names = {name: dict(of) for name, of in configured.names.items()}
+    for table in tables:
+        if table.oid and oids.get(table.name, 0) not in (0, table.oid):
+            numbers.pop(table.name, None)  # it was dropped and made again: its numbers say nothing of those before
+        oids[table.name] = table.oid or oids.get(table.name, 0)
+        held = numbers.setdefault(table.name, {})
+        called = {column.name: names.get(table.name, {}).get(column.name, column.name) for column in table.columns}
+        is_settled = False
+        while not is_settled:  # one that gets its name back makes room for another
+            is_settled = True
+            for column in table.columns:
+                before = held.get(column.number) if column.number and column.name not in table.key else None
+                if before is not None and before not in called.values():
+                    called[column.name] = names.setdefault(table.name, {})[column.name] = before
+                    is_settled = False
+        held |= {column.number: called[column.name] for column in table.columns if column.number}
+    return KeptNames(numbers, Renaming(names), oids)
+
+
+def load_names(sink: Sink, generation: int) -> KeptNames | None:
+    """What a generation knows, or None when it keeps no names."""
+    text = sink.load_note(_note(generation))
+    if text is None:
+        return None
+    numbers: dict[TableName, Mapping[int, str]] = {}
+    names: dict[TableName, Mapping[str, str]] = {}
+    oids: dict[TableName, int] = {}
+    for schema, name, oid, of_table, renamed in json.loads(text):
+        table = TableName(schema, name)
+        oids[table] = oid
+        numbers[table] = {int(number): called for number, called in of_table.items()}
+        if renamed:
+            names[table] = renamed
+    return KeptNames(numbers, Renaming(names), oids)
+
+
+def save_names(sink: Sink, generation: int, kept: KeptNames) -> None:
+    document: list[Any] = []
+    for name, of_table in kept.numbers.items():
+        renamed = kept.renaming.names.get(name, {})
+        document.append([name.schema, name.name, kept.oids.get(name, 0), dict(of_table), dict(renamed)])
+    sink.save_note(_note(generation), json.dumps(document))
+
+
+def _note(generation: int) -> str:
+    return f"g{generation}.names"

@@ -1,0 +1,222 @@
+"""A sink whose destination sees other columns than the source has: some left out, masked, computed, or called otherwise.
+
+Columns are left out and masked by name, and a column that is renamed at the source has another name from then on. So that it doesn't
+reach the destination under it, a generation's note keeps the column's number (``Column.number``), by which it is known again. Another
+one keeps by what name the destination knows each number: with ``keeps_names`` a renamed column goes on under the name it had.
+"""
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.event import Events, JsonValue
+from cdc.model.table import Table, TableName
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, Sink, StoredRow
+from sinks.wrappers.column_names import keep_names, load_names, save_names
+from sinks.wrappers.projection import Projection, column_text
+from sinks.wrappers.renaming import Renaming
+
+
+class ProjectingSink:
+    """Wraps a sink bound to ``generation``. Callers speak of the source's full tables and events throughout."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        projection: Projection,
+        generation: int,
+        *,
+        renaming: Renaming | None = None,
+        keeps_names: bool = False,
+    ) -> None:
+        self._sink = sink
+        self._projection = projection
+        self._generation = generation
+        self._note = f"g{generation}.excluded"
+        self._salt_note = f"g{generation}.salt"
+        self._configured = renaming or Renaming()
+        self._keeps_names = keeps_names
+        self._known_renaming = None if keeps_names else self._configured
+        self._salt_is_known = False
+
+    def prepare(
+        self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
+    ) -> AddedValues:
+        """See ``Sink.prepare``. Raises ConfigurationError with all columns that can't be left out.
+
+        A column that never was there is one of these. When the source drops one later, that is fine.
+        """
+        problems = self._projection.key_problems(tables) + self._projection.clash_problems(tables)
+        seen = [self._projection.table(table) for table in tables]
+        is_new = self._generation not in self._sink.generations()
+        if is_new:
+            problems += self._projection.unknown_problems(tables) + self._configured.unknown_problems(seen)
+        kept = None
+        renaming = self._configured
+        if self._keeps_names:
+            kept = keep_names(self._configured, seen, load_names(self._sink, self._generation))
+            renaming = kept.renaming
+        problems += renaming.clash_problems(seen)
+        if problems:
+            raise ConfigurationError(
+                "columns of this sink can't be as they are configured",
+                problems=problems,
+                hint="mend exclude, mask, computed and rename of this sink",
+            )
+        salt = self._projection.salt
+        if salt is not None and is_new:
+            self._sink.save_note(self._salt_note, salt.mark)
+        self._check_salt()
+        self._remember(tables)
+        hidden = {name: self._projection.row(name, values) for name, values in added.items()}
+        here = {name: renaming.row(name, values) for name, values in hidden.items()}
+        left = self._sink.prepare([renaming.table(table) for table in seen], go_live=go_live, added=here)
+        if kept is not None:
+            # Not before the destination has agreed: what it refuses may be undone at the source.
+            save_names(self._sink, self._generation, kept)
+        self._known_renaming = renaming
+        return {name: renaming.back_row(name, values) for name, values in left.items()}
+
+    def _renaming(self) -> Renaming:
+        if self._known_renaming is None:
+            kept = load_names(self._sink, self._generation)
+            self._known_renaming = self._configured if kept is None else kept.renaming
+        return self._known_renaming
+
+    def _check_salt(self) -> None:
+        """Raise LockstepError for another salt than before: the same value would have two hashes.
+
+        Whoever writes reads the salt where it runs, on an executor's machine perhaps, so everyone looks.
+        """
+        salt = self._projection.salt
+        if salt is None or self._salt_is_known:
+            return
+        known = self._sink.load_note(self._salt_note)
+        self._salt_is_known = known == salt.mark
+        if known is not None and known != salt.mark:
+            raise LockstepError(
+                "the salt of this sink's hashes isn't the one that this generation was built with",
+                hint="put the earlier one back, or build the sink anew from the log: lockstep rebuild",
+            )
+
+    def begin_bulk(self) -> None:
+        self._sink.begin_bulk()
+
+    def end_bulk(self) -> None:
+        self._sink.end_bulk()
+
+    def claim(self) -> int:
+        return self._sink.claim()
+
+    def fence(self) -> int:
+        if self._keeps_names:
+            self._known_renaming = None  # who writes beside a job writes by the names that this one has given by now
+        return self._sink.fence()
+
+    def apply(self, batch: Batch) -> Outcome:
+        self._check_salt()
+        given = Events.of(batch.events)
+        renaming = self._renaming()
+        seen = given.tables if batch.as_stored else map(self._projection.events, given.tables)
+        versions = [
+            replace(of_table, events=renaming.events(self._projection.events(of_table.events)))
+            for of_table in batch.versions
+        ]
+        outcome = self._sink.apply(replace(batch, events=Events(map(renaming.events, seen)), versions=versions))
+        if not outcome.rejections:
+            return outcome
+        # A rejection is the caller's event, to be known again and retried; a batch has one of a key at most.
+        by_key = {
+            (events.table, str(values)): events[place]
+            for events in given.tables
+            for place, values in enumerate(events.key_values())
+        }
+        return replace(
+            outcome,
+            rejections=[
+                Rejection(by_key[refused.event.table, str(list(refused.event.key.values()))], refused.reason)
+                for refused in outcome.rejections
+            ],
+        )
+
+    def load_progress(self) -> Progress | None:
+        return self._sink.load_progress()
+
+    def save_progress(self, progress: Progress) -> None:
+        self._sink.save_progress(progress)
+
+    def live_generation(self) -> int | None:
+        return self._sink.live_generation()
+
+    def generations(self) -> list[int]:
+        return self._sink.generations()
+
+    def switch(self) -> None:
+        self._sink.switch()
+
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        return self._sink.keep_only(tables)
+
+    def drop(self) -> None:
+        self._sink.drop()
+
+    def load_note(self, name: str) -> str | None:
+        return self._sink.load_note(name)
+
+    def save_note(self, name: str, text: str | None) -> None:
+        self._sink.save_note(name, text)
+
+    def create_note(self, name: str, text: str) -> bool:
+        return self._sink.create_note(name, text)
+
+    def scan(self, table: Table) -> Iterator[StoredRow]:
+        renaming = self._renaming()
+        for stored in self._sink.scan(renaming.table(self._projection.table(table))):
+            yield renaming.back(table.name, stored)
+
+    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        renaming = self._renaming()
+        asked = [renaming.row(table.name, key) for key in keys]
+        for stored in self._sink.rows(renaming.table(self._projection.table(table)), asked):
+            yield renaming.back(table.name, stored)
+
+    def close(self) -> None:
+        self._sink.close()
+
+    def _remember(self, tables: Sequence[Table]) -> None:
+        """Note the numbers of the columns that are hidden. Raises LockstepError for one that has another name now, and for one that never was."""
+        text = self._sink.load_note(self._note)
+        known: dict[str, list[int]] = {} if text is None else json.loads(text)
+        now = dict(known)
+        unknown = []
+        for table in tables:
+            columns = (*table.columns, *self._projection.computed.get(table.name, ()))
+            named = {column.name: column.number for column in columns}
+            masked = set(self._projection.masks.get(table.name, ()))
+            hidden = self._projection.excluded.get(table.name, frozenset()) | masked
+            for name in sorted(hidden):
+                identity = column_text(table.name, name)
+                number, oid = known.get(identity, [0, 0])
+                is_same = not oid or not table.oid or oid == table.oid  # else it was dropped and made again
+                renamed = [
+                    other for other, held in named.items() if is_same and held and held == number and other != name
+                ]
+                if renamed and renamed[0] not in hidden:
+                    setting, what = ("mask", "masks") if name in masked else ("exclude", "leaves out")
+                    raise LockstepError(
+                        f"column {identity}, which this sink {what}, is called {renamed[0]!r} now",
+                        hint=f"put {column_text(table.name, renamed[0])} into {setting} of this sink and build it anew from the log",
+                    )
+                if name in named:
+                    now[identity] = [named[name], table.oid]
+                elif identity not in known:
+                    unknown.append(identity)
+        if unknown:
+            raise ConfigurationError(
+                "this sink hides columns that its tables don't have",
+                problems=[f"no such column: {identity}" for identity in unknown],
+                hint="mend exclude and mask of this sink",
+            )
+        if now != known:
+            self._sink.save_note(self._note, json.dumps(now))

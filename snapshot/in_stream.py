@@ -1,0 +1,345 @@
+"""Copies in the middle of the stream: whole tables that lack theirs, and the rows of keys that a repair asks for.
+
+Both are published where the stream stands: a snapshot is had, everything that committed before its consistent point is published
+and nothing behind it, and then the rows as the snapshot shows them.
+"""
+
+import collections
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from cdc.capture.assembler import Assembler, PublishedTable
+from cdc.capture.loop import CaptureLoop, Pause
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import format_lsn
+from cdc.model.table import Table, TableName
+from cdc.postgres.catalogue import Membership
+from cdc.postgres.connection import connection_error
+from cdc.postgres.replication import ComingSlot, CreatedSlot
+from cdc.postgres.slot import emit_heartbeat
+from cdc.protocol.control_records import CaptureState, SchemaRecord
+from cdc.protocol.pgoutput import Fields
+from cdc.stream.catalogue_shapes import CatalogueShapes
+from cdc.stream.repair_requests import Repairs
+from cdc.stream.source_checks import not_published
+from cdc.stream.table_watch import TableWatch
+from cdc.stream.toast_cache import LargeValues
+from lockstep.config import Config
+from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
+from snapshot.keys import KeyTexts, key_texts
+from snapshot.table_reader import SnapshotReader, UnreadableKey
+
+_SLOT_NAME_MAX: Final = 63
+_SLOT_PATIENCE_S: Final = 3.0
+"""How long the stream may stand for a slot that is created while nothing else is done."""
+
+_KEYS_AT_ONCE: Final = 500
+"""How many keys one query reads, and one Kafka transaction takes at most."""
+
+_LATER_S: Final = 5.0
+"""When a repair that couldn't begin is tried again."""
+
+
+def temporary_slot_name(slot: str) -> str:
+    """Another name each time: the server may still be busy with ending the last one."""
+    return f"{slot[: _SLOT_NAME_MAX - 9]}_{uuid.uuid4().hex[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Where the stream is to stand, and what a snapshot shows there. The tables are locked."""
+
+    slot: CreatedSlot
+    reader: SnapshotReader
+    shapes: Mapping[TableName, Table]
+    memberships: Mapping[TableName, Membership]
+
+
+class _Memory:
+    """What is remembered of rows beside the log, as ``republish_keys`` wants it."""
+
+    def __init__(self, assembler: Assembler, values: LargeValues) -> None:
+        self._assembler = assembler
+        self._values = values
+
+    def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
+        self._assembler.remember(published, key, fields)
+
+    def forget(self, published: PublishedTable, key: bytes) -> None:
+        self._assembler.forget(published, key)
+
+    def commit(self) -> None:
+        self._values.store.commit(self._assembler.position)
+
+
+class StreamCopies:
+    """The copies of one session. ``loop`` is given before the first one is made."""
+
+    loop: CaptureLoop
+
+    def __init__(
+        self,
+        config: Config,
+        sql: psycopg.Connection[Any],
+        *,
+        watch: TableWatch,
+        repairs: Repairs,
+        publish: Callable[[Table], PublishedTable],
+        publisher: Any,
+        assembler: Assembler,
+        shapes: CatalogueShapes,
+        values: LargeValues,
+        log: TopicReader,
+        say: Callable[[str], None],
+        copied: Callable[[CopyProgress], None],
+        stopping: Callable[[], bool],
+        while_waiting: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._sql = sql
+        self._watch = watch
+        self._repairs = repairs
+        self._publish = publish
+        self._publisher = publisher
+        self._assembler = assembler
+        self._shapes = shapes
+        self._values = values
+        self._log = log
+        self._say = say
+        self._copied = copied
+        self._stopping = stopping
+        self._while_waiting = while_waiting
+        self._coming: ComingSlot | None = None
+        self._no_repair_before_s = 0.0
+        self._put_off_for = ""
+
+    def close(self) -> None:
+        if self._coming is not None:
+            self._coming.close()
+
+    def may_begin(self, state: CaptureState) -> bool:
+        """Whether there is something to copy, and a snapshot for it can be had at once.
+
+        PostgreSQL makes none before every transaction that is writing has ended, which may take hours, and the stream goes on
+        meanwhile. So the first one only tells that the wait is over: the stream may be past it.
+        """
+        for name in self._repairs.take_wholes():
+            self._say(f"{name}: copying it anew, as somebody has asked")
+            state = self.loop.state = state.to_be_copied([name])
+        lacking = self._lacking(state)
+        if not lacking and not self._repairable():
+            return False
+        if self._coming is None:
+            with self._putting_off_repairs(unless=lacking):
+                self._coming = ComingSlot(self._config.source, temporary_slot_name(self._config.slot))
+        return self.is_ready()
+
+    def is_ready(self) -> bool:
+        """Whether ``copy`` can begin."""
+        return self._coming is not None and self._coming.is_ready()
+
+    def _lacking(self, state: CaptureState) -> list[TableName]:
+        return [name for name in self._config.source.table_names if name not in state.copied]
+
+    def _repairable(self) -> list[TableName]:
+        names = self._repairs.tables()
+        return names if names and time.monotonic() >= self._no_repair_before_s else []
+
+    @contextlib.contextmanager
+    def _putting_off_repairs(self, *, unless: Sequence[TableName]) -> Iterator[None]:
+        """Without tables that have to be copied, what goes wrong before anything was published is no reason to stop."""
+        try:
+            yield
+        except (LockstepError, psycopg.Error) as error:
+            if unless:
+                raise
+            self._no_repair_before_s = time.monotonic() + _LATER_S
+            ours = connection_error(error) if isinstance(error, psycopg.Error) else error
+            if ours.message != self._put_off_for:
+                self._put_off_for = ours.message
+                self._say(f"warning: a repair waits: {ours.message}")
+
+    def copy(self, frame: bytes | None) -> Pause | None:
+        """Copy at one point of the stream what is to be copied. ``frame`` comes behind it. None when told to stop.
+
+        Tables that lack their copy come first, which often answers what is asked of them; repairs have a turn of their own.
+        """
+        assert self._coming is not None
+        waited, self._coming = self._coming, None
+        names = self._lacking(self.loop.state)
+        point: _Point | None = None
+        with contextlib.ExitStack() as opened:
+            with self._putting_off_repairs(unless=names):
+                with waited:
+                    waited.created()
+                point = self._point(names, opened)
+            if point is None:
+                return Pause(self.loop.state, frame)
+            emit_heartbeat(self._sql)  # so that something behind the snapshot comes, also when nobody writes
+            pause = self.loop.run(first=frame, until=point.slot.consistent_point)
+            if pause is None:
+                return None
+            try:
+                for name in point.shapes:
+                    if names:
+                        self._copy_table(point, name)
+                    else:
+                        self._repair(point, name)
+            except Interrupted:
+                return None
+            return pause
+
+    def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:
+        """A snapshot, for these tables or else for those of the repairs. None when there is nothing to copy, or when another long
+        transaction has begun."""
+        config = self._config
+        wanted = names or self._repairable()
+        if not wanted:
+            return None
+        coming = opened.enter_context(ComingSlot(config.source, temporary_slot_name(config.slot)))
+        if not coming.wait(_SLOT_PATIENCE_S, self._while_waiting):
+            return None
+        slot = coming.created()
+        reader = opened.enter_context(SnapshotReader(config.source, slot.snapshot_name))
+        shapes = reader.tables(wanted, config.publication, config.source.keys)
+        found = reader.memberships(config.publication, wanted)
+        missing = [name for name in wanted if name not in shapes or name not in found]
+        if missing and names:
+            raise not_published(config, missing)
+        for name in missing:
+            self._ignore(name, f"it isn't in publication {config.publication} under this name")
+            shapes.pop(name, None)
+            found.pop(name, None)
+        if not shapes:
+            return None
+        reader.lock_unchanged(found, config.publication, self._sql)
+        return _Point(slot, reader, shapes, found)
+
+    def _copy_table(self, point: _Point, name: TableName) -> None:
+        """Copy a table as the snapshot shows it, or only its new partitions. Raises Interrupted."""
+        loop, assembler = self.loop, self._assembler
+        shape, membership = point.shapes[name], point.memberships[name]
+        published = self._publish(shape)
+        known = assembler.tables.get(name)
+        new = known is None or known.table != shape
+        before = loop.state.memberships.get(name)
+        change = membership.since(before) if before else None
+        # Only where nothing but new partitions is the reason: a table that was altered as well is copied whole.
+        only_leaves = self._watch.take_only_leaves(name, shape.schema_id) and not new
+        leaves = change.leaves if change is not None and not change.whole and only_leaves else ()
+        self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
+        # A process that dies behind the copy's last commit must not complete an update from values of before it.
+        self._values.store.clear(published.topic)
+        self._values.store.commit(assembler.position)
+        loop.state = copy_into_stream(
+            published,
+            reader=point.reader,
+            publisher=self._publisher,
+            state=loop.state,
+            consistent_point=point.slot.consistent_point,
+            membership=membership.to_text(),
+            leaves=leaves,
+            live_keys=self._log.live_keys,
+            schemas=[SchemaRecord(shape, point.slot.consistent_point)] if new else [],
+            settings=self._config.capture,
+            stopping=self._attentively_stopping,
+            report=self._copied,
+        )
+        assembler.replace(published)
+        self._values.refill(published, assembler.position)  # the copy went past it
+        if not leaves:
+            self._repairs.done(name)
+
+    def _repair(self, point: _Point, name: TableName) -> None:
+        """Publish the rows of the keys that wait. Raises Interrupted."""
+        published = self._current(point, name)
+        if published is None:
+            return
+        problems = collections.Counter[str]()
+        keys: list[KeyTexts] = []
+        for key in self._repairs.keys(name):
+            try:
+                keys.append(key_texts(published.table, key))
+            except ValueError as error:
+                problems[str(error)] += 1
+        rows = deletes = 0
+        for start in range(0, len(keys), _KEYS_AT_ONCE):
+            done = self._republish(point, published, keys[start : start + _KEYS_AT_ONCE], problems)
+            rows += done.rows
+            deletes += done.deletes
+        at = format_lsn(point.slot.consistent_point)
+        self._say(f"{name}: published {rows} rows and {deletes} deletes again at {at}, for a repair")
+        for reason, count in problems.items():
+            self._say(f"warning: keys of a repair of {name} are ignored ({count}): {reason}")
+        self._repairs.done(name)
+        self._put_off_for = ""
+
+    def _current(self, point: _Point, name: TableName) -> PublishedTable | None:
+        """How the table is published, in the snapshot's shape; None when the repair isn't to be done now."""
+        loop, assembler = self.loop, self._assembler
+        shape, known = point.shapes[name], assembler.tables.get(name)
+        if known is None or known.table.key != shape.key:
+            self._ignore(name, "its key is another one by now")
+            return None
+        before = loop.state.memberships.get(name)
+        if before is None or point.memberships[name].since(before).whole:
+            self._say(f"{name}: rows may have changed without an event; copying it anew instead of a repair")
+            loop.state = loop.state.to_be_copied([name])
+        elif known.table.schema_id != shape.schema_id:
+            # The stream is past an ALTER TABLE, and has had no row of the table since.
+            relation = self._shapes.by_now(name)
+            if relation is not None:
+                assembler.record(self._shapes.adopt(relation, known))
+                loop.commit()
+            known = assembler.tables[name]
+            if known.table.schema_id != shape.schema_id:
+                loop.state = loop.state.to_be_copied([name])
+        # A copy of the whole table, which then is next, answers the repair as well.
+        return known if name in loop.state.copied else None
+
+    def _republish(
+        self,
+        point: _Point,
+        published: PublishedTable,
+        keys: Sequence[KeyTexts],
+        problems: collections.Counter[str],
+    ) -> Republished:
+        """Those of the keys that PostgreSQL can read; the others count as problems. Raises Interrupted."""
+        if self._attentively_stopping():
+            raise Interrupted
+        try:
+            return republish_keys(
+                published,
+                keys,
+                reader=point.reader,
+                publisher=self._publisher,
+                memory=_Memory(self._assembler, self._values),
+                state=self.loop.state,
+                consistent_point=point.slot.consistent_point,
+                settings=self._config.capture,
+                stopping=self._attentively_stopping,
+            )
+        except UnreadableKey as error:
+            if len(keys) == 1:
+                types = ", ".join(f"{column.name} {column.type_name}" for column in published.table.key_columns)
+                problems[f"PostgreSQL doesn't take them for a key ({types}): {error}"] += 1
+                return Republished(0, 0)
+        half = len(keys) // 2
+        first, second = (self._republish(point, published, part, problems) for part in (keys[:half], keys[half:]))
+        return Republished(first.rows + second.rows, first.deletes + second.deletes)
+
+    def _ignore(self, name: TableName, why: str) -> None:
+        self._say(f"warning: a repair of {name} is ignored: {why}")
+        self._repairs.done(name)
+
+    def _attentively_stopping(self) -> bool:
+        """Asked between the batches of a copy, while nobody reads the stream: PostgreSQL has to hear from us all the same."""
+        self._while_waiting()
+        return self._stopping()

@@ -1,0 +1,188 @@
+"""The first copy of all tables: slot, handoff, and every row as the slot's snapshot shows it, under a ledger in the state.
+
+The state names the slot before the slot is made, so that whatever was interrupted is known to be ours.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from cdc.capture.assembler import PublishedTable
+from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.lsn import format_lsn
+from cdc.model.table import Table
+from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.postgres.preflight import check_source
+from cdc.postgres.preflight.finding import Severity
+from cdc.postgres.replication import ReplicationConnection, SystemIdentity
+from cdc.postgres.slot import blocking_transactions, drop_slot, find_slot
+from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
+from cdc.stream.source_checks import not_published, require_slot
+from lockstep.config import Config
+from migrations.source import publication_sql
+from snapshot.copy import CopyProgress, copy_tables
+from snapshot.in_stream import temporary_slot_name
+from snapshot.table_reader import SnapshotReader
+
+FIRST_EPOCH = 0
+
+_REPORT_BLOCKERS_AFTER_S = 5.0
+
+
+class Stopped(Exception):
+    """Told to stop while waiting for PostgreSQL."""
+
+
+class InitialSnapshot:
+    """Takes it over one connection; ``publish`` says how a table's rows are encoded and where they go."""
+
+    def __init__(
+        self,
+        config: Config,
+        sql: psycopg.Connection[Any],
+        *,
+        owner: str,
+        publish: Callable[[Table], PublishedTable],
+        say: Callable[[str], None],
+        copied: Callable[[CopyProgress], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._sql = sql
+        self._owner = owner
+        self._publish = publish
+        self._say = say
+        self._copied = copied
+        self._stopping = stopping
+
+    def take(
+        self,
+        publisher: Any,
+        state: CaptureState | None,
+        identity: SystemIdentity,
+    ) -> CaptureState:
+        """Begin, or go on with what an earlier start left; COPYING in the state says that it was told to stop. Raises Stopped."""
+        config, sql = self._config, self._sql
+        self._preflight()
+        if state is None:
+            if find_slot(sql, config.slot) is not None:
+                raise PositionMismatch(
+                    f"slot {config.slot} exists, but Kafka holds no state for it: it isn't known what was published",
+                    hint=f"if nobody else needs the slot: select pg_drop_replication_slot('{config.slot}');"
+                    " else set source.slot to another name",
+                )
+            state = CaptureState(
+                slot=config.slot,
+                owner=self._owner,
+                publication=config.publication,
+                database=sql.info.dbname,
+                system_id=identity.system_id,
+                timeline=identity.timeline,
+                epoch=FIRST_EPOCH,
+                phase=SnapshotPhase.CREATING,
+                handoff=0,
+                commit_lsn=0,
+                seq=SNAPSHOT_SEQ,
+                end_lsn=0,
+                commit_time_ms=0,
+                copied={},
+                memberships={},
+            )
+            publisher.commit(state)
+        with ReplicationConnection(config.source) as holder:
+            if state.phase is SnapshotPhase.CREATING:
+                if find_slot(sql, config.slot) is not None:
+                    drop_slot(sql, config.slot)  # made by a start that was interrupted before its first row
+                self._say(f"creating replication slot {config.slot}")
+                slot = holder.create_slot(config.slot, temporary=False, while_waiting=self._waiting_for_slot())
+            else:
+                require_slot(sql, state)
+                self._say("the snapshot was interrupted: copying the tables that are missing")
+                slot = holder.create_slot(
+                    temporary_slot_name(config.slot), temporary=True, while_waiting=self._waiting_for_slot()
+                )
+            with SnapshotReader(config.source, slot.snapshot_name) as reader:
+                names = config.source.table_names
+                shapes = reader.tables(names, config.publication, config.source.keys)
+                found = reader.memberships(config.publication, names)
+                missing = [name for name in names if name not in shapes or name not in found]
+                if missing:
+                    raise not_published(config, missing)
+                reader.lock_unchanged(found, config.publication, sql)
+                now_ms = time.time_ns() // 1_000_000
+                if state.phase is SnapshotPhase.CREATING:
+                    point = slot.consistent_point
+                    state = replace(
+                        state,
+                        phase=SnapshotPhase.COPYING,
+                        handoff=point,
+                        commit_lsn=point,
+                        seq=SNAPSHOT_SEQ,
+                        end_lsn=point,
+                        commit_time_ms=now_ms,
+                    )
+                now = {name: found[name].to_text() for name in names if name not in state.copied}
+                state = replace(state, memberships={**state.memberships, **now})
+                self._say(f"handoff at {format_lsn(state.handoff)}, copying {len(shapes)} tables")
+                publisher.commit(state, [SchemaRecord(table, slot.consistent_point) for table in shapes.values()])
+                return copy_tables(
+                    reader=reader,
+                    publisher=publisher,
+                    tables={name: self._publish(table) for name, table in shapes.items()},
+                    state=state,
+                    consistent_point=slot.consistent_point,
+                    settings=config.capture,
+                    stopping=self._stopping,
+                    report=self._copied,
+                )
+
+    def _preflight(self) -> None:
+        config, sql = self._config, self._sql
+        create = publication_sql(config.publication, config.source.published_names)
+        findings = check_source(
+            sql,
+            tables=config.source.published_names,
+            publication=config.publication,
+            slot=config.slot,
+            create_publication=create,
+            keys=config.source.keys,
+            append_only=config.source.append_only,
+        )
+        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        if errors:
+            raise LockstepError(
+                "the source isn't ready:\n"
+                + "\n".join(f"  {found.subject} {found.what}: {found.why}\n    {found.fix}" for found in errors),
+                hint="`lockstep doctor` shows all findings",
+            )
+        exists = sql.execute("select 1 from pg_publication where pubname = %s", (config.publication,)).fetchone()
+        if exists is None:
+            self._say(f"creating the publication: {create}")
+            try:
+                sql.execute(create.encode())
+            except psycopg.errors.InsufficientPrivilege as error:
+                raise LockstepError(
+                    f"our role may not create publication {config.publication}",
+                    hint=f"let the tables' owner run: {create}",
+                ) from error
+
+    def _waiting_for_slot(self) -> Callable[[float], None]:
+        """Says now and then which transactions a new slot waits for; without it, an idle session looks like a hang."""
+        next_report_s = _REPORT_BLOCKERS_AFTER_S
+
+        def waiting(seconds: float) -> None:
+            nonlocal next_report_s
+            if self._stopping():
+                raise Stopped
+            if seconds >= next_report_s:
+                next_report_s *= 2
+                blockers = ", ".join(
+                    f"pid {pid} ({name or 'no name'}, {age:.0f} s)"
+                    for pid, name, age in blocking_transactions(self._sql)
+                )
+                self._say(f"the slot waits for writing transactions to end: {blockers or 'none are left'}")
+
+        return waiting

@@ -1,0 +1,529 @@
+"""Messages become events: tags, keys, old rows, and everything that has to stop the run instead."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdc.capture.assembler import Assembler, Event, PublishedTable
+from cdc.capture.messages_and_outbox import MessageChannel
+from cdc.model.errors import LockstepError, UnsupportedChange
+from cdc.model.lsn import Lsn
+from cdc.model.table import Table, TableName
+from cdc.model.tag import Tag
+from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from cdc.protocol.pgoutput import (
+    UNCHANGED,
+    Begin,
+    Commit,
+    FullImage,
+    LogicalMessage,
+    Message,
+    Origin,
+    Relation,
+    Truncate,
+    Type,
+)
+from cdc.toast.rule import ColumnFacts, ToastRule
+from tests.builders import column, table
+from tests.history import EPOCH, assembler, events, published, relations, state
+from tests.wal import (
+    COMMIT_TIME_MS,
+    COMMIT_TIME_US,
+    HANDOFF,
+    RELATION_ID,
+    History,
+    delete,
+    insert,
+    relation,
+    update,
+    with_identity,
+)
+
+FULL = table(identity="f")
+ITEMS = table(
+    column("order_id", "int8"), column("place", "int4"), name=TableName("public", "items"), key=("order_id", "place")
+)
+FIRST = HANDOFF + 0x1000
+"""Where the first transaction of a history commits."""
+
+
+def parsed(event: Event) -> dict[str, Any]:
+    """An event without what doesn't matter to the test: op, key, tag's seq, before and after."""
+    _, key, value, tombstone_tag = event
+    if value is None:
+        assert tombstone_tag is not None
+        return {"key": json.loads(key), "tombstone": Tag.parse(tombstone_tag.decode()).seq}
+    envelope = json.loads(value)
+    tag = Tag.parse(envelope["tag"])
+    return {"op": envelope["op"], "key": json.loads(key), "seq": tag.seq} | {
+        name: envelope[name] for name in ("before", "after") if envelope[name] is not None
+    }
+
+
+def of_one_transaction(*body: Message, shape: Any = None, include_before: bool = True) -> list[dict[str, Any]]:
+    shapes = [shape or table()]
+    follower = assembler(*shapes, include_before=include_before)
+    return [parsed(event) for event in events(follower, History(body).messages(*relations(*shapes)))]
+
+
+def test_an_insert_is_a_create_event() -> None:
+    assert of_one_transaction(insert(b"1", b"x")) == [
+        {"op": "c", "key": {"id": 1}, "seq": 1, "after": {"id": 1, "note": "x"}}
+    ]
+
+
+def test_an_update_is_an_update_event_with_the_whole_row() -> None:
+    assert of_one_transaction(update(b"1", b"y")) == [
+        {"op": "u", "key": {"id": 1}, "seq": 1, "after": {"id": 1, "note": "y"}}
+    ]
+
+
+def test_a_delete_is_a_delete_event_and_a_tombstone_of_the_same_tag() -> None:
+    assert of_one_transaction(delete(b"1", None)) == [
+        {"op": "d", "key": {"id": 1}, "seq": 1, "before": {"id": 1}},
+        {"key": {"id": 1}, "tombstone": 1},
+    ]
+
+
+def test_an_update_with_the_old_row_has_it_as_before() -> None:
+    (event,) = of_one_transaction(update(b"1", b"new", full=(b"1", b"old")), shape=FULL)
+    assert event["before"] == {"id": 1, "note": "old"}
+
+
+def test_a_delete_with_the_old_row_has_it_as_before() -> None:
+    removal = type(delete())(RELATION_ID, FullImage((b"1", b"old")))
+    assert of_one_transaction(removal, shape=FULL)[0]["before"] == {"id": 1, "note": "old"}
+
+
+def test_before_can_be_left_out() -> None:
+    (event,) = of_one_transaction(update(b"1", b"new", full=(b"1", b"old")), shape=FULL, include_before=False)
+    assert "before" not in event
+
+
+def test_a_key_change_is_a_delete_with_tombstone_and_a_create_with_consecutive_seq() -> None:
+    assert of_one_transaction(update(b"2", b"x", key=(b"1", None))) == [
+        {"op": "d", "key": {"id": 1}, "seq": 1, "before": {"id": 1}},
+        {"key": {"id": 1}, "tombstone": 1},
+        {"op": "c", "key": {"id": 2}, "seq": 2, "after": {"id": 2, "note": "x"}},
+    ]
+
+
+def test_a_key_change_under_full_identity_is_seen_by_the_old_row() -> None:
+    changes = of_one_transaction(update(b"2", b"x", full=(b"1", b"x")), shape=FULL)
+    assert [change.get("op") for change in changes] == ["d", None, "c"]
+
+
+def test_a_change_after_a_key_change_counts_behind_both_of_its_events() -> None:
+    changes = of_one_transaction(update(b"2", b"x", key=(b"1", None)), insert(b"3", b"y"))
+    assert changes[-1]["seq"] == 3
+
+
+def test_seq_starts_again_with_each_transaction() -> None:
+    history = History([insert(b"1", b"x"), insert(b"2", b"x")], [insert(b"3", b"x")])
+    tags = [json.loads(event[2] or b"")["tag"] for event in events(assembler(), history.messages(*relations()))]
+    assert tags == [str(Tag(EPOCH, lsn, seq)) for lsn, seq in ((FIRST, 1), (FIRST, 2), (FIRST + 0x1000, 1))]
+
+
+def test_the_source_block_is_of_its_own_transaction() -> None:
+    history = History([insert(b"1", b"x")], [insert(b"2", b"x")])
+    sources = [json.loads(event[2] or b"")["source"] for event in events(assembler(), history.messages(*relations()))]
+    assert [source["txId"] for source in sources] == [700, 701]
+
+
+def test_times_are_those_of_the_commit() -> None:
+    ((_, _, value, _),) = events(assembler(), History([insert(b"1", b"x")]).messages(*relations()))
+    envelope = json.loads(value or b"")
+    assert (envelope["ts_ms"], envelope["source"]["ts_ms"]) == (COMMIT_TIME_MS, COMMIT_TIME_MS)
+
+
+def test_the_source_lsn_is_that_of_the_change() -> None:
+    history = History([insert(b"1", b"x")])
+    messages = history.messages(*relations())
+    (lsn,) = [lsn for lsn, message in messages if message == insert(b"1", b"x")]
+    ((_, _, value, _),) = events(assembler(), messages)
+    assert json.loads(value or b"")["source"]["lsn"] == lsn
+
+
+def test_two_tables_share_the_numbers_of_their_transaction() -> None:
+    shapes = (table(), ITEMS)
+    history = History([insert(b"1", b"x"), insert(b"1", b"7", of=RELATION_ID + 1), update(b"1", b"y")])
+    found = events(assembler(*shapes), history.messages(*relations(*shapes)))
+    assert [(event[0], parsed(event)["seq"]) for event in found] == [
+        ("shop.public.orders", 1),
+        ("shop.public.items", 2),
+        ("shop.public.orders", 3),
+    ]
+
+
+def test_a_key_of_two_columns_changes_when_one_of_them_does() -> None:
+    changes = of_one_transaction(update(b"1", b"8", key=(b"1", b"7")), shape=ITEMS)
+    assert [change["key"] for change in changes] == [
+        {"order_id": 1, "place": 7},
+        {"order_id": 1, "place": 7},
+        {"order_id": 1, "place": 8},
+    ]
+
+
+def test_an_unchanged_large_value_comes_from_the_old_row() -> None:
+    (event,) = of_one_transaction(update(b"1", UNCHANGED, full=(b"1", b"large")), shape=FULL)
+    assert event["after"] == {"id": 1, "note": "large"}
+
+
+def test_an_unchanged_value_that_was_null_in_the_old_row_is_null() -> None:
+    (event,) = of_one_transaction(update(b"1", UNCHANGED, full=(b"1", None)), shape=FULL)
+    assert event["after"] == {"id": 1, "note": None}
+
+
+@pytest.mark.parametrize("key", [None, (b"2", None)], ids=["same key", "another key"])
+def test_an_unchanged_large_value_that_nobody_knows_stops_the_run(key: Any) -> None:
+    with pytest.raises(UnsupportedChange, match=r"public.orders left the large values of note untouched"):
+        of_one_transaction(update(b"1", UNCHANGED, key=key))
+
+
+def test_the_hint_for_an_unknown_large_value_is_the_sql_that_mends_it() -> None:
+    with pytest.raises(UnsupportedChange) as caught:
+        of_one_transaction(update(b"1", UNCHANGED))
+    assert 'alter table "public"."orders" replica identity full' in (caught.value.hint or "")
+
+
+def test_an_insert_without_all_of_its_values_makes_no_sense() -> None:
+    with pytest.raises(LockstepError, match="without all of its values"):
+        of_one_transaction(insert(b"1", UNCHANGED))
+
+
+class Log:
+    """What a topic holds, in memory; remembers when it was asked."""
+
+    def __init__(self, *keys: bytes) -> None:
+        self._keys = keys
+        self.asked: list[str] = []
+
+    def live_keys(self, topic: str) -> Iterator[bytes]:
+        self.asked.append(topic)
+        yield from self._keys
+
+    def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
+        self.asked.append(topic)
+        return b'{"id":1,"note":"x"}' if key in self._keys else None
+
+
+TRUNCATE = Truncate((RELATION_ID, 99), cascade=False, restart_identity=False)
+
+
+def of_a_log(log: Log, *body: Message, at: Any = None) -> list[dict[str, Any]]:
+    follower = assembler(table(), at=at, log=log)
+    described = [*relations(table()), relation(ITEMS, 99)]
+    follower.feed(described[1], 0)
+    follower.feed(described[0], 0)
+    return [parsed(event) for event in events(follower, History(body).messages())]
+
+
+def test_truncate_is_a_delete_of_every_live_key_with_one_tag() -> None:
+    found = of_a_log(Log(b'{"id":1}', b'{"id":2}'), insert(b"5", b"x"), TRUNCATE, insert(b"6", b"x"))
+    assert [(change.get("op"), change["key"]["id"], change.get("seq", change.get("tombstone"))) for change in found] == [
+        ("c", 5, 1), ("d", 1, 2), (None, 1, 2), ("d", 2, 2), (None, 2, 2), ("c", 6, 3),
+    ]  # fmt: skip
+
+
+def test_truncate_of_a_table_that_nobody_captures_is_no_change() -> None:
+    log = Log(b'{"id":1}')
+    of_a_log(log, TRUNCATE)
+    assert log.asked == ["shop.public.orders"]
+
+
+def test_a_truncate_that_was_published_is_not_repeated() -> None:
+    log = Log(b'{"id":1}')
+    found = of_a_log(log, insert(b"5", b"x"), TRUNCATE, insert(b"6", b"x"), at=state(commit_lsn=FIRST, seq=2))
+    assert ([change["key"]["id"] for change in found], log.asked) == ([6], [])
+
+
+def test_a_truncate_counts_only_behind_its_last_delete() -> None:
+    follower = assembler(log=Log(b'{"id":1}', b'{"id":2}'))
+    events(follower, History([insert(b"5", b"x")]).messages(*relations())[:-1])
+    seen = [follower.position[1] for _ in follower.truncate(TRUNCATE_ORDERS, 0)]
+    assert (seen, follower.position[1]) == ([1, 1, 1, 1], 2)
+
+
+TRUNCATE_ORDERS = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
+
+
+def test_everything_sent_is_committed_before_the_log_is_asked() -> None:
+    log = Log(b'{"id":1}')
+    follower = assembler(log=log)
+    events(follower, History([insert(b"5", b"x")]).messages(*relations())[:-1])
+    order: list[object] = []
+    follower.settle = lambda: order.append((follower.position[1], list(log.asked)))
+    list(follower.truncate(TRUNCATE_ORDERS, 0))
+    assert order == [(1, [])]
+
+
+def test_messages_types_and_origins_are_no_changes() -> None:
+    others = [LogicalMessage(True, Lsn(1), "p", b"c"), Type(90_000, "public", "mood"), Origin(Lsn(1), "elsewhere")]
+    assert of_one_transaction(*others, insert(b"1", b"x"))[0]["seq"] == 1
+
+
+def test_a_message_for_capture_itself_is_handed_over_and_never_published() -> None:
+    got: list[bytes] = []
+    channel = MessageChannel(("own", "p"), "messages", server="shop", database="app", version="1")
+    follower = assembler(notices={"own": got.append}, messages=channel)
+    body = [LogicalMessage(True, Lsn(1), "own", b"one"), LogicalMessage(True, Lsn(2), "p", b"x"), insert(b"1", b"x")]
+    found = events(follower, History(body).messages(*relations()))
+    follower.feed(LogicalMessage(False, Lsn(FIRST + 0x1000), "own", b"two"), 0)
+    assert [topic for topic, *_ in found] == ["messages", "shop.public.orders"]
+    assert [json.loads(value or b"")["tag"][-8:] for _, _, value, _ in found] == ["00000001", "00000002"]
+    assert got == [b"one", b"two"]
+
+
+def test_changes_of_a_table_that_nobody_captures_are_left_out() -> None:
+    history = History([insert(b"1", b"7", of=RELATION_ID + 1), insert(b"1", b"x")])
+    found = events(assembler(), history.messages(relation(table()), relation(ITEMS, RELATION_ID + 1)))
+    assert [parsed(event)["seq"] for event in found] == [1]
+
+
+class Adopting:
+    """Takes every description for what it says; types are those of the tests' columns."""
+
+    def __init__(self, *shapes: Table, rewritten: str = "") -> None:
+        self._shapes = {shape.columns: shape for shape in shapes}
+        self._rewritten = rewritten
+
+    def adopt(self, described: Relation, known: PublishedTable) -> PublishedTable:
+        names = [column.name for column in described.columns]
+        for shape in self._shapes.values():
+            if [column.name for column in shape.columns] == names and shape != known.table:
+                adopted = PublishedTable(known.topic, known.encoder.of(shape))
+                adopted.unrecorded = SchemaRecord(shape, 0, ShapeChange(rewritten=self._rewritten))
+                return adopted
+        return known
+
+
+WIDER = table(column("id", "int8"), column("note"), column("more"))
+
+
+def test_a_new_shape_is_recorded_with_the_commit_of_its_first_row() -> None:
+    follower = assembler(shapes=Adopting(WIDER))
+    messages = History([insert(b"1", b"x"), relation(WIDER), insert(b"2", b"y", b"z")]).messages(relation(table()))
+    first, second = events(follower, messages)
+    assert [record.from_lsn for record in follower.new_shapes] == [FIRST]
+    assert [json.loads(event[2] or b"")["source"]["schema_id"] for event in (first, second)] == [
+        table().schema_id,
+        WIDER.schema_id,
+    ]
+
+
+def test_a_shape_without_a_row_is_not_recorded() -> None:
+    follower = assembler(shapes=Adopting(WIDER))
+    events(follower, History([insert(b"1", b"x"), relation(WIDER)]).messages(relation(table())))
+    assert follower.new_shapes == []
+
+
+def test_an_old_shape_that_is_seen_again_after_a_restart_is_not_recorded() -> None:
+    body = [insert(b"1", b"x"), relation(WIDER), insert(b"2", b"y", b"z"), insert(b"3", b"y", b"z")]
+    follower = assembler(WIDER, at=state(commit_lsn=FIRST, seq=2), shapes=Adopting(table(), WIDER))
+    found = events(follower, History(body).messages(relation(table())))
+    assert (len(found), follower.new_shapes) == (1, [])
+
+
+def test_a_table_keeps_its_topic_when_it_is_renamed() -> None:
+    shape = replace(table(), oid=RELATION_ID)
+    renamed = replace(relation(shape), name="elsewhere")
+    (event,) = events(assembler(shape, shapes=Adopting()), History([insert(b"1", b"x")]).messages(renamed))
+    assert event[0] == "shop.public.orders"
+
+
+def test_a_table_that_is_copied_later_is_captured_from_there() -> None:
+    follower = assembler()
+    items = relation(ITEMS, RELATION_ID + 1)
+    history = History([insert(b"1", b"7", of=RELATION_ID + 1)], [insert(b"1", b"8", of=RELATION_ID + 1)])
+    messages = history.messages(items)
+    assert events(follower, messages[:4]) == []
+    (later,) = published(replace(ITEMS, oid=RELATION_ID + 1)).values()
+    follower.replace(later)
+    assert len(events(follower, messages[4:])) == 1
+
+
+@pytest.mark.parametrize("change", [update(b"1", b"y"), delete(None, b"x")], ids=["update", "delete"])
+@pytest.mark.parametrize("identity", ["n", "i"])
+def test_a_change_without_its_key_stops_the_run(identity: str, change: Message) -> None:
+    described = with_identity(relation(table(column("code"), column("note"), key=("note",))), identity)
+    shape = table(key=("id",), identity=identity)
+    with pytest.raises(UnsupportedChange, match=r"doesn't deliver its key \(id\)"):
+        events(assembler(shape, shapes=Adopting()), History([change]).messages(described))
+
+
+def test_rows_of_a_table_whose_replica_identity_is_nothing_can_be_inserted() -> None:
+    described = replace(with_identity(relation(table()), "n"), columns=relation(table()).columns)
+    assert len(events(assembler(shapes=Adopting()), History([insert(b"1", b"x")]).messages(described))) == 1
+
+
+class Memory(dict[tuple[str, bytes], Mapping[str, bytes]]):
+    """Large values in a dict."""
+
+    def get(self, topic: str, key: bytes) -> Any:  # type: ignore[override]
+        return dict.get(self, (topic, key))
+
+    def put(self, topic: str, key: bytes, values: Mapping[str, bytes]) -> None:
+        self[topic, key] = values
+
+    def forget(self, topic: str, key: bytes) -> None:
+        self.pop((topic, key), None)
+
+
+def with_rule() -> PublishedTable:
+    """``public.orders``, whose notes may be out of line."""
+    (found,) = published().values()
+    facts = [ColumnFacts("id", "int8", 8, "d"), ColumnFacts("note", "text", -1, "i")]
+    return PublishedTable(found.topic, found.encoder, toast=ToastRule(facts, attributes=2))
+
+
+@pytest.mark.parametrize(("note", "kept"), [(b"x" * 50, b'"' + b"x" * 50 + b'"'), (b"short", None), (None, None)])
+def test_of_a_row_that_was_read_whatever_may_be_out_of_line_is_remembered(
+    note: bytes | None, kept: bytes | None
+) -> None:
+    memory, orders = Memory(), with_rule()
+    memory.put(orders.topic, b'{"id":1}', {"note": b'"older"'})
+    assembler(memory=memory).remember(orders, b'{"id":1}', (b"1", note))
+    assert memory.get(orders.topic, b'{"id":1}') == (None if kept is None else {"note": kept})
+
+
+def test_what_is_forgotten_of_a_row_is_gone() -> None:
+    memory, orders = Memory(), with_rule()
+    memory.put(orders.topic, b'{"id":1}', {"note": b'"older"'})
+    assembler(memory=memory).forget(orders, b'{"id":1}')
+    assert memory == {}
+
+
+def test_a_replica_identity_of_full_is_taken_while_running() -> None:
+    history = History([update(b"1", UNCHANGED, full=(b"1", b"large"))])
+    found = events(assembler(), history.messages(with_identity(relation(table()), "f")))
+    assert parsed(found[0])["after"] == {"id": 1, "note": "large"}
+
+
+def test_a_relation_that_is_sent_again_is_taken_again() -> None:
+    follower = assembler()
+    events(follower, History([insert(b"1", b"x")]).messages(*relations()))
+    again = History([insert(b"2", b"x")], first_commit_lsn=HANDOFF + 0x9000)
+    assert len(events(follower, again.messages(*relations()))) == 1
+
+
+def test_a_row_of_a_relation_that_was_not_described_makes_no_sense() -> None:
+    with pytest.raises(LockstepError, match="relation that it didn't describe"):
+        events(assembler(), History([insert(b"1", b"x")]).messages())
+
+
+def test_a_row_outside_of_a_transaction_makes_no_sense() -> None:
+    follower = assembler()
+    follower.feed(relation(table()), 0)
+    with pytest.raises(LockstepError, match="outside of a transaction"):
+        follower.feed(insert(b"1", b"x"), 0)
+
+
+def test_a_transaction_inside_another_makes_no_sense() -> None:
+    follower = assembler()
+    follower.feed(Begin(Lsn(FIRST), COMMIT_TIME_US, 1), 0)
+    with pytest.raises(LockstepError, match="inside another"):
+        follower.feed(Begin(Lsn(FIRST), COMMIT_TIME_US, 1), 0)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_commit_of_another_transaction_makes_no_sense(begun: bool) -> None:
+    follower = assembler()
+    if begun:
+        follower.feed(Begin(Lsn(FIRST), COMMIT_TIME_US, 1), 0)
+    with pytest.raises(LockstepError, match="didn't begin"):
+        follower.feed(Commit(Lsn(FIRST + 8), Lsn(FIRST + 16), COMMIT_TIME_US), 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        insert(b"1"),
+        insert(),
+        insert(b"1", b"x", b"y"),
+        update(b"1"),
+        update(b"1", b"x", key=()),
+        update(b"1", b"x", full=(b"1",)),
+        update(b"1", UNCHANGED, full=(b"1",)),
+        delete(),
+    ],
+    ids=str,
+)
+def test_a_row_with_another_number_of_values_stops_the_run(change: Message) -> None:
+    with pytest.raises(LockstepError):
+        of_one_transaction(change)
+
+
+def test_an_old_key_that_was_not_sent_stops_the_run() -> None:
+    with pytest.raises(LockstepError):
+        of_one_transaction(delete(UNCHANGED), shape=table(column("name"), key=("name",)))
+
+
+def test_a_row_that_is_not_utf8_stops_the_run_without_showing_it() -> None:
+    with pytest.raises(UnsupportedChange, match="can't be encoded") as caught:
+        of_one_transaction(insert(b"1", b"secret\xff"))
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_complete_transaction_moves_the_end() -> None:
+    follower = assembler()
+    events(follower, History([insert(b"1", b"x")]).messages(*relations()))
+    assert (follower.end_lsn, follower.commit_time_ms) == (FIRST + 0x30, COMMIT_TIME_MS)
+
+
+def test_a_transaction_that_is_not_complete_leaves_the_end_where_it_was() -> None:
+    follower = assembler()
+    events(follower, History([insert(b"1", b"x")]).messages(*relations())[:-1])
+    assert (follower.in_transaction, follower.end_lsn) == (True, HANDOFF)
+
+
+def test_a_transaction_without_rows_moves_the_end_as_well() -> None:
+    follower = assembler()
+    events(follower, History([LogicalMessage(True, Lsn(1), "lockstep.heartbeat", b"")]).messages())
+    assert follower.end_lsn == FIRST + 0x30
+
+
+def test_a_transaction_that_commits_exactly_at_the_handoff_is_published() -> None:
+    history = History([insert(b"1", b"x")], first_commit_lsn=HANDOFF)
+    (event,) = events(assembler(), history.messages(*relations()))
+    assert json.loads(event[2] or b"")["tag"] == str(Tag(EPOCH, HANDOFF, 1))
+
+
+LONG = History(
+    [insert(b"1", b"a"), update(b"2", b"a", key=(b"1", None)), delete(b"9", None)],
+    [LogicalMessage(True, Lsn(1), "lockstep.heartbeat", b"")],
+    [insert(b"3", b"b"), update(b"3", b"c"), insert(b"1", b"7", of=RELATION_ID + 1)],
+    [update(b"1", b"8", key=(b"1", b"7"), of=RELATION_ID + 1), delete(b"3", None)],
+)
+SHAPES = (table(), ITEMS)
+
+
+def every_position() -> list[tuple[int, int, int, list[Event]]]:
+    """(commit LSN, seq, end LSN, remaining events) after each change of LONG and before the first."""
+    follower = assembler(*SHAPES)
+    steps: list[tuple[int, int, int, list[Event]]] = [(HANDOFF, 0, HANDOFF, [])]
+    for lsn, message in LONG.messages(*relations(*SHAPES)):
+        found = list(follower.feed(message, lsn))
+        for step in steps:
+            step[3].extend(found)
+        steps.append((*follower.position, follower.end_lsn, []))
+    return steps
+
+
+@pytest.mark.parametrize("step", every_position(), ids=lambda step: f"{step[0]:x}-{step[1]}-{step[2]:x}")
+def test_a_restart_anywhere_gives_exactly_the_remaining_events(step: tuple[int, int, int, list[Event]]) -> None:
+    commit_lsn, seq, end_lsn, remaining = step
+    restarted: Assembler = assembler(*SHAPES, at=state(commit_lsn=commit_lsn, seq=seq, end_lsn=end_lsn))
+    assert events(restarted, LONG.messages(*relations(*SHAPES), at=end_lsn)) == remaining
+
+
+def test_a_restart_between_the_two_halves_of_a_key_change_gives_the_second() -> None:
+    begin = state(commit_lsn=FIRST, seq=1)
+    history = History([update(b"2", b"x", key=(b"1", None))])
+    found = events(assembler(at=begin), history.messages(*relations()))
+    assert [parsed(event) for event in found] == [
+        {"op": "c", "key": {"id": 2}, "seq": 2, "after": {"id": 2, "note": "x"}}
+    ]

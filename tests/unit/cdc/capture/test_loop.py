@@ -1,0 +1,341 @@
+"""The capture loop: when a batch ends, what its state says, and what may be confirmed when."""
+
+from dataclasses import replace
+
+import pytest
+
+from cdc.capture.assembler import PublishedTable
+from cdc.model.errors import MalformedMessage, Unavailable
+from cdc.model.lsn import Lsn
+from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from cdc.protocol.pgoutput import LogicalMessage, Relation, Truncate
+from tests.builders import column, table
+from tests.edges import STATUS_INTERVAL_S, Capture, Journal, Time
+from tests.history import relations, state
+from tests.wal import HANDOFF, RELATION_ID, History, data_frame, insert, keepalive_frame, relation
+
+FIRST = HANDOFF + 0x1000
+FIRST_END = FIRST + 0x30
+SECOND_END = FIRST_END + 0x1000
+IDLE_FOR_25_S: list[list[bytes]] = [[] for _ in range(125)]
+"""An empty burst lasts for two waits of a tenth of a second."""
+
+
+def frames(*bodies: list[object]) -> list[bytes]:
+    """The frames of a history of these transactions."""
+    history = History(*bodies)  # type: ignore[arg-type]
+    return [data_frame(message, lsn) for lsn, message in history.messages(*relations())]
+
+
+def rows(count: int, note: bytes = b"x") -> list[object]:
+    return [insert(str(number).encode(), note) for number in range(count)]
+
+
+def committed_rows(capture: Capture) -> list[int]:
+    return [len(batch) for batch in capture.publisher.batches]
+
+
+def test_a_batch_is_committed_when_the_socket_is_dry() -> None:
+    capture = Capture(frames(rows(2)), []).run()
+    assert capture.positions() == [(FIRST, 2, FIRST_END)]
+
+
+def test_transactions_that_are_there_together_are_one_batch() -> None:
+    capture = Capture(frames(rows(2), rows(3))).run()
+    assert (committed_rows(capture), capture.positions()[-1]) == ([5], (FIRST + 0x1000, 3, SECOND_END))
+
+
+def test_transactions_that_come_one_after_the_other_are_a_batch_each() -> None:
+    sent = frames(rows(2), rows(3))
+    capture = Capture(sent[:5], sent[5:]).run()
+    assert committed_rows(capture) == [2, 3]
+
+
+def test_a_transaction_that_is_still_arriving_is_not_torn() -> None:
+    sent = frames(rows(2))
+    capture = Capture(sent[:3], sent[3:]).run()
+    assert committed_rows(capture) == [2]
+
+
+def test_nothing_is_confirmed_before_it_is_committed() -> None:
+    sent = frames(rows(2), rows(3))
+    journal = Capture(sent[:5], sent[5:]).run().journal
+    for place, (what, lsn) in enumerate(journal):
+        assert what != "confirmed" or lsn == HANDOFF or ("committed", lsn) in journal[:place]
+
+
+def test_what_is_confirmed_is_the_end_of_a_transaction() -> None:
+    sent = frames(rows(2), rows(3))
+    journal = Capture(sent[:5], sent[5:]).run().journal
+    assert sorted(set(journal.of("confirmed"))) == [FIRST_END, SECOND_END]
+
+
+def test_what_was_committed_is_confirmed_at_once() -> None:
+    journal = Capture(frames(rows(2))).run().journal
+    assert journal[journal.index(("committed", FIRST_END)) + 1] == ("confirmed", FIRST_END)
+
+
+def test_a_commit_that_fails_is_raised_and_confirms_nothing() -> None:
+    capture = Capture(frames(rows(2)), fail_at=0)
+    with pytest.raises(Unavailable):
+        capture.run()
+    assert set(capture.journal.of("confirmed")) <= {HANDOFF}
+
+
+def test_a_commit_whose_outcome_is_unknown_confirms_nothing() -> None:
+    capture = Capture(frames(rows(2)), fail_at=0, durable=True)
+    with pytest.raises(Unavailable):
+        capture.run()
+    assert set(capture.journal.of("confirmed")) <= {HANDOFF}
+
+
+@pytest.mark.parametrize(("asks", "answers"), [(True, [HANDOFF]), (False, [])])
+def test_a_keepalive_is_answered_at_once_if_it_asks(asks: bool, answers: list[int]) -> None:
+    seen: list[list[int]] = []
+    script = [keepalive_frame(HANDOFF + 8, reply_requested=asks), lambda: seen.append(capture.journal.of("confirmed"))]
+    capture = Capture(script)
+    capture.run()
+    assert seen == [answers]
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_keepalive_never_raises_what_is_confirmed(asks: bool) -> None:
+    capture = Capture([keepalive_frame(HANDOFF + 0x8000, reply_requested=asks)], []).run()
+    assert set(capture.journal.of("confirmed")) == {HANDOFF}
+
+
+def test_a_keepalive_in_the_middle_of_a_transaction_confirms_nothing_of_it() -> None:
+    sent = frames(rows(2))
+    capture = Capture([*sent[:3], keepalive_frame(HANDOFF + 0x8000, reply_requested=True), *sent[3:]]).run()
+    assert capture.journal[0] == ("confirmed", HANDOFF)
+
+
+def test_a_commit_behind_a_keepalive_confirms_its_own_end_and_no_more() -> None:
+    sent = frames(rows(2))
+    capture = Capture([*sent[:3], keepalive_frame(HANDOFF + 0x8000), *sent[3:]]).run()
+    assert set(capture.journal.of("confirmed")) == {FIRST_END}
+
+
+def test_a_keepalive_raises_what_was_received() -> None:
+    capture = Capture([keepalive_frame(HANDOFF + 0x8000, reply_requested=True)]).run()
+    assert capture.stream.received[0] == HANDOFF + 0x8000
+
+
+def test_a_batch_of_as_many_rows_as_allowed_is_committed_inside_its_transaction() -> None:
+    capture = Capture(frames(rows(5)), batch_rows=2).run()
+    assert capture.positions() == [(FIRST, 2, HANDOFF), (FIRST, 4, HANDOFF), (FIRST, 5, FIRST_END)]
+
+
+def test_a_part_of_a_transaction_is_never_confirmed() -> None:
+    journal = Capture(frames(rows(5)), batch_rows=2).run().journal
+    before_the_end = Journal(journal[: journal.index(("committed", FIRST_END))])
+    assert before_the_end.of("confirmed") == [HANDOFF, HANDOFF]
+
+
+def test_the_rest_of_a_transaction_keeps_the_end_of_the_one_before() -> None:
+    capture = Capture(frames(rows(1), rows(3)), batch_rows=2).run()
+    assert capture.positions() == [
+        (FIRST + 0x1000, 1, FIRST_END),
+        (FIRST + 0x1000, 3, FIRST_END),
+        (FIRST + 0x1000, 3, SECOND_END),
+    ]
+
+
+def test_a_batch_of_as_many_bytes_as_allowed_is_committed() -> None:
+    capture = Capture(frames(rows(4, b"x" * 600)), batch_bytes=1024).run()
+    assert committed_rows(capture) == [2, 2, 0]
+
+
+def test_a_batch_that_is_old_is_committed_though_its_transaction_goes_on() -> None:
+    time, sent = Time(), frames(rows(2))
+    capture = Capture([*sent[:3], lambda: time.pass_by(0.6)], sent[3:], time=time, batch_age_ms=500).run()
+    assert capture.positions() == [(FIRST, 1, HANDOFF), (FIRST, 2, FIRST_END)]
+
+
+def test_a_batch_that_is_old_is_committed_under_a_backlog() -> None:
+    time, sent = Time(), frames(rows(600))
+    capture = Capture([*sent[:10], lambda: time.pass_by(0.6), *sent[10:]], time=time, batch_age_ms=500).run()
+    assert len(capture.publisher.batches) == 2
+
+
+def test_the_age_of_a_batch_counts_from_its_first_event() -> None:
+    time, sent = Time(), frames(rows(2))
+    capture = Capture([sent[0], lambda: time.pass_by(5), *sent[1:3]], sent[3:], time=time, batch_age_ms=500).run()
+    assert committed_rows(capture) == [2]
+
+
+def test_status_updates_go_out_under_a_backlog() -> None:
+    time, sent = Time(), frames(rows(1100))
+    capture = Capture(
+        [*sent[:600], lambda: time.pass_by(STATUS_INTERVAL_S), *sent[600:]], time=time, batch_age_ms=3_600_000
+    ).run()
+    assert [what for what, _ in capture.journal].index("committed") == 2
+
+
+def test_the_client_is_served_under_a_backlog() -> None:
+    assert Capture(frames(rows(1100))).run().publisher.served == 2
+
+
+def test_an_idle_stream_gets_status_updates_in_time() -> None:
+    capture = Capture(*IDLE_FOR_25_S).run()
+    assert len(capture.journal) == 4  # at once, after ten seconds, after twenty, and when it stops
+
+
+def test_a_transaction_without_rows_moves_the_state_on() -> None:
+    capture = Capture(frames([LogicalMessage(True, Lsn(1), "lockstep.heartbeat", b"")])).run()
+    assert (committed_rows(capture), capture.positions()) == ([0], [(HANDOFF, 0, FIRST_END)])
+
+
+def test_a_transaction_without_rows_is_confirmed() -> None:
+    journal = Capture(frames([LogicalMessage(True, Lsn(1), "lockstep.heartbeat", b"")])).run().journal
+    assert journal[-1] == ("confirmed", FIRST_END)
+
+
+def test_what_was_published_before_a_restart_is_not_sent_again() -> None:
+    first = Capture(frames(rows(5)), batch_rows=2, fail_at=1)
+    with pytest.raises(Unavailable):
+        first.run()
+    second = Capture(frames(rows(5)), state=first.publisher.states[-1]).run()
+    assert committed_rows(second) == [3]
+
+
+def test_stop_finishes_the_batch() -> None:
+    capture = Capture(frames(rows(2))).run(stopping=lambda: True)
+    assert (committed_rows(capture), capture.journal[-1]) == ([2], ("confirmed", FIRST_END))
+
+
+def test_stop_in_the_middle_of_a_transaction_publishes_what_came() -> None:
+    capture = Capture(frames(rows(2))[:3]).run(stopping=lambda: True)
+    assert capture.positions() == [(FIRST, 1, HANDOFF)]
+
+
+def test_stop_before_the_first_row_of_a_transaction_publishes_nothing() -> None:
+    capture = Capture(frames(rows(2))[:1]).run(stopping=lambda: True)
+    assert (capture.positions(), capture.journal) == ([], [("confirmed", HANDOFF)])
+
+
+def test_stop_of_an_idle_stream_says_where_it_stands() -> None:
+    assert Capture().run().journal == [("confirmed", HANDOFF)]
+
+
+def test_an_idle_database_gets_a_heartbeat_after_each_interval() -> None:
+    capture = Capture(*IDLE_FOR_25_S, heartbeat_interval_s=10).run()
+    assert [round(at - 5000) for at in capture.heartbeats] == [10, 20]
+
+
+def test_a_busy_database_gets_no_heartbeat() -> None:
+    bodies = [rows(1) for _ in range(30)]
+    sent = frames(*bodies)
+    time = Time()
+    bursts = [
+        [sent[0], sent[1], sent[2], sent[3]],
+        *([lambda: time.pass_by(1), *sent[4 + 3 * number : 7 + 3 * number]] for number in range(29)),
+    ]
+    capture = Capture(*bursts, time=time, heartbeat_interval_s=10).run()
+    assert (len(capture.publisher.batches), capture.heartbeats) == (30, [])
+
+
+def test_every_commit_is_reported_with_its_rows() -> None:
+    capture = Capture(frames(rows(5)), batch_rows=2).run()
+    assert [(report.events, report.state) for report in capture.reports] == list(
+        zip([2, 2, 1], capture.publisher.states, strict=True)
+    )
+
+
+def test_a_frame_of_an_unknown_type_is_malformed() -> None:
+    with pytest.raises(MalformedMessage, match="unknown frame type"):
+        Capture([b"zzz"]).run()
+
+
+def test_what_the_stream_raises_ends_the_loop() -> None:
+    def lost() -> None:
+        raise Unavailable("the connection is gone")
+
+    capture = Capture([*frames(rows(2)), lost])
+    with pytest.raises(Unavailable, match="connection is gone"):
+        capture.run()
+    assert capture.publisher.batches == []
+
+
+def test_a_pause_comes_before_the_first_transaction_that_commits_there() -> None:
+    sent = frames(rows(2), rows(3))
+    capture = Capture(sent).run(until=FIRST + 0x1000)
+    assert capture.pause is not None
+    assert (committed_rows(capture), capture.pause.frame) == ([2], sent[5])
+
+
+def test_after_a_pause_the_stream_goes_on_with_the_frame_that_was_held_back() -> None:
+    capture = Capture(frames(rows(2), rows(3))).run(until=FIRST + 0x1000)
+    assert capture.pause is not None
+    assert capture.loop.run(first=capture.pause.frame) is None
+    assert committed_rows(capture) == [2, 3]
+
+
+@pytest.mark.parametrize(("wal_end", "pauses"), [(FIRST_END, False), (FIRST + 0x1000, True)])
+def test_a_pause_comes_when_the_server_has_nothing_before_it(wal_end: int, pauses: bool) -> None:
+    capture = Capture(frames(rows(2)), [keepalive_frame(wal_end)], []).run(until=FIRST + 0x1000)
+    assert (capture.pause is not None, committed_rows(capture)) == (pauses, [2])
+
+
+def test_the_server_may_be_at_the_pause_while_a_transaction_arrives_that_belongs_before_it() -> None:
+    sent = frames(rows(2))
+    capture = Capture([*sent[:3], keepalive_frame(FIRST + 0x9000)], [*sent[3:], keepalive_frame(FIRST + 0x9000)])
+    assert committed_rows(capture.run(until=FIRST + 0x1000)) == [2]
+
+
+def test_a_table_that_is_not_in_the_ledger_pauses_the_loop_between_transactions() -> None:
+    begin = replace(state(), copied={})
+    capture = Capture(frames(rows(2), rows(3)), state=begin).run()
+    assert capture.pause is not None
+    assert committed_rows(capture) == [5]
+
+
+def test_a_commit_between_two_runs_takes_new_shapes_along() -> None:
+    capture = Capture(frames(rows(2)), [keepalive_frame(FIRST + 0x1000)], []).run(until=FIRST + 0x1000)
+    shape = table(column("id", "int8"), column("note"), column("more"))
+    capture.assembler.new_shapes.append(SchemaRecord(shape, 0, ShapeChange(rewritten="its key is another one")))
+    before = capture.loop.state
+    capture.loop.commit()
+    assert [record.table for record in capture.publisher.shapes] == [shape]
+    assert capture.publisher.states[-1] == replace(before, copied={})
+    assert capture.assembler.new_shapes == []
+
+
+class _Widened:
+    """Another shape from the second description on, after which the table has to be copied."""
+
+    def adopt(self, relation: Relation, known: PublishedTable) -> PublishedTable:
+        if len(relation.columns) == len(known.table.columns):
+            return known
+        shape = table(column("id", "int8"), column("note"), column("more"))
+        published = PublishedTable(known.topic, known.encoder.of(shape))
+        published.unrecorded = SchemaRecord(shape, 0, ShapeChange(rewritten="its key is another one"))
+        return published
+
+
+def test_a_rewritten_table_leaves_the_ledger_in_the_commit_of_its_first_row() -> None:
+    wider = table(column("id", "int8"), column("note"), column("more"))
+    body = [insert(b"1", b"x"), relation(wider), insert(b"2", b"y", b"z")]
+    capture = Capture(frames(body), parts={"shapes": _Widened()}).run()
+    assert [record.table for record in capture.publisher.shapes] == [wider]
+    assert [dict(state.copied) for state in capture.publisher.states] == [{}]
+    assert capture.pause is not None
+
+
+def test_a_truncate_of_many_rows_is_committed_in_parts_that_a_restart_can_tell() -> None:
+    class Log:
+        def live_keys(self, topic: str) -> list[bytes]:
+            return [b'{"id":%d}' % number for number in range(5)]
+
+    truncate = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
+    capture = Capture(frames([insert(b"9", b"x"), truncate]), parts={"log": Log()}, batch_rows=4).run()
+    assert committed_rows(capture) == [1, 4, 4, 2]
+    assert [state.seq for state in capture.publisher.states] == [1, 1, 1, 2]
+    assert [state.end_lsn for state in capture.publisher.states] == [HANDOFF, HANDOFF, HANDOFF, FIRST_END]
+
+
+def test_a_malformed_message_is_told_with_its_lsn_and_type() -> None:
+    frame = data_frame(insert(b"1", b"secret"), 0x16B374D848)[:-3]
+    with pytest.raises(MalformedMessage, match="type byte 49, at LSN 16/B374D848") as caught:
+        Capture([frame]).run()
+    assert "secret" not in str(caught.value)

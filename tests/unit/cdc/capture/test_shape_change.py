@@ -1,0 +1,177 @@
+"""A Relation message against the recorded shape: what it is now, and what rows from before don't show."""
+
+from dataclasses import replace
+from typing import Any
+
+import orjson
+import pytest
+
+from cdc.capture.shape_change import AddedValue, changed_shape
+from cdc.model.errors import UnsupportedChange
+from cdc.model.table import Column, Table
+from cdc.protocol.control_records import ShapeChange
+from cdc.protocol.pgoutput import Relation, RelationColumn
+from tests import wal
+from tests.builders import column, table
+
+OID = wal.RELATION_ID
+
+
+def numbered(*columns: Column, start: int = 1, **parts: Any) -> Table:
+    """A table as the catalogue has it: with numbers and an oid."""
+    return replace(
+        table(*(replace(found, number=start + place) for place, found in enumerate(columns)), **parts), oid=OID
+    )
+
+
+BEFORE = numbered(column("id", "int8"), column("a"), column("b", "int4"))
+ID, A, B = BEFORE.columns
+
+
+def changed(
+    now: Table,
+    *,
+    before: Table = BEFORE,
+    current: Table | None = None,
+    described: Relation | None = None,
+    key: tuple[str, ...] | None = None,
+    added: bytes | None = b"null",
+) -> tuple[Table, ShapeChange]:
+    """The change from ``before`` to what is described as ``now``, in a catalogue that has ``current``."""
+    return changed_shape(
+        before,
+        described or wal.relation(now, now.oid),
+        current=current or now,
+        configured_key=key,
+        resolve=lambda found: now.column(found.name),
+        added_value=lambda _: AddedValue(added),
+        parse=orjson.loads,
+    )
+
+
+def with_columns(*columns: Column, **parts: Any) -> Table:
+    return replace(BEFORE, columns=columns, **parts)
+
+
+def test_the_same_again_is_no_change() -> None:
+    assert changed(BEFORE) == (BEFORE, ShapeChange())
+
+
+def test_a_column_is_added() -> None:
+    now = with_columns(ID, A, B, replace(column("c"), number=4))
+    assert changed(now) == (now, ShapeChange())
+
+
+def test_what_older_rows_have_in_an_added_column_is_recorded() -> None:
+    now = with_columns(ID, A, B, replace(column("c"), number=4))
+    assert changed(now, added=b'"x"')[1] == ShapeChange(defaults={"c": "x"})
+
+
+def test_an_added_column_with_a_value_per_row_means_a_rewrite() -> None:
+    now = with_columns(ID, A, B, replace(column("c"), number=4))
+    assert "'c' was added with a value of its own" in changed(now, added=None)[1].rewritten
+
+
+def test_a_dropped_column_is_just_gone() -> None:
+    now = with_columns(ID, B)
+    assert changed(now) == (now, ShapeChange())
+
+
+def test_a_renamed_column_is_known_by_its_number() -> None:
+    now = with_columns(ID, replace(A, name="z"), B)
+    assert changed(now)[1] == ShapeChange(renamed={"z": "a"})
+
+
+def test_a_column_that_was_dropped_and_added_is_another_one() -> None:
+    now = with_columns(ID, B, replace(A, number=4))
+    assert changed(now, added=b'"new"')[1] == ShapeChange(rewritten="column 'a' was dropped and added again")
+
+
+def test_without_numbers_names_decide() -> None:
+    unknown = with_columns(*(replace(found, number=0) for found in BEFORE.columns))
+    now = with_columns(ID, replace(A, name="z"), B)
+    assert changed(now, before=unknown)[1].renamed == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "rewritten"),
+    [
+        (column("b", "varchar", type_modifier=14), column("b", "varchar", type_modifier=24), False),
+        (column("b", "varchar", type_modifier=24), column("b", "varchar", type_modifier=14), True),
+        (column("b", "varchar", type_modifier=14), column("b", "text"), False),
+        (column("b", "text"), column("b", "varchar", type_modifier=14), True),
+        (column("b", "numeric", type_modifier=(10 << 16 | 2) + 4), column("b", "numeric", type_modifier=(12 << 16 | 2) + 4), False),
+        (column("b", "numeric", type_modifier=(10 << 16 | 2) + 4), column("b", "numeric", type_modifier=(12 << 16 | 1) + 4), True),
+        (column("b", "numeric", type_modifier=(10 << 16 | 2) + 4), column("b", "numeric"), False),
+        (column("b", "numeric"), column("b", "numeric", type_modifier=(12 << 16 | 1) + 4), True),
+        (column("b", "int4"), column("b", "int8"), True),
+        (column("b", "int4"), column("b", "int4", is_array=True, type_name="int4"), True),
+    ],
+    ids=lambda value: f"{value.type_name}{value.type_modifier}" if isinstance(value, Column) else None,
+)  # fmt: skip
+def test_another_type_means_a_rewrite_unless_every_text_stays(old: Column, new: Column, rewritten: bool) -> None:
+    before = with_columns(ID, A, replace(old, number=3))
+    now = with_columns(ID, A, replace(new, number=3))
+    assert bool(changed(now, before=before)[1].rewritten) == rewritten
+
+
+def test_another_key_means_a_rewrite() -> None:
+    now = replace(BEFORE, key=("b",))
+    assert changed(now)[1].rewritten == "its key is another one"
+
+
+def test_a_key_whose_column_is_called_otherwise_is_another_one() -> None:
+    now = with_columns(replace(ID, name="number"), A, B, key=("number",))
+    table, change = changed(now)
+    assert (table.key, change.rewritten) == (("number",), "its key is another one")
+
+
+def test_the_streams_identity_wins_over_a_catalogue_that_is_ahead() -> None:
+    assert changed(BEFORE, current=replace(BEFORE, key=("b",))) == (BEFORE, ShapeChange())
+
+
+def test_under_full_identity_the_catalogue_tells_the_key() -> None:
+    full = replace(BEFORE, replica_identity=type(BEFORE.replica_identity)("f"))
+    assert changed(full, current=replace(full, key=("b",)))[0].key == ("b",)
+
+
+def test_a_configured_key_stays() -> None:
+    before = replace(BEFORE, key=("b",))
+    assert changed(BEFORE, before=before, key=("b",))[0].key == ("b",)
+
+
+def test_a_configured_key_without_its_column_stops_the_run() -> None:
+    with pytest.raises(UnsupportedChange, match="lost b of its configured key"):
+        changed(with_columns(ID, A), before=replace(BEFORE, key=("b",)), key=("b",))
+
+
+def test_a_table_without_any_key_stops_the_run() -> None:
+    described = Relation(
+        OID, "public", "orders", BEFORE.replica_identity, (RelationColumn("a", 25, -1, in_identity=False),)
+    )
+    with pytest.raises(UnsupportedChange, match="no primary key any more"):
+        changed(with_columns(A), described=described, current=replace(with_columns(A), key=()))
+
+
+def test_a_table_under_full_identity_that_lost_its_key_stops_the_run() -> None:
+    full = replace(BEFORE, replica_identity=type(BEFORE.replica_identity)("f"))
+    with pytest.raises(UnsupportedChange, match="no primary key any more"):
+        changed(full, current=replace(full, key=()))
+
+
+def test_a_table_that_was_made_anew_means_a_rewrite() -> None:
+    now = replace(BEFORE, oid=OID + 1)
+    assert changed(now)[1].rewritten == "it was dropped and made again"
+
+
+def test_a_relation_that_is_gone_by_now_keeps_what_is_known() -> None:
+    table, change = changed_shape(
+        BEFORE,
+        wal.relation(BEFORE, OID),
+        current=None,
+        configured_key=None,
+        resolve=lambda found: BEFORE.column(found.name),
+        added_value=lambda _: AddedValue(None),
+        parse=orjson.loads,
+    )
+    assert (table, change) == (BEFORE, ShapeChange())

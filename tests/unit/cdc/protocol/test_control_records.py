@@ -1,0 +1,67 @@
+"""The records of the control topics read back as they were written."""
+
+from dataclasses import replace
+
+import orjson
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, ShapeChange, SnapshotPhase
+from tests.builders import column, table
+from tests.history import state
+
+
+def test_a_state_reads_back_as_it_was_written() -> None:
+    written = replace(state(), phase=SnapshotPhase.COPYING, copied={TableName('S "1"', "é"): 3})
+    assert CaptureState.from_bytes(written.to_bytes()) == written
+
+
+def test_another_batch_moves_the_position_and_nothing_else() -> None:
+    before = state()
+    moved = {"commit_lsn": 0x2000, "seq": 7, "end_lsn": 0x2030, "commit_time_ms": 5}
+    assert before.published(commit_lsn=0x2000, seq=7, end_lsn=0x2030, commit_time_ms=5) == replace(before, **moved)
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    with pytest.raises(LockstepError, match="another version"):
+        CaptureState.from_bytes(state().to_bytes().replace(b'"format":2', b'"format":1'))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null"])
+def test_a_control_record_that_is_no_json_object_is_refused(content: bytes) -> None:
+    with pytest.raises(LockstepError, match="__state"):
+        CaptureState.from_bytes(content)
+
+
+def test_a_progress_record_reads_back_as_it_was_written() -> None:
+    written = ProgressRecord(0x16_B374D848, 1000, {"shop.public.orders": (4, 0, 17)})
+    assert ProgressRecord.from_bytes(written.to_bytes()) == written
+
+
+def test_a_schema_record_reads_back_as_it_was_written() -> None:
+    written = SchemaRecord(table(column("id", "int8"), column("tags", is_array=True)), 0x1000)
+    assert SchemaRecord.from_bytes(written.to_bytes()) == written
+
+
+def test_schema_records_of_two_shapes_have_two_keys() -> None:
+    one, other = SchemaRecord(table(), 1), SchemaRecord(table(column("id", "int8")), 1)
+    assert one.key() != other.key()
+
+
+def test_a_schema_record_tells_how_the_shape_came_about() -> None:
+    change = ShapeChange({"new": "old"}, {"added": [1, None, "x"]}, "its key is another one")
+    written = SchemaRecord(table(), 7, change)
+    assert SchemaRecord.from_bytes(written.to_bytes()) == written
+
+
+def test_a_schema_record_without_a_change_reads_as_one_that_has_none() -> None:
+    written = orjson.loads(SchemaRecord(table(), 7).to_bytes())
+    for name in ("renamed", "defaults", "rewritten"):
+        del written[name]
+    assert SchemaRecord.from_bytes(orjson.dumps(written)) == SchemaRecord(table(), 7)
+
+
+def test_a_table_that_is_to_be_copied_again_leaves_the_ledger() -> None:
+    assert state().to_be_copied({table().name}).copied == {}
+    assert state().to_be_copied({TableName("other", "one")}) == state()

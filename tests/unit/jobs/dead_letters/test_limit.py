@@ -1,0 +1,43 @@
+"""When rejections are too many, and what is said of them."""
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from jobs.dead_letters.limit import check_open, count_kinds, in_words, kind_of
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("the row's JSON has 20013 bytes, max_value_bytes allows 10000", "the row's JSON has N bytes, max_value_bytes allows N"),
+        ("54000 ProgramLimitExceeded in column 'a1'", "54000 ProgramLimitExceeded in column 'a1'"),
+        ("mapper_parsing_exception: field 'line_2' of type long", "mapper_parsing_exception: field 'line_2' of type long"),
+    ],
+)  # fmt: skip
+def test_numbers_that_differ_by_row_are_no_part_of_a_reasons_kind(reason: str, kind: str) -> None:
+    assert kind_of(reason) == kind
+
+
+def test_the_most_frequent_kind_comes_first() -> None:
+    assert count_kinds(["b", "has 1 byte", "has 2 byte"]) == [("has N byte", 2), ("b", 1)]
+
+
+def test_rare_kinds_are_summed_up() -> None:
+    reasons = [letter for n, letter in enumerate("abcdefg") for _ in range(10 - n)]
+    assert in_words(reasons) == "10 x a; 9 x b; 8 x c; 7 x d; 6 x e; 9 others"
+
+
+def test_as_many_as_allowed_may_be_open() -> None:
+    check_open("search", 2, ["no"] * 3, max_open=3)
+    check_open("search", 2, [], max_open=0)
+
+
+def test_one_more_stops_the_job_and_says_why_and_what_to_do() -> None:
+    with pytest.raises(LockstepError) as caught:
+        check_open("search", 2, ["no room for 1 byte", "no room for 2 byte", "too old"], max_open=2)
+    error = caught.value
+    assert "'search', generation 2" in error.message
+    assert "2 x no room for N byte; 1 x too old" in error.message
+    assert error.hint is not None
+    for way_out in ("rejections retry search --generation 2 --all", "rejections discard search", "max_open_rejections"):
+        assert way_out in error.hint

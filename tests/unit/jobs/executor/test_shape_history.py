@@ -1,0 +1,168 @@
+"""Rows of a table's earlier shapes."""
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.table import Column, Table
+from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from jobs.executor.shape_history import TableHistory, added_values, histories, newest_shapes
+from tests.builders import column, table
+
+ID, NOTE, PRICE = (
+    replace(column("id", "int8"), number=1),
+    replace(column("note"), number=2),
+    replace(column("price", "numeric"), number=3),
+)
+FIRST = table(ID, NOTE)
+
+
+def _of(*columns: Column, key: tuple[str, ...] = ("id",)) -> Table:
+    return replace(FIRST, columns=columns, key=key)
+
+
+def _history(*records: SchemaRecord) -> TableHistory:
+    return histories(records)[FIRST.name]
+
+
+def _event(row: dict[str, JsonValue] | None, key: dict[str, JsonValue] | None = None) -> RowEvent:
+    return RowEvent(FIRST.name, key or {"id": 1}, "0" * 28, row, Position("t", 0, 0))
+
+
+def _row(history: TableHistory, shape: Table, row: dict[str, JsonValue]) -> dict[str, JsonValue] | None:
+    translated = history.translate(_event(row), shape.schema_id)
+    return None if translated is None else dict(translated.row or {})
+
+
+def test_a_table_with_one_shape_costs_nothing() -> None:
+    assert histories([SchemaRecord(FIRST, 1)]) == {}
+
+
+def test_a_renamed_column_keeps_its_value() -> None:
+    second = _of(ID, replace(NOTE, name="remark"))
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2, ShapeChange(renamed={"remark": "note"})))
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "remark": "x"}
+    assert _row(history, second, {"id": 1, "remark": "y"}) == {"id": 1, "remark": "y"}
+
+
+def test_an_added_column_has_the_sources_value_in_rows_from_before_also_when_it_is_renamed_later() -> None:
+    second = _of(ID, NOTE, PRICE)
+    third = _of(ID, NOTE, replace(PRICE, name="cost"))
+    history = _history(
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(second, 2, ShapeChange(defaults={"price": "1.50"})),
+        SchemaRecord(third, 3, ShapeChange(renamed={"cost": "price"})),
+    )
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "note": "x", "cost": "1.50"}
+    assert _row(history, second, {"id": 1, "note": "x", "price": None}) == {"id": 1, "note": "x", "cost": None}
+
+
+def test_a_dropped_column_is_gone_and_one_of_its_name_is_another() -> None:
+    again = replace(NOTE, number=4)
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID), 2), SchemaRecord(_of(ID, again), 3))
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "note": None}
+    assert _row(history, _of(ID), {"id": 1}) == {"id": 1, "note": None}
+
+
+def test_values_of_another_type_are_left_to_the_copy_that_follows() -> None:
+    second = _of(ID, replace(NOTE, value_type="int8"))
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2, ShapeChange(rewritten="note has another type")))
+    assert _row(history, FIRST, {"id": 1, "note": "7"}) is None
+    assert _row(history, second, {"id": 1, "note": 7}) == {"id": 1, "note": 7}
+
+
+def test_values_that_are_the_same_in_another_type_are_carried_over() -> None:
+    """varchar to text: capture copies nothing, so the old events are all there is."""
+    first = _of(ID, replace(NOTE, value_type="varchar"))
+    history = _history(SchemaRecord(first, 1), SchemaRecord(_of(ID, NOTE), 2))
+    assert _row(history, first, {"id": 1, "note": "x"}) == {"id": 1, "note": "x"}
+
+
+def test_a_column_whose_number_was_not_known_is_followed_by_its_name() -> None:
+    unnumbered = replace(PRICE, number=0)
+    history = _history(
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(_of(ID, NOTE, unnumbered), 2, ShapeChange(defaults={"price": "1.50"})),
+        SchemaRecord(_of(ID, NOTE, PRICE), 3),
+    )
+    assert _row(history, _of(ID, NOTE, unnumbered), {"id": 1, "note": "x", "price": "7"}) == {
+        "id": 1,
+        "note": "x",
+        "price": "7",
+    }
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "note": "x", "price": "1.50"}
+
+
+def test_rows_and_deletes_of_another_key_are_left_out() -> None:
+    second = _of(ID, NOTE, key=("note",))
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2, ShapeChange(rewritten="its key is another one")))
+    assert history.translate(_event({"id": 1, "note": "x"}), FIRST.schema_id) is None
+    assert history.translate(_event(None), "") is None
+    gone = _event(None, {"note": "x"})
+    assert history.translate(gone, "") is gone
+
+
+def test_a_shape_that_came_back_is_the_newest() -> None:
+    second = _of(ID, replace(NOTE, name="remark"))
+    # The topic is compacted: the first record of a shape is replaced by its last.
+    history = _history(SchemaRecord(second, 2), SchemaRecord(FIRST, 3))
+    assert _row(history, second, {"id": 1, "remark": "x"}) == {"id": 1, "note": "x"}
+    assert newest_shapes([SchemaRecord(second, 2), SchemaRecord(FIRST, 3)])[FIRST.name] == FIRST
+
+
+def test_a_shape_that_nobody_told_of_is_an_error() -> None:
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
+    with pytest.raises(LockstepError, match="not prepared for"):
+        history.translate(_event({"id": 1}), _of(ID).schema_id)
+
+
+def test_an_event_of_a_newer_key_is_no_row_from_before() -> None:
+    """It isn't void but unknown: the job has to be prepared for it."""
+    second = _of(ID, NOTE, PRICE)
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(second, 2))
+    newer = _of(replace(ID, name="number"), NOTE, key=("number",))
+    rows: list[dict[str, JsonValue] | None] = [{"number": 1, "note": "x"}, None]
+    for row in rows:
+        with pytest.raises(LockstepError, match="not prepared for"):
+            history.translate(_event(row, {"number": 1}), newer.schema_id)
+
+
+def test_the_values_of_added_columns_are_those_of_rows_from_before() -> None:
+    second = _of(ID, NOTE, PRICE)
+    third = _of(ID, NOTE, replace(PRICE, name="cost"))
+    records = [
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(second, 2, ShapeChange(defaults={"price": "1.50"})),
+        SchemaRecord(third, 3, ShapeChange(renamed={"cost": "price"})),
+    ]
+    assert added_values(third, records) == {"cost": "1.50"}
+    assert added_values(FIRST, records) == {}
+    copied = SchemaRecord(_of(NOTE, ID, PRICE), 4, ShapeChange(rewritten="its rows were rewritten"))
+    assert added_values(copied.table, [*records, copied]) == {}
+
+
+def test_a_column_that_was_dropped_and_added_again_has_its_own_value() -> None:
+    first, again = replace(PRICE, number=4), replace(PRICE, number=5)
+    records = [
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(_of(ID, NOTE, first), 2, ShapeChange(defaults={"price": "1"})),
+        SchemaRecord(_of(ID, NOTE), 3),
+        SchemaRecord(_of(ID, NOTE, again), 4, ShapeChange(defaults={"price": "2"})),
+    ]
+    assert added_values(records[-1].table, records) == {"price": "2"}
+    unnumbered = [replace(record, table=_without_numbers(record.table)) for record in records]
+    assert added_values(unnumbered[-1].table, unnumbered) == {"price": "2"}
+    row = _row(_history(*unnumbered), unnumbered[0].table, {"id": 1, "note": "x"})
+    assert row == {"id": 1, "note": "x", "price": "2"}
+
+
+def _without_numbers(shape: Table) -> Table:
+    return replace(shape, columns=tuple(replace(held, number=0) for held in shape.columns))
+
+
+def test_it_travels_to_other_machines() -> None:
+    history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
+    assert pickle.loads(pickle.dumps(history)) == history

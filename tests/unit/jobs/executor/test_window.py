@@ -1,0 +1,81 @@
+"""jobs.executor.window"""
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.model.errors import LockstepError
+from jobs.executor.window import newest, with_tags
+from tests.builders import tag
+
+
+def value(at: str, op: str = "u") -> bytes:
+    return f'{{"op":"{op}","tag":"{at}","before":null,"after":{{}}}}'.encode()
+
+
+def fold(*records: tuple[str, bytes, bytes | None, str | None]) -> list[int]:
+    """The places of the newest of these records of (topic, key, value, tombstone's tag), all of one partition."""
+    topics, keys, values, tags = zip(*records, strict=True)
+    places = range(len(records))
+    table = pa.table(
+        {
+            "key": pa.array(keys, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "topic": pa.array(topics, pa.string()),
+            "partition": pa.array([0] * len(records), pa.int32()),
+            "offset": pa.array(places, pa.int64()),
+            "tombstone_tag": pa.array([None if t is None else t.encode() for t in tags], pa.binary()),
+        }
+    )
+    kept: list[int] = newest(with_tags(table)).column("offset").to_pylist()
+    return kept
+
+
+def test_the_greatest_tag_of_each_key_stays() -> None:
+    assert fold(
+        ("t", b"a", value(tag(2)), None), ("t", b"b", value(tag(1)), None), ("t", b"a", value(tag(1)), None)
+    ) == [0, 1]
+
+
+def test_equal_keys_of_two_topics_are_two_keys() -> None:
+    assert fold(("t", b"a", value(tag(1)), None), ("u", b"a", value(tag(2)), None)) == [0, 1]
+
+
+def test_the_tombstone_of_a_delete_replaces_it() -> None:
+    assert fold(("t", b"a", value(tag(1), "d"), None), ("t", b"a", None, tag(1))) == [1]
+
+
+def test_a_tombstone_loses_to_a_newer_insert() -> None:
+    assert fold(("t", b"a", value(tag(2), "c"), None), ("t", b"a", None, tag(1))) == [0]
+
+
+def test_a_repeated_event_counts_once_and_the_later_copy_stays() -> None:
+    assert fold(("t", b"a", value(tag(1)), None), ("t", b"a", value(tag(1)), None)) == [1]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ("t", b"k", b'{"id":1}', None),
+        ("t", b"k", b"", None),
+        ("t", b"k", b'{"op":"u","tag":"00', None),
+        ("t", b"k", None, None),
+        ("t", b"k", None, "12"),
+    ],
+)
+def test_a_record_without_a_tag_is_an_error_that_names_its_place(record: tuple[str, bytes, bytes | None, str]) -> None:
+    with pytest.raises(LockstepError, match="topic 't', partition 0, offset 1"):
+        fold(("t", b"a", value(tag(1)), None), record)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["t", "u"]), st.integers(0, 3), st.integers(0, 9), st.booleans())))
+def test_it_keeps_what_a_plain_fold_keeps(changes: list[tuple[str, int, int, bool]]) -> None:
+    records = [
+        (topic, str(key).encode(), None if dead else value(tag(at)), tag(at) if dead else None)
+        for topic, key, at, dead in changes
+    ]
+    plain: dict[tuple[str, int], tuple[int, int]] = {}
+    for place, (topic, key, at, _) in enumerate(changes):
+        plain[topic, key] = max(plain.get((topic, key), (-1, -1)), (at, place))
+    assert (fold(*records) if records else []) == sorted(place for _, place in plain.values())

@@ -1,0 +1,44 @@
+"""Batches at the gate."""
+
+import threading
+
+from jobs.generations.batch_gate import Gate
+
+
+def test_nobody_goes_in_while_it_is_held() -> None:
+    gate = Gate()
+    assert gate.hold(0)
+    entered = threading.Event()
+    batch = threading.Thread(target=lambda: gate.enter() and entered.set())
+    batch.start()
+    assert not entered.wait(0.1)
+    gate.release()
+    assert entered.wait(5)
+    batch.join()
+
+
+def test_a_hold_waits_for_the_batch_inside() -> None:
+    gate = Gate()
+    assert gate.enter()
+    assert not gate.hold(0.01)
+    gate.leave()
+    assert gate.hold(0)
+
+
+def test_a_closed_gate_lets_nobody_in_however_it_is_held() -> None:
+    gate = Gate()
+    gate.hold(0)
+    answers: list[bool] = []
+    batch = threading.Thread(target=lambda: answers.append(gate.enter()))
+    batch.start()
+    assert gate.close(1)
+    batch.join(5)
+    assert answers == [False]
+
+
+def test_closing_tells_when_a_batch_does_not_end() -> None:
+    gate = Gate()
+    assert gate.enter()
+    assert not gate.close(0.01)
+    gate.leave()
+    assert not gate.enter()

@@ -1,0 +1,228 @@
+"""Columns that a table gets while a generation holds rows of it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, RowEvent
+from cdc.model.table import Column, Table, TableName
+from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from jobs.query.column_backfill import CarriedOver, Columns, carry_over, load_columns, next_columns, save_columns
+from sinks.contract import Sink
+from sinks.memory import MemorySink, MemoryStore
+from sinks.wrappers.projection import Projection
+from tests.builders import batch, column, table, upsert
+
+ID, NOTE = replace(column("id", "int8"), number=1), replace(column("note"), number=2)
+GRADE, PRICE = replace(column("grade", "int4"), number=3), replace(column("price", "numeric"), number=4)
+FIRST = table(ID, NOTE)
+
+
+def _of(*columns: Column) -> Table:
+    return replace(FIRST, columns=columns)
+
+
+GRADED = _of(ID, NOTE, GRADE)
+PRICED = _of(ID, NOTE, GRADE, PRICE)
+RECORDS = (
+    SchemaRecord(FIRST, 1),
+    SchemaRecord(GRADED, 2, ShapeChange(defaults={"grade": 5})),
+    SchemaRecord(PRICED, 3, ShapeChange(defaults={"price": "1.50"})),
+)
+
+
+def _next(
+    known: Columns | None, *records: SchemaRecord, has_rows: bool = True, exclude: tuple[str, ...] = ()
+) -> Columns:
+    shapes = {record.table.name: record.table for record in records}
+    return next_columns(known, shapes.values(), records, projection=Projection.parse(exclude), has_rows=has_rows)
+
+
+def _lacking(columns: Columns) -> Mapping[str, JsonValue]:
+    assert columns.lacking.keys() <= {FIRST.name}
+    return columns.lacking.get(FIRST.name, {})
+
+
+FRESH = _next(None, *RECORDS[:1], has_rows=False)
+
+
+def _done(columns: Columns) -> Columns:
+    return replace(columns, lacking={})
+
+
+def test_a_new_generation_lacks_nothing() -> None:
+    assert _lacking(_next(None, *RECORDS, has_rows=False)) == {}
+
+
+def test_rows_that_were_applied_before_lack_a_column_that_was_added_since() -> None:
+    assert _lacking(_next(FRESH, *RECORDS[:2])) == {"grade": 5}
+
+
+def test_columns_that_were_added_one_after_the_other_are_lacking_together_or_each_alone() -> None:
+    assert _lacking(_next(FRESH, *RECORDS)) == {"grade": 5, "price": "1.50"}
+    assert _lacking(_next(_done(_next(FRESH, *RECORDS[:2])), *RECORDS)) == {"price": "1.50"}
+
+
+def test_what_was_begun_and_not_done_is_still_lacking() -> None:
+    begun = _next(FRESH, *RECORDS[:2])
+    assert _lacking(_next(begun, *RECORDS[:2])) == {"grade": 5}
+    assert _lacking(_next(begun, *RECORDS)) == {"grade": 5, "price": "1.50"}
+
+
+def test_what_is_lacking_is_known_by_its_number_when_it_has_another_name() -> None:
+    begun = _next(FRESH, *RECORDS[:2])
+    renamed = SchemaRecord(_of(ID, NOTE, replace(GRADE, name="mark")), 3)
+    assert _lacking(_next(begun, *RECORDS[:2], renamed)) == {"mark": 5}
+
+
+def test_a_column_that_was_dropped_again_is_not_lacking() -> None:
+    dropped = SchemaRecord(FIRST, 3)
+    assert _lacking(_next(_next(FRESH, *RECORDS[:2]), RECORDS[1], dropped)) == {}
+
+
+def test_a_column_without_a_default_is_not_lacking() -> None:
+    assert _lacking(_next(FRESH, RECORDS[0], SchemaRecord(GRADED, 2))) == {}
+
+
+def test_values_that_come_with_a_copy_are_not_lacking() -> None:
+    volatile = SchemaRecord(GRADED, 2, ShapeChange(rewritten="a value of its own for each row"))
+    assert _lacking(_next(FRESH, RECORDS[0], volatile)) == {}
+
+
+def test_nothing_happens_to_a_generation_whose_table_stays_as_it_is() -> None:
+    assert _next(FRESH, RECORDS[0]) == FRESH
+
+
+def test_where_nothing_is_known_of_a_generation_with_rows_every_added_column_may_be_lacking() -> None:
+    assert _lacking(_next(None, *RECORDS)) == {"grade": 5, "price": "1.50"}
+
+
+def test_a_table_that_joins_a_generation_has_no_rows_to_lack_anything() -> None:
+    other = TableName("public", "other")
+    records = [replace(record, table=replace(record.table, name=other)) for record in RECORDS]
+    assert _next(FRESH, RECORDS[0], *records).lacking == {}
+
+
+def test_a_column_that_is_left_out_is_not_told_of() -> None:
+    columns = _next(FRESH, *RECORDS, exclude=("public.orders.grade",))
+    assert _lacking(columns) == {"price": "1.50"}
+    assert "grade" not in columns.to_json()
+
+
+SWAPPED = _of(ID, replace(NOTE, number=5), replace(column("other"), number=2))
+
+
+@pytest.mark.parametrize(
+    "since",
+    [
+        [SchemaRecord(_of(ID), 3), SchemaRecord(_of(ID, replace(NOTE, number=9)), 4)],
+        [SchemaRecord(_of(ID), 3, ShapeChange(rewritten="x")), SchemaRecord(_of(ID, replace(NOTE, number=9)), 4)],
+        [SchemaRecord(SWAPPED, 3, ShapeChange(renamed={"note": "other", "other": "note"}))],
+    ],
+    ids=["dropped and added again", "and a copy in between", "two names swapped"],
+)
+def test_a_column_under_another_ones_name_needs_a_new_generation(since: list[SchemaRecord]) -> None:
+    with pytest.raises(LockstepError, match="column 'note' is another one than before") as raised:
+        _next(FRESH, RECORDS[0], *since)
+    assert "lockstep rebuild" in str(raised.value.hint)
+
+
+def test_a_column_under_another_ones_name_is_fine_where_all_rows_come_again() -> None:
+    again = SchemaRecord(_of(ID, replace(NOTE, number=9)), 4, ShapeChange(rewritten="dropped and added again"))
+    columns = _next(FRESH, RECORDS[0], again)
+    assert columns.tables[FIRST.name].columns == {"id": 1, "note": 9}
+
+
+def test_the_note_survives_its_json() -> None:
+    store = MemoryStore()
+    sink = MemorySink(store, 1)
+    assert load_columns(sink, 1) is None
+    columns = _next(FRESH, *RECORDS)
+    save_columns(sink, 1, columns)
+    assert load_columns(sink, 1) == columns
+
+
+# Carrying over
+
+
+def _refusal(event: RowEvent, key: int | None) -> str | None:
+    return "no" if event.key["id"] == key and event.row is not None and "grade" in event.row else None
+
+
+class Kept:
+    """A generation with rows from before and the steps that were carried out on it."""
+
+    def __init__(self, notes: Iterable[str], *, refuse: int | None = None) -> None:
+        self.store = MemoryStore()
+        sink = MemorySink(self.store, 1, refuse=lambda event: _refusal(event, refuse))
+        sink.prepare([FIRST])
+        self.sink: Sink = sink
+        sink.apply(batch(*(upsert({"id": number, "note": note}, 1) for number, note in enumerate(notes))))
+        sink.prepare([GRADED])
+        self.steps: list[CarriedOver] = []
+
+    def carry_over(self, *, steps: int = 1000) -> CarriedOver:
+        return carry_over(
+            self.sink,
+            GRADED,
+            {"grade": 5},
+            fence=0,
+            enter=lambda: len(self.steps) < steps,
+            leave=self.steps.append,
+        )
+
+    @property
+    def grades(self) -> list[JsonValue]:
+        return [stored.row["grade"] for stored in self.sink.scan(GRADED)]
+
+
+def test_all_rows_are_carried_over_in_steps() -> None:
+    kept = Kept(f"n{number}" for number in range(1200))
+    assert kept.carry_over() == CarriedOver(1200, is_over=True)
+    assert [step.rows for step in kept.steps] == [500, 1000, 1200]
+    assert set(kept.grades) == {5}
+    assert {stored.row["note"] for stored in kept.sink.scan(GRADED)} == {f"n{number}" for number in range(1200)}
+
+
+def test_few_large_rows_are_a_step() -> None:
+    kept = Kept("x" * 3_000_000 for _ in range(7))
+    assert kept.carry_over() == CarriedOver(7, is_over=True)
+    assert [step.rows for step in kept.steps] == [3, 6, 7]
+
+
+def test_who_is_interrupted_goes_on_where_it_was() -> None:
+    kept = Kept("n" for _ in range(1200))
+    assert kept.carry_over(steps=1) == CarriedOver(500)
+    assert kept.grades.count(None) == 700
+    assert kept.carry_over() == CarriedOver(700, is_over=True)
+    assert set(kept.grades) == {5}
+
+
+def test_a_row_that_is_refused_does_not_keep_its_neighbours() -> None:
+    kept = Kept(["a", "b", "c"], refuse=1)
+    assert kept.carry_over() == CarriedOver(2, 1, "no", is_over=True)
+    assert kept.grades == [5, None, 5]
+
+
+def test_rows_are_read_again_just_before_they_are_written() -> None:
+    """A destination's scan may be a snapshot, and one that takes hours: longer than it remembers a deletion."""
+    kept = Kept(["a", "b"])
+    stale = list(kept.sink.scan(GRADED))
+    whole = kept.sink
+
+    class Snapshot:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(whole, name)
+
+        def scan(self, _: Table) -> Any:
+            return iter(stale)
+
+    newer: dict[str, JsonValue] = {"id": 0, "note": "newer", "grade": None}
+    whole.apply(batch(upsert(newer, 2)))
+    del kept.store.generations[1].newest[FIRST.name][b"[1]"]  # deleted, and the deletion forgotten
+    kept.sink = cast("Sink", Snapshot())
+    assert kept.carry_over() == CarriedOver(0, is_over=True)
+    assert [dict(stored.row) for stored in whole.scan(GRADED)] == [newer]

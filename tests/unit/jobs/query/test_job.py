@@ -1,0 +1,56 @@
+"""What a failed query's message means, and what a job shows of itself while no query runs."""
+
+import json
+import threading
+from typing import Any, cast
+
+import pytest
+
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
+from jobs.query.job import SinkPlan, _shown, spark_error
+from sinks.memory import MemorySink, MemoryStore
+from tests.builders import table
+from tests.databases import until
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment", Unavailable),
+        ("[KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost", PositionMismatch),
+        (
+            "Job aborted due to stage failure\n at x\nCaused by: Python worker exited unexpectedly (crashed)",
+            Unavailable,
+        ),
+        ("Job aborted due to stage failure\nCaused by: java.io.IOException: Broken pipe", Unavailable),
+        ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", Fenced),
+        ("[INTERNAL_ERROR] something else\n at org.apache.spark.Whatever", LockstepError),
+        ("", LockstepError),
+    ],
+)
+def test_a_query_that_failed_says_what_to_do(text: str, expected: type[LockstepError]) -> None:
+    error = spark_error("search", text)
+    assert type(error) is expected
+    assert "search" in error.message
+    assert "at org.apache" not in str(error)
+
+
+def test_a_job_without_a_query_shows_itself_stands_still_on_demand_and_ends_when_it_is_asked() -> None:
+    store = MemoryStore()
+    sink = MemorySink(store, 1)
+    sink.prepare([table()])
+    nothing = cast("Any", None)
+    plan = SinkPlan("s", nothing, 1, "p", nothing, (), nothing, once=False, open=lambda *_: MemorySink(store, 1))
+    stop = threading.Event()
+
+    def runner() -> dict[str, Any]:
+        return dict(json.loads(sink.load_note("g1.runner") or "{}"))
+
+    with _shown(plan, stop) as gate:
+        assert gate.enter()
+        until(lambda: runner().get("beats"))
+        gate.leave()
+        sink.save_note("g1.hold", "a switch")
+        until(lambda: runner()["holding"] == "a switch")
+        threading.Timer(0.1, stop.set).start()
+        assert not gate.enter(), "it waits, and is told to end"

@@ -1,0 +1,110 @@
+"""What is stored, when, and that nothing is counted or taken back twice."""
+
+from cdc.protocol.control_records import ProgressRecord
+from jobs.query.progress import RENEWAL_MS, ProgressKeeper
+from jobs.query.watermark import Watermark
+from sinks.contract import Progress
+from sinks.memory import MemorySink, MemoryStore
+from tests.builders import table
+
+TOPIC = "shop.public.orders"
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def keeper(stored: Progress | None = None, clock: Clock | None = None) -> tuple[ProgressKeeper, MemorySink]:
+    sink = MemorySink(MemoryStore(), 1)
+    sink.prepare([table()])
+    sink.claim()
+    mark = Watermark([TOPIC], lsn=0 if stored is None else stored.watermark_lsn)
+    return ProgressKeeper(sink, mark, stored=stored, topic_ids={TOPIC: "id"}, now_ms=clock or Clock()), sink
+
+
+def record(lsn: int, *ends: int) -> ProgressRecord:
+    return ProgressRecord(lsn, lsn, {TOPIC: ends})
+
+
+def test_a_batch_is_stored_with_the_watermark_known_by_then() -> None:
+    kept, sink = keeper()
+    kept.learn([record(100, 5)])
+    stored = kept.batch_applied({(TOPIC, 0): 5}, rejected=2)
+    assert stored == sink.load_progress()
+    assert stored == Progress({(TOPIC, 0): 5}, 100, 100, 1_000_000, {TOPIC: "id"}, 2)
+
+
+def test_a_record_that_comes_after_its_batch_raises_the_watermark() -> None:
+    kept, sink = keeper()
+    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+    assert kept.learn([record(100, 5)]) == sink.load_progress()
+    assert kept.learn([]) is None
+
+
+def test_a_batch_that_comes_again_counts_its_rejections_once() -> None:
+    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 0, 0, 0, {}, 3))
+    assert kept.batch_applied({(TOPIC, 0): 5}, rejected=3).rejected == 3
+    assert kept.batch_applied({(TOPIC, 0): 6}, rejected=1).rejected == 4
+
+
+def test_reading_the_log_again_takes_nothing_back() -> None:
+    kept, _ = keeper(Progress({(TOPIC, 0): 50}, 900, 0, 0, {}))
+    again = kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+    assert again.next_offsets == {(TOPIC, 0): 50}
+    assert again.watermark_lsn == 900
+
+
+def test_an_idle_sink_renews_its_progress_now_and_then() -> None:
+    clock = Clock()
+    kept, sink = keeper(clock=clock)
+    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+    clock.now_ms += RENEWAL_MS - 1
+    assert kept.learn([]) is None
+    clock.now_ms += 1
+    assert kept.learn([]) == sink.load_progress()
+    stored = sink.load_progress()
+    assert stored is not None
+    assert stored.updated_at_ms == clock.now_ms
+
+
+def test_a_sink_that_is_behind_does_not_look_as_if_it_had_been_here() -> None:
+    clock = Clock()
+    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 50, 0, 7, {}), clock)
+    # It was away, and has not read what was written meanwhile: neither a batch nor time makes it complete.
+    kept.learn([record(100, 20)])
+    assert kept.batch_applied({(TOPIC, 0): 10}, rejected=0).updated_at_ms == 7
+    clock.now_ms += RENEWAL_MS
+    renewed = kept.learn([record(200, 25)])
+    assert renewed is not None
+    assert renewed.updated_at_ms == 7
+    # Now all is there but what was learned of a moment ago.
+    assert kept.batch_applied({(TOPIC, 0): 20}, rejected=0).updated_at_ms == clock.now_ms
+    clock.now_ms += 1
+    kept.batch_applied({(TOPIC, 0): 25}, rejected=0)
+    kept.learn([])
+    assert kept.batch_applied({(TOPIC, 0): 26}, rejected=0).updated_at_ms == clock.now_ms
+
+
+def test_behind_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
+    sink = MemorySink(MemoryStore(), 1)
+    sink.prepare([table()])
+    sink.claim()
+    stored = Progress({(TOPIC, 0): 5}, 100, 0, 0, {TOPIC: "id"})
+    kept = ProgressKeeper(
+        sink,
+        Watermark([TOPIC], lsn=100),
+        stored=stored,
+        topic_ids={TOPIC: "id"},
+        now_ms=Clock(),
+        skipped={(TOPIC, 0): 8},
+    )
+    kept.learn([record(900, 20)])
+    after = kept.batch_applied({(TOPIC, 0): 20}, rejected=1)
+    assert (after.next_offsets, after.skipped) == ({(TOPIC, 0): 5}, {(TOPIC, 0): 20})
+    assert (after.watermark_lsn, after.rejected) == (100, 1)

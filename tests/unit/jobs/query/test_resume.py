@@ -1,0 +1,138 @@
+"""When a sink may go on, and when it must not."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from cdc.model.errors import PositionMismatch
+from jobs.offsets import Offsets
+from jobs.query.resume import ResumePoint, TopicFacts, check_resume, check_same_topics, complete_from_ms
+from sinks.contract import Progress
+
+TOPIC = "shop.public.orders"
+HOUR_MS = 3_600_000
+NOW_MS = 1_700_000_000_000
+FACTS = TopicFacts(topic_id="first", partitions=2, delete_retention_ms=24 * HOUR_MS)
+STORED: Offsets = {(TOPIC, 0): 10, (TOPIC, 1): 20}
+
+
+def progress(
+    next_offsets: Offsets | None = None, *, topic_id: str = "first", updated_at_ms: int = NOW_MS - HOUR_MS
+) -> Progress:
+    offsets = STORED if next_offsets is None else next_offsets
+    return Progress(offsets, 100, 0, updated_at_ms, {TOPIC: topic_id})
+
+
+def check(
+    stored: Progress | None,
+    committed: Offsets | None,
+    *,
+    topics: Mapping[str, TopicFacts] | None = None,
+    ends: Offsets | None = None,
+    begins: Offsets | None = None,
+    start: Offsets | None = None,
+) -> None:
+    point = ResumePoint("search", 1, stored, committed, "/checkpoints/search/g1", start)
+    check_resume(
+        point,
+        topics=topics or {TOPIC: FACTS},
+        begins=begins or {(TOPIC, 0): 0, (TOPIC, 1): 0},
+        ends=ends or {(TOPIC, 0): 50, (TOPIC, 1): 50},
+        now_ms=NOW_MS,
+    )
+
+
+def test_a_new_sink_starts() -> None:
+    check(None, None)
+
+
+def test_a_sink_goes_on_where_it_was() -> None:
+    check(progress(), STORED)
+
+
+def test_a_missing_checkpoint_is_fine() -> None:
+    check(progress(), None)
+
+
+def test_progress_ahead_of_the_checkpoint_is_a_crash_between_the_two() -> None:
+    check(progress(), {(TOPIC, 0): 5, (TOPIC, 1): 20})
+
+
+def test_a_topic_that_was_created_anew_is_refused() -> None:
+    with pytest.raises(PositionMismatch, match=r"orders was created anew .*") as caught:
+        check(progress(topic_id="another"), STORED)
+    assert "lockstep snapshot table TABLE" in str(caught.value)
+
+
+def test_another_number_of_partitions_is_refused() -> None:
+    with pytest.raises(PositionMismatch, match="has 3 partitions, sink 'search' has read 2"):
+        check(progress(), STORED, topics={TOPIC: TopicFacts("first", 3, 24 * HOUR_MS)})
+
+
+def test_a_sink_that_was_away_longer_than_tombstones_live_is_refused() -> None:
+    with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours; .* keeps tombstones for 24.0 hours"):
+        check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), STORED)
+
+
+def test_a_sink_that_missed_nothing_may_be_away_for_ever() -> None:
+    check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), STORED, ends=STORED)
+
+
+def test_a_destination_that_is_behind_the_checkpoint_has_lost_data() -> None:
+    with pytest.raises(PositionMismatch, match="has lost data") as caught:
+        check(progress({(TOPIC, 0): 10, (TOPIC, 1): 19}), STORED)
+    assert "lockstep apply search --from-lsn 0/0" in str(caught.value)
+
+
+def test_an_empty_destination_with_a_checkpoint_has_lost_data() -> None:
+    with pytest.raises(PositionMismatch, match="has lost data"):
+        check(None, STORED)
+
+
+def test_a_checkpoint_for_other_topics_is_refused() -> None:
+    with pytest.raises(
+        PositionMismatch, match=r"other topics: shop.public.items is new, shop.public.orders is no longer"
+    ):
+        check(progress(), STORED, topics={"shop.public.items": FACTS})
+
+
+def test_what_lies_behind_a_gap_counts_as_there() -> None:
+    check(replace(progress(), skipped={(TOPIC, 0): 40}), {(TOPIC, 0): 40, (TOPIC, 1): 20})
+
+
+def test_a_log_that_has_lost_what_is_still_to_be_read_is_refused() -> None:
+    begins = {(TOPIC, 0): 0, (TOPIC, 1): 15}
+    with pytest.raises(PositionMismatch, match=r"partition 1, begins at 15: the records from 0 on") as caught:
+        check(None, None, begins=begins)
+    assert "lockstep snapshot table" in str(caught.value)
+    with pytest.raises(PositionMismatch, match="from 5 on"):
+        check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 5})
+    check(progress(), STORED, begins=begins)  # what was deleted has been read
+    check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 15})
+
+
+def same(*, topic_id: str = "first", partitions: int = 2) -> None:
+    check_same_topics("search", {TOPIC: FACTS}, {TOPIC: (topic_id, partitions), "another": ("its own", 7)})
+
+
+def test_a_running_job_goes_on_while_its_topics_are_the_same() -> None:
+    same()
+    check_same_topics("search", {TOPIC: FACTS}, {})  # gone for now: the query says so, or it comes back anew
+
+
+def test_a_topic_that_is_made_anew_under_a_running_job_is_refused() -> None:
+    with pytest.raises(PositionMismatch, match="was created anew") as caught:
+        same(topic_id="second")
+    assert "lockstep rebuild search --switch" in str(caught.value)
+
+
+def test_partitions_that_are_added_under_a_running_job_are_refused() -> None:
+    with pytest.raises(PositionMismatch, match="has 3 partitions, sink 'search' has read 2"):
+        same(partitions=3)
+
+
+def test_what_may_have_been_compacted_away_before_it_was_read_is_known() -> None:
+    assert complete_from_ms(1_000, lag_ms=500, now_ms=1_400) is None
+    assert complete_from_ms(1_000, lag_ms=500, now_ms=1_500) == 1_000
+    assert complete_from_ms(1_000, lag_ms=0, now_ms=1_000) == 1_000

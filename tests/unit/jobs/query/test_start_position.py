@@ -1,0 +1,59 @@
+"""From where the log is read."""
+
+from cdc.protocol.control_records import ProgressRecord
+from jobs.query.checkpoint import checkpoint_location
+from jobs.query.start_position import Reading, begin_reading, load_reading, offsets_behind_lsn, skipped_by
+from jobs.spark.source import starting_offsets
+from sinks.contract import Progress
+from sinks.memory import MemorySink, MemoryStore
+
+ORDERS, ITEMS = "shop.public.orders", "shop.public.items"
+PARTITIONS = [(ORDERS, 0), (ORDERS, 1), (ITEMS, 0)]
+RECORDS = [
+    ProgressRecord(100, 0, {ORDERS: (5, 6)}),
+    ProgressRecord(200, 0, {ITEMS: (3,)}),
+    ProgressRecord(300, 0, {ORDERS: (9, 9)}),
+]
+
+
+def test_what_was_committed_after_an_lsn_lies_behind_the_newest_bounds_before_it() -> None:
+    assert offsets_behind_lsn(RECORDS, 250, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 3}
+    assert offsets_behind_lsn(RECORDS, 300, PARTITIONS) == {(ORDERS, 0): 9, (ORDERS, 1): 9, (ITEMS, 0): 3}
+
+
+def test_where_nothing_is_known_of_a_partition_it_is_read_from_its_start() -> None:
+    assert offsets_behind_lsn(RECORDS, 150, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 0}
+    assert offsets_behind_lsn(RECORDS, 99, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
+
+
+def test_a_reading_comes_back_and_each_has_its_own_checkpoint() -> None:
+    sink = MemorySink(MemoryStore(), 2)
+    assert load_reading(sink, 2) == Reading()
+    first = begin_reading(sink, 2, {(ORDERS, 0): 5})
+    second = begin_reading(sink, 2, None, replays=True)
+    assert load_reading(sink, 2) == second == Reading(2, None, True)
+    assert first.start == {(ORDERS, 0): 5}
+    assert load_reading(sink, 1) == Reading()
+    places = [checkpoint_location("c", sink="s", generation=2, reading=one) for one in (Reading(), first, second)]
+    assert places == ["c/s/g2", "c/s/g2-1", "c/s/g2-2"]
+
+
+def test_going_back_leaves_nothing_out() -> None:
+    assert skipped_by({(ORDERS, 0): 3}, Progress({(ORDERS, 0): 5}, 0, 0, 0, {})) == {}
+    assert skipped_by(None, None) == {}
+
+
+def test_going_forward_leaves_out_what_lies_between_also_when_it_goes_on_after_a_restart() -> None:
+    assert skipped_by({(ORDERS, 0): 8}, Progress({(ORDERS, 0): 5}, 0, 0, 0, {})) == {(ORDERS, 0): 8}
+    later = Progress({(ORDERS, 0): 5}, 0, 0, 0, {}, skipped={(ORDERS, 0): 20})
+    assert skipped_by({(ORDERS, 0): 8}, later) == {(ORDERS, 0): 20}
+    assert skipped_by({(ORDERS, 0): 8}, None) == {(ORDERS, 0): 8}
+
+
+def test_a_gap_is_closed_by_reading_from_before_it() -> None:
+    stored = Progress({(ORDERS, 0): 5}, 0, 0, 0, {}, skipped={(ORDERS, 0): 20})
+    assert skipped_by({(ORDERS, 0): 4}, stored) == {}
+
+
+def test_sparks_notation_names_every_partition() -> None:
+    assert starting_offsets({(ORDERS, 1): 6, (ORDERS, 0): 5}) == '{"shop.public.orders": {"0": 5, "1": 6}}'

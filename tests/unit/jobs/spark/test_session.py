@@ -1,0 +1,127 @@
+"""Spark's settings, without starting it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from jobs.settings import SparkSettings
+from jobs.spark.class_archive import archive_file
+from jobs.spark.session import spark_conf, worker_python
+from jobs.spark.shipped_code import ROOT
+from sinks.delta.sink import DeltaSettings
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.redis.sink import RedisSettings
+from sinks.registry import SinkSettings
+from sinks.warehouse.settings import WarehouseSettings
+
+LOG = Path("log4j2.properties")
+CLUSTER = "spark://cluster:7077"
+
+
+def test_own_settings_win() -> None:
+    conf = spark_conf(SparkSettings(conf={"spark.speculation": "true", "spark.x": "y"}), log_settings=LOG)
+    assert conf["spark.speculation"] == "true"
+    assert conf["spark.x"] == "y"
+
+
+def test_only_a_local_master_learns_where_this_checkout_is() -> None:
+    assert "spark.executorEnv.PYTHONPATH" in spark_conf(SparkSettings(), log_settings=LOG)
+    remote = spark_conf(SparkSettings(master=CLUSTER), log_settings=LOG)
+    assert "spark.executorEnv.PYTHONPATH" not in remote
+    assert "spark.driver.host" not in remote
+    assert "spark.driver.bindAddress" not in remote
+
+
+def test_jars_are_handed_over_by_path() -> None:
+    conf = spark_conf(SparkSettings(jars=(Path("a.jar"), Path("b.jar"))), log_settings=LOG)
+    assert conf["spark.jars"] == "a.jar,b.jar"
+
+
+def test_executors_of_a_cluster_unpack_the_archive_and_import_from_it() -> None:
+    conf = spark_conf(SparkSettings(master=CLUSTER, package=Path("/x/some package.zip")), log_settings=LOG)
+    location, _, directory = conf["spark.archives"].partition("#")
+    assert location == "file:///x/some%20package.zip"
+    assert conf["spark.executorEnv.PYTHONPATH"] == directory
+
+
+def test_a_local_master_needs_no_archive() -> None:
+    conf = spark_conf(SparkSettings(package=Path("/x/package.zip")), log_settings=LOG)
+    assert "spark.archives" not in conf
+
+
+def test_own_jars_archives_and_paths_come_after_those_that_the_jobs_need() -> None:
+    own = {"spark.jars": "s3.jar", "spark.archives": "e.tgz#e", "spark.executorEnv.PYTHONPATH": "e/packages"}
+    settings = SparkSettings(master=CLUSTER, package=Path("/x/p.zip"), jars=(Path("kafka.jar"),), conf=own)
+    conf = spark_conf(settings, log_settings=LOG)
+    assert conf["spark.jars"] == "kafka.jar,s3.jar"
+    assert conf["spark.archives"] == "file:///x/p.zip#lockstep_package,e.tgz#e"
+    assert conf["spark.executorEnv.PYTHONPATH"] == "lockstep_package:e/packages"
+
+
+def test_own_lists_stand_alone_where_the_jobs_need_none() -> None:
+    conf = spark_conf(SparkSettings(master=CLUSTER, conf={"spark.archives": "e.tgz#e"}), log_settings=LOG)
+    assert conf["spark.archives"] == "e.tgz#e"
+
+
+def test_on_a_cluster_a_failed_task_is_tried_again() -> None:
+    assert spark_conf(SparkSettings(), log_settings=LOG)["spark.task.maxFailures"] == "1"
+    assert int(spark_conf(SparkSettings(master=CLUSTER), log_settings=LOG)["spark.task.maxFailures"]) > 1
+
+
+def test_the_path_of_this_python_is_not_imposed_on_other_machines() -> None:
+    assert worker_python(SparkSettings()) == sys.executable
+    assert worker_python(SparkSettings(master=CLUSTER)) == "python3"
+    assert worker_python(SparkSettings(master=CLUSTER, python="/opt/python")) == "/opt/python"
+    own = {"spark.pyspark.python": "/mine"}
+    assert worker_python(SparkSettings(master=CLUSTER, python="/opt/python", conf=own)) == "/mine"
+
+
+def test_the_class_archive_is_used_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "java"
+    java.mkdir()
+    (java / "release").write_text('JAVA_VERSION="17"')
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    settings = SparkSettings(java_home=java)
+
+    def options() -> str:
+        return spark_conf(settings, log_settings=LOG)["spark.driver.extraJavaOptions"]
+
+    assert "SharedArchiveFile" not in options()
+    archive = archive_file(java)
+    assert archive is not None
+    archive.touch()
+    assert f"-XX:SharedArchiveFile={archive} " in options()
+    (java / "release").write_text('JAVA_VERSION="21"')
+    assert "SharedArchiveFile" not in options()
+    assert archive_file(None) is None
+    assert archive_file(tmp_path / "nowhere") is None
+
+
+def test_workers_are_told_what_to_load() -> None:
+    sinks: list[SinkSettings] = [
+        RedisSettings(),
+        OpenSearchSettings(),
+        WarehouseSettings(url=SecretStr("postgresql+psycopg://warehouse/shop")),
+        # These make threads of their own.
+        WarehouseSettings(url=SecretStr("duckdb:////var/lib/shop.duckdb")),
+        DeltaSettings(root="/lake"),
+    ]
+    libraries = {library for settings in sinks for library in settings.libraries}
+    conf = spark_conf(SparkSettings(), log_settings=LOG, libraries=libraries)
+    variable = "LOCKSTEP_LIBRARIES"
+    loads = "import sys, threading; from jobs.executor.daemon import load_libraries; before = {*sys.modules}; load_libraries()"
+    shows = "print(*sorted({'redis', 'opensearchpy', 'psycopg', 'sqlalchemy', 'duckdb', 'deltalake'} & ({*sys.modules} - before)), threading.active_count())"
+    environment = os.environ | {variable: conf[f"spark.executorEnv.{variable}"] + ",not_installed"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{loads}; {shows}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["opensearchpy", "psycopg", "redis", "sqlalchemy", "1"]

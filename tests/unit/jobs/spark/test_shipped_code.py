@@ -1,0 +1,65 @@
+"""The archive that executors get against the code that runs here."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from cdc.model.errors import ConfigurationError
+from jobs.spark.shipped_code import PACKAGES, check_archive, source_files
+
+CODE = {"cdc/__init__.py": "", "jobs/executor/daemon.py": "x = 1", "sinks/contract.py": "y = 2"}
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A tree with our packages' names, and something that isn't shipped."""
+    for name, text in {**CODE, "lockstep/cli/main.py": "z = 3", "cdc/__pycache__/x.cpython-311.pyc": ""}.items():
+        file = tmp_path / "root" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return tmp_path / "root"
+
+
+def archive(path: Path, content: Mapping[str, str]) -> Path:
+    with ZipFile(path, "w") as made:
+        for name, text in content.items():
+            made.writestr(name, text)
+    return path
+
+
+def test_sources_are_listed_by_name_and_nothing_else_is() -> None:
+    names = list(source_files())
+    assert "jobs/executor/daemon.py" in names
+    assert names == sorted(names)
+    assert {name.split("/")[0] for name in names} == set(PACKAGES)
+    assert {Path(name).suffix for name in names} == {".py"}
+
+
+def test_an_archive_of_the_same_code_is_accepted_whatever_else_it_holds(root: Path, tmp_path: Path) -> None:
+    check_archive(archive(tmp_path / "a.zip", CODE), root)
+    check_archive(archive(tmp_path / "b.zip", CODE | {"redis/client.py": "", "cdc/data.sql": ""}), root)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        CODE | {"jobs/executor/daemon.py": "x = 2"},
+        CODE | {"jobs/gone.py": ""},
+        {name: text for name, text in CODE.items() if name != "sinks/contract.py"},
+    ],
+    ids=["changed", "one more", "one less"],
+)
+def test_an_archive_of_other_code_is_refused(root: Path, tmp_path: Path, content: Mapping[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match="other code"):
+        check_archive(archive(tmp_path / "a.zip", content), root)
+
+
+def test_an_archive_that_is_missing_or_broken_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="doesn't exist"):
+        check_archive(tmp_path / "none.zip")
+    broken = tmp_path / "broken.zip"
+    broken.write_bytes(b"no zip")
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        check_archive(broken)

@@ -1,0 +1,103 @@
+"""Options of Spark's Kafka source and of the tasks' own client, and what tasks are to read."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import ConfigurationError
+from jobs.executor.log_reader import Client, Range, dump_ranges, load_ranges, ranges
+from jobs.spark.source import jaas_config, kafka_options, portable_client
+
+KEY = (
+    "-----BEGIN PRIVATE " + "KEY-----\nAAAA\n-----END PRIVATE " + "KEY-----\n"
+)  # in pieces: scanners take it for a real one
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nBBBB\n-----END CERTIFICATE-----\n"
+
+
+def test_only_committed_records_are_read() -> None:
+    options = kafka_options(KafkaSettings(bootstrap_servers="broker:9092"))
+    assert options["kafka.isolation.level"] == "read_committed"
+    assert options["kafka.security.protocol"] == "PLAINTEXT"
+    assert not any("sasl" in name or "ssl" in name for name in options)
+
+
+def test_a_login_becomes_a_jaas_line(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("s3cret\n")
+    options = kafka_options(
+        KafkaSettings(
+            bootstrap_servers="broker:9092",
+            security_protocol="sasl_ssl",
+            sasl_mechanism="SCRAM-SHA-512",
+            username="sinks",
+            password_file=tmp_path / "password",
+        )
+    )
+    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
+    assert options["kafka.sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="sinks" password="s3cret";'
+    )
+
+
+def test_quotes_and_backslashes_of_a_password_are_escaped() -> None:
+    assert jaas_config("PLAIN", "u", 'a"b\\c').endswith('password="a\\"b\\\\c";')
+
+
+def test_a_login_without_a_password_is_a_configuration_error() -> None:
+    settings = KafkaSettings(
+        bootstrap_servers="broker:9092", security_protocol="sasl_plaintext", sasl_mechanism="PLAIN", username="sinks"
+    )
+    with pytest.raises(ConfigurationError, match="needs a mechanism, a user name and a password"):
+        kafka_options(settings)
+
+
+def ssl_settings(directory: Path, key: str) -> KafkaSettings:
+    for name, text in (("ca.pem", CERTIFICATE), ("client.pem", CERTIFICATE), ("client.key", key)):
+        (directory / name).write_text(text)
+    return KafkaSettings(
+        bootstrap_servers="broker:9093",
+        security_protocol="ssl",
+        ca_file=directory / "ca.pem",
+        certificate_file=directory / "client.pem",
+        key_file=directory / "client.key",
+    )
+
+
+def test_certificates_travel_as_text(tmp_path: Path) -> None:
+    options = kafka_options(ssl_settings(tmp_path, KEY))
+    assert options["kafka.ssl.truststore.type"] == options["kafka.ssl.keystore.type"] == "PEM"
+    assert options["kafka.ssl.truststore.certificates"] == CERTIFICATE
+    assert options["kafka.ssl.keystore.certificate.chain"] == CERTIFICATE
+    assert options["kafka.ssl.keystore.key"] == KEY
+
+
+def test_a_key_that_java_cannot_read_is_refused_with_the_way_to_convert_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="openssl pkcs8 -topk8"):
+        kafka_options(ssl_settings(tmp_path, KEY.replace("PRIVATE KEY", "RSA PRIVATE KEY")))
+
+
+def test_a_missing_certificate_file_is_a_configuration_error(tmp_path: Path) -> None:
+    settings = ssl_settings(tmp_path, KEY)
+    (tmp_path / "ca.pem").unlink()
+    with pytest.raises(ConfigurationError, match="can't be read"):
+        kafka_options(settings)
+
+
+def test_tasks_on_other_machines_get_certificates_not_their_files(tmp_path: Path) -> None:
+    settings = ssl_settings(tmp_path, KEY)
+    client: Client = portable_client(settings)
+    assert client["ssl.ca.pem"] == client["ssl.certificate.pem"] == CERTIFICATE
+    assert client["ssl.key.pem"] == KEY
+    assert not any("location" in name or str(tmp_path) in str(value) for name, value in client.items())
+    with pytest.raises(ConfigurationError, match=r"gone\.pem"):
+        portable_client(settings.model_copy(update={"ca_file": tmp_path / "gone.pem"}))
+    plain = KafkaSettings(bootstrap_servers="broker:9092")
+    assert portable_client(plain) == plain.client()
+
+
+def test_a_batch_is_what_lies_between_two_positions() -> None:
+    ends = {("a", 0): 10, ("a", 1): 7, ("b", 0): 0, ("b", 1): 5}
+    wanted = ranges({("a", 0): 4, ("a", 1): 7}, ends)
+    assert wanted == [Range("a", 0, 4, 10), Range("b", 1, None, 5)]
+    assert load_ranges(dump_ranges(wanted)) == wanted
+    assert ranges(ends, ends) == []

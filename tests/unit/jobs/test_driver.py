@@ -1,0 +1,84 @@
+"""Which tables a sink gets, and which of its generations are applied to."""
+
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import ConfigurationError
+from cdc.model.table import TableName
+from jobs.driver import Source, _Group, tables_of
+from jobs.generations.record import Phase, Record, begin_generation, list_generations
+from jobs.settings import SparkSettings
+from sinks.memory import MemorySink, MemoryStore
+from sinks.redis.sink import RedisSettings
+from sinks.registry import definition
+
+ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
+
+
+def test_a_sink_that_names_no_tables_gets_all() -> None:
+    assert tables_of("search", (), [ORDERS, ITEMS]) == [ORDERS, ITEMS]
+
+
+def test_a_sink_gets_the_tables_it_names() -> None:
+    assert tables_of("search", ("public.items",), [ORDERS, ITEMS]) == [ITEMS]
+
+
+def test_a_table_that_nobody_captures_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"sinks.search.tables: public.users is not captured"):
+        tables_of("search", ("public.users",), [ORDERS])
+
+
+class _Late(MemorySink):
+    """Lets somebody else act at the last moment before it creates a note."""
+
+    def __init__(self, store: MemoryStore, act: Callable[[], object]) -> None:
+        super().__init__(store, 1)
+        self._act = act
+
+    def create_note(self, name: str, text: str) -> bool:
+        self._act()
+        return super().create_note(name, text)
+
+
+def _wanted(sink: MemorySink) -> list[int]:
+    """The generations that ``apply`` would apply to now."""
+    source = Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings())
+    group = _Group(
+        source,
+        {"cache": RedisSettings()},
+        cast(Any, None),
+        once=False,
+        stop=threading.Event(),
+        report=lambda _: None,
+        open_sink=lambda *_: sink,
+    )
+    return list(group._wanted(group._members[0]))
+
+
+def _record(phase: Phase) -> Record:
+    return Record("shop", definition(RedisSettings()), phase)
+
+
+def test_two_that_apply_to_a_new_sink_at_once_go_on_with_one_generation() -> None:
+    store = MemoryStore()
+    late = _Late(store, lambda: _wanted(MemorySink(store, 1)))
+    assert _wanted(late) == [1]
+    assert [one.number for one in list_generations(late)] == [1]
+
+
+def test_a_rebuild_of_a_new_sink_that_was_quicker_is_waited_for() -> None:
+    store = MemoryStore()
+    late = _Late(store, lambda: begin_generation(MemorySink(store, 1), _record(Phase.BUILDING)))
+    assert _wanted(late) == []
+    assert [one.number for one in list_generations(late)] == [1]
+
+
+def test_a_rebuild_that_comes_later_has_the_next_number() -> None:
+    store = MemoryStore()
+    assert _wanted(MemorySink(store, 1)) == [1]
+    assert begin_generation(MemorySink(store, 1), _record(Phase.BUILDING)) == 2
+    assert _wanted(MemorySink(store, 1)) == [1]  # of which nothing is there yet, and goes on all the same

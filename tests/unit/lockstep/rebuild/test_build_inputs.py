@@ -1,0 +1,90 @@
+"""lockstep.rebuild.build_inputs"""
+
+from dataclasses import replace
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import Column, Table, TableName
+from lockstep.rebuild.build_inputs import Basis, check_complete, load_basis, made_anew, misfit, save_basis
+from sinks.memory import MemorySink, MemoryStore
+from tests.builders import column, table
+
+
+def _numbered(*columns: Column, key: tuple[str, ...] = ("id",), oid: int = 7) -> Table:
+    numbered = tuple(replace(one, number=one.number or place) for place, one in enumerate(columns, 1))
+    return replace(table(*numbered, key=key), oid=oid)
+
+
+ORDERS = _numbered(column("id", "int8"), column("note"), column("tags"))
+ITEMS = replace(ORDERS, name=TableName("My.Schema", 'odd "name"'))
+BEGUN = Basis({ORDERS.name: "a", ITEMS.name: "b"}, {ORDERS.name: ORDERS, ITEMS.name: ITEMS})
+
+
+def _now(shape: Table) -> Basis:
+    return Basis(BEGUN.topic_ids, {**BEGUN.shapes, shape.name: shape})
+
+
+def test_it_comes_back_as_it_was_saved() -> None:
+    sink = MemorySink(MemoryStore(), 1)
+    assert load_basis(sink, 1) is None
+    save_basis(sink, 1, BEGUN)
+    assert load_basis(sink, 1) == BEGUN
+    assert load_basis(sink, 2) is None
+
+
+def test_a_table_without_topic_or_shape_is_not_complete() -> None:
+    check_complete(BEGUN, [ORDERS.name, ITEMS.name])
+    for lacking in (replace(BEGUN, topic_ids={ITEMS.name: "b"}), replace(BEGUN, shapes={ITEMS.name: ITEMS})):
+        check_complete(lacking, [ITEMS.name])
+        with pytest.raises(LockstepError, match=f"table {ORDERS.name} isn't in the log"):
+            check_complete(lacking, [ORDERS.name, ITEMS.name])
+
+
+def test_a_topic_that_is_gone_or_another_one_was_made_anew() -> None:
+    assert made_anew(BEGUN, BEGUN) == []
+    assert made_anew(BEGUN, replace(BEGUN, topic_ids={ORDERS.name: "a", ITEMS.name: "c"})) == [ITEMS.name]
+    assert made_anew(BEGUN, replace(BEGUN, topic_ids={ITEMS.name: "b"})) == [ORDERS.name]
+
+
+@pytest.mark.parametrize(
+    ("after", "why"),
+    [
+        (replace(ORDERS, key=("id", "note")), "its key was (id) and is (id, note)"),
+        (_numbered(column("id", "int8"), column("text"), column("tags")), "column 'note' is called 'text' now"),
+        (_numbered(column("id", "int8"), column("tags"), column("note")), "column 'note' is called 'tags' now"),
+        (_numbered(column("id", "int8"), column("note", "int4"), column("tags")), "column 'note' was text and is int4"),
+        (
+            _numbered(column("id", "int8"), column("note"), column("tags", is_array=True)),
+            "column 'tags' was text and is text[]",
+        ),
+        (
+            _numbered(column("id", "int8"), replace(column("note"), number=9), replace(column("tags"), number=3)),
+            "column 'note' was dropped, and another one has its name",
+        ),
+        (
+            _numbered(column("note", "int4"), column("id", "int8"), column("tags"), oid=8),
+            "column 'note' was text and is int4",
+        ),
+    ],
+)
+def test_what_rows_from_before_do_not_follow_is_a_misfit(after: Table, why: str) -> None:
+    assert misfit(BEGUN, _now(after)) == f"table {ORDERS.name}: {why}"
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        ORDERS,
+        _numbered(*ORDERS.columns, column("extra", "int4")),
+        _numbered(*ORDERS.columns[:2]),
+        # Made anew: the same columns under other numbers.
+        _numbered(column("note"), column("tags"), column("id", "int8"), oid=8),
+    ],
+)
+def test_columns_that_come_and_go_fit(after: Table) -> None:
+    assert misfit(BEGUN, _now(after)) is None
+
+
+def test_a_table_that_left_the_log_is_no_misfit() -> None:
+    assert misfit(BEGUN, Basis({}, {})) is None

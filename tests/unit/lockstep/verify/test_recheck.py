@@ -1,0 +1,380 @@
+"""Which rows differ, while they change: a right sink never does, whatever the timing, and a wrong one does."""
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import Lsn
+from lockstep.verify.canonical import fingerprint, key_of, key_values
+from lockstep.verify.expected import Version, versions_of
+from lockstep.verify.recheck import Looks, Settled, Verdict, settle, strays, verdict
+from lockstep.verify.sink_side import Copy, SinkSide
+from lockstep.verify.waiting import Applied, Mark, Patience
+from sinks.contract import Progress
+from sinks.memory import MemorySink, MemoryStore
+from tests.builders import batch, column, delete, table, upsert
+
+SHAPE = table(column("id", "int8"), column("value"))
+
+A, B = Version(b"a", "1"), Version(b"b", "2")
+A_AGAIN = Version(b"a", "3")
+HELD_A, HELD_B, HELD_C = (Copy(f"tag {name}", name.encode()) for name in "abc")
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (Looks(A, A, (HELD_A,)), Verdict.EQUAL),
+        (Looks(None, None), Verdict.EQUAL),
+        (Looks(A, B, (HELD_A,)), Verdict.EQUAL),
+        (Looks(A, B, (HELD_B,)), Verdict.EQUAL),
+        (Looks(A, B, (HELD_C,)), Verdict.CHANGED),
+        (Looks(A, B, (HELD_C,), frozenset([b"c"])), Verdict.EQUAL),
+        (Looks(A, A_AGAIN, (HELD_B,)), Verdict.CHANGED),
+        (Looks(None, A), Verdict.EQUAL),
+        (Looks(A, A, (), frozenset([None])), Verdict.EQUAL),
+        (Looks(A, A), Verdict.SUSPECT),
+        (Looks(None, None, (HELD_A,)), Verdict.SUSPECT),
+        (Looks(A, A, (HELD_B,)), Verdict.SUSPECT),
+        (Looks(A, A, (HELD_B, HELD_A)), Verdict.EQUAL),
+    ],
+    ids=str,
+)
+def test_one_round_alone_finds_nothing_different(now, expected):
+    assert verdict(now, None) is expected
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (Looks(A, A, (HELD_B,)), Looks(A, A, (HELD_B,)), Verdict.DIFFERENT),
+        (Looks(A, A), Looks(A, A), Verdict.DIFFERENT),
+        (Looks(None, None, (HELD_A,)), Looks(None, None, (HELD_A,)), Verdict.DIFFERENT),
+        (Looks(A, A, (HELD_B,)), Looks(A, A, (HELD_C,)), Verdict.SUSPECT),
+        (Looks(None, None, (HELD_A,)), Looks(None, None, (Copy("tag b", b"a"),)), Verdict.SUSPECT),
+        (Looks(A, A, (HELD_B,)), Looks(A_AGAIN, A_AGAIN, (HELD_B,)), Verdict.SUSPECT),
+        (Looks(A, A, (HELD_B,)), Looks(A, B, (HELD_C,)), Verdict.CHANGED),
+        (Looks(A, A, (HELD_B,)), Looks(A, A, (HELD_A,)), Verdict.EQUAL),
+    ],
+    ids=str,
+)
+def test_the_second_round_is_sure_when_neither_side_has_moved(before, now, expected):
+    assert verdict(now, before) is expected
+
+
+# A source and a sink in one process, with a clock of their own.
+
+
+@dataclass
+class World:
+    """A log of changes, a sink that applies it late, and a seed that decides when what happens.
+
+    Everything that anybody does lets time pass, and in that time changes are committed and applied.
+    """
+
+    random: random.Random
+    keys: int
+    change_probability: float = 0.3
+    now_s: float = 0.0
+    commits: list[tuple[int, int, str | None]] = field(default_factory=list)
+    applied: int = 0
+    is_quiet: bool = False
+    skips: frozenset[int] = frozenset()
+    values: Iterator[str] | None = None
+    """None: few of them, so that rows become what they were before."""
+    store: MemoryStore = field(default_factory=MemoryStore)
+
+    def __post_init__(self):
+        self.sink = MemorySink(self.store, 1)
+        self.sink.prepare([SHAPE])
+        self.fence = self.sink.claim()
+
+    def step(self):
+        self.now_s += 0.01
+        while not self.is_quiet and self.random.random() < self.change_probability:
+            key = self.random.randrange(self.keys)
+            value = self.random.choice(["a", "b", None]) if self.values is None else next(self.values)
+            self.commits.append((len(self.commits) + 1, key, value))
+        for _ in range(self.random.randrange(4)):
+            if self.applied < len(self.commits):
+                lsn, key, value = self.commits[self.applied]
+                self.applied += 1
+                if lsn not in self.skips:
+                    event = delete({"id": key}, lsn, of=SHAPE) if value is None else upsert(_row(key, value), lsn)
+                    self.sink.apply(batch(event, fence=self.fence))
+        self.sink.save_progress(Progress({}, self.applied, 0, 0, {}))
+
+    def source(self):
+        """Key -> (LSN of the row's version, value) of the rows that are there."""
+        rows = {}
+        for lsn, key, value in self.commits:
+            rows[key] = (lsn, value)
+        return {key: found for key, found in rows.items() if found[1] is not None}
+
+
+def _row(key, value):
+    return {"id": key, "value": value}
+
+
+class Source:
+    """The world's source, in the role of what is expected."""
+
+    name = "source"
+    can_be_asked_often = True
+
+    def __init__(self, world):
+        self._world = world
+
+    def mark(self):
+        self._world.step()
+        return Mark(lsn=Lsn(len(self._world.commits)))
+
+    def versions(self, of, keys):
+        return versions_of(self.rows(of, keys))
+
+    def passed(self):
+        return {}
+
+    def rows(self, of, keys):
+        self._world.step()
+        rows = self._world.source()
+        found = {}
+        for key in keys:
+            number = key_values(key)["id"]
+            if number in rows:
+                lsn, value = rows[number]
+                row = _row(number, value)
+                found[key] = Version(fingerprint(of, key, row), str(lsn)), row
+        return found
+
+
+class Everything(Source):
+    """The same, by somebody who sees every version."""
+
+    can_be_asked_often = False
+
+    def __init__(self, world):
+        super().__init__(world)
+        self._begin = self._end = 0
+
+    def versions(self, of, keys):
+        found = super().versions(of, keys)
+        self._begin, self._end = self._end, len(self._world.commits)
+        return found
+
+    def passed(self):
+        seen = {}
+        for _, number, value in self._world.commits[self._begin : self._end]:
+            key = key_of(SHAPE, {"id": number})
+            version = None if value is None else fingerprint(SHAPE, key, _row(number, value))
+            seen.setdefault(key, set()).add(version)
+        return seen
+
+
+class LateSink:
+    """The world's sink: time passes between one row and the next."""
+
+    def __init__(self, world):
+        self._world = world
+
+    def rows(self, of, keys):
+        for key in keys:
+            self._world.step()
+            yield from self._world.sink.rows(of, [key])
+
+    def load_progress(self):
+        self._world.step()
+        return self._world.sink.load_progress()
+
+
+def settled(world, *, keys=None, expected=None, rounds_max=12) -> Settled:
+    def sleep(seconds):
+        until = world.now_s + seconds
+        while world.now_s < until:
+            world.step()
+
+    patience = Patience(lambda: False, monotonic=lambda: world.now_s, sleep=sleep)
+    sink = LateSink(world)
+    return settle(
+        SHAPE,
+        [key_of(SHAPE, {"id": number}) for number in range(keys or world.keys)],
+        expected=expected or Source(world),
+        sink=SinkSide(sink, patience),
+        applied=Applied(sink, name="s", generation=1, patience=patience, stall_s=60.0, say=lambda _: None),
+        patience=patience,
+        rounds_max=rounds_max,
+    )
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_right_sink_never_differs(seed):
+    world = World(random.Random(seed), keys=random.Random(seed).choice([1, 3, 30]))
+
+    found = settled(world)
+
+    assert found.different == {}
+    assert len(found.copies) + len(found.unsettled) == world.keys
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rows_that_never_stand_still_are_settled_by_who_sees_every_version(seed):
+    world = World(random.Random(seed), keys=3, change_probability=0.7)
+    world.values = itertools.cycle(map(str, range(100)))
+
+    found = settled(world, expected=Everything(world), rounds_max=1)
+
+    assert len(found.copies) == world.keys
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_all_settles_once_nothing_is_written(seed):
+    world = World(random.Random(seed), keys=10)
+    for _ in range(50):
+        world.step()
+    world.is_quiet = True
+
+    found = settled(world)
+
+    assert (found.different, found.unsettled) == ({}, [])
+    assert sum(map(bool, found.copies.values())) == len(world.source())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_change_that_the_sink_has_not_applied_is_found(seed):
+    world = World(random.Random(seed), keys=10)
+    for _ in range(50):
+        world.step()
+    newest = {key: lsn for lsn, key, _ in world.commits}
+    lost = world.random.choice(sorted(newest))
+    world.is_quiet = True
+    # Only what is still under way can be lost; else it is applied and taken back.
+    world.commits.append((len(world.commits) + 1, lost, "lost"))
+    world.skips = frozenset([len(world.commits)])
+
+    found = settled(world)
+
+    assert list(found.different) == [key_of(SHAPE, {"id": lost})]
+    (finding,) = found.different.values()
+    assert finding.expected == _row(lost, "lost")
+    assert (finding.stored is None) == (finding.tag is None)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_wrong_row_is_found_while_others_are_written(seed):
+    world = World(random.Random(seed), keys=10, change_probability=0.1)
+    world.commits = [(number + 1, number, "right") for number in range(11)]
+    world.skips = frozenset([11])  # of row 10, which nobody writes again
+
+    found = settled(world, keys=11)
+
+    assert list(found.different) == [b'{"id":10}']
+
+
+def test_a_row_that_changes_at_every_look_is_neither_equal_nor_different():
+    world = World(random.Random(1), keys=1)
+    world.commits = [(1, 0, "a")]
+    world.is_quiet = True
+    numbers = itertools.count()
+
+    class Restless(Source):
+        def rows(self, of, keys):
+            return {key: (Version(b"new", str(next(numbers))), _row(0, "new")) for key in keys}
+
+    found = settled(world, expected=Restless(world), rounds_max=4)
+
+    assert (found.different, found.copies, found.unsettled) == ({}, {}, [b'{"id":0}'])
+
+
+def test_a_sink_that_nothing_is_applied_to_says_so():
+    world = World(random.Random(1), keys=1)
+    world.commits = [(1, 0, "a")]
+    said = []
+
+    class Stuck:
+        def load_progress(self):
+            return Progress({}, 0x16_B374D848, 0, int(world.now_s), {})  # alive, but it doesn't move
+
+    def sleep(seconds):
+        world.now_s += seconds
+
+    patience = Patience(lambda: False, monotonic=lambda: world.now_s, sleep=sleep)
+    applied = Applied(Stuck(), name="cache", generation=3, patience=patience, stall_s=30.0, say=said.append)
+
+    with pytest.raises(LockstepError, match=r"'cache' \(generation 3\) hasn't moved for 30 s.*16/B374D849") as caught:
+        applied.wait(Mark(lsn=Lsn(0x16_B374D849)))
+
+    assert "lockstep apply cache" in (caught.value.hint or "")
+    assert len(said) == 1
+    assert 30 <= world.now_s < 32
+
+
+def test_a_sink_that_never_had_a_job_says_so():
+    world = World(random.Random(1), keys=1)
+
+    class Empty:
+        def load_progress(self):
+            return None
+
+    def sleep(seconds):
+        world.now_s += seconds
+
+    patience = Patience(lambda: False, monotonic=lambda: world.now_s, sleep=sleep)
+    applied = Applied(Empty(), name="cache", generation=1, patience=patience, stall_s=1.0, say=lambda _: None)
+
+    with pytest.raises(LockstepError, match="no job has ever applied to it"):
+        applied.wait(Mark(offsets={("t", 0): 5}))
+
+
+def test_it_waits_as_long_as_the_sink_moves():
+    now = [0.0]
+
+    class Slow:
+        def load_progress(self):
+            return Progress({("t", 0): int(now[0])}, 0, 0, 0, {})
+
+    patience = Patience(lambda: False, monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    applied = Applied(Slow(), name="cache", generation=1, patience=patience, stall_s=2.0, say=lambda _: None)
+    applied.wait(Mark(offsets={("t", 0): 50}))
+
+    assert 50 <= now[0] < 51
+
+
+def test_waiting_ends_when_it_is_told_to_stop():
+    patience = Patience(lambda: True, sleep=lambda _: None)
+
+    with pytest.raises(LockstepError, match="stopped"):
+        patience.sleep(60.0)
+
+
+# Rows that stand where nobody looks for them.
+
+
+def test_a_second_copy_is_astray_for_certain():
+    key = b'{"id":1}'
+    same = Settled(copies={key: (HELD_A,)})
+
+    assert strays({key: [HELD_A]}, {key}, same) == ({key: HELD_A}, {})
+    assert strays({key: [HELD_B]}, {key}, same) == ({key: HELD_B}, {})
+    assert strays({key: [HELD_A, HELD_B]}, {key}, same) == ({key: HELD_B}, {})
+
+
+def test_a_row_that_changed_between_the_passes_is_not_astray():
+    key = b'{"id":1}'
+
+    assert strays({key: [HELD_B]}, set(), Settled(copies={key: (HELD_A,)})) == ({}, {})
+
+
+def test_a_row_that_is_not_found_under_its_key_may_be_astray():
+    key = b'{"id":1}'
+
+    assert strays({key: [HELD_B]}, set(), Settled(copies={key: ()})) == ({}, {key: HELD_B})
+
+
+def test_a_key_that_one_look_finds_twice_is_astray():
+    key = b'{"id":1}'
+
+    assert strays({}, set(), Settled(copies={key: (HELD_A, HELD_B)})) == ({key: HELD_B}, {})

@@ -1,0 +1,177 @@
+"""The search finds every key that may differ, in bounded portions, and no other one when nothing changes."""
+
+import random
+
+import pytest
+
+from lockstep.verify.canonical import fingerprint, key_of
+from lockstep.verify.ranges import Ranges, range_of
+from lockstep.verify.search import Candidates, Search
+from lockstep.verify.sink_side import SinkSide
+from lockstep.verify.source_side import next_chunk_rows
+from lockstep.verify.waiting import Mark, Patience
+from sinks.contract import StoredRow
+from tests.builders import column, table, tag
+
+SHAPE = table(column("id", "int8"), column("value"))
+
+
+def row(number, value="a"):
+    return {"id": number, "value": value}
+
+
+class Rows:
+    """Rows of both sides, as lists."""
+
+    name = "source"
+    can_be_asked_often = True
+
+    def __init__(self, rows):
+        self._rows = rows
+
+    def scan(self, of):
+        """As a sink has to, and as the expected side has to, depending on who asks."""
+        for one in self._rows:
+            yield StoredRow({"id": one["id"]}, one, tag(1))
+
+    def mark(self):
+        return Mark()
+
+
+class Expected(Rows):
+    def scan(self, of):
+        for one in self._rows:
+            key = key_of(of, one)
+            yield key, fingerprint(of, key, one)
+
+
+def searched(expected, stored, *, keys_max, ranges=64) -> tuple[Search, list[Candidates]]:
+    patience = Patience(lambda: False)
+    search = Search(
+        SHAPE,
+        Expected(expected),
+        SinkSide(Rows(stored), patience),
+        keys_max=keys_max,
+        tell=lambda *_: None,
+        ranges=ranges,
+    )
+    return search, list(search.candidates())
+
+
+def keys(found):
+    return sorted(int(key[6:-1]) for candidates in found for key in candidates.shown)
+
+
+SMALL, LARGE = 1000, 30
+
+
+@pytest.mark.parametrize("keys_max", [SMALL, LARGE])
+def test_equal_sides_have_no_candidates_in_any_order(keys_max):
+    rows = [row(n) for n in range(200)]
+
+    search, found = searched(rows, list(reversed(rows)), keys_max=keys_max)
+
+    assert keys(found) == []
+    assert (search.counts.expected_rows, search.counts.sink_rows, search.counts.differing) == (200, 200, 0)
+    assert 0 < search.counts.ranges <= 64
+
+
+@pytest.mark.parametrize("keys_max", [SMALL, LARGE])
+def test_every_kind_of_difference_is_a_candidate(keys_max):
+    expected = [row(n) for n in range(200)]
+    stored = [row(n, "b" if n == 5 else "a") for n in range(200) if n != 7] + [row(500)]
+
+    search, found = searched(expected, stored, keys_max=keys_max)
+
+    assert keys(found) == [5, 7, 500]
+    assert 1 <= search.counts.differing <= 3
+    shown = {key: copies for candidates in found for key, copies in candidates.shown.items()}
+    assert [len(shown[b'{"id":%d}' % n]) for n in (5, 7, 500)] == [1, 0, 1]
+
+
+@pytest.mark.parametrize("keys_max", [SMALL, LARGE])
+@pytest.mark.parametrize("copies", [[row(5)], [row(5, "b")], [row(5), row(5)], [row(900), row(900)]], ids=str)
+def test_a_second_copy_is_a_candidate_and_called_so(keys_max, copies):
+    rows = [row(n) for n in range(200)]
+
+    _, found = searched(rows, [*copies, *rows], keys_max=keys_max)
+
+    number = copies[0]["id"]
+    assert keys(found) == [number]
+    assert [key for candidates in found for key in candidates.doubled] == [b'{"id":%d}' % number]
+
+
+def test_two_rows_that_have_swapped_their_values_are_found():
+    """Sums of keys and of values alone would not see it."""
+    expected = [row(1, "a"), row(2, "b")]
+    _, found = searched(expected, [row(1, "b"), row(2, "a")], keys_max=SMALL, ranges=1)
+
+    assert keys(found) == [1, 2]
+
+
+def test_a_large_table_comes_in_bounded_portions():
+    expected = [row(n) for n in range(1000)]
+    stored = [row(n, "b") for n in range(1000)]
+
+    search, found = searched(expected, stored, keys_max=100, ranges=128)
+
+    assert len(found) >= 10
+    assert all(candidates.is_complete and len(candidates.shown) <= 100 for candidates in found)
+    assert keys(found) == list(range(1000))
+    assert search.counts.differing == search.counts.ranges
+
+
+def test_more_candidates_than_fit_are_not_passed_over_in_silence():
+    _, found = searched([], [row(n) for n in range(50)], keys_max=20)
+
+    assert [len(candidates.shown) for candidates in found] == [20]
+    assert not found[0].is_complete
+
+
+def test_one_range_that_is_too_large_is_not_passed_over_in_silence():
+    expected = [row(n) for n in range(200)]
+
+    _, found = searched(expected, [row(n, "b") for n in range(200)], keys_max=20, ranges=1)
+
+    assert not all(candidates.is_complete for candidates in found)
+
+
+def test_ranges_find_one_wrong_row_among_many_whatever_the_order():
+    order = random.Random(7)
+    ranges = Ranges(1024)
+    both = [(b'{"id":%d}' % n, bytes([n % 251] * 16)) for n in range(5000)]
+    for key, of_row in order.sample(both, len(both)):
+        ranges.add_expected(key, of_row)
+    for key, of_row in order.sample(both, len(both)):
+        ranges.add_stored(key, b"\xff" * 16 if key == b'{"id":77}' else of_row)
+
+    assert ranges.differing() == [range_of(b'{"id":77}', 1024)]
+
+
+def test_a_range_with_a_row_more_differs_though_the_sum_is_the_same():
+    ranges = Ranges(2)
+    ranges.add_expected(b"x", bytes(16))
+
+    assert ranges.differing() == [range_of(b"x", 2)]
+
+
+def test_groups_of_ranges_hold_so_many_keys_at_most():
+    ranges = Ranges(64)
+    for n in range(640):
+        ranges.add_stored(b"%d" % n, b"\x01" * 16)
+    groups = list(ranges.groups(ranges.differing(), keys_max=50))
+
+    assert sum(group.keys for group in groups) == 640
+    assert all(group.keys <= 50 or len(group.ranges) == 1 for group in groups)
+    assert sum(len(group.ranges) for group in groups) == len(frozenset().union(*(group.ranges for group in groups)))
+
+
+def test_chunks_come_to_take_the_time_that_they_should():
+    rows, per_row_s = 1000, 0.0001
+    for _ in range(10):
+        rows = next_chunk_rows(rows, took_s=rows * per_row_s, chunk_s=1.0)
+
+    assert 9000 <= rows <= 11000
+    assert next_chunk_rows(10_000, took_s=100.0, chunk_s=1.0) == 2500
+    assert next_chunk_rows(60, took_s=100.0, chunk_s=1.0) == 50
+    assert next_chunk_rows(1000, took_s=0.0, chunk_s=1.0) == 4000
