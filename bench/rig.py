@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from bench.usage import PeakMemory
 from cdc.kafka.control_topics import read_state
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import PROGRESS, REJECTED, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
@@ -249,7 +249,7 @@ class Pipeline:
 
     def end_offsets(self) -> dict[int, int]:
         """Where each partition of the table's topic ends."""
-        cluster = Cluster(self.client)
+        cluster = TopicAdmin(self.client)
         count = cluster.partition_counts()[self.topic]
         ends = cluster.end_offsets([(self.topic, partition) for partition in range(count)])
         return {partition: offset for (_, partition), offset in ends.items()}

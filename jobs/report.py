@@ -93,7 +93,7 @@ class DefinitionDiffers:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsCarriedOver:
+class ColumnBackfillProgress:
     """Rows from before a table got these columns are given what the source shows in them; so far, or all (``is_over``).
 
     ``refused`` ones stay without, and ``reason`` is why the first of them does.
@@ -118,7 +118,7 @@ Report = (
     | SinkFailed
     | SinkStopped
     | DefinitionDiffers
-    | RowsCarriedOver
+    | ColumnBackfillProgress
 )
 Reporter = Callable[[Report], None]
 """Called from the sinks' own threads; must be quick."""
@@ -172,7 +172,7 @@ def log_report(report: Report) -> None:
                 ",".join(report.settings),
                 report.sink,
             )
-        case RowsCarriedOver():
+        case ColumnBackfillProgress():
             logger.log(
                 logging.WARNING if report.refused else logging.INFO,
                 "rows get the values of new columns sink=%s generation=%d table=%s columns=%s rows=%d refused=%d reason=%s done=%s",

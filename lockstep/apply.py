@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 from cdc.kafka.control_topics import read_progress
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.driver import run_sinks
 from jobs.generations.record import Phase, check_owner, is_running, list_generations
-from jobs.query.start_position import begin_reading, offsets_behind_lsn
+from jobs.query.start_position import begin_at_start_position, offsets_behind_lsn
 from jobs.settings import SparkSettings
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
@@ -45,7 +45,7 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
         sink.close()
     chosen = settings_of_generation(config, name, live)
     tables = [TableName.parse(table) for table in chosen.tables] or config.source.keyed_names
-    cluster = Cluster(config.kafka.client())
+    cluster = TopicAdmin(config.kafka.client())
     counts = cluster.partition_counts()
     partitions = [(config.topics()[table], n) for table in tables for n in range(counts.get(config.topics()[table], 0))]
     if lsn is not None:
@@ -59,7 +59,7 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
         applied = {} if progress is None else progress.next_offsets
         left_out = sum(max(0, offset - applied.get(at, 0)) for at, offset in start.items())
         again = sum(max(0, applied.get(at, 0) - offset) for at, offset in start.items())
-        begin_reading(sink, live.number, start)
+        begin_at_start_position(sink, live.number, start)
     finally:
         sink.close()
     say(f"sink {name}, generation {live.number}: {again:,} records of the log are read again")

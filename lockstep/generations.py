@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from jobs.dead_letters.store import DeadLetters
@@ -190,7 +190,7 @@ def _wait_until_nobody_applies(sink: Sink, number: int) -> None:
 
 def log_ends(config: Config) -> Offsets:
     """Where the tables' topics end now."""
-    cluster = Cluster(config.kafka.client())
+    cluster = TopicAdmin(config.kafka.client())
     counts = cluster.partition_counts()
     return cluster.end_offsets([(topic, n) for topic in config.topics().values() for n in range(counts.get(topic, 0))])
 
@@ -205,7 +205,7 @@ def list_of(config: Config, name: str) -> list[Generation]:
 
 
 def _previous(sink: Sink, name: str) -> int:
-    note = sink.load_note(PREVIOUS)
+    note = sink.load_coordination(PREVIOUS)
     if note is None or int(note) not in sink.generations():
         raise LockstepError(
             f"sink {name!r} has no generation to go back to",

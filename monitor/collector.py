@@ -15,14 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc.kafka.control_topics import ProgressReader
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import REJECTED, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import format_lsn, parse_lsn
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect, connection_error
-from jobs.dead_letters.record import Letter, read_letter
+from jobs.dead_letters.record import DeadLetter, read_dead_letter
 from jobs.generations.record import Generation, list_generations
 from lockstep.config import Config
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
@@ -105,7 +105,7 @@ class LagCollector:
         self._config = config
         self._closing = contextlib.ExitStack()
         self._connection: psycopg.Connection[Any] | None = None
-        self._cluster = Cluster(config.kafka.client())
+        self._cluster = TopicAdmin(config.kafka.client())
         self._progress: ProgressReader | None = None
         self._published: tuple[int, int] | None = None
         self._sinks: dict[tuple[str, int], Sink] = {}
@@ -281,11 +281,11 @@ class LagCollector:
 class _OpenRejections:
     """Counts the rows with an open rejection, by sink and generation. What was read of the dead-letter topic isn't read again."""
 
-    def __init__(self, config: Config, cluster: Cluster) -> None:
+    def __init__(self, config: Config, cluster: TopicAdmin) -> None:
         self._reader = TopicReader(config.kafka.client())
         self._cluster = cluster
         self._topic = control_topic(config.pipeline.name, REJECTED)
-        self._letters: dict[bytes, Letter] = {}
+        self._letters: dict[bytes, DeadLetter] = {}
         self._next = 0
 
     def counts(self) -> Mapping[tuple[str, int], int]:
@@ -310,8 +310,8 @@ class _OpenRejections:
         for record in self._reader.records(self._topic, {0: self._next}):
             self._letters.pop(record.key, None)
             if record.value is not None:
-                letter = read_letter(record.key, record.value, record.offset)
-                if isinstance(letter, Letter):
+                letter = read_dead_letter(record.key, record.value, record.offset)
+                if isinstance(letter, DeadLetter):
                     self._letters[record.key] = letter
         self._next = end
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import orjson
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from cdc.kafka.topic_admin import Cluster, reason
+from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.envelope import TAG_HEADER
@@ -33,7 +33,7 @@ def follow(
     if topic is None:
         captured = ", ".join(str(known) for known in config.source.table_names)
         raise ConfigurationError(f"{name} is not captured", hint=f"captured tables: {captured}")
-    partitions = Cluster(config.kafka.client()).partition_counts().get(topic)
+    partitions = TopicAdmin(config.kafka.client()).partition_counts().get(topic)
     if partitions is None:
         raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
     consumer = Consumer(

@@ -68,7 +68,7 @@ class Batch:
 
     ``next_offsets`` says what the batch covers: up to, not including, these offsets. A transactional destination stores
     them in the same transaction as the rows. ``fence`` is what ``claim`` returned to the job that owns this batch. With
-    ``replays``, an event replaces a row of the same tag too: it is made anew from the same change by other code or settings.
+    ``overwrite_equal_tags``, an event replaces a row of the same tag too: it is made anew from the same change by other code or settings.
     ``as_stored``: the rows are from this destination itself, so what hides values has been done to them already.
     ``versions`` has each table once, for destinations that keep a history, and is empty for others. A version may come again, and late.
     """
@@ -76,7 +76,7 @@ class Batch:
     events: Sequence[RowEvent]
     next_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     fence: int = 0
-    replays: bool = False
+    overwrite_equal_tags: bool = False
     as_stored: bool = False
     versions: Sequence[TableVersions] = ()
 
@@ -215,18 +215,18 @@ class Sink(Protocol):
         is the live one."""
         ...
 
-    def load_note(self, name: str) -> str | None:
+    def load_coordination(self, name: str) -> str | None:
         """A note of this sink, the same for all generations and processes; None when there is none.
 
-        What ``save_note`` stored before, wherever, is seen by every later call.
+        What ``save_coordination`` stored before, wherever, is seen by every later call.
         """
         ...
 
-    def save_note(self, name: str, text: str | None) -> None:
+    def save_coordination(self, name: str, text: str | None) -> None:
         """Store a note, or remove it with None. ``name`` is made of lower-case letters, digits, ``.``, ``_`` and ``-``."""
         ...
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         """Store a note unless there is one of that name; whether it was stored. Of several callers at once, one gets True.
 
         After ``Unavailable`` it may be there all the same: a repeated call returns False then.

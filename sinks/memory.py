@@ -99,7 +99,7 @@ class MemorySink:
                 _check_columns(generation.shapes[event.table], event)
                 key = _key_bytes(event.key)
                 known = rows.get(key)
-                if known is None or event.tag > known.tag or (batch.replays and event.tag == known.tag):
+                if known is None or event.tag > known.tag or (batch.overwrite_equal_tags and event.tag == known.tag):
                     rows[key] = event
                     applied += 1
                 else:
@@ -149,18 +149,18 @@ class MemorySink:
             for name in [name for name in self._store.notes if name.startswith(f"g{self._number}.")]:
                 del self._store.notes[name]
 
-    def load_note(self, name: str) -> str | None:
+    def load_coordination(self, name: str) -> str | None:
         with self._store.lock:
             return self._store.notes.get(name)
 
-    def save_note(self, name: str, text: str | None) -> None:
+    def save_coordination(self, name: str, text: str | None) -> None:
         with self._store.lock:
             if text is None:
                 self._store.notes.pop(name, None)
             else:
                 self._store.notes[name] = text
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         with self._store.lock:
             if name in self._store.notes:
                 return False

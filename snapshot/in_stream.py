@@ -27,10 +27,10 @@ from cdc.postgres.slot import emit_heartbeat
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.pgoutput import Fields
 from cdc.stream.catalogue_shapes import CatalogueShapes
-from cdc.stream.repair_requests import Repairs
+from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import not_published
 from cdc.stream.table_watch import TableWatch
-from cdc.stream.toast_cache import LargeValues
+from cdc.stream.toast_cache import ToastCache
 from lockstep.config import Config
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
@@ -65,7 +65,7 @@ class _Point:
 class _Memory:
     """What is remembered of rows beside the log, as ``republish_keys`` wants it."""
 
-    def __init__(self, assembler: Assembler, values: LargeValues) -> None:
+    def __init__(self, assembler: Assembler, values: ToastCache) -> None:
         self._assembler = assembler
         self._values = values
 
@@ -90,12 +90,12 @@ class StreamCopies:
         sql: psycopg.Connection[Any],
         *,
         watch: TableWatch,
-        repairs: Repairs,
+        repairs: RepairRequests,
         publish: Callable[[Table], PublishedTable],
         publisher: Any,
         assembler: Assembler,
         shapes: CatalogueShapes,
-        values: LargeValues,
+        values: ToastCache,
         log: TopicReader,
         say: Callable[[str], None],
         copied: Callable[[CopyProgress], None],

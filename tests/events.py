@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings, TopicSettings
-from cdc.kafka.topic_admin import Cluster, TopicPlan, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import table_topic
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
@@ -87,7 +87,7 @@ class Log:
         self.pipeline = pipeline
         self.tables = list(tables)
         self.lsn = _FIRST_LSN
-        self._cluster = Cluster(kafka.client())
+        self._cluster = TopicAdmin(kafka.client())
         self._create_topics()
         self._publisher = self._open_publisher()
         self.publish_shapes(tables)

@@ -7,7 +7,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from cdc.capture.assembler import Event
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.protocol.envelope import TAG_HEADER
 
 _PATIENCE_S = 60.0
@@ -15,9 +15,9 @@ _PATIENCE_S = 60.0
 
 def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> dict[tuple[str, int], list[Event]]:
     """Every record of the topics up to where they end now: partition -> its events in order."""
-    counts = Cluster(dict(client)).partition_counts()
+    counts = TopicAdmin(dict(client)).partition_counts()
     partitions = [(topic, partition) for topic in topics for partition in range(counts[topic])]
-    ends = Cluster(dict(client)).end_offsets(partitions)
+    ends = TopicAdmin(dict(client)).end_offsets(partitions)
     consumer = Consumer(
         {
             **client,

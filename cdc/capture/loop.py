@@ -101,7 +101,7 @@ class Confirmation:
             status_update(received=self.received, confirmed=self.confirmed, unix_time_us=self._clock.unix_us())
         )
 
-    def say_if_due(self) -> None:
+    def send_status_if_due(self) -> None:
         """Send one when the server would otherwise lose patience. Safe to call all the time."""
         if self._clock.monotonic_s() >= self._due:
             self.say()
@@ -221,7 +221,7 @@ class CaptureLoop:
                     if unserved >= _SERVE_EVERY:
                         unserved = 0
                         confirmation.received = max(confirmation.received, lsn)
-                        confirmation.say_if_due()
+                        confirmation.send_status_if_due()
                         publisher.serve()
                         full = full or (self._events > 0 and clock.monotonic_s() - self._opened > age_max_s)
                 elif frame[0] == KEEPALIVE:
@@ -251,7 +251,7 @@ class CaptureLoop:
                 if clock.monotonic_s() - self._last_commit > self._heartbeat_interval_s:
                     self._heartbeat()
                     self._last_commit = clock.monotonic_s()
-                confirmation.say_if_due()
+                confirmation.send_status_if_due()
                 stream.wait(_IDLE_S)
             if assembler.in_transaction or self._events:
                 continue

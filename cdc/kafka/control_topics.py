@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.kafka.consumer import open_consumer
-from cdc.kafka.topic_admin import Cluster, reason
+from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
@@ -145,7 +145,7 @@ class ProgressReader:
         self._topic = control_topic(prefix, PROGRESS)
         self._topics = tuple(topics)
         self._consumer = open_consumer(client, fetch_wait_ms=_FOLLOW_WAIT_MS)
-        self._cluster = Cluster(client)
+        self._cluster = TopicAdmin(client)
         self._next: int | None = None
 
     def new_records(self) -> list[ProgressRecord]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from cdc.kafka.consumer import open_consumer
-from cdc.kafka.topic_admin import Cluster, reason
+from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import Unavailable
 
 _TAIL_OFFSETS = 50
@@ -30,7 +30,7 @@ class LastRecord:
 
 def last_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list[LastRecord]:
     """Of every partition of the topics that exist, where it has any near its end. Raises Unavailable."""
-    cluster = Cluster(client)
+    cluster = TopicAdmin(client)
     counts = cluster.partition_counts()
     partitions = [(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
     ends = {at: end for at, end in cluster.end_offsets(partitions).items() if end > 0} if partitions else {}

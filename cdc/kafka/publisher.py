@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from cdc.kafka.topic_admin import Cluster, TopicPlan, reason
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase
@@ -75,7 +75,7 @@ class TransactionalPublisher:
         self._state_topic = control_topic(prefix, STATE)
         self._progress_topic = control_topic(prefix, PROGRESS)
         self._schema_topic = control_topic(prefix, SCHEMA)
-        self._cluster = Cluster(client)
+        self._cluster = TopicAdmin(client)
         self._partitions: dict[str, int] = {}
         self._while_waiting = while_waiting
         self._open = False

@@ -117,7 +117,7 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
     ]
 
 
-class Cluster:
+class TopicAdmin:
     """An admin client with the few questions that Lockstep asks. Every method raises Unavailable when brokers don't answer."""
 
     def __init__(self, client: Mapping[str, str | int]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc.kafka.consumer import open_consumer
-from cdc.kafka.topic_admin import Cluster, reason
+from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import Unavailable
 from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of
 
@@ -36,7 +36,7 @@ class TopicReader:
 
     def __init__(self, client: Mapping[str, str | int], while_waiting: Callable[[], None] = lambda: None) -> None:
         self._client = client
-        self._cluster = Cluster(client)
+        self._cluster = TopicAdmin(client)
         self._while_waiting = while_waiting
 
     def records(self, topic: str, start: Mapping[int, int] | None = None) -> Iterator[Record]:

@@ -13,7 +13,7 @@ from cdc.model.table import TableName
 from cdc.postgres.repair_messages import KEYS_MAX, Key, RepairRequest, UnreadableRequest
 
 
-class Repairs:
+class RepairRequests:
     """What was asked of one slot, merged by table and key."""
 
     def __init__(self, slot: str, say: Callable[[str], None], *, keys_max: int = KEYS_MAX) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cdc.capture.assembler import PublishedTable
 from cdc.kafka.control_topics import read_shapes
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from cdc.protocol.control_records import CaptureState
 from cdc.toast.catch_up import catch_up
@@ -13,7 +13,7 @@ from cdc.toast.store import ToastStore
 from lockstep.config import Config
 
 
-class LargeValues:
+class ToastCache:
     """Opens the store as of a state, and fills it from the topics.
 
     One that is made anew stays empty: a table's topic is read when the first update leaves out a value that the store lacks, so
@@ -33,7 +33,7 @@ class LargeValues:
         self._log = log
         self._say = say
         self._topics = list(config.topics().values())
-        ids = Cluster(self._client).topic_ids(self._topics)
+        ids = TopicAdmin(self._client).topic_ids(self._topics)
         self.store = ToastStore(
             Path(config.capture.values_directory) / config.slot,
             identity=f"{config.pipeline.name} {config.slot} {sorted(ids.items())}",
@@ -61,7 +61,7 @@ class LargeValues:
 
     def _begin(self, position: tuple[int, int]) -> None:
         """An empty store, from here on."""
-        cluster = Cluster(self._client)
+        cluster = TopicAdmin(self._client)
         counts = cluster.partition_counts()
         partitions = [(topic, partition) for topic in self._topics for partition in range(counts[topic])]
         self.store.commit(position, cluster.end_offsets(partitions))

@@ -18,7 +18,7 @@ _FACTS: Final = {"partition": int, "offset": int, "tag": str, "reason": str, "re
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """What a letter says, without the event's value. ``key`` is the event's, to the byte; ``record_key`` is the letter's own."""
 
     sink: str
@@ -38,7 +38,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class UnreadableLetter:
+class UnreadableDeadLetter:
     """A record of the dead-letter topic that this version can't make sense of. ``sink`` is None where not even that can be told."""
 
     record_key: bytes
@@ -47,18 +47,18 @@ class UnreadableLetter:
     why: str
 
 
-def letter_key(sink: str, generation: int, topic: str, key: bytes, tag: str) -> bytes:
+def dead_letter_key(sink: str, generation: int, topic: str, key: bytes, tag: str) -> bytes:
     """The record's key; ``key`` is the event's."""
     return orjson.dumps([sink, generation, topic, orjson.Fragment(key), tag])
 
 
-def read_letter(record_key: bytes, value: bytes, place: int) -> Letter | UnreadableLetter:
+def read_dead_letter(record_key: bytes, value: bytes, place: int) -> DeadLetter | UnreadableDeadLetter:
     """A record as a letter. One whose key has no tag is of an earlier version, and as good as any other."""
     names = _parsed(record_key)
     sink = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
-    def unreadable(why: str) -> UnreadableLetter:
-        return UnreadableLetter(record_key, place, sink, why)
+    def unreadable(why: str) -> UnreadableDeadLetter:
+        return UnreadableDeadLetter(record_key, place, sink, why)
 
     if not (isinstance(names, list) and len(names) in (4, 5) and _are(names, str, int, str, dict)):
         return unreadable("its key isn't [sink, generation, topic, event key, tag]")
@@ -75,7 +75,9 @@ def read_letter(record_key: bytes, value: bytes, place: int) -> Letter | Unreada
     if key is None or not _is_tag(tag):
         return unreadable("its tag isn't that of its key")
     position = Position(names[2], facts["partition"], facts["offset"])
-    return Letter(names[0], names[1], position, key, tag, facts["reason"], facts["rejected_at_ms"], record_key, place)
+    return DeadLetter(
+        names[0], names[1], position, key, tag, facts["reason"], facts["rejected_at_ms"], record_key, place
+    )
 
 
 def event_value(value: bytes) -> bytes | None:
@@ -84,9 +86,9 @@ def event_value(value: bytes) -> bytes | None:
     return None if event is None else orjson.dumps(event)
 
 
-def by_row(letters: Iterable[Letter]) -> list[list[Letter]]:
+def by_row(letters: Iterable[DeadLetter]) -> list[list[DeadLetter]]:
     """The letters of each row, oldest tag first, in the order in which rows come first."""
-    rows: dict[tuple[str, int, str, bytes], list[Letter]] = {}
+    rows: dict[tuple[str, int, str, bytes], list[DeadLetter]] = {}
     for letter in letters:
         rows.setdefault(letter.row, []).append(letter)
     return [sorted(of_row, key=lambda letter: letter.tag) for of_row in rows.values()]

@@ -7,8 +7,8 @@ import orjson
 
 from cdc.kafka.control_topics import ClientSettings
 from jobs.dead_letters.limit import check_open
-from jobs.dead_letters.record import Letter, letter_key
-from jobs.dead_letters.topic import LetterTopic
+from jobs.dead_letters.record import DeadLetter, dead_letter_key
+from jobs.dead_letters.topic import DeadLetterTopic
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class DeadLetters:
     """One generation's part of a pipeline's dead-letter topic, as its job sees it. One job at a time."""
 
     def __init__(self, client: ClientSettings, pipeline: str, *, sink: str, generation: int) -> None:
-        self._topic = LetterTopic(client, pipeline)
+        self._topic = DeadLetterTopic(client, pipeline)
         self._sink = sink
         self._generation = generation
         self._topics = frozenset[str]()
@@ -159,11 +159,11 @@ class DeadLetters:
                 known.add((letter.position.topic, letter.key), letter.tag, letter.record_key, letter.reason)
         return known
 
-    def _is_mine(self, letter: Letter) -> bool:
+    def _is_mine(self, letter: DeadLetter) -> bool:
         return (letter.sink, letter.generation) == (self._sink, self._generation)
 
     def _record_key(self, event: RejectedEvent) -> bytes:
-        return letter_key(self._sink, self._generation, event.topic, event.key, event.tag)
+        return dead_letter_key(self._sink, self._generation, event.topic, event.key, event.tag)
 
     def _close(self, record_keys: list[bytes]) -> None:
         if record_keys:

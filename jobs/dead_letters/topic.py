@@ -10,14 +10,14 @@ from cdc.kafka.control_topics import ClientSettings
 from cdc.kafka.topic_names import REJECTED, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
-from jobs.dead_letters.record import Letter, UnreadableLetter, event_value, read_letter
+from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, event_value, read_dead_letter
 
 _DELIVERY_TIMEOUT_S: Final = 30
 _RECORD_BYTES_MAX: Final = 1_000_000_000
 """librdkafka's own limit is out of the way: the topic's decides, and the broker says so."""
 
 
-class LetterTopic:
+class DeadLetterTopic:
     """The letters of all sinks of a pipeline."""
 
     def __init__(self, client: ClientSettings, pipeline: str) -> None:
@@ -25,20 +25,20 @@ class LetterTopic:
         self._name = control_topic(pipeline, REJECTED)
         self._producer: Producer | None = None
 
-    def read(self) -> tuple[list[Letter], list[UnreadableLetter]]:
+    def read(self) -> tuple[list[DeadLetter], list[UnreadableDeadLetter]]:
         """The letters that are there now, oldest first; none where the topic doesn't exist. Raises Unavailable.
 
         Events' values are as large as rows, so they aren't kept.
         """
-        found: dict[bytes, Letter | UnreadableLetter] = {}
+        found: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
         for record in TopicReader(self._client).records(self._name):
             found.pop(record.key, None)  # so that the order is that of the newest records
             if record.value is not None:
-                found[record.key] = read_letter(record.key, record.value, record.offset)
-        letters = [letter for letter in found.values() if isinstance(letter, Letter)]
-        return letters, [letter for letter in found.values() if isinstance(letter, UnreadableLetter)]
+                found[record.key] = read_dead_letter(record.key, record.value, record.offset)
+        letters = [letter for letter in found.values() if isinstance(letter, DeadLetter)]
+        return letters, [letter for letter in found.values() if isinstance(letter, UnreadableDeadLetter)]
 
-    def values(self, letters: Collection[Letter]) -> Iterator[tuple[Letter, bytes | None]]:
+    def values(self, letters: Collection[DeadLetter]) -> Iterator[tuple[DeadLetter, bytes | None]]:
         """These letters with their events' values; those that were closed since, and are gone for good, are left out."""
         wanted = {letter.place: letter for letter in letters}
         if not wanted:

@@ -25,31 +25,31 @@ def condition_name(columns: Collection[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class ComputedRow:
     """``row``: the row with its computed columns; None where it doesn't meet the condition. ``refused`` says why there is neither."""
 
     row: bytes | None
     refused: str = ""
 
 
-def derived_row(row: bytes, derived: bytes | str, columns: Collection[Column]) -> Derived:
+def computed_row(row: bytes, derived: bytes | str, columns: Collection[Column]) -> ComputedRow:
     """A row's JSON and what was derived of it. A condition that is null isn't met, as everywhere in SQL."""
     results: Mapping[str, Mapping[str, str | None] | None] = orjson.loads(derived)
     condition = condition_name([column.name for column in columns])
     met = results.get(condition)
     if met is not None and met["v"] != "true":
-        return Derived(None)
+        return ComputedRow(None)
     failed = [name for name, result in results.items() if result is None]
     if failed:
         what = ["the condition of where" if name == condition else f"computed column {name!r}" for name in failed]
-        return Derived(None, f"expression: {', '.join(what)} can't be evaluated for this row")
+        return ComputedRow(None, f"expression: {', '.join(what)} can't be evaluated for this row")
     if not columns:
-        return Derived(row)
+        return ComputedRow(row)
     values = b",".join(
         orjson.dumps(column.name) + b":" + orjson.dumps(_value((results[column.name] or {})["v"], column.value_type))
         for column in columns
     )
-    return Derived(row[:-1] + (b"," if len(row) > 2 else b"") + values + b"}")
+    return ComputedRow(row[:-1] + (b"," if len(row) > 2 else b"") + values + b"}")
 
 
 def _value(text: str | None, of_type: str) -> JsonValue:

@@ -21,7 +21,7 @@ from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailabl
 from cdc.model.event import Events, Position, TableEvents, parse_key
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.envelope import OP_OFFSET, RowReader
-from jobs.executor.computed_row import DERIVED, derived_row
+from jobs.executor.computed_row import DERIVED, computed_row
 from jobs.executor.log_reader import Client, read_log
 from jobs.executor.shape_history import TableHistory, unknown_shape
 from jobs.executor.window import newest, with_tags
@@ -77,7 +77,7 @@ class Task:
     """When the whole log had been read last, and how long it keeps each version at least."""
     histories: Mapping[TableName, TableHistory] = field(default_factory=dict)
     """Of the tables that had other shapes before."""
-    replays: bool = False
+    overwrite_equal_tags: bool = False
     """Rows of the same tag are to be written again."""
     client: Client | None = field(default=None, repr=False)
     """How the task reaches the log, where it reads its records itself; None: Spark has read them. Holds the password."""
@@ -315,7 +315,7 @@ def _derive(
         if row is None:
             continue
         assert results is not None, "each row of such a table has been evaluated"
-        found = derived_row(row, results, columns)
+        found = computed_row(row, results, columns)
         if found.refused:
             yield place, found.refused
         rows[place] = found.row
@@ -426,9 +426,15 @@ def _apply_portion(
     read = events_of(records, task)
     events = read.events
     # A job of the earlier shape, where the destination has no fence, may have stored the same event without the new columns.
-    replays = task.replays or read.has_translated
+    overwrite_equal_tags = task.overwrite_equal_tags or read.has_translated
     outcome = _sink(task).apply(
-        Batch(events, next_offsets=next_offsets, fence=task.fence, replays=replays, versions=versions)
+        Batch(
+            events,
+            next_offsets=next_offsets,
+            fence=task.fence,
+            overwrite_equal_tags=overwrite_equal_tags,
+            versions=versions,
+        )
     )
     rejections = [*outcome.rejections, *read.refused]
     delivered.applied += outcome.applied

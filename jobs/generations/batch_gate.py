@@ -3,7 +3,7 @@
 import threading
 
 
-class Gate:
+class BatchGate:
     """Between a query's batches and whoever wants them to stand still. Safe for several threads."""
 
     def __init__(self) -> None:

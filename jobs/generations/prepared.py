@@ -22,16 +22,16 @@ def preparing(sink: Sink, generation: int, tables: Mapping[TableName, Table]) ->
     shapes = {name: table.schema_id for name, table in tables.items()}
     is_new = load_prepared(sink, generation) != shapes
     if is_new:
-        sink.save_note(_note(generation), None)
+        sink.save_coordination(_note(generation), None)
     yield
     if is_new:
         document = [[name.schema, name.name, schema_id] for name, schema_id in sorted(shapes.items())]
-        sink.save_note(_note(generation), json.dumps(document))
+        sink.save_coordination(_note(generation), json.dumps(document))
 
 
 def load_prepared(sink: Sink, generation: int) -> Prepared | None:
     """The shapes, or None when no job has prepared any, or one is about to."""
-    text = sink.load_note(_note(generation))
+    text = sink.load_coordination(_note(generation))
     return (
         None if text is None else {TableName(schema, name): schema_id for schema, name, schema_id in json.loads(text)}
     )

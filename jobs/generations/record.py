@@ -26,7 +26,7 @@ import orjson
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue
-from jobs.generations.batch_gate import Gate
+from jobs.generations.batch_gate import BatchGate
 from jobs.offsets import Offsets
 from sinks.contract import Progress, Sink
 
@@ -129,12 +129,12 @@ def list_generations(sink: Sink) -> list[Generation]:
 
 
 def load_record(sink: Sink, generation: int) -> Record | None:
-    text = sink.load_note(_record_note(generation))
+    text = sink.load_coordination(_record_note(generation))
     return None if text is None else Record.from_json(text)
 
 
 def save_record(sink: Sink, generation: int, record: Record) -> None:
-    sink.save_note(_record_note(generation), record.to_json())
+    sink.save_coordination(_record_note(generation), record.to_json())
 
 
 def _record_note(generation: int) -> str:
@@ -170,14 +170,14 @@ def check_owner(sink: str, generation: int, record: Record, pipeline: str) -> No
         )
 
 
-class Runner:
+class GenerationLease:
     """A job's side: shows that it runs, and stands still when it is asked to.
 
     ``tend`` is called about twice a second by a thread of its own, with a sink of its own; what it raises can be ignored.
     """
 
     def __init__(
-        self, sink: Sink, generation: int, gate: Gate, *, monotonic: Callable[[], float] = time.monotonic
+        self, sink: Sink, generation: int, gate: BatchGate, *, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._sink = sink
         self._note = f"g{generation}.runner"
@@ -198,9 +198,11 @@ class Runner:
         expired = self._holding is not None and now - self._held_at > HOLD_S
         if expired:
             self._let_go()
-        asked = self._sink.load_note(self._hold_note)
+        asked = self._sink.load_coordination(self._hold_note)
         if expired and asked == self._spent:
-            self._sink.save_note(self._hold_note, None)  # whoever asked has died, and the next job need not wait
+            self._sink.save_coordination(
+                self._hold_note, None
+            )  # whoever asked has died, and the next job need not wait
             asked = None
         if asked != self._holding and self._holding is not None:
             self._let_go()
@@ -217,9 +219,11 @@ class Runner:
     def end(self) -> None:
         """The job is over, nobody has to wait for it. Raises what the destination raises."""
         self._gate.release()
-        known = self._sink.load_note(self._note)
+        known = self._sink.load_coordination(self._note)
         if known is None or orjson.loads(known)["run"] == self._run:  # else another job has taken over
-            self._sink.save_note(self._note, orjson.dumps({"run": self._run, "ended": True, "holding": None}).decode())
+            self._sink.save_coordination(
+                self._note, orjson.dumps({"run": self._run, "ended": True, "holding": None}).decode()
+            )
 
     def _let_go(self) -> None:
         self._spent, self._holding = self._holding or "", None
@@ -229,7 +233,7 @@ class Runner:
         self._beats += 1
         self._beat_at = now
         note = {"run": self._run, "beats": self._beats, "holding": self._holding}
-        self._sink.save_note(self._note, orjson.dumps(note).decode())
+        self._sink.save_coordination(self._note, orjson.dumps(note).decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +247,10 @@ class Clock:
 def is_running(sink: Sink, generation: int, clock: Clock = Clock()) -> bool:
     """Whether a job applies to a generation. It takes some seconds to see that one has died without a word, or none is there yet."""
     name = f"g{generation}.runner"
-    first = sink.load_note(name)
+    first = sink.load_coordination(name)
     deadline = clock.monotonic_s() + _SILENCE_S
     while clock.monotonic_s() < deadline:
-        note = sink.load_note(name)
+        note = sink.load_coordination(name)
         if _has_ended(note):
             return False
         if note != first:
@@ -264,7 +268,7 @@ def stands_still(sink: Sink, generation: int, hold: str, clock: Clock = Clock())
     last, moved_at = None, clock.monotonic_s()
     deadline = moved_at + _SWITCH_S
     while clock.monotonic_s() < deadline:
-        note = sink.load_note(name)
+        note = sink.load_coordination(name)
         if note is None or _has_ended(note):
             return False
         if orjson.loads(note)["holding"] == hold:
@@ -317,7 +321,7 @@ def switch(
         with _opened(open_generation, live) as old:
             hold, hold_note = uuid.uuid4().hex, f"g{live}.hold"
             began = clock.monotonic_s()
-            old.save_note(hold_note, hold)
+            old.save_coordination(hold_note, hold)
             try:
                 stands_still(old, live, hold, clock)
                 wanted = log_ends()
@@ -325,10 +329,10 @@ def switch(
                     if clock.monotonic_s() - began > _SWITCH_S:
                         raise _behind(target, live, lacking)
                     clock.sleep(_LOOK_S)
-                new.save_note(PREVIOUS, str(live))
+                new.save_coordination(PREVIOUS, str(live))
                 new.switch()
             finally:
-                old.save_note(hold_note, None)
+                old.save_coordination(hold_note, None)
     return live
 
 
@@ -382,15 +386,15 @@ def begin_generation(sink: Sink, record: Record) -> int:
 def begin_unless_begun(sink: Sink, record: Record) -> int | None:
     """The same, unless somebody else begins one at this moment: then None, and theirs is among the generations."""
     number = _highest_number(sink, sink.generations()) + 1
-    if not sink.create_note(_record_note(number), record.to_json()):
+    if not sink.create_coordination(_record_note(number), record.to_json()):
         return None
-    sink.save_note(_LAST, str(number))
+    sink.save_coordination(_LAST, str(number))
     return number
 
 
 def _highest_number(sink: Sink, existing: Iterable[int]) -> int:
     """The highest number that was ever given. ``existing`` are the generations that the destination has."""
-    number = max([int(sink.load_note(_LAST) or 0), *existing])
-    while sink.load_note(_record_note(number + 1)) is not None:
+    number = max([int(sink.load_coordination(_LAST) or 0), *existing])
+    while sink.load_coordination(_record_note(number + 1)) is not None:
         number += 1
     return number

@@ -7,12 +7,12 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
 from jobs.offsets import Offsets
-from jobs.query.start_position import Reading
+from jobs.query.start_position import StartPosition
 
 _VERSION = "v1"
 
 
-def checkpoint_location(directory: str, *, sink: str, generation: int, reading: Reading | None = None) -> str:
+def checkpoint_location(directory: str, *, sink: str, generation: int, reading: StartPosition | None = None) -> str:
     """One checkpoint per sink, generation and reading: ``<directory>/<sink>/g<n>``, ``g<n>-1`` and so on."""
     return f"{directory.rstrip('/')}/{sink}/g{generation}{reading.directory if reading else ''}"
 

@@ -76,12 +76,12 @@ class Columns:
 
 def load_columns(sink: Sink, generation: int) -> Columns | None:
     """What is known of a generation's columns; None when it never was prepared by a version that keeps this note."""
-    text = sink.load_note(f"g{generation}.{_NOTE}")
+    text = sink.load_coordination(f"g{generation}.{_NOTE}")
     return None if text is None else Columns.from_json(text)
 
 
 def save_columns(sink: Sink, generation: int, columns: Columns) -> None:
-    sink.save_note(f"g{generation}.{_NOTE}", columns.to_json())
+    sink.save_coordination(f"g{generation}.{_NOTE}", columns.to_json())
 
 
 def next_columns(
@@ -165,7 +165,7 @@ def _check_columns(table: Table, held: HeldTable, records: Sequence[SchemaRecord
 
 
 @dataclass(frozen=True, slots=True)
-class CarriedOver:
+class ColumnBackfill:
     """How far a table's rows are carried over. ``reason`` is why the first of the ``refused`` ones was; they stay as they were."""
 
     rows: int = 0
@@ -174,15 +174,15 @@ class CarriedOver:
     is_over: bool = False
 
 
-def carry_over(
+def backfill_columns(
     sink: Sink,
     table: Table,
     values: Mapping[str, JsonValue],
     *,
     fence: int,
     enter: Callable[[], bool],
-    leave: Callable[[CarriedOver], None],
-) -> CarriedOver:
+    leave: Callable[[ColumnBackfill], None],
+) -> ColumnBackfill:
     """Give these columns' values to the rows that lack the columns.
 
     ``enter`` is called before each step, and False ends it before all is done; ``leave`` behind each step. Repeating it is harmless,
@@ -193,19 +193,19 @@ def carry_over(
     # Who looks at a snapshot of the rows may see them late: each is read again just before it is written.
     for keys in _portions(stored for stored in sink.scan(table) if _lacks(stored, values)):
         if not enter():
-            return CarriedOver(rows, refused, reason)
+            return ColumnBackfill(rows, refused, reason)
         events = [
             RowEvent(table.name, stored.key, stored.tag, _filled(stored, values), _NOWHERE)
             for stored in sink.rows(table, keys)
             if _lacks(stored, values)
         ]
-        outcome = sink.apply(Batch(events, fence=fence, replays=True, as_stored=True))
+        outcome = sink.apply(Batch(events, fence=fence, overwrite_equal_tags=True, as_stored=True))
         rows += outcome.applied
         refused += len(outcome.rejections)
         if outcome.rejections and not reason:
             reason = outcome.rejections[0].reason
-        leave(CarriedOver(rows, refused, reason))
-    return CarriedOver(rows, refused, reason, is_over=True)
+        leave(ColumnBackfill(rows, refused, reason))
+    return ColumnBackfill(rows, refused, reason, is_over=True)
 
 
 def _portions(rows: Iterable[StoredRow]) -> Iterator[list[Mapping[str, JsonValue]]]:

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.control_topics import ProgressReader, read_schema_records
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import Cluster, control_topic_plans
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import SCHEMA, control_topic, table_topic
 from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
@@ -35,18 +35,33 @@ from jobs.executor.deliver import (
 )
 from jobs.executor.log_reader import Range, ranges
 from jobs.executor.shape_history import histories, newest_shapes
-from jobs.generations.batch_gate import Gate
+from jobs.generations.batch_gate import BatchGate
 from jobs.generations.prepared import preparing
-from jobs.generations.record import Runner, require_in_use
+from jobs.generations.record import GenerationLease, require_in_use
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
-from jobs.query.column_backfill import CarriedOver, Columns, carry_over, load_columns, next_columns, save_columns
+from jobs.query.column_backfill import (
+    ColumnBackfill,
+    Columns,
+    backfill_columns,
+    load_columns,
+    next_columns,
+    save_columns,
+)
 from jobs.query.progress import ProgressKeeper
 from jobs.query.resume import ResumePoint, TopicFacts, check_resume, check_same_topics
 from jobs.query.schema_watch import SchemaWatch
-from jobs.query.start_position import Reading, load_reading, skipped_by
+from jobs.query.start_position import StartPosition, load_start_position, skipped_by
 from jobs.query.watermark import Watermark
-from jobs.report import BatchGoesOn, Reporter, RowsCarriedOver, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.report import (
+    BatchGoesOn,
+    ColumnBackfillProgress,
+    Reporter,
+    SinkStarted,
+    SinkWaiting,
+    StatusReport,
+    WatermarkRaised,
+)
 from jobs.settings import SparkSettings
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, checked_plans, with_derived
@@ -172,7 +187,7 @@ class SinkJob:
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
         plan = self._plan
-        cluster = Cluster(plan.kafka.client())
+        cluster = TopicAdmin(plan.kafka.client())
         tables, records = self._read_tables(cluster)
         shapes = histories(records)
         plans = checked_plans(self._spark, plan.settings.expressions(), tables, shapes)
@@ -190,7 +205,7 @@ class SinkJob:
             if plan.bulk:
                 sink.begin_bulk()
             self._prepared = tables
-            reading = load_reading(sink, generation)
+            reading = load_start_position(sink, generation)
             location = checkpoint_location(
                 plan.spark.checkpoint_directory, sink=plan.name, generation=generation, reading=reading
             )
@@ -231,7 +246,7 @@ class SinkJob:
                 computed={name: computed.get(name, ()) for name in plans},
                 versions=versions,
                 compaction_lag_ms=min((fact.compaction_lag_ms for fact in facts.values()), default=0),
-                replays=reading.replays,
+                overwrite_equal_tags=reading.overwrite_equal_tags,
                 retry_s=plan.spark.retry_s,
                 run=uuid.uuid4().hex,
                 # Expressions are Spark's to evaluate, so it has to read the rows itself.
@@ -291,7 +306,7 @@ class SinkJob:
                 values = left.get(name, {})
                 if values:
                     leave = partial(self._left, gate, name, tuple(values))
-                    carried = carry_over(sink, tables[name], values, fence=fence, enter=gate.enter, leave=leave)
+                    carried = backfill_columns(sink, tables[name], values, fence=fence, enter=gate.enter, leave=leave)
                     self._tell(name, tuple(values), carried)
                     if not carried.is_over:
                         return False
@@ -301,16 +316,16 @@ class SinkJob:
         save_columns(sink, plan.generation, replace(columns, lacking=lacking))
         return True
 
-    def _left(self, gate: Gate, name: TableName, columns: tuple[str, ...], carried: CarriedOver) -> None:
+    def _left(self, gate: BatchGate, name: TableName, columns: tuple[str, ...], carried: ColumnBackfill) -> None:
         gate.leave()
         if time.monotonic() >= self._tell_at:
             self._tell(name, columns, carried)
 
-    def _tell(self, name: TableName, columns: tuple[str, ...], carried: CarriedOver) -> None:
+    def _tell(self, name: TableName, columns: tuple[str, ...], carried: ColumnBackfill) -> None:
         self._tell_at = time.monotonic() + _TELL_S
         plan = self._plan
         self._report(
-            RowsCarriedOver(
+            ColumnBackfillProgress(
                 plan.name,
                 plan.generation,
                 str(name),
@@ -324,7 +339,7 @@ class SinkJob:
 
     @contextmanager
     def _watched(
-        self, cluster: Cluster, tables: Mapping[TableName, Table], facts: Mapping[str, TopicFacts]
+        self, cluster: TopicAdmin, tables: Mapping[TableName, Table], facts: Mapping[str, TopicFacts]
     ) -> Iterator[threading.Event]:
         """What ends a query: that the job is asked to stop, that a table has got another shape, or that a topic isn't the same."""
         ending, over = threading.Event(), threading.Event()
@@ -358,7 +373,7 @@ class SinkJob:
             over.set()
             passing.join()
 
-    def _read_tables(self, cluster: Cluster) -> tuple[dict[TableName, Table], list[SchemaRecord]]:
+    def _read_tables(self, cluster: TopicAdmin) -> tuple[dict[TableName, Table], list[SchemaRecord]]:
         """This sink's tables, and all shapes that they had, in order. Raises Unavailable while capture hasn't published one."""
         plan = self._plan
         records = []
@@ -371,7 +386,7 @@ class SinkJob:
         mine = [record for record in records if record.table.name in plan.tables]
         return {name: known[name] for name in plan.tables}, mine
 
-    def _topic_facts(self, cluster: Cluster, topics: Mapping[str, TableName]) -> dict[str, TopicFacts]:
+    def _topic_facts(self, cluster: TopicAdmin, topics: Mapping[str, TableName]) -> dict[str, TopicFacts]:
         counts = cluster.partition_counts()
         missing = [topic for topic in topics if topic not in counts]
         if missing:
@@ -403,11 +418,11 @@ class SinkJob:
 
 
 @contextmanager
-def _shown(plan: SinkPlan, stop: threading.Event) -> Iterator[Gate]:
+def _shown(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
     """Others see that a job applies to the generation, and can let it stand still, while no query runs. Closed by ``stop``."""
-    gate, over = Gate(), threading.Event()
+    gate, over = BatchGate(), threading.Event()
     notes = plan.open(plan.name, plan.settings, plan.generation)
-    runner = Runner(notes, plan.generation, gate)
+    runner = GenerationLease(notes, plan.generation, gate)
 
     def tend() -> None:
         while not over.wait(_TICK_S):
@@ -438,7 +453,7 @@ class _Run:
         task: Task,
         checkpoint: Checkpoint,
         keeper: ProgressKeeper,
-        reading: Reading,
+        reading: StartPosition,
         derived: Mapping[str, TablePlan],
         *,
         stop: threading.Event,
@@ -463,9 +478,9 @@ class _Run:
         self._write = self._writer()
         self._failure: Exception | None = None
         self._under_way: tuple[int, float] | None = None  # a batch, and since when
-        self._gate = Gate()
+        self._gate = BatchGate()
         self._notes = plan.open(task.sink, task.settings, task.generation)  # for a thread of its own
-        self._runner = Runner(self._notes, task.generation, self._gate)
+        self._runner = GenerationLease(self._notes, task.generation, self._gate)
         self._batch_done = threading.Event()
         self._ended = threading.Event()
         self._previous_ends: tuple[int, Offsets] | None = None

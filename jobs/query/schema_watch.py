@@ -7,7 +7,7 @@ destination without columns can't stumble over, is only told of in ``__schema``.
 from collections.abc import Mapping
 
 from cdc.kafka.control_topics import ClientSettings, read_schema_records
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import newest_shapes
@@ -17,7 +17,7 @@ class SchemaWatch:
     """Compares ``prepared`` with the newest shapes, which are read only where something was written since the last look."""
 
     def __init__(
-        self, cluster: Cluster, client: ClientSettings, pipeline: str, prepared: Mapping[TableName, Table]
+        self, cluster: TopicAdmin, client: ClientSettings, pipeline: str, prepared: Mapping[TableName, Table]
     ) -> None:
         self._cluster = cluster
         self._client = client

@@ -18,15 +18,15 @@ _NOTE: Final = "reading"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class StartPosition:
     """The ``number``-th start of a generation; ``start`` is None for the log's beginning.
 
-    ``replays`` says that events which the destination has in the same version are to be written again.
+    ``overwrite_equal_tags`` says that events which the destination has in the same version are to be written again.
     """
 
     number: int = 0
     start: Offsets | None = None
-    replays: bool = False
+    overwrite_equal_tags: bool = False
 
     @property
     def directory(self) -> str:
@@ -34,37 +34,39 @@ class Reading:
         return f"-{self.number}" if self.number else ""
 
 
-def load_reading(sink: Sink, generation: int) -> Reading:
+def load_start_position(sink: Sink, generation: int) -> StartPosition:
     """The reading that is under way."""
-    text = sink.load_note(f"g{generation}.{_NOTE}")
+    text = sink.load_coordination(f"g{generation}.{_NOTE}")
     if text is None:
-        return Reading()
+        return StartPosition()
     note: dict[str, Any] = orjson.loads(text)
     start = note["start"]
-    return Reading(
+    return StartPosition(
         note["number"],
         None if start is None else {(topic, partition): offset for topic, partition, offset in start},
-        note["replays"],
+        note["overwrite_equal_tags"],
     )
 
 
-def begin_reading(sink: Sink, generation: int, start: Offsets | None, *, replays: bool = False) -> Reading:
+def begin_at_start_position(
+    sink: Sink, generation: int, start: Offsets | None, *, overwrite_equal_tags: bool = False
+) -> StartPosition:
     """Start anew; the next job of the generation reads from there."""
-    reading = Reading(load_reading(sink, generation).number + 1, start, replays)
+    reading = StartPosition(load_start_position(sink, generation).number + 1, start, overwrite_equal_tags)
     _save(sink, generation, reading)
     return reading
 
 
 def end_replay(sink: Sink, generation: int) -> None:
     """From now on, a row of the same tag is left as it is again."""
-    _save(sink, generation, replace(load_reading(sink, generation), replays=False))
+    _save(sink, generation, replace(load_start_position(sink, generation), overwrite_equal_tags=False))
 
 
-def _save(sink: Sink, generation: int, reading: Reading) -> None:
+def _save(sink: Sink, generation: int, reading: StartPosition) -> None:
     start = reading.start
     pairs = None if start is None else [[topic, partition, offset] for (topic, partition), offset in start.items()]
-    note = {"number": reading.number, "start": pairs, "replays": reading.replays}
-    sink.save_note(f"g{generation}.{_NOTE}", orjson.dumps(note).decode())
+    note = {"number": reading.number, "start": pairs, "overwrite_equal_tags": reading.overwrite_equal_tags}
+    sink.save_coordination(f"g{generation}.{_NOTE}", orjson.dumps(note).decode())
 
 
 def offsets_behind_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition]) -> Offsets:

@@ -1,7 +1,7 @@
 """Computed columns and row filters: Spark SQL over the source's row, before a sink gets to see it.
 
 The expressions are evaluated by Spark itself, one after the other and each so that its failure is a fact about one row and not the end of
-a batch (``TryEval``). What comes out travels beside the record as JSON, which ``Derived`` reads: the values of the computed columns,
+a batch (``TryEval``). What comes out travels beside the record as JSON, which ``ComputedRow`` reads: the values of the computed columns,
 whether the row is to be here at all, and what could not be evaluated.
 
 Columns have these types in expressions: integers, booleans, floats, ``date``, ``timestamp`` (``timestamp_ntz``) and ``timestamptz``
@@ -331,7 +331,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:300]
 
 
-class RowDeriver:
+class RowComputer:
     """Derives of rows that are at hand, for comparisons and retries."""
 
     def __init__(self, spark: SparkSession, plans: Mapping[TableName, TablePlan]) -> None:
@@ -350,20 +350,20 @@ class RowDeriver:
 
 
 @contextmanager
-def opened_deriver(
+def opened_row_computer(
     settings: SparkSettings, expressions: Mapping[TableName, Expressions], tables: Mapping[TableName, Table]
-) -> Iterator[RowDeriver]:
+) -> Iterator[RowComputer]:
     """A deriver in this process, whatever cluster the jobs run on. Where Spark runs in it already, that one is used and left alone.
 
     Raises as ``checked_plans`` and ``open_session``.
     """
     running = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if running is not None:
-        yield RowDeriver(running, checked_plans(running, expressions, tables))
+        yield RowComputer(running, checked_plans(running, expressions, tables))
         return
     here = settings.model_copy(update={"master": "local[2]", "package": None, "conf": {}})
     spark = open_session(here, name="lockstep expressions", bulk=True)
     try:
-        yield RowDeriver(spark, checked_plans(spark, expressions, tables))
+        yield RowComputer(spark, checked_plans(spark, expressions, tables))
     finally:
         spark.stop()

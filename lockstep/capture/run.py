@@ -20,7 +20,7 @@ from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import (
     COMMIT_MARKER_LOSS,
-    Cluster,
+    TopicAdmin,
     TopicPlan,
     control_topic_plans,
     message_topic_plans,
@@ -48,10 +48,10 @@ from cdc.postgres.toast_storage import load_rule
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.envelope import TableEncoder
 from cdc.stream.catalogue_shapes import CatalogueShapes
-from cdc.stream.repair_requests import Repairs
+from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import check_system, require_slot
 from cdc.stream.table_watch import TableWatch
-from cdc.stream.toast_cache import LargeValues
+from cdc.stream.toast_cache import ToastCache
 from lockstep.config import Config
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
@@ -89,7 +89,7 @@ def capture(
     """
     wait_s = 0.5
     ownership = _Ownership()
-    repairs = Repairs(config.slot, observer.say)
+    repairs = RepairRequests(config.slot, observer.say)
     while not stopping():
         started = time.monotonic()
         session = _Session(
@@ -164,7 +164,7 @@ class _Session:
         wrap_stream: StreamWrapper,
         *,
         ownership: _Ownership,
-        repairs: Repairs,
+        repairs: RepairRequests,
     ) -> None:
         self._repairs = repairs
         self._ownership = ownership
@@ -232,7 +232,7 @@ class _Session:
 
     def _while_waiting(self) -> None:
         if self._confirmation is not None:
-            self._confirmation.say_if_due()
+            self._confirmation.send_status_if_due()
 
     def _outbox_topic_plan(self, topic: str) -> TopicPlan:
         self._observer.say(f"creating topic {topic}")
@@ -240,7 +240,7 @@ class _Session:
 
     def _create_topics(self) -> None:
         config = self._config
-        cluster = Cluster(self._client)
+        cluster = TopicAdmin(self._client)
         plans = [
             *control_topic_plans(config.pipeline.name, config.kafka.topics),
             *(message_topic_plans(config.pipeline.name, config.kafka.topics) if config.source.messages else []),
@@ -302,7 +302,7 @@ class _Session:
             return self._publish(sql, table)
 
         shapes = CatalogueShapes(sql, config, publish, self._observer.say)
-        values = LargeValues(config, log, state, published.values(), self._observer.say)
+        values = ToastCache(config, log, state, published.values(), self._observer.say)
         self._closing.callback(values.close)
         assembler = Assembler(
             published,

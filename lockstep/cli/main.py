@@ -160,7 +160,7 @@ def apply(
 ) -> None:
     """Run the Spark jobs that apply the topics to the sinks, one query per sink and generation in one driver.
 
-    Reading something again is harmless: rows that are there in the same or a newer version stay.
+    StartPosition something again is harmless: rows that are there in the same or a newer version stay.
     """
     from cdc.model.errors import ConfigurationError
     from cdc.model.lsn import parse_lsn

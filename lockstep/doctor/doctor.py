@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.last_records import last_records
-from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS, Cluster, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS, TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
@@ -104,7 +104,7 @@ def _position(config: Config) -> list[Finding]:
     client = config.kafka.client()
     own = config.pipeline.name
     suffix = control_topic("", STATE)
-    topics = [topic for topic in Cluster(client).partition_counts() if topic.endswith(suffix)]
+    topics = [topic for topic in TopicAdmin(client).partition_counts() if topic.endswith(suffix)]
     ours = control_topic(own, STATE)
     states = own_states(read_compacted(client, ours)) if ours in topics else {}
     others = {
@@ -114,7 +114,7 @@ def _position(config: Config) -> list[Finding]:
 
 
 def _kafka(config: Config) -> list[Finding]:
-    cluster = Cluster(config.kafka.client())
+    cluster = TopicAdmin(config.kafka.client())
     plans = [
         *control_topic_plans(config.pipeline.name, config.kafka.topics),
         *(
@@ -145,7 +145,7 @@ def _kafka(config: Config) -> list[Finding]:
     return findings + foreign_record_findings(last_records(config.kafka.client(), list(config.topics().values())))
 
 
-def _brokers(cluster: Cluster) -> list[Finding]:
+def _brokers(cluster: TopicAdmin) -> list[Finding]:
     why = f"{COMMIT_MARKER_LOSS}; capture notices and stops, it doesn't go on with a gap"
     try:
         if not cluster.loses_commit_markers():
@@ -187,7 +187,7 @@ def _histories(config: Config) -> list[Finding]:
     }
     if not any(kept.values()):
         return []
-    cluster = Cluster(config.kafka.client())
+    cluster = TopicAdmin(config.kafka.client())
     existing = cluster.partition_counts()
     findings = []
     for name, tables in kept.items():

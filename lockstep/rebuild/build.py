@@ -40,13 +40,13 @@ from jobs.generations.record import (
 )
 from jobs.offsets import Offsets
 from jobs.query.column_backfill import load_columns, save_columns
-from jobs.query.start_position import begin_reading, end_replay, load_reading
+from jobs.query.start_position import begin_at_start_position, end_replay, load_start_position
 from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
 from lockstep.apply import spark_settings
 from lockstep.config import Config
 from lockstep.generations import log_ends, remove, settings_of, take
 from lockstep.rebuild.build_inputs import (
-    Basis,
+    BuildInputs,
     check_complete,
     load_basis,
     lost_beginnings,
@@ -121,7 +121,7 @@ class Interrupted(Exception):
     """Asked to stop; the build goes on the next time."""
 
 
-class _Outgrown(Exception):
+class _InputsChanged(Exception):
     """A table has changed so that the rows which were applied before can't be right any more. Says why."""
 
 
@@ -154,7 +154,7 @@ def rebuild(
                     if in_place:
                         return build.replay()
                     return build.run(switch_over=switch_over)
-                except _Outgrown as why:
+                except _InputsChanged as why:
                     if beginning > _NEW_BEGINNINGS_MAX:
                         raise LockstepError(
                             f"generation {number} can't become right any more, nor could the {_NEW_BEGINNINGS_MAX} before it: {why}",
@@ -285,13 +285,13 @@ def _begin_in_place(
     sink = open_sink(name, settings, live.number)
     try:
         check_in_place(settings, with_definition(settings, record.definition))
-        is_begun = record.phase is Phase.REPLAYING and load_reading(sink, live.number).replays
+        is_begun = record.phase is Phase.REPLAYING and load_start_position(sink, live.number).overwrite_equal_tags
         if is_begun and definition(with_definition(settings, record.definition)) == wanted:
             say(f"going on with generation {live.number}")
             return live.number, record
         say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
         take(sink, live.number, record, Phase.REPLAYING)
-        begin_reading(sink, live.number, None, replays=True)
+        begin_at_start_position(sink, live.number, None, overwrite_equal_tags=True)
         record = replace(record, definition=wanted, phase=Phase.REPLAYING)
         save_record(sink, live.number, record)
     finally:
@@ -346,7 +346,7 @@ class _Build:
         self._trimmed = trimmed
         self._is_in_place = record.phase is Phase.REPLAYING
         self._tables = tables_of(name, settings.tables, config.source.keyed_names)
-        self._basis: Basis
+        self._basis: BuildInputs
         self._look_at = 0.0
         self._config = config
         self._source = source
@@ -364,7 +364,7 @@ class _Build:
         self._load_s = self._compare_s = 0.0
 
     def run(self, *, switch_over: bool) -> Rebuilt:
-        """Build the generation. Raises _Outgrown when it can't end in what the source has by now."""
+        """Build the generation. Raises _InputsChanged when it can't end in what the source has by now."""
         self._stand_on(load_basis(self._sink, self._number))
         try:
             return self._run(switch_over=switch_over)
@@ -421,13 +421,13 @@ class _Build:
         self._give_back()
         return self._result(report, None, True, ())
 
-    def _stand_on(self, begun: Basis | None) -> None:
+    def _stand_on(self, begun: BuildInputs | None) -> None:
         """See what is to be read, before anything is. ``begun`` is how it was when an earlier process began.
 
-        Raises LockstepError where topics lack rows, _Outgrown where tables have changed since.
+        Raises LockstepError where topics lack rows, _InputsChanged where tables have changed since.
         """
         if begun is not None and begun.topic_ids.keys() != set(self._tables):
-            raise _Outgrown("it was begun with other tables")
+            raise _InputsChanged("it was begun with other tables")
         now = read_basis(self._config, self._tables)
         self._basis = begun or replace(now, topic_ids={**now.topic_ids, **self._ids_read(self._sink)})
         self._check_basis(now)
@@ -456,7 +456,7 @@ class _Build:
             with suppress(Unavailable):
                 self._look_at_basis()
 
-    def _check_basis(self, now: Basis) -> None:
+    def _check_basis(self, now: BuildInputs) -> None:
         lost = made_anew(self._basis, now)
         if lost:
             raise topics_made_anew(
@@ -464,7 +464,7 @@ class _Build:
             )
         why = misfit(self._basis, now)
         if why is not None and not self._is_in_place:
-            raise _Outgrown(why)
+            raise _InputsChanged(why)
 
     def _check_not_trimmed(self, *, has_read: bool) -> None:
         progress = None if self._is_in_place else self._loaded_progress()
@@ -554,7 +554,7 @@ class _Build:
             of_table = [replace(delete, tag=_next_tag(delete.tag)) for delete in deletes if delete.table == name]
             events, now_ms = TableEvents.of(name, of_table), time.time_ns() // 1_000_000
             versions.append(TableVersions(events, ["d"] * len(of_table), [now_ms] * len(of_table)))
-        self._sink.apply(Batch(deletes, fence=self._sink.claim(), replays=True, versions=versions))
+        self._sink.apply(Batch(deletes, fence=self._sink.claim(), overwrite_equal_tags=True, versions=versions))
 
     def _result(
         self, report: VerifyReport, switched_from: int | None, is_live: bool, explained: tuple[str, ...]
@@ -643,7 +643,7 @@ class _Build:
             read = self._ids_read(sink)
         finally:
             sink.close()
-        lost = made_anew(Basis(read, {}), self._basis)
+        lost = made_anew(BuildInputs(read, {}), self._basis)
         if lost:
             topics = ", ".join(self._config.topics()[name] for name in lost)
             self._observer.say(

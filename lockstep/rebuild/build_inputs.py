@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from cdc.kafka.control_topics import read_tables
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.table import Column, Table, TableName
@@ -22,7 +22,7 @@ _NOTE: Final = "basis"
 
 
 @dataclass(frozen=True, slots=True)
-class Basis:
+class BuildInputs:
     """Kafka's id of each table's topic, and the tables as the log knows them. What isn't there yet, or any more, is left out."""
 
     topic_ids: Mapping[TableName, str]
@@ -37,7 +37,7 @@ class Basis:
         ).decode()
 
     @classmethod
-    def from_json(cls, text: str) -> "Basis":
+    def from_json(cls, text: str) -> "BuildInputs":
         fields: dict[str, Any] = orjson.loads(text)
         shapes = map(Table.from_json, fields["shapes"])
         return cls(
@@ -56,24 +56,24 @@ class Lost:
     wanted: int
 
 
-def read_basis(config: Config, tables: Sequence[TableName]) -> Basis:
+def read_basis(config: Config, tables: Sequence[TableName]) -> BuildInputs:
     """How it is now. Raises Unavailable."""
     topics = {config.topics()[name]: name for name in tables}
     client = config.kafka.client()
-    cluster = Cluster(client)
+    cluster = TopicAdmin(client)
     existing = cluster.partition_counts()
     found = [topic for topic in topics if topic in existing]
     ids = cluster.topic_ids(found) if found else {}
     shapes = (
         read_tables(client, config.pipeline.name) if control_topic(config.pipeline.name, SCHEMA) in existing else {}
     )
-    return Basis(
+    return BuildInputs(
         {topics[topic]: topic_id for topic, topic_id in ids.items()},
         {name: shapes[name] for name in tables if name in shapes},
     )
 
 
-def check_complete(basis: Basis, tables: Sequence[TableName]) -> None:
+def check_complete(basis: BuildInputs, tables: Sequence[TableName]) -> None:
     """Raise LockstepError while capture hasn't published something of a table that is to be read."""
     for name in tables:
         if name not in basis.topic_ids or name not in basis.shapes:
@@ -83,22 +83,22 @@ def check_complete(basis: Basis, tables: Sequence[TableName]) -> None:
             )
 
 
-def load_basis(sink: Sink, generation: int) -> Basis | None:
+def load_basis(sink: Sink, generation: int) -> BuildInputs | None:
     """What a generation was begun on; None where nothing was read for it yet."""
-    text = sink.load_note(f"g{generation}.{_NOTE}")
-    return None if text is None else Basis.from_json(text)
+    text = sink.load_coordination(f"g{generation}.{_NOTE}")
+    return None if text is None else BuildInputs.from_json(text)
 
 
-def save_basis(sink: Sink, generation: int, basis: Basis) -> None:
-    sink.save_note(f"g{generation}.{_NOTE}", basis.to_json())
+def save_basis(sink: Sink, generation: int, basis: BuildInputs) -> None:
+    sink.save_coordination(f"g{generation}.{_NOTE}", basis.to_json())
 
 
-def made_anew(begun: Basis, now: Basis) -> list[TableName]:
+def made_anew(begun: BuildInputs, now: BuildInputs) -> list[TableName]:
     """The tables whose topics aren't those of the beginning. Pure."""
     return [name for name, topic_id in begun.topic_ids.items() if now.topic_ids.get(name) != topic_id]
 
 
-def misfit(begun: Basis, now: Basis) -> str | None:
+def misfit(begun: BuildInputs, now: BuildInputs) -> str | None:
     """Why rows that were applied since the beginning can't be right any more, or None. Pure."""
     for name, before in begun.shapes.items():
         after = now.shapes.get(name)
@@ -139,7 +139,7 @@ def lost_beginnings(
 ) -> list[Lost]:
     """The partitions that have lost what is to be read next. Raises Unavailable."""
     topics = {config.topics()[name]: name for name in tables}
-    cluster = Cluster(config.kafka.client())
+    cluster = TopicAdmin(config.kafka.client())
     counts = cluster.partition_counts()
     begins = cluster.begin_offsets([(topic, n) for topic in topics for n in range(counts.get(topic, 0))])
     found = (Lost(topics[at[0]], at[1], begin, next_offsets.get(at, 0)) for at, begin in sorted(begins.items()))

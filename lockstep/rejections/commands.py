@@ -18,8 +18,8 @@ from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from jobs.dead_letters.limit import count_kinds, in_words, kind_of
-from jobs.dead_letters.record import Letter, UnreadableLetter, by_row
-from jobs.dead_letters.topic import LetterTopic
+from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, by_row
+from jobs.dead_letters.topic import DeadLetterTopic
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED
 
@@ -32,9 +32,9 @@ _AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 class Rejection:
     """An open rejection. ``table`` is None when its topic belongs to no captured table. ``void`` are older ones of the same row."""
 
-    letter: Letter
+    letter: DeadLetter
     table: TableName | None
-    void: tuple[Letter, ...] = ()
+    void: tuple[DeadLetter, ...] = ()
 
     @property
     def where(self) -> str:
@@ -140,11 +140,11 @@ class RejectionBook:
     def __init__(self, config: Config) -> None:
         self._pipeline = config.pipeline.name
         self._tables = {topic: name for name, topic in config.topics().items()}
-        self.topic = LetterTopic(config.kafka.client(), self._pipeline)
+        self.topic = DeadLetterTopic(config.kafka.client(), self._pipeline)
 
     def read(
         self, sink: str | None, selection: Selection = Selection()
-    ) -> tuple[list[Rejection], list[UnreadableLetter]]:
+    ) -> tuple[list[Rejection], list[UnreadableDeadLetter]]:
         """The rejections that are meant, and all letters that can't be read. Raises ConfigurationError, Unavailable."""
         selection.check()
         letters, unreadable = self.topic.read()
@@ -176,7 +176,7 @@ class RejectionBook:
             "the rejection was closed meanwhile", hint="a newer version of its row got through, or it was retried"
         )
 
-    def close(self, rejections: Sequence[Rejection], unreadable: Sequence[UnreadableLetter] = ()) -> None:
+    def close(self, rejections: Sequence[Rejection], unreadable: Sequence[UnreadableDeadLetter] = ()) -> None:
         """Remove the letters of these. One that is closed already, or was rejected in a newer version since, stays as it is."""
         keys = [key for one in rejections for key in one.record_keys] + [letter.record_key for letter in unreadable]
         self.topic.send((key, None) for key in keys)
@@ -227,7 +227,7 @@ def open_rejections(config: Config) -> list[dict[str, Any]]:
     return [one.to_json() for one in RejectionBook(config).read(None)[0]]
 
 
-def rejections_json(found: Sequence[Rejection], unreadable: Sequence[UnreadableLetter]) -> dict[str, Any]:
+def rejections_json(found: Sequence[Rejection], unreadable: Sequence[UnreadableDeadLetter]) -> dict[str, Any]:
     """For programs."""
     return {
         "rejections": [one.to_json() for one in found],
@@ -261,7 +261,7 @@ def rejections_table(found: Sequence[Rejection], now_ms: int) -> Group:
     return Group(table, counts)
 
 
-def unreadable_text(unreadable: Sequence[UnreadableLetter]) -> str:
+def unreadable_text(unreadable: Sequence[UnreadableDeadLetter]) -> str:
     """A sentence about letters that this version can't read, with the way out."""
     sinks = sorted({letter.sink for letter in unreadable if letter.sink is not None})
     text = (

@@ -19,17 +19,17 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc.kafka.control_topics import read_schema_records
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import parse_value, row_event, schema_id_of
-from jobs.executor.computed_row import derived_row
+from jobs.executor.computed_row import computed_row
 from jobs.executor.shape_history import TableHistory, histories, newest_shapes
 from jobs.generations.prepared import Prepared, load_prepared
 from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use
-from jobs.spark.computed_columns import opened_deriver
+from jobs.spark.computed_columns import opened_row_computer
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
 from lockstep.rejections.commands import Rejection, RejectionBook, Selection, counted, cut, none_of_that
@@ -153,7 +153,7 @@ def _evaluation(config: Config, settings: SinkSettings, mine: Sequence[Rejection
     if not any(one.table in expressions for one in mine):
         return lambda made: made
     shapes = newest_shapes(read_schema_records(config.kafka.client(), config.pipeline.name))
-    deriver = closing.enter_context(opened_deriver(config.spark, expressions, shapes))
+    deriver = closing.enter_context(opened_row_computer(config.spark, expressions, shapes))
     return partial(evaluated, projection=projection, derive=deriver.derive)
 
 
@@ -198,7 +198,7 @@ class _Attempt:
         self._retried.gone = len(usable) - seen
 
     def _topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
-        cluster = Cluster(self._config.kafka.client())
+        cluster = TopicAdmin(self._config.kafka.client())
         there = cluster.partition_counts()
         known = [topic for topic in topics if topic in there]
         return cluster.topic_ids(known) if known else {}
@@ -263,7 +263,7 @@ def apply_beside(
         try:
             # A row in the same version is written again: it may be what this has left before in an earlier shape.
             versions = versions_of(made, keeps)
-            outcome = sink.apply(Batch(events, fence=sink.fence(), replays=True, versions=versions))
+            outcome = sink.apply(Batch(events, fence=sink.fence(), overwrite_equal_tags=True, versions=versions))
         except Fenced:  # a job has begun between the two calls
             sleep(_LOOK_S)
             continue
@@ -371,7 +371,7 @@ def evaluated(
         rows = [(one, event, orjson.dumps(event.row)) for one, event in of_table if event.row is not None]
         results = derive(table, [row for _, _, row in rows])
         for (one, event, row), result in zip(rows, results, strict=True):
-            derived = derived_row(row, result, projection.computed.get(table, ()))
+            derived = computed_row(row, result, projection.computed.get(table, ()))
             if derived.refused:
                 found.refused.append(Refused(one, derived.refused))
             else:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
@@ -32,7 +32,7 @@ def topic_tags(
     read_max_s: float = READ_MAX_S,
 ) -> dict[Key, str] | None:
     """The tag of the newest event of each of these keys, only of keys that have one; None when it would take too long to find out."""
-    partitions = Cluster(client).partition_counts().get(topic, 0)
+    partitions = TopicAdmin(client).partition_counts().get(topic, 0)
     if not partitions or len(keys) > KEYS_MAX:
         return None if partitions else {}
     wanted = set(keys)

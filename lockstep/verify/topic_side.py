@@ -10,7 +10,7 @@ from zlib import crc32
 
 import orjson
 
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.event import Position
 from cdc.model.table import Table, TableName
@@ -50,7 +50,7 @@ class TopicSide:
         self._histories = histories
         self._keys_max = keys_max
         self._view = view
-        self._cluster = Cluster(client)
+        self._cluster = TopicAdmin(client)
         self._reader = TopicReader(client, while_waiting=patience.check)
         self._ends: dict[tuple[str, int], int] = {}
         # Of the keys that were asked for last: what is known, and from where on it isn't.

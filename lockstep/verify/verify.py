@@ -7,11 +7,11 @@ from itertools import count
 from typing import Final
 
 from cdc.kafka.control_topics import read_schema_records
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import TableHistory, histories, newest_shapes
-from jobs.spark.computed_columns import opened_deriver
+from jobs.spark.computed_columns import opened_row_computer
 from lockstep.config import Config
 from lockstep.verify.canonical import Key, differing_columns, parse_keys
 from lockstep.verify.expected import Expected
@@ -123,7 +123,7 @@ class _Verification:
         self._say = say
         self._progress = progress
         self._client = config.kafka.client()
-        self._cluster = Cluster(self._client)
+        self._cluster = TopicAdmin(self._client)
         self._generation = self._live_generation() if options.generation is None else options.generation
         sink = self._open_existing(settings, self._generation)
         self._sink = SinkSide(sink, patience)
@@ -178,7 +178,7 @@ class _Verification:
     def _open_deriver(self) -> Deriver:
         self._say("starting Spark: this sink's settings have expressions, which it evaluates")
         return self._closing.enter_context(
-            opened_deriver(self._config.spark, self._settings.expressions(), self._shapes)
+            opened_row_computer(self._config.spark, self._settings.expressions(), self._shapes)
         )
 
     def _expected(

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import orjson
 
 from cdc.model.table import Column, Table, TableName
-from jobs.executor.computed_row import derived_row
+from jobs.executor.computed_row import computed_row
 from lockstep.verify.canonical import Key, Row
 from sinks.wrappers.projection import Projection
 
@@ -82,7 +82,7 @@ class View:
             self._deriver = self._open_deriver()
         columns = self._projection.computed.get(table, ())
         for key, text, results in zip(keys, texts, self._deriver.derive(table, texts), strict=True):
-            found = derived_row(text, results, columns)
+            found = computed_row(text, results, columns)
             if found.refused:
                 yield key, _REFUSED
             elif found.row is not None:

@@ -386,17 +386,17 @@ class DeltaSink:
         self._books.change(leave)
         self._delete_doomed()
 
-    def load_note(self, name: str) -> str | None:
+    def load_coordination(self, name: str) -> str | None:
         return self._books.read().notes.get(name)
 
-    def save_note(self, name: str, text: str | None) -> None:
+    def save_coordination(self, name: str, text: str | None) -> None:
         def save(ledger: Ledger, _live: int | None) -> Ledger:
             others = {known: note for known, note in ledger.notes.items() if known != name}
             return replace(ledger, notes=others if text is None else {**others, name: text})
 
         self._books.change(save)
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         created = False
 
         def create(ledger: Ledger, _live: int | None) -> Ledger:
@@ -641,7 +641,7 @@ class DeltaSink:
         metrics = self._lake.commit(
             held.path,
             held.table,
-            lambda properties: _merge(held, data, key, properties, replays=batch.replays),
+            lambda properties: _merge(held, data, key, properties, overwrite_equal_tags=batch.overwrite_equal_tags),
             offsets,
         )
         every = self._settings.optimize_every_commits
@@ -736,10 +736,10 @@ def _append(held: _Held, data: "pa.Table", properties: "CommitProperties") -> No
 
 
 def _merge(
-    held: _Held, data: "pa.Table", key: Sequence[str], properties: "CommitProperties", *, replays: bool
+    held: _Held, data: "pa.Table", key: Sequence[str], properties: "CommitProperties", *, overwrite_equal_tags: bool
 ) -> Mapping[str, Any]:
     """Insert or replace rows by their tags; returns deltalake's figures."""
-    newer = f"{_quoted('_tag', of='s')} {'>=' if replays else '>'} {_quoted('_tag', of='t')}"
+    newer = f"{_quoted('_tag', of='s')} {'>=' if overwrite_equal_tags else '>'} {_quoted('_tag', of='t')}"
     return (
         held.table.merge(
             data,

@@ -93,13 +93,15 @@ class Target:
         """Whether a row's JSON is its document but for the tag."""
         return not self.renamed and not self.has_copies
 
-    def lines(self, events: TableEvents, place: int, *, searchable: bool = True, replays: bool = False) -> bytes:
+    def lines(
+        self, events: TableEvents, place: int, *, searchable: bool = True, overwrite_equal_tags: bool = False
+    ) -> bytes:
         """An event as lines of a bulk request.
 
-        ``searchable`` adds the parsed copies of JSON and ranges; with ``replays`` a document of the same version is replaced.
+        ``searchable`` adds the parsed copies of JSON and ranges; with ``overwrite_equal_tags`` a document of the same version is replaced.
         """
         tag, row = events.tags[place], events.rows[place]
-        version = _version(tag, or_equal=replays)
+        version = _version(tag, or_equal=overwrite_equal_tags)
         key = parse_key(events.keys[place])
         if self.is_called_by_its_key:
             head = b'"_index":"%b","_id":%b,%b}}\n' % (

@@ -182,7 +182,9 @@ class OpenSearchSink:
         while pending and rounds < _ROUNDS:
             again: list[_Item] = []
             is_too_long = False
-            for items, answers in self._answers(self._requests(pending, documents_max, replays=batch.replays)):
+            for items, answers in self._answers(
+                self._requests(pending, documents_max, overwrite_equal_tags=batch.overwrite_equal_tags)
+            ):
                 if answers is None:
                     applied += len(items)
                     continue
@@ -290,11 +292,11 @@ class OpenSearchSink:
                 self._client.call("DELETE", f"/{self._progress_index}/_doc/{document}", missing_ok=True)
         self._targets.clear()
 
-    def load_note(self, name: str) -> str | None:
+    def load_coordination(self, name: str) -> str | None:
         answer = self._client.call("GET", f"/{self._progress_index}/_doc/{_note_id(name)}", missing_ok=True)
         return str(answer["_source"]["text"]) if answer and answer.get("found") else None
 
-    def save_note(self, name: str, text: str | None) -> None:
+    def save_coordination(self, name: str, text: str | None) -> None:
         if text is None:
             self._client.call("DELETE", f"/{self._progress_index}/_doc/{_note_id(name)}", missing_ok=True)
         else:
@@ -302,7 +304,7 @@ class OpenSearchSink:
             path = f"/{self._progress_index}_W/_doc/{_note_id(name)}"
             self._client.call("PUT", path, {"text": text}, {"require_alias": "true"})
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         self._create_progress_index()
         path = f"/{self._progress_index}_W/_create/{_note_id(name)}"
         there = ("version_conflict_engine_exception",)
@@ -491,7 +493,7 @@ class OpenSearchSink:
         return True
 
     def _requests(
-        self, items: Sequence[_Item], documents_max: int, *, replays: bool
+        self, items: Sequence[_Item], documents_max: int, *, overwrite_equal_tags: bool
     ) -> Iterator[tuple[list[_Item], bytes]]:
         """Bulk bodies of at most so many documents and about so many bytes; one large document goes alone."""
         portion: list[_Item] = []
@@ -499,7 +501,9 @@ class OpenSearchSink:
         size = 0
         for item in items:
             events, place, searchable = item
-            line = self._targets[events.table].lines(events, place, searchable=searchable, replays=replays)
+            line = self._targets[events.table].lines(
+                events, place, searchable=searchable, overwrite_equal_tags=overwrite_equal_tags
+            )
             if lines and (len(lines) >= documents_max or size + len(line) > self._bulk_bytes):
                 yield portion, b"".join(lines)
                 portion, lines, size = [], [], 0

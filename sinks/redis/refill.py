@@ -149,7 +149,7 @@ class Refill:
         script, shared = script_for(
             layout,
             tombstone_ttl_s=self._settings.tombstone_ttl_s,
-            replays=False,
+            overwrite_equal_tags=False,
             rows=rows,
             memos=f"{self._prefix}:g{generation}.tags:",
         )

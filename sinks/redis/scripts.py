@@ -41,7 +41,7 @@ end
 PLAIN: Final = (
     _IS_NEWER
     + """
-local ttl, replays, outcome = ARGV[1], ARGV[2] == '1', {}
+local ttl, overwrite_equal_tags, outcome = ARGV[1], ARGV[2] == '1', {}
 for n, key in ipairs(KEYS) do
   local argument = ARGV[n + 2]
   local tag, row = sub(argument, 1, 28), sub(argument, 29)
@@ -52,7 +52,7 @@ for n, key in ipairs(KEYS) do
     outcome[n] = 'w'
   elseif held and #held ~= 28 then
     outcome[n] = 'w'
-  elseif held and not (held == tag and replays) and not is_newer(tag, held) then
+  elseif held and not (held == tag and overwrite_equal_tags) and not is_newer(tag, held) then
     outcome[n] = '0'
   else
     if known[2] or (held and row == '') then call('DEL', key) end
@@ -78,7 +78,7 @@ return table.concat(outcome)
 RICH: Final = (
     _IS_NEWER
     + """
-local forget, replays, lives = tonumber(ARGV[1]), ARGV[2] == '1', tonumber(ARGV[3])
+local forget, overwrite_equal_tags, lives = tonumber(ARGV[1]), ARGV[2] == '1', tonumber(ARGV[3])
 local rows, memos = ARGV[5], ARGV[6]
 local T, X, S = ARGV[4] .. 't', ARGV[4] .. 'x', ARGV[4] .. 's'
 local remember = math.max(forget, lives)
@@ -133,7 +133,7 @@ for n, key in ipairs(KEYS) do
     outcome[n] = 'w'
   elseif held and #held ~= 28 then
     outcome[n] = 'w'
-  elseif held and not (held == tag and replays) and not is_newer(tag, held) then
+  elseif held and not (held == tag and overwrite_equal_tags) and not is_newer(tag, held) then
     outcome[n] = '0'
   else
     local before = known[2] or ''
@@ -185,10 +185,10 @@ if not known or tonumber(known, 16) < tonumber(ARGV[1], 16) then redis.call('SET
 
 
 def script_for(
-    layout: TableLayout, *, tombstone_ttl_s: int, replays: bool, rows: str, memos: str
+    layout: TableLayout, *, tombstone_ttl_s: int, overwrite_equal_tags: bool, rows: str, memos: str
 ) -> tuple[str, tuple[Argument, ...]]:
     """The script for a table's rows, and the arguments that all of them share. ``rows`` and ``memos`` are the prefixes of both."""
-    plain: tuple[Argument, ...] = (tombstone_ttl_s * 1000, "1" if replays else "0")
+    plain: tuple[Argument, ...] = (tombstone_ttl_s * 1000, "1" if overwrite_equal_tags else "0")
     if layout.is_plain:
         return PLAIN, plain
     return RICH, (*plain, layout.ttl_s * 1000, layout.mark, rows, memos)

@@ -283,7 +283,7 @@ class RedisSink:
             self._check_prepared(client, {of_table.table for of_table in events.tables})
             if not self._keeps_rows:
                 self._keep_epoch(client, events)
-            for calls in self._pipelines(events, rejections, replays=batch.replays):
+            for calls in self._pipelines(events, rejections, overwrite_equal_tags=batch.overwrite_equal_tags):
                 replies = self._send(client, calls)
                 for call, reply in zip(calls, replies, strict=True):
                     for code in counts:
@@ -366,19 +366,19 @@ class RedisSink:
             client.srem(self._generations_key, self._generation)
         self._prepared.clear()
 
-    def load_note(self, name: str) -> str | None:
+    def load_coordination(self, name: str) -> str | None:
         with self._talking() as client:
             text: bytes | None = client.hget(self._notes_key, name)
         return None if text is None else text.decode()
 
-    def save_note(self, name: str, text: str | None) -> None:
+    def save_coordination(self, name: str, text: str | None) -> None:
         with self._talking() as client:
             if text is None:
                 client.hdel(self._notes_key, name)
             else:
                 client.hset(self._notes_key, name, text)
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         with self._talking() as client:
             return bool(client.hsetnx(self._notes_key, name, text))
 
@@ -473,12 +473,14 @@ class RedisSink:
             client.eval(KEEP_EPOCH, 1, self._epoch_key, epoch)
             self._epoch = epoch
 
-    def _pipelines(self, events: Events, rejections: list[Rejection], *, replays: bool) -> Iterator[list["_Call"]]:
+    def _pipelines(
+        self, events: Events, rejections: list[Rejection], *, overwrite_equal_tags: bool
+    ) -> Iterator[list["_Call"]]:
         """The scripts' calls, as many at a time as one pipeline should hold."""
         pipeline: list[_Call] = []
         rows = size = 0
         for of_table in events.tables:
-            for call in self._calls(of_table, rejections, replays=replays):
+            for call in self._calls(of_table, rejections, overwrite_equal_tags=overwrite_equal_tags):
                 pipeline.append(call)
                 rows += len(call.places)
                 size += call.bytes
@@ -488,13 +490,15 @@ class RedisSink:
         if pipeline:
             yield pipeline
 
-    def _calls(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> Iterator["_Call"]:
+    def _calls(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool
+    ) -> Iterator["_Call"]:
         """Each at most so many rows and about so many bytes; values that are too large become rejections."""
         layout = self._layout.of(events.table)
         script, fixed = script_for(
             layout,
             tombstone_ttl_s=self._settings.tombstone_ttl_s,
-            replays=replays,
+            overwrite_equal_tags=overwrite_equal_tags,
             rows=self._rows,
             memos=self._memos,
         )

@@ -50,7 +50,7 @@ def _relations(name: TableName, called: str, *, has_history: bool) -> dict[str, 
     return relations
 
 
-class WarehouseBooks:
+class WarehouseBookkeeping:
     """The bookkeeping of one generation. Every method is called inside a transaction."""
 
     def __init__(self, connection: Connection, name: str, generation: int) -> None:
@@ -248,13 +248,13 @@ class WarehouseBooks:
 
     # Notes
 
-    def load_note(self, name: str) -> str | None:
+    def load_coordination(self, name: str) -> str | None:
         note = self._execute(
             "select note from lockstep.note where view_schema = :view_schema and name = :name", name=name
         ).scalar()
         return None if note is None else str(note)
 
-    def save_note(self, name: str, text: str | None) -> None:
+    def save_coordination(self, name: str, text: str | None) -> None:
         if text is None:
             self._execute("delete from lockstep.note where view_schema = :view_schema and name = :name", name=name)
         else:
@@ -265,7 +265,7 @@ class WarehouseBooks:
                 note=text,
             )
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         created = self._execute(
             "insert into lockstep.note (view_schema, name, note) values (:view_schema, :name, :note) "
             "on conflict (view_schema, name) do nothing",

@@ -150,7 +150,7 @@ class Dialect(Protocol):
         """What can be done with a batch before its transaction. Raises UnknownColumn."""
         ...
 
-    def merge(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> int:
+    def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
         """How many of the events won over what is there. Raises UnknownColumn."""
         ...
 
@@ -158,8 +158,8 @@ class Dialect(Protocol):
         """How many of the events stand in the table now, which has no key. Raises UnknownColumn."""
         ...
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, replays: bool) -> None:
-        """Add versions to a table's history; with ``replays`` those that are there are replaced. Raises UnknownColumn."""
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
+        """Add versions to a table's history; with ``overwrite_equal_tags`` those that are there are replaced. Raises UnknownColumn."""
         ...
 
     def scan(self, relation: str, table: Table) -> Iterator[StoredRow]: ...

@@ -49,7 +49,7 @@ def aside_name(name: str, number: int) -> str:
     return f"_dropped_{number}_{name}".encode()[:NAME_BYTES_MAX].decode(errors="ignore")
 
 
-class HistoryBooks:
+class HistoryBookkeeping:
     """From when on the histories of one generation are complete. Every method is called inside a transaction."""
 
     def __init__(self, connection: Connection) -> None:

@@ -26,9 +26,9 @@ from cdc.model.event import Events, JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
 from sinks.columns.shape import Shape, unknown_column, unprepared
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow, TableVersions
-from sinks.warehouse.bookkeeping import HeldTable, WarehouseBooks
+from sinks.warehouse.bookkeeping import HeldTable, WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect, UnknownColumn
-from sinks.warehouse.history import HistoryBooks
+from sinks.warehouse.history import HistoryBookkeeping
 from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
 from sinks.warehouse.postgres.dialect import PostgreSql
 from sinks.warehouse.reader_views import Shown, views_of
@@ -49,8 +49,8 @@ class WarehouseSink:
         self._names = settings.called
         self._dialect = _dialect(name, settings, views=views, schema=self._schema, generation=generation)
         self._connection = self._dialect.connection
-        self._books = WarehouseBooks(self._connection, name, generation)
-        self._histories = HistoryBooks(self._connection)
+        self._books = WarehouseBookkeeping(self._connection, name, generation)
+        self._histories = HistoryBookkeeping(self._connection)
         self._views = self._dialect.views
         self._fence = 0
 
@@ -154,12 +154,16 @@ class WarehouseSink:
         with self._connection.transaction():
             is_bulk = self._books.check_fence(batch.fence)
             for events in tables:
-                write = self._dialect.append if is_bulk else partial(self._dialect.merge, replays=batch.replays)
+                write = (
+                    self._dialect.append
+                    if is_bulk
+                    else partial(self._dialect.merge, overwrite_equal_tags=batch.overwrite_equal_tags)
+                )
                 applied += write(events, rejections)
             for of_table in versions:
-                if batch.replays:
+                if batch.overwrite_equal_tags:
                     self._histories.retry(of_table.events)
-                self._dialect.keep(of_table, self._histories.refuse, replays=batch.replays)
+                self._dialect.keep(of_table, self._histories.refuse, overwrite_equal_tags=batch.overwrite_equal_tags)
             # Last, since every task of a batch has these rows to itself from here on.
             for of_table in versions:
                 if of_table.complete_from_ms is not None:
@@ -241,21 +245,21 @@ class WarehouseSink:
             self._books.forget_generation()
         self._connection.disconnect()
 
-    def load_note(self, name: str) -> str | None:
+    def load_coordination(self, name: str) -> str | None:
         with self._connection.transaction():
-            return self._books.load_note(name) if self._books.exist() else None
+            return self._books.load_coordination(name) if self._books.exist() else None
 
-    def save_note(self, name: str, text: str | None) -> None:
+    def save_coordination(self, name: str, text: str | None) -> None:
         with self._connection.transaction():
             if not self._books.exist():
                 self._books.create()
-            self._books.save_note(name, text)
+            self._books.save_coordination(name, text)
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         with self._connection.transaction():
             if not self._books.exist():
                 self._books.create()
-            return self._books.create_note(name, text)
+            return self._books.create_coordination(name, text)
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._dialect.scan(self._names.of(table.name), table)
@@ -268,7 +272,7 @@ class WarehouseSink:
 
     def _check_versions(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions], batch: Batch) -> None:
         """Raise LockstepError for a batch that would leave a gap in a history. What is written again has left none."""
-        if batch.replays:
+        if batch.overwrite_equal_tags:
             return
         given = {of_table.events.table for of_table in versions}
         lacking = [

@@ -16,7 +16,7 @@ from sinks.wrappers.renaming import Renaming
 
 
 @dataclass(frozen=True)
-class KeptNames:
+class ColumnNames:
     """``numbers``: table -> number of a column -> its name here, of the relations called ``oids``. ``renaming``: what columns are called
     here, as of the last shapes."""
 
@@ -34,7 +34,7 @@ class KeptNames:
         ]
 
 
-def keep_names(configured: Renaming, tables: Sequence[Table], known: KeptNames | None) -> KeptNames:
+def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames | None) -> ColumnNames:
     """The names for these shapes, which are as the sink sees them. Pure.
 
     A column goes on under its name, unless a column that is new here has that name: then the destination judges. It judges columns of the
@@ -61,12 +61,12 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: KeptNames |
                     called[column.name] = names.setdefault(table.name, {})[column.name] = before
                     is_settled = False
         held |= {column.number: called[column.name] for column in table.columns if column.number}
-    return KeptNames(numbers, Renaming(names), oids)
+    return ColumnNames(numbers, Renaming(names), oids)
 
 
-def load_names(sink: Sink, generation: int) -> KeptNames | None:
+def load_names(sink: Sink, generation: int) -> ColumnNames | None:
     """What a generation knows, or None when it keeps no names."""
-    text = sink.load_note(_note(generation))
+    text = sink.load_coordination(_note(generation))
     if text is None:
         return None
     numbers: dict[TableName, Mapping[int, str]] = {}
@@ -78,15 +78,15 @@ def load_names(sink: Sink, generation: int) -> KeptNames | None:
         numbers[table] = {int(number): called for number, called in of_table.items()}
         if renamed:
             names[table] = renamed
-    return KeptNames(numbers, Renaming(names), oids)
+    return ColumnNames(numbers, Renaming(names), oids)
 
 
-def save_names(sink: Sink, generation: int, kept: KeptNames) -> None:
+def save_names(sink: Sink, generation: int, kept: ColumnNames) -> None:
     document: list[Any] = []
     for name, of_table in kept.numbers.items():
         renamed = kept.renaming.names.get(name, {})
         document.append([name.schema, name.name, kept.oids.get(name, 0), dict(of_table), dict(renamed)])
-    sink.save_note(_note(generation), json.dumps(document))
+    sink.save_coordination(_note(generation), json.dumps(document))
 
 
 def _note(generation: int) -> str:

@@ -66,7 +66,7 @@ class ProjectingSink:
             )
         salt = self._projection.salt
         if salt is not None and is_new:
-            self._sink.save_note(self._salt_note, salt.mark)
+            self._sink.save_coordination(self._salt_note, salt.mark)
         self._check_salt()
         self._remember(tables)
         hidden = {name: self._projection.row(name, values) for name, values in added.items()}
@@ -92,7 +92,7 @@ class ProjectingSink:
         salt = self._projection.salt
         if salt is None or self._salt_is_known:
             return
-        known = self._sink.load_note(self._salt_note)
+        known = self._sink.load_coordination(self._salt_note)
         self._salt_is_known = known == salt.mark
         if known is not None and known != salt.mark:
             raise LockstepError(
@@ -161,14 +161,14 @@ class ProjectingSink:
     def drop(self) -> None:
         self._sink.drop()
 
-    def load_note(self, name: str) -> str | None:
-        return self._sink.load_note(name)
+    def load_coordination(self, name: str) -> str | None:
+        return self._sink.load_coordination(name)
 
-    def save_note(self, name: str, text: str | None) -> None:
-        self._sink.save_note(name, text)
+    def save_coordination(self, name: str, text: str | None) -> None:
+        self._sink.save_coordination(name, text)
 
-    def create_note(self, name: str, text: str) -> bool:
-        return self._sink.create_note(name, text)
+    def create_coordination(self, name: str, text: str) -> bool:
+        return self._sink.create_coordination(name, text)
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         renaming = self._renaming()
@@ -186,7 +186,7 @@ class ProjectingSink:
 
     def _remember(self, tables: Sequence[Table]) -> None:
         """Note the numbers of the columns that are hidden. Raises LockstepError for one that has another name now, and for one that never was."""
-        text = self._sink.load_note(self._note)
+        text = self._sink.load_coordination(self._note)
         known: dict[str, list[int]] = {} if text is None else json.loads(text)
         now = dict(known)
         unknown = []
@@ -219,4 +219,4 @@ class ProjectingSink:
                 hint="mend exclude and mask of this sink",
             )
         if now != known:
-            self._sink.save_note(self._note, json.dumps(now))
+            self._sink.save_coordination(self._note, json.dumps(now))

@@ -95,14 +95,14 @@ class RetryingSink:
     def drop(self) -> None:
         self._persist(self._sink.drop)
 
-    def load_note(self, name: str) -> str | None:
-        return self._persist(lambda: self._sink.load_note(name))
+    def load_coordination(self, name: str) -> str | None:
+        return self._persist(lambda: self._sink.load_coordination(name))
 
-    def save_note(self, name: str, text: str | None) -> None:
-        self._persist(lambda: self._sink.save_note(name, text))
+    def save_coordination(self, name: str, text: str | None) -> None:
+        self._persist(lambda: self._sink.save_coordination(name, text))
 
-    def create_note(self, name: str, text: str) -> bool:
-        return self._persist(lambda: self._sink.create_note(name, text))
+    def create_coordination(self, name: str, text: str) -> bool:
+        return self._persist(lambda: self._sink.create_coordination(name, text))
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._sink.scan(table)

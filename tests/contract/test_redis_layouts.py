@@ -153,7 +153,7 @@ def test_a_row_of_the_same_tag_changes_its_sets_where_it_is_replayed(client: Any
     sink = opened(sets={"public.orders": [OF_CUSTOMER, "orders:by_note:{note}"]})
     sink.apply(batch(order(1, 1, note="a")))
     again = batch(order(1, 1, customer=8, note="b\nc:d"))
-    assert sink.apply(type(again)(again.events, replays=True)).applied == 1
+    assert sink.apply(type(again)(again.events, overwrite_equal_tags=True)).applied == 1
     assert (members(client, name, 7), members(client, name, 8)) == (set(), {"public.orders:1"})
     assert sorted(client.keys(f"{name}:g1:orders:by_note:*")) == [f"{name}:g1:orders:by_note:b%0Ac%3Ad"]
 

@@ -28,7 +28,7 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
-from jobs.query.column_backfill import carry_over
+from jobs.query.column_backfill import backfill_columns
 from sinks.contract import AddedValues, Batch, Outcome, Sink, TableVersions
 from sinks.delta.sink import DeltaSettings, DeltaSink
 from sinks.memory import MemorySink, MemoryStore
@@ -431,7 +431,7 @@ def test_a_replay_replaces_rows_of_the_same_tag_and_never_newer_ones(destination
     again = batch(
         item(1, "right", 1), item(2, "older", 1), gone(3, 1), item(4, "there after all", 1), item(5, "new", 1)
     )
-    assert counts(sink.apply(replace(again, replays=True))) == (4, 1, 0)
+    assert counts(sink.apply(replace(again, overwrite_equal_tags=True))) == (4, 1, 0)
     assert rows_of(sink) == {"(1,)": "right", "(2,)": "newer", "(4,)": "there after all", "(5,)": "new"}
     assert counts(sink.apply(batch(item(1, "wrong again", 1)))) == (0, 1, 0)
     assert rows_of(sink)["(1,)"] == "right"
@@ -695,26 +695,26 @@ def test_a_reader_misses_nothing_while_generations_are_switched(
 
 def test_a_note_is_seen_by_every_generation_and_process(destination: Destination, name: str) -> None:
     writer, reader = destination.sink(name, 1), destination.sink(name, 2)
-    assert reader.load_note("g2.state") is None
-    writer.save_note("g2.state", "before prepare")
-    assert reader.load_note("g2.state") == "before prepare"
+    assert reader.load_coordination("g2.state") is None
+    writer.save_coordination("g2.state", "before prepare")
+    assert reader.load_coordination("g2.state") == "before prepare"
     writer.prepare([ITEMS])
     for text in ("", 'odd "text" with 100% \\ ü🙂\n', "x" * 100_000):
-        writer.save_note("g2.state", text)
-        assert reader.load_note("g2.state") == text
-    assert destination.sink(f"{name}x", 2).load_note("g2.state") is None
-    writer.save_note("g2.state", None)
-    writer.save_note("g2.state", None)
-    assert reader.load_note("g2.state") is None
+        writer.save_coordination("g2.state", text)
+        assert reader.load_coordination("g2.state") == text
+    assert destination.sink(f"{name}x", 2).load_coordination("g2.state") is None
+    writer.save_coordination("g2.state", None)
+    writer.save_coordination("g2.state", None)
+    assert reader.load_coordination("g2.state") is None
 
 
 def test_notes_and_progress_are_kept_apart(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     for note in ("g1", "progress", "g1.progress", "live", "notes"):
-        sink.save_note(note, f"note {note}")
+        sink.save_coordination(note, f"note {note}")
     sink.save_progress(progress(7))
     assert sink.load_progress() == progress(7)
-    assert sink.load_note("g1") == "note g1"
+    assert sink.load_coordination("g1") == "note g1"
     assert sink.live_generation() == 1
 
 
@@ -723,16 +723,16 @@ def test_a_dropped_generation_takes_its_notes_along(destination: Destination, na
     dropped = destination.sink(name, 2, ITEMS)
     notes = ["g2.a", "g2.b.c", "g2", "g20.a", "g1.a", "other-g2.a", "g2_a", "g2-a"]
     for note in notes:
-        dropped.save_note(note, note)
+        dropped.save_coordination(note, note)
     dropped.drop()
-    assert {note for note in notes if dropped.load_note(note) is None} == {"g2.a", "g2.b.c"}
+    assert {note for note in notes if dropped.load_coordination(note) is None} == {"g2.a", "g2.b.c"}
 
 
 @pytest.mark.parametrize("note", ["first", "second"])
 def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name: str, note: str) -> None:
     """Also where the sink has nothing yet."""
     if note == "second":
-        destination.sink(name, 1).save_note("first", "there")
+        destination.sink(name, 1).save_coordination("first", "there")
     together = threading.Barrier(4)
     created: list[str] = []
     failures: list[BaseException] = []
@@ -741,7 +741,7 @@ def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name
         sink = _patient(destination.sink(name, 1), [], time.sleep)
         try:
             together.wait(30)
-            if sink.create_note(note, text):
+            if sink.create_coordination(note, text):
                 created.append(text)
         except BaseException as error:
             failures.append(error)
@@ -753,19 +753,19 @@ def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name
         thread.join()
     assert failures == []
     assert len(created) == 1
-    assert destination.sink(name, 2).load_note(note) == created[0]
+    assert destination.sink(name, 2).load_coordination(note) == created[0]
 
 
 def test_a_note_is_created_again_once_it_was_removed(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1)
-    assert sink.create_note("a", "first")
-    assert not sink.create_note("a", "first")
-    sink.save_note("a", "changed")
-    assert not sink.create_note("a", "second")
-    assert sink.load_note("a") == "changed"
-    sink.save_note("a", None)
-    assert sink.create_note("a", "third")
-    assert sink.load_note("a") == "third"
+    assert sink.create_coordination("a", "first")
+    assert not sink.create_coordination("a", "first")
+    sink.save_coordination("a", "changed")
+    assert not sink.create_coordination("a", "second")
+    assert sink.load_coordination("a") == "changed"
+    sink.save_coordination("a", None)
+    assert sink.create_coordination("a", "third")
+    assert sink.load_coordination("a") == "third"
 
 
 # Tables that leave
@@ -782,7 +782,7 @@ def test_tables_that_are_not_kept_are_gone_and_no_others(destination: Destinatio
     neighbour = destination.sink(f"{name}x", 1, ITEMS, OTHERS, held)
     for one in (sink, beside, neighbour):
         one.apply(batch(*(_named(of) for of in (ITEMS, OTHERS, held)), fence=one.claim()))
-        one.save_note("g1.a", "kept")
+        one.save_coordination("g1.a", "kept")
     sink.save_progress(progress(7))
     assert sink.keep_only([ITEMS.name]) == [OTHERS.name, HELD]
     assert rows_of(sink) == {"(1,)": "public.items"}
@@ -791,7 +791,7 @@ def test_tables_that_are_not_kept_are_gone_and_no_others(destination: Destinatio
         with pytest.raises(LockstepError):
             rows_of(destination.sink(name, 1), of)
         assert rows_of(beside, of) == rows_of(neighbour, of) == {"(1,)": str(of.name)}
-    assert (sink.load_progress(), sink.load_note("g1.a")) == (progress(7), "kept")
+    assert (sink.load_progress(), sink.load_coordination("g1.a")) == (progress(7), "kept")
     assert destination.sink(name, 1).keep_only([ITEMS.name]) == []
     with destination.reader(name) as find:
         assert find(1) == "public.items"
@@ -852,7 +852,7 @@ def _carried(sink: Sink, of: Table, left: AddedValues) -> int:
     values = left.get(of.name, {})
     if not values:
         return 0
-    carried = carry_over(sink, of, values, fence=0, enter=lambda: True, leave=lambda _: None)
+    carried = backfill_columns(sink, of, values, fence=0, enter=lambda: True, leave=lambda _: None)
     assert (carried.is_over, carried.refused) == (True, 0)
     return carried.rows
 
@@ -1496,7 +1496,7 @@ def test_hidden_values_and_other_names_hold_in_every_way_a_row_comes(destination
     row = {**PLAIN, "prose": PRIVATE, "a_json": f'{{"a": "{PRIVATE}"}}'}
     seen = {**row, "prose": Salt(b"salt").hash(PRIVATE), "a_json": '{"'}
     sink.apply(batch(upsert(row, 1, of=VALUES), upsert({**row, "id": 2}, 1, of=VALUES)))
-    sink.apply(replace(batch(upsert(row, 1, of=VALUES)), replays=True))
+    sink.apply(replace(batch(upsert(row, 1, of=VALUES)), overwrite_equal_tags=True))
     sink.apply(batch(delete({"id": 2}, 2, of=VALUES)))
     assert [(dict(stored.key), dict(stored.row)) for stored in sink.scan(VALUES)] == [({"id": 1}, seen)]
     wider = replace(VALUES, columns=(*VALUES.columns, column("added")))

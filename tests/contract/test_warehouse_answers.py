@@ -240,9 +240,9 @@ def test_a_note_needs_no_tables(endpoints: Any, warehouse: Any, name: str) -> No
     url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
     sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url)), 1)
     try:
-        assert (sink.load_note("a"), sink.generations()) == (None, [])
-        sink.save_note("a", "text")
-        assert (sink.load_note("a"), sink.generations()) == ("text", [])
+        assert (sink.load_coordination("a"), sink.generations()) == (None, [])
+        sink.save_coordination("a", "text")
+        assert (sink.load_coordination("a"), sink.generations()) == ("text", [])
     finally:
         sink.close()
         warehouse.execute(f"drop database {scratch}")

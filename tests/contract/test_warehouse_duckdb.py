@@ -141,11 +141,11 @@ def test_writers_in_several_processes_take_turns(file: Path, open_sink: Open) ->
 DYING = """
 import sys, time
 from pydantic import SecretStr
-from sinks.warehouse.bookkeeping import WarehouseBooks
+from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, upsert
-WarehouseBooks.save_offsets = lambda self, offsets: (print("written", flush=True), time.sleep(600))
+WarehouseBookkeeping.save_offsets = lambda self, offsets: (print("written", flush=True), time.sleep(600))
 sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1])), 1)
 sink.apply(batch(*(upsert({"id": key, "note": "half"}, 2) for key in range(50_000)), next_offsets={("t", 0): 9}))
 """
@@ -188,7 +188,7 @@ def test_a_batch_that_fails_leaves_nothing_behind(file: Path, open_sink: Open, m
         raise RuntimeError
 
     with monkeypatch.context() as patched:
-        patched.setattr("sinks.warehouse.bookkeeping.WarehouseBooks.save_offsets", fail)
+        patched.setattr("sinks.warehouse.bookkeeping.WarehouseBookkeeping.save_offsets", fail)
         with pytest.raises(RuntimeError):
             sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     assert read(file, "select * from shop_g1.orders") == []
@@ -234,8 +234,8 @@ def test_a_file_that_is_called_as_one_of_its_schemas_is_refused(tmp_path: Path, 
 
 
 def test_a_sink_is_one_whatever_letters_its_name_has(file: Path, open_sink: Open) -> None:
-    open_sink(table(), schema="Shop").save_note("a", "b")
-    assert open_sink().load_note("a") == "b"
+    open_sink(table(), schema="Shop").save_coordination("a", "b")
+    assert open_sink().load_coordination("a") == "b"
     assert read(file, "select * from SHOP.Orders") == []
 
 
@@ -425,7 +425,11 @@ def test_the_earliest_time_known_stays_and_a_replay_makes_versions_anew(file: Pa
         assert story(file) == [(10, expected, "update", "wrong"), (expected, expected, "delete", None)]
     sink.apply(versioned(row(1, "other", 10)))
     assert story(file)[0][3] == "wrong"
-    sink.apply(versioned(row(1, "right", 10), row(1, "right", 10), gone(1, 20), minutes=[10, 10, 25], replays=True))
+    sink.apply(
+        versioned(
+            row(1, "right", 10), row(1, "right", 10), gone(1, 20), minutes=[10, 10, 25], overwrite_equal_tags=True
+        )
+    )
     assert story(file) == [(10, 20, "update", "right"), (20, 20, "delete", None)]
 
 
@@ -434,7 +438,7 @@ def test_a_version_that_is_refused_is_counted_until_it_is_taken(file: Path, open
     query = "select refused_versions from lockstep.history"
     assert len(sink.apply(versioned(odd(1, doc="{"), odd(2))).rejections) == 1
     assert (read(file, query), read(file, "select id from shop.orders_history")) == ([(1,)], [(2,)])
-    sink.apply(versioned(odd(1), replays=True))
+    sink.apply(versioned(odd(1), overwrite_equal_tags=True))
     assert read(file, query) == [(0,)]
 
 

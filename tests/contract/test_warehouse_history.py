@@ -59,8 +59,8 @@ def batch(*events: RowEvent, **more: Any) -> Batch:
     newest: dict[str, RowEvent] = {}
     for event in sorted(events, key=lambda event: event.tag):
         newest[f"{event.table} {event.key}"] = event
-    replays = more.pop("replays", False)
-    return Batch(list(newest.values()), versions=versions(*events, **more), replays=replays)
+    overwrite_equal_tags = more.pop("overwrite_equal_tags", False)
+    return Batch(list(newest.values()), versions=versions(*events, **more), overwrite_equal_tags=overwrite_equal_tags)
 
 
 def row(number: int, note: str | None, commit: int, seq: int = 1) -> RowEvent:
@@ -245,9 +245,9 @@ def test_a_deletion_of_which_the_tombstone_alone_is_left_has_the_earliest_time_k
 ) -> None:
     sink.apply(batch(row(1, "a", 10)))
     times = [(30, 30), (20, 20), (25, 20)]
-    for replays in (False, True):
+    for overwrite_equal_tags in (False, True):
         for known, expected in times:
-            sink.apply(batch(gone(1, 20), minutes=[known], replays=replays))
+            sink.apply(batch(gone(1, 20), minutes=[known], overwrite_equal_tags=overwrite_equal_tags))
             assert story(database, name) == [(10, expected, "update", "a"), (expected, expected, "delete", None)]
         times = [(22, 20)]
 
@@ -257,7 +257,7 @@ def test_a_replay_makes_versions_anew_and_a_repetition_does_not(database: Any, s
     sink.apply(batch(row(1, "other", 10)))
     assert story(database, name)[0] == (10, 20, "update", "wrong")
     again = [row(1, "right", 10), row(1, "right", 10), gone(1, 20)]
-    sink.apply(batch(*again, replays=True))
+    sink.apply(batch(*again, overwrite_equal_tags=True))
     assert story(database, name) == [(10, 20, "update", "right"), (20, 20, "delete", None)]
     assert database.execute(f"select * from {name}.orders").fetchall() == []
 
@@ -266,7 +266,7 @@ def test_a_batch_without_versions_leaves_no_gap_in_silence(database: Any, sink: 
     with pytest.raises(LockstepError, match="without the versions that the history of"):
         sink.apply(Batch([row(1, "a", 1)]))
     assert database.execute(f"select * from {name}.orders").fetchall() == []
-    assert sink.apply(Batch([row(1, "a", 1)], replays=True)).applied == 1
+    assert sink.apply(Batch([row(1, "a", 1)], overwrite_equal_tags=True)).applied == 1
 
 
 def test_only_tables_that_are_named_have_a_history(database: Any, open_sink: Open, name: str) -> None:
@@ -339,7 +339,7 @@ def test_a_version_that_is_taken_in_the_end_is_not_lacking_any_more(
     outcome = sink.apply(batch(bad, row(1, "b", 2)))
     assert (outcome.applied, len(outcome.rejections)) == (1, 0)
     assert (complete_from(database, name)[0][4], story(database, name)) == (1, [(2, None, "update", "b")])
-    sink.apply(batch(row(1, "mended", 1), replays=True))
+    sink.apply(batch(row(1, "mended", 1), overwrite_equal_tags=True))
     assert complete_from(database, name)[0][4] == 0
     assert story(database, name) == [(1, 2, "update", "mended"), (2, None, "update", "b")]
 

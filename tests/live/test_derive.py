@@ -10,9 +10,9 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from jobs.executor.computed_row import DERIVED, derived_row
+from jobs.executor.computed_row import DERIVED, computed_row
 from jobs.executor.shape_history import TableHistory
-from jobs.spark.computed_columns import RowDeriver, TablePlan, checked_plans, opened_deriver, with_derived
+from jobs.spark.computed_columns import RowComputer, TablePlan, checked_plans, opened_row_computer, with_derived
 from sinks.table_settings import Computed, Expressions, TableSettings
 from tests.builders import column, table
 from tests.job_process import spark_settings
@@ -50,8 +50,8 @@ def derived(
         .computed.get(T.name, ())
     )
     found: list[object] = []
-    for text, result in zip(texts, RowDeriver(spark, plans).derive(T.name, texts), strict=True):
-        shown = derived_row(text, result, columns)
+    for text, result in zip(texts, RowComputer(spark, plans).derive(T.name, texts), strict=True):
+        shown = computed_row(text, result, columns)
         row = None if shown.row is None else orjson.loads(shown.row)
         found.append(shown.refused or (None if row is None else {name: row[name] for name in computed}))
     return found
@@ -166,6 +166,6 @@ def test_expressions_that_cannot_be_are_all_named_at_once(spark: SparkSession) -
 
 def test_comparisons_use_the_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:
     expressions = {T.name: Expressions({"c": Computed(sql="name")}, None)}
-    with opened_deriver(spark_settings(tmp_path), expressions, {T.name: T}) as deriver:
+    with opened_row_computer(spark_settings(tmp_path), expressions, {T.name: T}) as deriver:
         assert deriver.derive(T.name, [b'{"name":"x"}']) == [b'{"c":{"v":"x"}}']
     assert spark.range(1).count() == 1  # it goes on

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.last_records import last_records
-from cdc.kafka.topic_admin import Cluster, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Finding, Severity
@@ -57,7 +57,7 @@ topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
 
     def create_topics(self) -> None:
         topics = self.config.kafka.topics
-        Cluster(self.client).create(
+        TopicAdmin(self.client).create(
             [*control_topic_plans(self.name, topics), table_topic_plan(self.config.topics()[T], topics)]
         )
 
@@ -119,7 +119,7 @@ def test_a_history_that_compaction_may_thin_out_is_told_of(case: Case, endpoints
     # A topic that exists is as it is, whatever the configuration says.
     config = load(case.path)
     settings = config.kafka.topics.model_copy(update={"min_compaction_lag_ms": 0})
-    Cluster(case.client).create([table_topic_plan(config.topics()[T], settings)])
+    TopicAdmin(case.client).create([table_topic_plan(config.topics()[T], settings)])
     assert "keeps every version of rows, and its topics may be compacted at once" in told()
 
 
@@ -151,7 +151,7 @@ def test_a_slot_that_is_gone_is_found(case: Case) -> None:
 
 def test_two_pipelines_with_one_slot_are_found(case: Case) -> None:
     other = f"other{case.name}"
-    Cluster(case.client).create(control_topic_plans(other, case.config.kafka.topics))
+    TopicAdmin(case.client).create(control_topic_plans(other, case.config.kafka.topics))
     case.produce(control_topic(other, STATE), case.config.slot.encode(), case.state().to_bytes())
     assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {other}")]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.kafka.publisher import TransactionalPublisher
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -131,7 +131,7 @@ def test_a_compacted_topic_has_every_column_of_every_row(captured: Captured) -> 
 
     until(compacted, seconds=60)
     topic = captured.topic("public.t")
-    ends = Cluster(captured.client).end_offsets([(topic, partition) for partition in range(3)])
+    ends = TopicAdmin(captured.client).end_offsets([(topic, partition) for partition in range(3)])
     assert sum(ends.values()) > 5 * live  # so many were written
     captured.assert_equal()
 

@@ -208,7 +208,7 @@ def test_a_live_generation_is_written_again_in_place(pipeline: Pipeline, kind: s
                     RowEvent(table.name, {"id": -7}, "0" * 27 + "1", {**wrong, "id": -7}, position),
                 ],
                 fence=fence,
-                replays=True,
+                overwrite_equal_tags=True,
             )
         )
         assert next(found.rows(table, [{"id": 1}])).row["owner"] == "what the bug made of it"

@@ -15,7 +15,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import REJECTED, control_topic
 from jobs.generations.record import list_generations
 from sinks.contract import Progress
@@ -154,7 +154,7 @@ def _delete_topic(pipeline: Pipeline, table: str) -> None:
     topic = next(topic for name, topic in pipeline.config.topics().items() if name.name == table)
     admin = AdminClient(dict(pipeline.client))
     admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
-    wait_until(lambda: topic not in Cluster(pipeline.client).partition_counts(), what=f"{topic} is gone")
+    wait_until(lambda: topic not in TopicAdmin(pipeline.client).partition_counts(), what=f"{topic} is gone")
 
 
 def test_a_topic_that_is_made_anew_ends_the_build_that_reads_it(pipeline: Pipeline) -> None:
@@ -213,7 +213,7 @@ def test_a_topic_that_is_made_anew_ends_the_build_that_reads_it(pipeline: Pipeli
 
 def _trim(pipeline: Pipeline) -> None:
     """Delete all that the topics hold now. Kafka refuses that for a topic that is compacted only."""
-    cluster, topics = Cluster(pipeline.client), list(pipeline.config.topics().values())
+    cluster, topics = TopicAdmin(pipeline.client), list(pipeline.config.topics().values())
     counts = cluster.partition_counts()
     ends = cluster.end_offsets([(topic, n) for topic in topics for n in range(counts[topic])])
     configure(pipeline.client, topics, {"cleanup.policy": "compact,delete", "retention.ms": "-1"})

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from cdc.kafka.topic_admin import Cluster, control_topic_plans
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
-from jobs.dead_letters.record import Letter, letter_key
+from jobs.dead_letters.record import DeadLetter, dead_letter_key
 from jobs.dead_letters.store import DeadLetters, RejectedEvent
-from jobs.dead_letters.topic import LetterTopic
+from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.generations.prepared import load_prepared
 from lockstep.cli.main import app
 from lockstep.config import Config, load
@@ -164,7 +164,7 @@ tables = ["public.labels"]
         finally:
             sink.close()
 
-    def open(self, kind: str) -> dict[str, Letter]:
+    def open(self, kind: str) -> dict[str, DeadLetter]:
         """The open rejections of a sink, by the row's key."""
         found, _ = RejectionBook(self.config).read(self.sink(kind))
         return {one.key: one.letter for one in found}
@@ -294,7 +294,7 @@ def test_a_row_that_is_refused_again_in_a_newer_version_stays_open_in_that_one(r
     running.apply(replace(bad.bad, row={**bad.bad.row, "note": TOO_LONG + "still"}))
     newest = running.open("cache")[bad.key]
     assert newest.tag > first.tag
-    letters, _ = LetterTopic(running.log.kafka.client(), running.name).read()
+    letters, _ = DeadLetterTopic(running.log.kafka.client(), running.name).read()
     of_cache = [letter for letter in letters if letter.sink == running.sink("cache")]
     assert [letter.tag for letter in of_cache if letter.key.decode() == bad.key] == [newest.tag]
 
@@ -545,9 +545,9 @@ def test_a_generation_that_is_dropped_takes_its_rejections_along(idle: Running) 
 def test_other_records_of_the_topic_are_told_and_disturb_nobody(
     idle: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    topic = LetterTopic(idle.log.kafka.client(), idle.name)
+    topic = DeadLetterTopic(idle.log.kafka.client(), idle.name)
     sink = idle.sink("cache")
-    later = letter_key(sink, 1, idle.log.topic(ORDERS), b'{"id":1}', "0" * 28)
+    later = dead_letter_key(sink, 1, idle.log.topic(ORDERS), b'{"id":1}', "0" * 28)
     topic.send([(later, b'{"version":9}'), (b"who knows", b"what")])
     event = idle.rejected(order("1"))
     idle.letters("cache").publish([event], rejected_at_ms=1)
@@ -567,7 +567,7 @@ def test_a_pipeline_without_the_topic_has_no_rejections(endpoints: Endpoints, tm
     running = Running(endpoints, tmp_path)
     try:
         plans = control_topic_plans(running.name, running.log.kafka.topics)
-        assert not Cluster(running.log.kafka.client()).missing(plans)
+        assert not TopicAdmin(running.log.kafka.client()).missing(plans)
         nobodys = running.path.read_text().replace(f'name = "{running.name}"', 'name = "nobodys"')
         path = tmp_path / "nobodys.toml"
         path.write_text(nobodys)

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from psycopg.conninfo import make_conninfo
 
 from cdc.kafka.publisher import TransactionalPublisher
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
@@ -143,7 +143,7 @@ def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, r
 def tombstone_tags(captured: Captured, key: Key) -> list[str]:
     """The tags of a key's tombstones, from their headers."""
     topic = captured.topic("public.t")
-    ends = Cluster(captured.client).end_offsets([(topic, partition) for partition in range(3)])
+    ends = TopicAdmin(captured.client).end_offsets([(topic, partition) for partition in range(3)])
     consumer = Consumer({**captured.client, "group.id": "test", "isolation.level": "read_committed"})
     consumer.assign([TopicPartition(topic, partition, 0) for _, partition in ends])
     found = []
@@ -474,7 +474,7 @@ def _spoil(captured: Captured, key: bytes) -> None:
     """Let the store believe something else of a row's large value, while capture is stopped."""
     config = captured.config
     topic = captured.topic("public.t")
-    ids = Cluster(captured.client).topic_ids([topic])
+    ids = TopicAdmin(captured.client).topic_ids([topic])
     store = ToastStore(
         Path(config.capture.values_directory) / config.slot,
         identity=f"{config.pipeline.name} {config.slot} {sorted(ids.items())}",

@@ -158,7 +158,7 @@ def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
             followed.wait_shown(kind, 1, d=5)
             followed.wait_shown(kind, ROWS, d=5)
         for kind in ("cache", "search"):
-            carried = job.wait_for("RowsCarriedOver", sink=followed.sinks[kind], is_over=True)
+            carried = job.wait_for("ColumnBackfillProgress", sink=followed.sinks[kind], is_over=True)
             assert (carried["rows"], carried["refused"], carried["columns"]) == (ROWS, 0, ["d"])
         followed.assert_equal()
         # Rows of the new shape come while the next columns do.

@@ -7,7 +7,7 @@ import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from cdc.kafka.topic_admin import Cluster
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from stack.stack import Endpoints
 from tests.captured import Captured
@@ -62,7 +62,7 @@ def test_messages_of_configured_prefixes_are_published_in_order(
 
 
 def _records(captured: Captured, topic: str) -> list[tuple[bytes, bytes | None, dict[str, bytes]]]:
-    cluster = Cluster(captured.client)
+    cluster = TopicAdmin(captured.client)
     ends = cluster.end_offsets([(topic, p) for p in range(cluster.partition_counts()[topic])])
     consumer = Consumer(
         {**captured.client, "group.id": "test", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}

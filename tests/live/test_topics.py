@@ -12,7 +12,7 @@ from cdc.capture.settings import CaptureSettings
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.last_records import last_records
 from cdc.kafka.publisher import TransactionalPublisher
-from cdc.kafka.topic_admin import Cluster, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
@@ -43,7 +43,7 @@ def prefix() -> str:
 def test_a_key_goes_to_the_partition_that_javas_clients_choose(endpoints: Endpoints, prefix: str) -> None:
     settings = kafka_settings(endpoints.kafka_bootstrap, partitions=PARTITIONS)
     topic = table_topic(prefix, TableName("public", "orders"))
-    Cluster(settings.client()).create(
+    TopicAdmin(settings.client()).create(
         [*control_topic_plans(prefix, settings.topics), table_topic_plan(topic, settings.topics)]
     )
     publisher = TransactionalPublisher(
@@ -76,7 +76,7 @@ def test_a_key_goes_to_the_partition_that_javas_clients_choose(endpoints: Endpoi
 )
 def test_a_table_of_any_name_gets_its_topic(endpoints: Endpoints, prefix: str, name: TableName) -> None:
     settings = kafka_settings(endpoints.kafka_bootstrap)
-    cluster = Cluster(settings.client())
+    cluster = TopicAdmin(settings.client())
     plan = table_topic_plan(table_topic(prefix, name), settings.topics)
     cluster.create([plan])
     assert cluster.missing([plan]) == []
@@ -84,7 +84,7 @@ def test_a_table_of_any_name_gets_its_topic(endpoints: Endpoints, prefix: str, n
 
 def test_a_topic_is_made_as_planned(endpoints: Endpoints, prefix: str) -> None:
     settings = kafka_settings(endpoints.kafka_bootstrap)
-    cluster = Cluster(settings.client())
+    cluster = TopicAdmin(settings.client())
     plans = [*control_topic_plans(prefix, settings.topics), table_topic_plan(f"{prefix}.public.t", settings.topics)]
     cluster.create(plans)
     assert cluster.differences(plans) == []
@@ -92,7 +92,7 @@ def test_a_topic_is_made_as_planned(endpoints: Endpoints, prefix: str) -> None:
 
 def test_two_names_that_kafka_takes_for_one_are_refused_with_the_reason(endpoints: Endpoints, prefix: str) -> None:
     settings = kafka_settings(endpoints.kafka_bootstrap)
-    cluster = Cluster(settings.client())
+    cluster = TopicAdmin(settings.client())
     one, other = TableName("a_b", "c"), TableName("a", "b_c")
     cluster.create([table_topic_plan(table_topic(prefix, one), settings.topics)])
     with pytest.raises(LockstepError, match="collides with existing topic") as caught:
@@ -101,7 +101,7 @@ def test_two_names_that_kafka_takes_for_one_are_refused_with_the_reason(endpoint
 
 
 def test_the_stacks_brokers_write_the_markers_of_every_committed_transaction(endpoints: Endpoints) -> None:
-    assert not Cluster({"bootstrap.servers": endpoints.kafka_bootstrap}).loses_commit_markers()
+    assert not TopicAdmin({"bootstrap.servers": endpoints.kafka_bootstrap}).loses_commit_markers()
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def test_a_topic_is_read_to_its_end_as_of_now_while_somebody_writes_all_the_time
 ) -> None:
     settings = kafka_settings(endpoints.kafka_bootstrap)
     plan = control_topic_plans(prefix, settings.topics)[0]
-    Cluster(settings.client()).create([plan])
+    TopicAdmin(settings.client()).create([plan])
     with _writing_without_a_pause(endpoints.kafka_bootstrap, plan.name):
         assert read_compacted(settings.client(), plan.name).keys() == {b"k"}
         assert [record.key for record in last_records(settings.client(), [plan.name])] == [b"k"]

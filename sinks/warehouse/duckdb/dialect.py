@@ -26,7 +26,7 @@ from cdc.model.table import Table, TableName, quote_identifier
 from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, Rows
 from sinks.columns.shape import Shape, unprepared
 from sinks.contract import Rejection, StoredRow, TableVersions
-from sinks.warehouse.bookkeeping import HeldTable, WarehouseBooks
+from sinks.warehouse.bookkeeping import HeldTable, WarehouseBookkeeping
 from sinks.warehouse.dialect import Refuse, UnknownColumn
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.duckdb.tables import (
@@ -108,7 +108,7 @@ class DuckDb:
         self.connection = DuckDbConnection(settings, views=views, generation=generation)
         self.views = DuckDbViews(self.connection, views, generation)
         self._schema = schema
-        self._books = WarehouseBooks(self.connection, name, generation)
+        self._books = WarehouseBookkeeping(self.connection, name, generation)
         self._written: dict[TableName, _Written] = {}
         self._given: dict[TableName, _Given] = {}
         self._given_versions: dict[TableName, _Given] = {}
@@ -192,11 +192,11 @@ class DuckDb:
         self._given = {events.table: self._encoded(events) for events in tables}
         self._given_versions = {of_table.events.table: self._encoded(of_table.events) for of_table in versions}
 
-    def merge(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> int:
+    def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
         statements = self._written[events.table].statements
         with self._checked(self._given[events.table], statements) as given:
             rejections += given.rejections(events)
-            self.connection.run(statements.replace_again if replays else statements.replace)
+            self.connection.run(statements.replace_again if overwrite_equal_tags else statements.replace)
             return int(self.connection.run(statements.insert).rowcount)
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
@@ -205,13 +205,13 @@ class DuckDb:
             rejections += given.rejections(events)
             return int(self.connection.run(statements.append).rowcount)
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, replays: bool) -> None:
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
         statements = self._written[versions.events.table].statements
         given = self._given_versions[versions.events.table].of_history(versions)
         with self._checked(given, statements) as given:
             for place, reason in given.refused.items():
                 refuse(versions.events.select([place]), reason)
-            self.connection.run(statements.make_again if replays else statements.make_earlier)
+            self.connection.run(statements.make_again if overwrite_equal_tags else statements.make_earlier)
             self.connection.run(statements.keep)
 
     def scan(self, relation: str, table: Table) -> Iterator[StoredRow]:

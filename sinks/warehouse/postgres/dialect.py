@@ -108,9 +108,9 @@ class PostgreSql:
     def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
         """Lines are made while the server reads them."""
 
-    def merge(self, events: TableEvents, rejections: list[Rejection], *, replays: bool) -> int:
+    def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
         statements = self._statements[events.table]
-        merge = statements.merge_again if replays else statements.merge
+        merge = statements.merge_again if overwrite_equal_tags else statements.merge
 
         def write(portion: TableEvents) -> int:
             if len(portion) < len(events):
@@ -130,9 +130,9 @@ class PostgreSql:
         indexable = self._indexable(statements, events, rejections)
         return self.connection.in_halves(write, indexable, _refuse(rejections))
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, replays: bool) -> None:
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
         statements = self._history_statements[versions.events.table]
-        keep = statements.keep_again if replays else statements.keep
+        keep = statements.keep_again if overwrite_equal_tags else statements.keep
 
         def write(portion: TableVersions) -> int:
             if len(portion) < len(versions):

@@ -39,9 +39,9 @@ class _Late(MemorySink):
         super().__init__(store, 1)
         self._act = act
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         self._act()
-        return super().create_note(name, text)
+        return super().create_coordination(name, text)
 
 
 def _wanted(sink: MemorySink) -> list[int]:

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.table import Table, TableName
 from cdc.postgres.repair_messages import Key, RepairRequest, UnreadableRequest
-from cdc.stream.repair_requests import Repairs
+from cdc.stream.repair_requests import RepairRequests
 from tests.builders import ORDERS, column, table
 from tests.history import published
 
@@ -54,7 +54,7 @@ class Asked:
 
     def __init__(self, *contents: bytes, shape: Table | None = None, keys_max: int = 100) -> None:
         self.said: list[str] = []
-        self.repairs = Repairs(SLOT, self.said.append, keys_max=keys_max)
+        self.repairs = RepairRequests(SLOT, self.said.append, keys_max=keys_max)
         for content in contents:
             self.repairs.ask(content, published(*([shape] if shape else [])))
 

@@ -6,7 +6,14 @@ import orjson
 import pytest
 
 from cdc.model.event import Position
-from jobs.dead_letters.record import Letter, UnreadableLetter, by_row, event_value, letter_key, read_letter
+from jobs.dead_letters.record import (
+    DeadLetter,
+    UnreadableDeadLetter,
+    by_row,
+    dead_letter_key,
+    event_value,
+    read_dead_letter,
+)
 from jobs.dead_letters.store import RejectedEvent, dead_letter_value
 
 TOPIC = "shop.public.orders"
@@ -14,39 +21,39 @@ TAG = f"{7:028x}"
 # A name and a value that look like what surrounds them.
 KEY = b'{"a,\\"]":"]","id":12345678901234567890}'
 EVENT = RejectedEvent(TOPIC, 2, 17, KEY, b'{"op":"u","after":{"n":"1.10","big":9007199254740993}}', TAG, "no room")
-RECORD_KEY = letter_key("search", 3, TOPIC, KEY, TAG)
+RECORD_KEY = dead_letter_key("search", 3, TOPIC, KEY, TAG)
 VALUE = dead_letter_value("search", 3, EVENT, rejected_at_ms=5)
-LETTER = Letter("search", 3, Position(TOPIC, 2, 17), KEY, TAG, "no room", 5, RECORD_KEY, 99)
+LETTER = DeadLetter("search", 3, Position(TOPIC, 2, 17), KEY, TAG, "no room", 5, RECORD_KEY, 99)
 
 
 def test_the_records_key_is_the_generation_the_row_and_the_tag() -> None:
-    assert letter_key("search", 3, TOPIC, b'{"id":1}', TAG) == b'["search",3,"shop.public.orders",{"id":1},"%b"]' % (
-        TAG.encode()
-    )
+    assert dead_letter_key(
+        "search", 3, TOPIC, b'{"id":1}', TAG
+    ) == b'["search",3,"shop.public.orders",{"id":1},"%b"]' % (TAG.encode())
 
 
 def test_a_letter_is_read_as_it_was_written() -> None:
-    assert read_letter(RECORD_KEY, VALUE, 99) == LETTER
+    assert read_dead_letter(RECORD_KEY, VALUE, 99) == LETTER
     assert event_value(VALUE) == EVENT.value
 
 
 def test_a_tombstone_has_no_value() -> None:
     event = RejectedEvent(TOPIC, 2, 17, KEY, None, TAG, "no room")
     value = dead_letter_value("search", 3, event, rejected_at_ms=5)
-    assert read_letter(RECORD_KEY, value, 99) == LETTER
+    assert read_dead_letter(RECORD_KEY, value, 99) == LETTER
     assert event_value(value) is None
 
 
 def test_a_letter_whose_key_has_no_tag_is_read_too() -> None:
     earlier = orjson.dumps(["search", 3, TOPIC, orjson.Fragment(KEY)])
-    found = read_letter(earlier, VALUE, 99)
-    assert isinstance(found, Letter)
+    found = read_dead_letter(earlier, VALUE, 99)
+    assert isinstance(found, DeadLetter)
     assert (found.record_key, found.row) == (earlier, LETTER.row)
 
 
 def test_what_a_later_version_adds_does_no_harm() -> None:
     later = orjson.dumps({**orjson.loads(VALUE), "topic_id": "x"})
-    assert read_letter(RECORD_KEY, later, 99) == LETTER
+    assert read_dead_letter(RECORD_KEY, later, 99) == LETTER
 
 
 def without(name: str) -> bytes:
@@ -57,8 +64,8 @@ def without(name: str) -> bytes:
 
 @pytest.mark.parametrize("name", ["partition", "offset", "tag", "reason", "rejected_at_ms", "value"])
 def test_a_record_that_lacks_something_is_told_with_its_sink(name: str) -> None:
-    found = read_letter(RECORD_KEY, without(name), 99)
-    assert found == UnreadableLetter(RECORD_KEY, 99, "search", f"it lacks {name}")
+    found = read_dead_letter(RECORD_KEY, without(name), 99)
+    assert found == UnreadableDeadLetter(RECORD_KEY, 99, "search", f"it lacks {name}")
 
 
 @pytest.mark.parametrize(
@@ -73,20 +80,20 @@ def test_a_record_that_lacks_something_is_told_with_its_sink(name: str) -> None:
         (RECORD_KEY, b"", "search"),
         (RECORD_KEY, b"[]", "search"),
         (RECORD_KEY, VALUE.replace(TAG.encode(), b"x" * 28), "search"),
-        (letter_key("search", 3, TOPIC, KEY, "f" * 28), VALUE, "search"),
+        (dead_letter_key("search", 3, TOPIC, KEY, "f" * 28), VALUE, "search"),
         (RECORD_KEY + b" ", VALUE, "search"),
     ],
 )
 def test_anything_else_is_no_letter_and_no_error(record_key: bytes, value: bytes, sink: str | None) -> None:
-    found = read_letter(record_key, value, 99)
-    assert isinstance(found, UnreadableLetter)
+    found = read_dead_letter(record_key, value, 99)
+    assert isinstance(found, UnreadableDeadLetter)
     assert (found.sink, found.record_key) == (sink, record_key)
     assert found.why
 
 
 def test_letters_of_one_row_stand_together_oldest_first() -> None:
-    def letter(key: bytes, tag: str) -> Letter:
-        return Letter("search", 3, Position(TOPIC, 0, 0), key, tag, "no", 5, b"", 0)
+    def letter(key: bytes, tag: str) -> DeadLetter:
+        return DeadLetter("search", 3, Position(TOPIC, 0, 0), key, tag, "no", 5, b"", 0)
 
     one, two, other = letter(b"{}", "1"), letter(b"{}", "2"), letter(b'{"id":1}', "0")
     assert by_row([two, other, one]) == [[one, two], [other]]

@@ -2,11 +2,11 @@
 
 import threading
 
-from jobs.generations.batch_gate import Gate
+from jobs.generations.batch_gate import BatchGate
 
 
 def test_nobody_goes_in_while_it_is_held() -> None:
-    gate = Gate()
+    gate = BatchGate()
     assert gate.hold(0)
     entered = threading.Event()
     batch = threading.Thread(target=lambda: gate.enter() and entered.set())
@@ -18,7 +18,7 @@ def test_nobody_goes_in_while_it_is_held() -> None:
 
 
 def test_a_hold_waits_for_the_batch_inside() -> None:
-    gate = Gate()
+    gate = BatchGate()
     assert gate.enter()
     assert not gate.hold(0.01)
     gate.leave()
@@ -26,7 +26,7 @@ def test_a_hold_waits_for_the_batch_inside() -> None:
 
 
 def test_a_closed_gate_lets_nobody_in_however_it_is_held() -> None:
-    gate = Gate()
+    gate = BatchGate()
     gate.hold(0)
     answers: list[bool] = []
     batch = threading.Thread(target=lambda: answers.append(gate.enter()))
@@ -37,7 +37,7 @@ def test_a_closed_gate_lets_nobody_in_however_it_is_held() -> None:
 
 
 def test_closing_tells_when_a_batch_does_not_end() -> None:
-    gate = Gate()
+    gate = BatchGate()
     assert gate.enter()
     assert not gate.close(0.01)
     gate.leave()

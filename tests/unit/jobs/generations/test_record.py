@@ -7,15 +7,15 @@ from contextlib import suppress
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
-from jobs.generations.batch_gate import Gate
+from jobs.generations.batch_gate import BatchGate
 from jobs.generations.record import (
     BEAT_S,
     HOLD_S,
     PREVIOUS,
     Clock,
+    GenerationLease,
     Phase,
     Record,
-    Runner,
     begin_generation,
     begin_unless_begun,
     behind,
@@ -107,13 +107,13 @@ class _Interrupted(MemorySink):
         super().__init__(store, 1)
         self._writes = writes
 
-    def save_note(self, name: str, text: str | None) -> None:
+    def save_coordination(self, name: str, text: str | None) -> None:
         self._step()
-        super().save_note(name, text)
+        super().save_coordination(name, text)
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         self._step()
-        return super().create_note(name, text)
+        return super().create_coordination(name, text)
 
     def _step(self) -> None:
         if not self._writes:
@@ -138,10 +138,10 @@ class _Late(MemorySink):
         super().__init__(store, 1)
         self._act = act
 
-    def create_note(self, name: str, text: str) -> bool:
+    def create_coordination(self, name: str, text: str) -> bool:
         act, self._act = self._act, lambda: None
         act()
-        return super().create_note(name, text)
+        return super().create_coordination(name, text)
 
 
 def test_of_two_that_begin_at_once_one_has_the_number_and_the_other_sees_its_record() -> None:
@@ -171,13 +171,13 @@ def test_another_pipelines_generation_is_refused() -> None:
     check_owner("search", 1, Record("shop", {}), "shop")
 
 
-def _runner(store: MemoryStore, gate: Gate, now: Time) -> Runner:
-    return Runner(MemorySink(store, 1), 1, gate, monotonic=lambda: now.now)
+def _runner(store: MemoryStore, gate: BatchGate, now: Time) -> GenerationLease:
+    return GenerationLease(MemorySink(store, 1), 1, gate, monotonic=lambda: now.now)
 
 
 def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     store, now = _store(1), Time()
-    runner = _runner(store, Gate(), now)
+    runner = _runner(store, BatchGate(), now)
     assert not is_running(MemorySink(store, 1), 1, now.clock())
     runner.tend()
     now.every = runner.tend
@@ -189,7 +189,7 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     assert not is_running(MemorySink(store, 1), 1, now.clock())
     assert now.now == began
     # A job that was fenced ends after its successor has begun, and must not make that one look dead.
-    successor = _runner(store, Gate(), now)
+    successor = _runner(store, BatchGate(), now)
     successor.tend()
     runner.end()
     now.every = successor.tend
@@ -197,9 +197,9 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
 
 
 def test_a_hold_that_nobody_takes_back_is_removed_by_the_job() -> None:
-    store, now, gate = _store(1), Time(), Gate()
+    store, now, gate = _store(1), Time(), BatchGate()
     runner = _runner(store, gate, now)
-    MemorySink(store, 1).save_note("g1.hold", "of a switch that was killed")
+    MemorySink(store, 1).save_coordination("g1.hold", "of a switch that was killed")
     runner.tend()
     now.now += HOLD_S + 1
     runner.tend()
@@ -219,10 +219,10 @@ def test_a_dropped_generation_is_not_made_anew() -> None:
 
 
 def test_a_job_stands_still_while_it_is_asked_to_and_not_for_ever() -> None:
-    store, now, gate = _store(1), Time(), Gate()
+    store, now, gate = _store(1), Time(), BatchGate()
     runner = _runner(store, gate, now)
     runner.tend()
-    MemorySink(store, 1).save_note("g1.hold", "mine")
+    MemorySink(store, 1).save_coordination("g1.hold", "mine")
     now.every = runner.tend
     assert stands_still(MemorySink(store, 1), 1, "mine", now.clock())
     assert not _may_enter(gate)
@@ -232,15 +232,15 @@ def test_a_job_stands_still_while_it_is_asked_to_and_not_for_ever() -> None:
     now.now += BEAT_S
     runner.tend()  # the same wish is not fulfilled twice
     assert _may_enter(gate)
-    MemorySink(store, 1).save_note("g1.hold", "another")
+    MemorySink(store, 1).save_coordination("g1.hold", "another")
     runner.tend()
     assert not _may_enter(gate)
-    MemorySink(store, 1).save_note("g1.hold", None)
+    MemorySink(store, 1).save_coordination("g1.hold", None)
     runner.tend()
     assert _may_enter(gate)
 
 
-def _may_enter(gate: Gate) -> bool:
+def _may_enter(gate: BatchGate) -> bool:
     entered: list[bool] = []
     batch = threading.Thread(target=lambda: entered.append(gate.enter()), daemon=True)
     batch.start()
@@ -257,10 +257,10 @@ def _may_enter(gate: Gate) -> bool:
 
 
 def test_a_job_stands_still_only_when_its_batch_is_over() -> None:
-    store, now, gate = _store(1), Time(), Gate()
+    store, now, gate = _store(1), Time(), BatchGate()
     runner = _runner(store, gate, now)
     assert gate.enter()
-    MemorySink(store, 1).save_note("g1.hold", "mine")
+    MemorySink(store, 1).save_coordination("g1.hold", "mine")
     now.every = runner.tend
     runner.tend()
     with pytest.raises(Unavailable, match="long batch"):
@@ -270,16 +270,16 @@ def test_a_job_stands_still_only_when_its_batch_is_over() -> None:
 
 
 def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> None:
-    store, now, gate = _store(1), Time(), Gate()
+    store, now, gate = _store(1), Time(), BatchGate()
     sink = MemorySink(store, 1)
-    runner = Runner(sink, 1, gate, monotonic=lambda: now.now)
-    sink.save_note("g1.hold", "mine")
+    runner = GenerationLease(sink, 1, gate, monotonic=lambda: now.now)
+    sink.save_coordination("g1.hold", "mine")
     runner.tend()
 
     def fails(_: str) -> str | None:
         raise Unavailable("away")
 
-    sink.load_note = fails  # type: ignore[method-assign]
+    sink.load_coordination = fails  # type: ignore[method-assign]
     now.now += HOLD_S + 1
     with suppress(Unavailable):
         runner.tend()
@@ -294,7 +294,7 @@ def test_the_first_generation_is_switched_to_at_once() -> None:
 
 
 def test_a_switch_waits_until_the_new_generation_has_all_that_the_old_one_shows() -> None:
-    store, now, gate = _store(1, 2), Time(), Gate()
+    store, now, gate = _store(1, 2), Time(), BatchGate()
     runner = _runner(store, gate, now)
     runner.tend()
     _at(store, 1, 10)

@@ -10,7 +10,14 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
-from jobs.query.column_backfill import CarriedOver, Columns, carry_over, load_columns, next_columns, save_columns
+from jobs.query.column_backfill import (
+    ColumnBackfill,
+    Columns,
+    backfill_columns,
+    load_columns,
+    next_columns,
+    save_columns,
+)
 from sinks.contract import Sink
 from sinks.memory import MemorySink, MemoryStore
 from sinks.wrappers.projection import Projection
@@ -162,10 +169,10 @@ class Kept:
         self.sink: Sink = sink
         sink.apply(batch(*(upsert({"id": number, "note": note}, 1) for number, note in enumerate(notes))))
         sink.prepare([GRADED])
-        self.steps: list[CarriedOver] = []
+        self.steps: list[ColumnBackfill] = []
 
-    def carry_over(self, *, steps: int = 1000) -> CarriedOver:
-        return carry_over(
+    def backfill_columns(self, *, steps: int = 1000) -> ColumnBackfill:
+        return backfill_columns(
             self.sink,
             GRADED,
             {"grade": 5},
@@ -181,7 +188,7 @@ class Kept:
 
 def test_all_rows_are_carried_over_in_steps() -> None:
     kept = Kept(f"n{number}" for number in range(1200))
-    assert kept.carry_over() == CarriedOver(1200, is_over=True)
+    assert kept.backfill_columns() == ColumnBackfill(1200, is_over=True)
     assert [step.rows for step in kept.steps] == [500, 1000, 1200]
     assert set(kept.grades) == {5}
     assert {stored.row["note"] for stored in kept.sink.scan(GRADED)} == {f"n{number}" for number in range(1200)}
@@ -189,21 +196,21 @@ def test_all_rows_are_carried_over_in_steps() -> None:
 
 def test_few_large_rows_are_a_step() -> None:
     kept = Kept("x" * 3_000_000 for _ in range(7))
-    assert kept.carry_over() == CarriedOver(7, is_over=True)
+    assert kept.backfill_columns() == ColumnBackfill(7, is_over=True)
     assert [step.rows for step in kept.steps] == [3, 6, 7]
 
 
 def test_who_is_interrupted_goes_on_where_it_was() -> None:
     kept = Kept("n" for _ in range(1200))
-    assert kept.carry_over(steps=1) == CarriedOver(500)
+    assert kept.backfill_columns(steps=1) == ColumnBackfill(500)
     assert kept.grades.count(None) == 700
-    assert kept.carry_over() == CarriedOver(700, is_over=True)
+    assert kept.backfill_columns() == ColumnBackfill(700, is_over=True)
     assert set(kept.grades) == {5}
 
 
 def test_a_row_that_is_refused_does_not_keep_its_neighbours() -> None:
     kept = Kept(["a", "b", "c"], refuse=1)
-    assert kept.carry_over() == CarriedOver(2, 1, "no", is_over=True)
+    assert kept.backfill_columns() == ColumnBackfill(2, 1, "no", is_over=True)
     assert kept.grades == [5, None, 5]
 
 
@@ -224,5 +231,5 @@ def test_rows_are_read_again_just_before_they_are_written() -> None:
     whole.apply(batch(upsert(newer, 2)))
     del kept.store.generations[1].newest[FIRST.name][b"[1]"]  # deleted, and the deletion forgotten
     kept.sink = cast("Sink", Snapshot())
-    assert kept.carry_over() == CarriedOver(0, is_over=True)
+    assert kept.backfill_columns() == ColumnBackfill(0, is_over=True)
     assert [dict(stored.row) for stored in whole.scan(GRADED)] == [newer]

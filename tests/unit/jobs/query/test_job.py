@@ -44,13 +44,13 @@ def test_a_job_without_a_query_shows_itself_stands_still_on_demand_and_ends_when
     stop = threading.Event()
 
     def runner() -> dict[str, Any]:
-        return dict(json.loads(sink.load_note("g1.runner") or "{}"))
+        return dict(json.loads(sink.load_coordination("g1.runner") or "{}"))
 
     with _shown(plan, stop) as gate:
         assert gate.enter()
         until(lambda: runner().get("beats"))
         gate.leave()
-        sink.save_note("g1.hold", "a switch")
+        sink.save_coordination("g1.hold", "a switch")
         until(lambda: runner()["holding"] == "a switch")
         threading.Timer(0.1, stop.set).start()
         assert not gate.enter(), "it waits, and is told to end"

@@ -2,7 +2,13 @@
 
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.checkpoint import checkpoint_location
-from jobs.query.start_position import Reading, begin_reading, load_reading, offsets_behind_lsn, skipped_by
+from jobs.query.start_position import (
+    StartPosition,
+    begin_at_start_position,
+    load_start_position,
+    offsets_behind_lsn,
+    skipped_by,
+)
 from jobs.spark.source import starting_offsets
 from sinks.contract import Progress
 from sinks.memory import MemorySink, MemoryStore
@@ -28,13 +34,13 @@ def test_where_nothing_is_known_of_a_partition_it_is_read_from_its_start() -> No
 
 def test_a_reading_comes_back_and_each_has_its_own_checkpoint() -> None:
     sink = MemorySink(MemoryStore(), 2)
-    assert load_reading(sink, 2) == Reading()
-    first = begin_reading(sink, 2, {(ORDERS, 0): 5})
-    second = begin_reading(sink, 2, None, replays=True)
-    assert load_reading(sink, 2) == second == Reading(2, None, True)
+    assert load_start_position(sink, 2) == StartPosition()
+    first = begin_at_start_position(sink, 2, {(ORDERS, 0): 5})
+    second = begin_at_start_position(sink, 2, None, overwrite_equal_tags=True)
+    assert load_start_position(sink, 2) == second == StartPosition(2, None, True)
     assert first.start == {(ORDERS, 0): 5}
-    assert load_reading(sink, 1) == Reading()
-    places = [checkpoint_location("c", sink="s", generation=2, reading=one) for one in (Reading(), first, second)]
+    assert load_start_position(sink, 1) == StartPosition()
+    places = [checkpoint_location("c", sink="s", generation=2, reading=one) for one in (StartPosition(), first, second)]
     assert places == ["c/s/g2", "c/s/g2-1", "c/s/g2-2"]
 
 

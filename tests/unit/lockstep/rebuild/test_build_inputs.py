@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
-from lockstep.rebuild.build_inputs import Basis, check_complete, load_basis, made_anew, misfit, save_basis
+from lockstep.rebuild.build_inputs import BuildInputs, check_complete, load_basis, made_anew, misfit, save_basis
 from sinks.memory import MemorySink, MemoryStore
 from tests.builders import column, table
 
@@ -18,11 +18,11 @@ def _numbered(*columns: Column, key: tuple[str, ...] = ("id",), oid: int = 7) ->
 
 ORDERS = _numbered(column("id", "int8"), column("note"), column("tags"))
 ITEMS = replace(ORDERS, name=TableName("My.Schema", 'odd "name"'))
-BEGUN = Basis({ORDERS.name: "a", ITEMS.name: "b"}, {ORDERS.name: ORDERS, ITEMS.name: ITEMS})
+BEGUN = BuildInputs({ORDERS.name: "a", ITEMS.name: "b"}, {ORDERS.name: ORDERS, ITEMS.name: ITEMS})
 
 
-def _now(shape: Table) -> Basis:
-    return Basis(BEGUN.topic_ids, {**BEGUN.shapes, shape.name: shape})
+def _now(shape: Table) -> BuildInputs:
+    return BuildInputs(BEGUN.topic_ids, {**BEGUN.shapes, shape.name: shape})
 
 
 def test_it_comes_back_as_it_was_saved() -> None:
@@ -87,4 +87,4 @@ def test_columns_that_come_and_go_fit(after: Table) -> None:
 
 
 def test_a_table_that_left_the_log_is_no_misfit() -> None:
-    assert misfit(BEGUN, Basis({}, {})) is None
+    assert misfit(BEGUN, BuildInputs({}, {})) is None

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cdc.model.errors import ConfigurationError
 from cdc.model.event import Position
 from cdc.model.table import TableName
-from jobs.dead_letters.record import Letter, UnreadableLetter
+from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter
 from lockstep.cli.main import app
 from lockstep.rejections.commands import (
     Rejection,
@@ -38,7 +38,7 @@ def rejection(
     table: TableName | None = ORDERS,
 ) -> Rejection:
     position = Position("shop.public.orders", partition, offset)
-    return Rejection(Letter("search", generation, position, key, "0" * 28, reason, 5_000, b"", 0), table)
+    return Rejection(DeadLetter("search", generation, position, key, "0" * 28, reason, 5_000, b"", 0), table)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_key_that_is_the_reason_itself_is_cut() -> None:
 
 def test_programs_get_the_same() -> None:
     found = [rejection(), rejection(b'{"id":43}', reason="no room for 4 bytes"), rejection(generation=2, table=None)]
-    document = rejections_json(found, [UnreadableLetter(b"k", 9, "search", "it lacks tag")])
+    document = rejections_json(found, [UnreadableDeadLetter(b"k", 9, "search", "it lacks tag")])
     assert document["rejections"][0] == {
         "sink": "search",
         "generation": 1,
@@ -168,10 +168,12 @@ def test_programs_get_the_same() -> None:
 
 
 def test_letters_that_cant_be_read_are_told_with_the_way_out() -> None:
-    text = unreadable_text([UnreadableLetter(b"k", 9, None, "it lacks tag"), UnreadableLetter(b"l", 9, "search", "")])
+    text = unreadable_text(
+        [UnreadableDeadLetter(b"k", 9, None, "it lacks tag"), UnreadableDeadLetter(b"l", 9, "search", "")]
+    )
     assert "offset 9: it lacks tag" in text
     assert "lockstep rejections discard search --all" in text
-    assert "discard" not in unreadable_text([UnreadableLetter(b"k", 9, None, "it lacks tag")])
+    assert "discard" not in unreadable_text([UnreadableDeadLetter(b"k", 9, None, "it lacks tag")])
 
 
 @pytest.mark.parametrize(

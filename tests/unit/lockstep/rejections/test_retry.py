@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
-from jobs.dead_letters.record import Letter
+from jobs.dead_letters.record import DeadLetter
 from jobs.generations.prepared import Prepared, preparing
 from jobs.generations.record import Phase, Record, save_record
 from lockstep.rejections.commands import Rejection
@@ -39,7 +39,7 @@ TAG = f"0001{LSN:016x}00000001"
 
 def rejection(of: Table = ORDERS, *, name: TableName | None = ORDERS.name) -> Rejection:
     key = key_bytes(of, {"id": 1, "note": "n"})
-    return Rejection(Letter("search", 1, Position(TOPIC, 0, 3), key, TAG, "no", 5, b"", 9), name)
+    return Rejection(DeadLetter("search", 1, Position(TOPIC, 0, 3), key, TAG, "no", 5, b"", 9), name)
 
 
 def put(of: Table = ORDERS) -> Kept:
@@ -132,12 +132,12 @@ class Shared(MemorySink):
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store, 1)
         self.before_apply: list[Callable[[], object]] = []
-        self.replays: list[bool] = []
+        self.overwrite_equal_tags: list[bool] = []
 
     def apply(self, batch: Batch) -> Outcome:
         if self.before_apply:
             self.before_apply.pop(0)()
-        self.replays.append(batch.replays)
+        self.overwrite_equal_tags.append(batch.overwrite_equal_tags)
         return super().apply(batch)
 
 
@@ -186,7 +186,7 @@ def test_a_column_that_comes_meanwhile_is_in_the_row_too(store: MemoryStore) -> 
     sink.before_apply = [lambda: prepare(MemorySink(store, 1), WIDER)]
     applied(sink)
     # In the same version, so it had to replace what it had written itself.
-    assert sink.replays == [True, True]
+    assert sink.overwrite_equal_tags == [True, True]
     assert rows(store, WIDER) == [{"id": 1, "note": "n", "more": "5"}]
 
 

@@ -16,7 +16,7 @@ TEXT = orjson.dumps(ROW)
 
 def test_a_table_of_which_nothing_is_said_has_the_quicker_script() -> None:
     script, shared = script_for(
-        TableLayout(NAME, "o"), tombstone_ttl_s=5, replays=True, rows="shop:g1:", memos="shop:g1.tags:"
+        TableLayout(NAME, "o"), tombstone_ttl_s=5, overwrite_equal_tags=True, rows="shop:g1:", memos="shop:g1.tags:"
     )
     assert (script, shared) == (PLAIN, (5000, "1"))
     arguments = arguments_for(TableLayout(NAME, "o"))
@@ -28,7 +28,9 @@ def test_a_table_of_which_nothing_is_said_has_the_quicker_script() -> None:
 
 def test_the_other_script_knows_how_long_a_row_lives_and_where_its_memo_is() -> None:
     layout = TableLayout(NAME, "o", ttl_s=7, has_fields=True)
-    script, shared = script_for(layout, tombstone_ttl_s=5, replays=False, rows="shop:g1:", memos="shop:g1.tags:")
+    script, shared = script_for(
+        layout, tombstone_ttl_s=5, overwrite_equal_tags=False, rows="shop:g1:", memos="shop:g1.tags:"
+    )
     assert (script, shared) == (RICH, (5000, "0", 7000, ":", "shop:g1:", "shop:g1.tags:"))
 
 
