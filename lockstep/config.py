@@ -11,9 +11,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
@@ -87,17 +87,23 @@ class Config(Settings):
                 )
         return self
 
+    def as_pipeline(self) -> Pipeline:
+        """The part that capture needs."""
+        return Pipeline(self.pipeline.name, self.source, self.kafka, self.capture)
+
     @property
     def slot(self) -> str:
-        return self.source.slot or f"lockstep_{self.pipeline.name}"
+        """The replication slot of the pipeline."""
+        return self.as_pipeline().slot
 
     @property
     def publication(self) -> str:
-        return self.source.publication or f"lockstep_{self.pipeline.name}"
+        """The publication of the pipeline."""
+        return self.as_pipeline().publication
 
     def topics(self) -> dict[TableName, str]:
         """Captured table -> its topic."""
-        return {name: table_topic(self.pipeline.name, name) for name in self.source.table_names}
+        return self.as_pipeline().topics()
 
 
 def load(path: Path) -> Config:

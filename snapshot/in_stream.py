@@ -7,7 +7,6 @@ and nothing behind it, and then the rows as the snapshot shows them.
 import collections
 import contextlib
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,10 +19,11 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
+from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import Membership
 from cdc.postgres.connection import connection_error
 from cdc.postgres.replication import ComingSlot, CreatedSlot
-from cdc.postgres.slot import emit_heartbeat
+from cdc.postgres.slot import emit_heartbeat, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.pgoutput import Fields
 from cdc.stream.catalogue_shapes import CatalogueShapes
@@ -31,12 +31,10 @@ from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import not_published
 from cdc.stream.table_watch import TableWatch
 from cdc.stream.toast_cache import ToastCache
-from lockstep.config import Config
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
 from snapshot.table_reader import SnapshotReader, UnreadableKey
 
-_SLOT_NAME_MAX: Final = 63
 _SLOT_PATIENCE_S: Final = 3.0
 """How long the stream may stand for a slot that is created while nothing else is done."""
 
@@ -45,11 +43,6 @@ _KEYS_AT_ONCE: Final = 500
 
 _LATER_S: Final = 5.0
 """When a repair that couldn't begin is tried again."""
-
-
-def temporary_slot_name(slot: str) -> str:
-    """Another name each time: the server may still be busy with ending the last one."""
-    return f"{slot[: _SLOT_NAME_MAX - 9]}_{uuid.uuid4().hex[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +79,7 @@ class StreamCopies:
 
     def __init__(
         self,
-        config: Config,
+        pipeline: Pipeline,
         sql: psycopg.Connection[Any],
         *,
         watch: TableWatch,
@@ -102,7 +95,7 @@ class StreamCopies:
         stopping: Callable[[], bool],
         while_waiting: Callable[[], None],
     ) -> None:
-        self._config = config
+        self._pipeline = pipeline
         self._sql = sql
         self._watch = watch
         self._repairs = repairs
@@ -138,7 +131,7 @@ class StreamCopies:
             return False
         if self._coming is None:
             with self._putting_off_repairs(unless=lacking):
-                self._coming = ComingSlot(self._config.source, temporary_slot_name(self._config.slot))
+                self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
         return self.is_ready()
 
     def is_ready(self) -> bool:
@@ -146,7 +139,7 @@ class StreamCopies:
         return self._coming is not None and self._coming.is_ready()
 
     def _lacking(self, state: CaptureState) -> list[TableName]:
-        return [name for name in self._config.source.table_names if name not in state.copied]
+        return [name for name in self._pipeline.source.table_names if name not in state.copied]
 
     def _repairable(self) -> list[TableName]:
         names = self._repairs.tables()
@@ -199,27 +192,27 @@ class StreamCopies:
     def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:
         """A snapshot, for these tables or else for those of the repairs. None when there is nothing to copy, or when another long
         transaction has begun."""
-        config = self._config
+        pipeline = self._pipeline
         wanted = names or self._repairable()
         if not wanted:
             return None
-        coming = opened.enter_context(ComingSlot(config.source, temporary_slot_name(config.slot)))
+        coming = opened.enter_context(ComingSlot(pipeline.source, temporary_slot_name(pipeline.slot)))
         if not coming.wait(_SLOT_PATIENCE_S, self._while_waiting):
             return None
         slot = coming.created()
-        reader = opened.enter_context(SnapshotReader(config.source, slot.snapshot_name))
-        shapes = reader.tables(wanted, config.publication, config.source.keys)
-        found = reader.memberships(config.publication, wanted)
+        reader = opened.enter_context(SnapshotReader(pipeline.source, slot.snapshot_name))
+        shapes = reader.tables(wanted, pipeline.publication, pipeline.source.keys)
+        found = reader.memberships(pipeline.publication, wanted)
         missing = [name for name in wanted if name not in shapes or name not in found]
         if missing and names:
-            raise not_published(config, missing)
+            raise not_published(pipeline, missing)
         for name in missing:
-            self._ignore(name, f"it isn't in publication {config.publication} under this name")
+            self._ignore(name, f"it isn't in publication {pipeline.publication} under this name")
             shapes.pop(name, None)
             found.pop(name, None)
         if not shapes:
             return None
-        reader.lock_unchanged(found, config.publication, self._sql)
+        reader.lock_unchanged(found, pipeline.publication, self._sql)
         return _Point(slot, reader, shapes, found)
 
     def _copy_table(self, point: _Point, name: TableName) -> None:
@@ -248,7 +241,7 @@ class StreamCopies:
             leaves=leaves,
             live_keys=self._log.live_keys,
             schemas=[SchemaRecord(shape, point.slot.consistent_point)] if new else [],
-            settings=self._config.capture,
+            settings=self._pipeline.capture,
             stopping=self._attentively_stopping,
             report=self._copied,
         )
@@ -323,7 +316,7 @@ class StreamCopies:
                 memory=_Memory(self._assembler, self._values),
                 state=self.loop.state,
                 consistent_point=point.slot.consistent_point,
-                settings=self._config.capture,
+                settings=self._pipeline.capture,
                 stopping=self._attentively_stopping,
             )
         except UnreadableKey as error:

@@ -15,16 +15,14 @@ from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table
 from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.pipeline import Pipeline
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Severity
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import blocking_transactions, drop_slot, find_slot
+from cdc.postgres.slot import blocking_transactions, drop_slot, find_slot, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.stream.source_checks import not_published, require_slot
-from lockstep.config import Config
-from migrations.source import publication_sql
 from snapshot.copy import CopyProgress, copy_tables
-from snapshot.in_stream import temporary_slot_name
 from snapshot.table_reader import SnapshotReader
 
 FIRST_EPOCH = 0
@@ -41,7 +39,7 @@ class InitialSnapshot:
 
     def __init__(
         self,
-        config: Config,
+        pipeline: Pipeline,
         sql: psycopg.Connection[Any],
         *,
         owner: str,
@@ -49,8 +47,11 @@ class InitialSnapshot:
         say: Callable[[str], None],
         copied: Callable[[CopyProgress], None],
         stopping: Callable[[], bool],
+        create_publication: str,
     ) -> None:
-        self._config = config
+        """``create_publication`` is the SQL that makes the publication, for where there is none."""
+        self._create_publication = create_publication
+        self._pipeline = pipeline
         self._sql = sql
         self._owner = owner
         self._publish = publish
@@ -65,19 +66,19 @@ class InitialSnapshot:
         identity: SystemIdentity,
     ) -> CaptureState:
         """Begin, or go on with what an earlier start left; COPYING in the state says that it was told to stop. Raises Stopped."""
-        config, sql = self._config, self._sql
+        pipeline, sql = self._pipeline, self._sql
         self._preflight()
         if state is None:
-            if find_slot(sql, config.slot) is not None:
+            if find_slot(sql, pipeline.slot) is not None:
                 raise PositionMismatch(
-                    f"slot {config.slot} exists, but Kafka holds no state for it: it isn't known what was published",
-                    hint=f"if nobody else needs the slot: select pg_drop_replication_slot('{config.slot}');"
+                    f"slot {pipeline.slot} exists, but Kafka holds no state for it: it isn't known what was published",
+                    hint=f"if nobody else needs the slot: select pg_drop_replication_slot('{pipeline.slot}');"
                     " else set source.slot to another name",
                 )
             state = CaptureState(
-                slot=config.slot,
+                slot=pipeline.slot,
                 owner=self._owner,
-                publication=config.publication,
+                publication=pipeline.publication,
                 database=sql.info.dbname,
                 system_id=identity.system_id,
                 timeline=identity.timeline,
@@ -92,26 +93,26 @@ class InitialSnapshot:
                 memberships={},
             )
             publisher.commit(state)
-        with ReplicationConnection(config.source) as holder:
+        with ReplicationConnection(pipeline.source) as holder:
             if state.phase is SnapshotPhase.CREATING:
-                if find_slot(sql, config.slot) is not None:
-                    drop_slot(sql, config.slot)  # made by a start that was interrupted before its first row
-                self._say(f"creating replication slot {config.slot}")
-                slot = holder.create_slot(config.slot, temporary=False, while_waiting=self._waiting_for_slot())
+                if find_slot(sql, pipeline.slot) is not None:
+                    drop_slot(sql, pipeline.slot)  # made by a start that was interrupted before its first row
+                self._say(f"creating replication slot {pipeline.slot}")
+                slot = holder.create_slot(pipeline.slot, temporary=False, while_waiting=self._waiting_for_slot())
             else:
                 require_slot(sql, state)
                 self._say("the snapshot was interrupted: copying the tables that are missing")
                 slot = holder.create_slot(
-                    temporary_slot_name(config.slot), temporary=True, while_waiting=self._waiting_for_slot()
+                    temporary_slot_name(pipeline.slot), temporary=True, while_waiting=self._waiting_for_slot()
                 )
-            with SnapshotReader(config.source, slot.snapshot_name) as reader:
-                names = config.source.table_names
-                shapes = reader.tables(names, config.publication, config.source.keys)
-                found = reader.memberships(config.publication, names)
+            with SnapshotReader(pipeline.source, slot.snapshot_name) as reader:
+                names = pipeline.source.table_names
+                shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
+                found = reader.memberships(pipeline.publication, names)
                 missing = [name for name in names if name not in shapes or name not in found]
                 if missing:
-                    raise not_published(config, missing)
-                reader.lock_unchanged(found, config.publication, sql)
+                    raise not_published(pipeline, missing)
+                reader.lock_unchanged(found, pipeline.publication, sql)
                 now_ms = time.time_ns() // 1_000_000
                 if state.phase is SnapshotPhase.CREATING:
                     point = slot.consistent_point
@@ -134,22 +135,21 @@ class InitialSnapshot:
                     tables={name: self._publish(table) for name, table in shapes.items()},
                     state=state,
                     consistent_point=slot.consistent_point,
-                    settings=config.capture,
+                    settings=pipeline.capture,
                     stopping=self._stopping,
                     report=self._copied,
                 )
 
     def _preflight(self) -> None:
-        config, sql = self._config, self._sql
-        create = publication_sql(config.publication, config.source.published_names)
+        pipeline, sql = self._pipeline, self._sql
         findings = check_source(
             sql,
-            tables=config.source.published_names,
-            publication=config.publication,
-            slot=config.slot,
-            create_publication=create,
-            keys=config.source.keys,
-            append_only=config.source.append_only,
+            tables=pipeline.source.published_names,
+            publication=pipeline.publication,
+            slot=pipeline.slot,
+            create_publication=self._create_publication,
+            keys=pipeline.source.keys,
+            append_only=pipeline.source.append_only,
         )
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         if errors:
@@ -158,15 +158,15 @@ class InitialSnapshot:
                 + "\n".join(f"  {found.subject} {found.what}: {found.why}\n    {found.fix}" for found in errors),
                 hint="`lockstep doctor` shows all findings",
             )
-        exists = sql.execute("select 1 from pg_publication where pubname = %s", (config.publication,)).fetchone()
+        exists = sql.execute("select 1 from pg_publication where pubname = %s", (pipeline.publication,)).fetchone()
         if exists is None:
-            self._say(f"creating the publication: {create}")
+            self._say(f"creating the publication: {self._create_publication}")
             try:
-                sql.execute(create.encode())
+                sql.execute(self._create_publication.encode())
             except psycopg.errors.InsufficientPrivilege as error:
                 raise LockstepError(
-                    f"our role may not create publication {config.publication}",
-                    hint=f"let the tables' owner run: {create}",
+                    f"our role may not create publication {pipeline.publication}",
+                    hint=f"let the tables' owner run: {self._create_publication}",
                 ) from error
 
     def _waiting_for_slot(self) -> Callable[[float], None]:

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.repair_messages import request_repair
-from lockstep.config import Config
 
 
-def request_copies(config: Config, texts: Sequence[str]) -> list[TableName]:
+def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> list[TableName]:
     """Send the requests; returns the tables. Raises ConfigurationError with every name that can't be copied, before any is sent."""
     names, problems = [], []
     for text in texts:
@@ -18,16 +18,16 @@ def request_copies(config: Config, texts: Sequence[str]) -> list[TableName]:
         except ValueError as error:
             problems.append(str(error))
             continue
-        if name not in config.source.keyed_names:
+        if name not in pipeline.source.keyed_names:
             problems.append(f"{name} isn't captured with a key")
         names.append(name)
     if problems:
         raise ConfigurationError(
             "these tables can't be copied",
             problems=problems,
-            hint=f"captured with a key are: {', '.join(map(str, config.source.keyed_names))}",
+            hint=f"captured with a key are: {', '.join(map(str, pipeline.source.keyed_names))}",
         )
-    with connect(config.source, application="lockstep snapshot") as connection:
+    with connect(pipeline.source, application="lockstep snapshot") as connection:
         for name in names:
-            request_repair(connection, name, None, slot=config.slot)
+            request_repair(connection, name, None, slot=pipeline.slot)
     return names

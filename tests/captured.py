@@ -85,7 +85,12 @@ class Captured:
 
     def _run(self, **wrappers: Any) -> None:
         try:
-            capture(self.config, stopping=self._stop.is_set, observer=Observer(say=self.said.append), **wrappers)
+            capture(
+                self.config.as_pipeline(),
+                stopping=self._stop.is_set,
+                observer=Observer(say=self.said.append),
+                **wrappers,
+            )
         except BaseException as error:
             self.error = error
 

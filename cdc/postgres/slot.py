@@ -1,7 +1,8 @@
 """The replication slot and other facts of the source, asked over an ordinary connection."""
 
+import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -10,6 +11,8 @@ from cdc.model.lsn import Lsn, parse_lsn
 
 HEARTBEAT_PREFIX = "lockstep.heartbeat"
 """Prefix of the messages that move an idle database's slot and the watermark on."""
+
+_NAME_MAX: Final = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,11 @@ def find_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
     if row is None:
         return None
     return Slot(row[0], row[1], row[2], row[3], parse_lsn(row[4]) if row[4] else None, row[5])
+
+
+def temporary_slot_name(slot: str) -> str:
+    """A new name each time: the server may still be busy with ending the last one."""
+    return f"{slot[: _NAME_MAX - 9]}_{uuid.uuid4().hex[:8]}"
 
 
 def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:

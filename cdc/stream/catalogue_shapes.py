@@ -9,11 +9,11 @@ import psycopg
 from cdc.capture.assembler import PublishedTable
 from cdc.capture.shape_change import AddedValue, changed_shape
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
+from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import added_column_default, load_tables, load_types, table_of_oid, value_type
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.pgoutput import Relation, RelationColumn
 from cdc.protocol.pgvalues import json_encoder
-from lockstep.config import Config
 
 
 class CatalogueShapes:
@@ -22,13 +22,13 @@ class CatalogueShapes:
     def __init__(
         self,
         sql: psycopg.Connection[Any],
-        config: Config,
+        pipeline: Pipeline,
         publish: Callable[[Table], PublishedTable],
         say: Callable[[str], None],
     ) -> None:
         self._sql = sql
-        self._publication = config.publication
-        self._keys = config.source.keys
+        self._publication = pipeline.publication
+        self._keys = pipeline.source.keys
         self._publish = publish
         self._say = say
         self._types = load_types(sql)

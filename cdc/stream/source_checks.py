@@ -8,20 +8,20 @@ import psycopg
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName, quote_identifier
+from cdc.pipeline import Pipeline
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState
-from lockstep.config import Config
 
 
-def check_system(state: CaptureState, identity: SystemIdentity, config: Config) -> None:
+def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline) -> None:
     """The database must be the one whose WAL the state speaks of. Raises PositionMismatch with all differences."""
     differences = [
         f"{what}: was {was}, is {is_}"
         for what, was, is_ in (
             ("system identifier", state.system_id, identity.system_id),
             ("timeline", state.timeline, identity.timeline),
-            ("publication", state.publication, config.publication),
+            ("publication", state.publication, pipeline.publication),
         )
         if was != is_
     ]
@@ -44,11 +44,11 @@ def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:
         )
 
 
-def not_published(config: Config, names: Sequence[TableName]) -> LockstepError:
+def not_published(pipeline: Pipeline, names: Sequence[TableName]) -> LockstepError:
     """The error that these tables aren't in the publication."""
-    publication = quote_identifier(config.publication)
+    publication = quote_identifier(pipeline.publication)
     tables = ", ".join(name.sql for name in names)
     return LockstepError(
-        f"{', '.join(map(str, names))}: not in publication {config.publication}, or not there at all",
+        f"{', '.join(map(str, names))}: not in publication {pipeline.publication}, or not there at all",
         hint=f"alter publication {publication} add table {tables}; or take it out of source.tables",
     )

@@ -12,20 +12,20 @@ from cdc.capture.assembler import Assembler
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName, quote_identifier
+from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import Membership, memberships, name_of_oid, unpublished_kinds
 from cdc.postgres.connection import connection_error
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import CaptureState
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.source_checks import not_published
-from lockstep.config import Config
 
 
 class TableWatch:
     """Asks the catalogue over one connection, and remembers what it has said already."""
 
-    def __init__(self, config: Config, sql: psycopg.Connection[Any], say: Callable[[str], None]) -> None:
-        self._config = config
+    def __init__(self, pipeline: Pipeline, sql: psycopg.Connection[Any], say: Callable[[str], None]) -> None:
+        self._pipeline = pipeline
         self._sql = sql
         self._say = say
         self._absent: set[TableName] = set()
@@ -44,7 +44,7 @@ class TableWatch:
 
         Before there is a stream, there are no ``assembler`` and ``shapes``.
         """
-        config, sql = self._config, self._sql
+        pipeline, sql = self._pipeline, self._sql
         try:
             unpublished = unpublished_kinds(sql, state.publication)
             if unpublished:
@@ -53,10 +53,10 @@ class TableWatch:
                     hint=f"alter publication {quote_identifier(state.publication)} set (publish = 'insert, update, delete,"
                     " truncate'); then start again: the tables are copied anew",
                 )
-            outbox = config.source.outbox_name
+            outbox = pipeline.source.outbox_name
             if outbox is not None and outbox not in memberships(sql, state.publication, [outbox]):
-                raise not_published(config, [outbox])  # it is never copied, so its rows would be lost
-            now = memberships(sql, state.publication, config.source.table_names)
+                raise not_published(pipeline, [outbox])  # it is never copied, so its rows would be lost
+            now = memberships(sql, state.publication, pipeline.source.table_names)
             now |= self._renamed(state, now)
             end = wal_end(sql)
         except psycopg.errors.LockNotAvailable:
@@ -66,12 +66,12 @@ class TableWatch:
         changed = set()
         refreshed = dict(state.memberships)
         for name, before in state.memberships.items():
-            if name not in state.copied or name not in config.topics():
+            if name not in state.copied or name not in pipeline.topics():
                 continue
             if name not in now:
                 if name not in self._absent:
                     self._say(
-                        f"warning: {not_published(config, [name])}. Until then its changes aren't seen; it is copied anew after"
+                        f"warning: {not_published(pipeline, [name])}. Until then its changes aren't seen; it is copied anew after"
                     )
                 self._absent.add(name)
                 continue
@@ -111,7 +111,7 @@ class TableWatch:
         """Captured tables that have another name now, under the one that they are captured by."""
         renamed = {}
         for name, before in state.memberships.items():
-            if name in found or name not in state.copied or name not in self._config.topics():
+            if name in found or name not in state.copied or name not in self._pipeline.topics():
                 continue
             called = name_of_oid(self._sql, Membership.oid_of(before))
             published = memberships(self._sql, state.publication, [called]) if called else {}

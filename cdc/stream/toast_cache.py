@@ -7,10 +7,10 @@ from cdc.capture.assembler import PublishedTable
 from cdc.kafka.control_topics import read_shapes
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
+from cdc.pipeline import Pipeline
 from cdc.protocol.control_records import CaptureState
 from cdc.toast.catch_up import catch_up
 from cdc.toast.store import ToastStore
-from lockstep.config import Config
 
 
 class ToastCache:
@@ -22,21 +22,21 @@ class ToastCache:
 
     def __init__(
         self,
-        config: Config,
+        pipeline: Pipeline,
         log: TopicReader,
         state: CaptureState,
         published: Collection[PublishedTable],
         say: Callable[[str], None],
     ) -> None:
-        self._config = config
-        self._client = config.kafka.client()
+        self._pipeline = pipeline
+        self._client = pipeline.kafka.client()
         self._log = log
         self._say = say
-        self._topics = list(config.topics().values())
+        self._topics = list(pipeline.topics().values())
         ids = TopicAdmin(self._client).topic_ids(self._topics)
         self.store = ToastStore(
-            Path(config.capture.values_directory) / config.slot,
-            identity=f"{config.pipeline.name} {config.slot} {sorted(ids.items())}",
+            Path(pipeline.capture.values_directory) / pipeline.slot,
+            identity=f"{pipeline.name} {pipeline.slot} {sorted(ids.items())}",
             say=say,
         )
         position = (state.commit_lsn, state.seq)
@@ -82,7 +82,7 @@ class ToastCache:
                 for record in self._log.records(topic, start):
                     yield topic, record.partition, record.offset, record.key, record.value
 
-        shapes = read_shapes(self._client, self._config.pipeline.name)
+        shapes = read_shapes(self._client, self._pipeline.name)
         count = catch_up(records(), self.store, rules, tables=newest, shapes=shapes)
         self.store.commit(position)
         if count:

@@ -31,6 +31,7 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import ReplicaIdentity, Table
+from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import keys_can_swap
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.repair_messages import REPAIR_PREFIX
@@ -52,7 +53,7 @@ from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import check_system, require_slot
 from cdc.stream.table_watch import TableWatch
 from cdc.stream.toast_cache import ToastCache
-from lockstep.config import Config
+from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
 from snapshot.initial import InitialSnapshot, Stopped
@@ -76,7 +77,7 @@ StreamWrapper = Callable[[ReplicationConnection], Any]
 
 
 def capture(
-    config: Config,
+    pipeline: Pipeline,
     *,
     stopping: Callable[[], bool],
     observer: Observer,
@@ -89,11 +90,11 @@ def capture(
     """
     wait_s = 0.5
     ownership = _Ownership()
-    repairs = RepairRequests(config.slot, observer.say)
+    repairs = RepairRequests(pipeline.slot, observer.say)
     while not stopping():
         started = time.monotonic()
         session = _Session(
-            config, stopping, observer, wrap_publisher, wrap_stream, ownership=ownership, repairs=repairs
+            pipeline, stopping, observer, wrap_publisher, wrap_stream, ownership=ownership, repairs=repairs
         )
         try:
             session.run()
@@ -157,7 +158,7 @@ class _Session:
 
     def __init__(
         self,
-        config: Config,
+        pipeline: Pipeline,
         stopping: Callable[[], bool],
         observer: Observer,
         wrap_publisher: PublisherWrapper,
@@ -168,58 +169,59 @@ class _Session:
     ) -> None:
         self._repairs = repairs
         self._ownership = ownership
-        self._config = config
+        self._pipeline = pipeline
         self._stopping = stopping
         self._observer = observer
         self._wrap_publisher = wrap_publisher
         self._wrap_stream = wrap_stream
-        self._client = config.kafka.client()
+        self._client = pipeline.kafka.client()
         self._closing = contextlib.ExitStack()
         self._confirmation: Confirmation | None = None
         self._database = ""
 
     def run(self) -> None:
-        config = self._config
+        pipeline = self._pipeline
         sql: psycopg.Connection[Any] = self._closing.enter_context(
-            contextlib.closing(connect(config.source, application=APPLICATION))
+            contextlib.closing(connect(pipeline.source, application=APPLICATION))
         )
         sql.execute(LOCK_TIMEOUT)
-        with ReplicationConnection(config.source) as connection:
+        with ReplicationConnection(pipeline.source) as connection:
             identity = connection.identify_system()
         self._create_topics()
         publisher = TransactionalPublisher(
             self._client,
-            prefix=config.pipeline.name,
-            transactional_id=f"{config.pipeline.name}.{config.slot}",
-            queue_bytes=config.capture.queue_bytes,
-            max_message_bytes=config.kafka.topics.max_message_bytes,
+            prefix=pipeline.name,
+            transactional_id=f"{pipeline.name}.{pipeline.slot}",
+            queue_bytes=pipeline.capture.queue_bytes,
+            max_message_bytes=pipeline.kafka.topics.max_message_bytes,
             while_waiting=self._while_waiting,
-            new_topic=self._outbox_topic_plan if config.source.outbox_name else None,
+            new_topic=self._outbox_topic_plan if pipeline.source.outbox_name else None,
         )
         self._closing.callback(publisher.close)
         if self._ownership.is_taken:
-            self._ownership.check(read_state(self._client, config.pipeline.name, config.slot))
+            self._ownership.check(read_state(self._client, pipeline.name, pipeline.slot))
         publisher.start()
         wrapped = self._wrap_publisher(publisher)
-        state = read_state(self._client, config.pipeline.name, config.slot)
+        state = read_state(self._client, pipeline.name, pipeline.slot)
         self._ownership.begin(state)
         if state is not None:
-            check_system(state, identity, config)
+            check_system(state, identity, pipeline)
             # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
             state = replace(state, owner=self._ownership.name)
             # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
-            state = state.to_be_copied(state.copied.keys() - config.topics().keys())
-            publisher.commit(state, covering=list(config.topics().values()))
+            state = state.to_be_copied(state.copied.keys() - pipeline.topics().keys())
+            publisher.commit(state, covering=list(pipeline.topics().values()))
         if state is None or state.phase is not SnapshotPhase.DONE:
             self._database = sql.info.dbname
             snapshot = InitialSnapshot(
-                config,
+                pipeline,
                 sql,
                 owner=self._ownership.name,
                 publish=lambda table: self._publish(sql, table),
                 say=self._observer.say,
                 copied=self._observer.copied,
                 stopping=self._stopping,
+                create_publication=publication_sql(pipeline.publication, pipeline.source.published_names),
             )
             state = snapshot.take(wrapped, state, identity)
             if state.phase is not SnapshotPhase.DONE:
@@ -236,17 +238,17 @@ class _Session:
 
     def _outbox_topic_plan(self, topic: str) -> TopicPlan:
         self._observer.say(f"creating topic {topic}")
-        return table_topic_plan(topic, self._config.kafka.topics, append_only=True)
+        return table_topic_plan(topic, self._pipeline.kafka.topics, append_only=True)
 
     def _create_topics(self) -> None:
-        config = self._config
+        pipeline = self._pipeline
         cluster = TopicAdmin(self._client)
         plans = [
-            *control_topic_plans(config.pipeline.name, config.kafka.topics),
-            *(message_topic_plans(config.pipeline.name, config.kafka.topics) if config.source.messages else []),
+            *control_topic_plans(pipeline.name, pipeline.kafka.topics),
+            *(message_topic_plans(pipeline.name, pipeline.kafka.topics) if pipeline.source.messages else []),
             *(
-                table_topic_plan(topic, config.kafka.topics, append_only=name in config.source.append_only)
-                for name, topic in config.topics().items()
+                table_topic_plan(topic, pipeline.kafka.topics, append_only=name in pipeline.source.append_only)
+                for name, topic in pipeline.topics().items()
             ),
         ]
         missing = cluster.missing(plans)
@@ -260,13 +262,13 @@ class _Session:
             )
 
     def _publish(self, sql: psycopg.Connection[Any], table: Table) -> PublishedTable:
-        config = self._config
-        encoder = TableEncoder(table, server=config.pipeline.name, database=self._database, version=version("lockstep"))
+        pipeline = self._pipeline
+        encoder = TableEncoder(table, server=pipeline.name, database=self._database, version=version("lockstep"))
         rule = None
         if table.replica_identity is not ReplicaIdentity.FULL and table.key:
             rule = load_rule(sql, table)
         return PublishedTable(
-            config.topics()[table.name],
+            pipeline.topics()[table.name],
             encoder,
             keys_can_swap=keys_can_swap(sql, table.oid),
             toast=rule if rule is not None and rule.positions else None,
@@ -279,13 +281,15 @@ class _Session:
             raise connection_error(error) from error
 
     def _stream(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> None:
-        config = self._config
+        pipeline = self._pipeline
         self._database = state.database
         require_slot(sql, state)
-        recorded = read_tables(self._client, config.pipeline.name)
+        recorded = read_tables(self._client, pipeline.name)
         # Topics keep the shapes of all tables that were ever captured; those no longer configured are left out.
-        published = {name: self._publish(sql, recorded[name]) for name in config.source.table_names if name in recorded}
-        watch = TableWatch(config, sql, self._observer.say)
+        published = {
+            name: self._publish(sql, recorded[name]) for name in pipeline.source.table_names if name in recorded
+        }
+        watch = TableWatch(pipeline, sql, self._observer.say)
         state = watch.look(state)
         stream = self._start_stream(sql, state)
         clock = Clock(time.monotonic, lambda: time.time_ns() // 1000)
@@ -301,8 +305,8 @@ class _Session:
         def publish(table: Table) -> PublishedTable:
             return self._publish(sql, table)
 
-        shapes = CatalogueShapes(sql, config, publish, self._observer.say)
-        values = ToastCache(config, log, state, published.values(), self._observer.say)
+        shapes = CatalogueShapes(sql, pipeline, publish, self._observer.say)
+        values = ToastCache(pipeline, log, state, published.values(), self._observer.say)
         self._closing.callback(values.close)
         assembler = Assembler(
             published,
@@ -310,25 +314,25 @@ class _Session:
             skip_to=(state.commit_lsn, state.seq),
             end_lsn=Lsn(state.end_lsn),
             commit_time_ms=state.commit_time_ms,
-            include_before=config.capture.include_before,
+            include_before=pipeline.capture.include_before,
             shapes=shapes,
             log=log,
             memory=values.store,
             messages=MessageChannel(
-                frozenset(config.source.messages),
-                control_topic(config.pipeline.name, MESSAGES),
-                server=config.pipeline.name,
+                frozenset(pipeline.source.messages),
+                control_topic(pipeline.name, MESSAGES),
+                server=pipeline.name,
                 database=self._database,
                 version=version("lockstep"),
             ),
             outbox=None
-            if config.source.outbox_name is None
-            else OutboxChannel(config.source.outbox_name, lambda kind: outbox_topic(config.pipeline.name, kind)),
+            if pipeline.source.outbox_name is None
+            else OutboxChannel(pipeline.source.outbox_name, lambda kind: outbox_topic(pipeline.name, kind)),
             notices={REPAIR_PREFIX: lambda content: self._repairs.ask(content, assembler.tables)},
         )
         assembler.refill = lambda table: values.refill(table, assembler.position)
         copies = StreamCopies(
-            config,
+            pipeline,
             sql,
             watch=watch,
             repairs=self._repairs,
@@ -350,11 +354,11 @@ class _Session:
             assembler=assembler,
             confirmation=self._confirmation,
             state=state,
-            settings=config.capture,
+            settings=pipeline.capture,
             clock=clock,
             stopping=self._stopping,
             heartbeat=lambda: self._heartbeat(sql),
-            heartbeat_interval_s=config.source.heartbeat_interval_s,
+            heartbeat_interval_s=pipeline.source.heartbeat_interval_s,
             report=self._observer.committed,
             look=lambda state: watch.look(state, assembler, shapes),
             memory=values.store,
@@ -381,13 +385,13 @@ class _Session:
                 )
                 end_other_reader(sql, slot)
                 time.sleep(0.2)
-            stream = ReplicationConnection(self._config.source)
+            stream = ReplicationConnection(self._pipeline.source)
             try:
                 stream.start(
                     state.slot,
                     publication=state.publication,
                     at=Lsn(state.end_lsn),
-                    only_local=self._config.source.origin == "none",
+                    only_local=self._pipeline.source.origin == "none",
                 )
             except LockstepError as error:
                 stream.close()

@@ -137,7 +137,7 @@ def capture(config: ConfigOption = DEFAULT_CONFIG) -> None:
     from lockstep.config import load
 
     log_to_stderr()
-    run_capture(load(config), stopping=StopOnSignals(), observer=observer(err))
+    run_capture(load(config).as_pipeline(), stopping=StopOnSignals(), observer=observer(err))
 
 
 @app.command()
@@ -319,7 +319,7 @@ def snapshot_table(
     from lockstep.config import load
     from snapshot.request import request_copies
 
-    for name in request_copies(load(config), table):
+    for name in request_copies(load(config).as_pipeline(), table):
         say(f"asked capture to copy {name}; its log says when it is done")
 
 

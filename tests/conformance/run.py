@@ -337,7 +337,7 @@ class _Running(threading.Thread):
         try:
             while not self._stop_now.is_set():
                 self._stop_for_restart.clear()
-                capture(self._config, stopping=self._is_stopping, observer=observer)
+                capture(self._config.as_pipeline(), stopping=self._is_stopping, observer=observer)
         except BaseException as error:
             self.error = error
 

@@ -66,7 +66,7 @@ def main() -> int:
         if arguments.kill
         else {}
     )
-    capture(load(arguments.config), stopping=stop.is_set, observer=Observer(say=say), **wrap)
+    capture(load(arguments.config).as_pipeline(), stopping=stop.is_set, observer=Observer(say=say), **wrap)
     return 0
 
 

@@ -1,0 +1,33 @@
+"""What one capture is: the pipeline's name, the captured database, the brokers, and how much a batch takes."""
+
+from dataclasses import dataclass
+
+from cdc.capture.settings import CaptureSettings
+from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_names import table_topic
+from cdc.model.table import TableName
+from cdc.postgres.settings import SourceSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """One slot of one database, and the topics that its changes go to. ``name`` is the prefix of all topics."""
+
+    name: str
+    source: SourceSettings
+    kafka: KafkaSettings
+    capture: CaptureSettings
+
+    @property
+    def slot(self) -> str:
+        """The replication slot: the configured one, else ``lockstep_<name>``."""
+        return self.source.slot or f"lockstep_{self.name}"
+
+    @property
+    def publication(self) -> str:
+        """The publication: the configured one, else ``lockstep_<name>``."""
+        return self.source.publication or f"lockstep_{self.name}"
+
+    def topics(self) -> dict[TableName, str]:
+        """Captured table -> its topic. Raises ConfigurationError for a name that is too long for Kafka."""
+        return {table: table_topic(self.name, table) for table in self.source.table_names}
