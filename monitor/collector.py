@@ -21,13 +21,13 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import format_lsn, parse_lsn
 from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from jobs.dead_letters.record import DeadLetter, read_dead_letter
 from jobs.generations.record import Generation, list_generations
-from lockstep.config import Config
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from sinks.contract import Progress, Sink
-from sinks.registry import definition, open_sink, with_definition
+from sinks.registry import SinkSettings, definition, open_sink, with_definition
 
 APPLICATION = "lockstep lag"
 
@@ -101,18 +101,20 @@ class LagCollector:
     """Ask it again and again; close it at the end. A source or Kafka that is down is an error of ``collect``, a sink is told of in
     the report: the others go on without it."""
 
-    def __init__(self, config: Config) -> None:
-        self._config = config
+    def __init__(self, pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> None:
+        """``sinks`` are the settings of every sink by its name."""
+        self._pipeline = pipeline
+        self._settings = sinks
         self._closing = contextlib.ExitStack()
         self._connection: psycopg.Connection[Any] | None = None
-        self._cluster = TopicAdmin(config.kafka.client())
+        self._cluster = TopicAdmin(pipeline.kafka.client())
         self._progress: ProgressReader | None = None
         self._published: tuple[int, int] | None = None
         self._sinks: dict[tuple[str, int], Sink] = {}
         self._questions: dict[str, _Question] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
-        self._open = _OpenRejections(config, self._cluster)
+        self._open = _OpenRejections(pipeline, self._cluster)
 
     def collect(self) -> Lag:
         """The lag now. Raises Unavailable or LockstepError."""
@@ -135,12 +137,12 @@ class LagCollector:
 
     def _ask_sinks(self) -> dict[str, _Answer]:
         """All sinks at once, each in a thread of its own: a server that hangs keeps nobody waiting for long."""
-        for name in self._config.sinks:
+        for name in self._settings:
             if name not in self._questions:
                 self._questions[name] = _Question(partial(self._ask, name))
         deadline = time.monotonic() + _PATIENCE_S
         answers: dict[str, _Answer] = {}
-        for name in self._config.sinks:
+        for name in self._settings:
             answer = self._questions[name].wait(max(0.0, deadline - time.monotonic()))
             if answer is None:
                 answers[name] = Unavailable(f"its server hasn't answered for {self._questions[name].age_s:.0f} s")
@@ -157,7 +159,7 @@ class LagCollector:
         for generation in generations:
             if generation.record is not None:
                 # What today's settings can't be shaped to is told of this sink, and the others go on.
-                with_definition(self._config.sinks[name], generation.record.definition)
+                with_definition(self._settings[name], generation.record.definition)
         return [(generation, self._sink(name, generation.number).load_progress()) for generation in generations]
 
     def close(self) -> None:
@@ -178,7 +180,7 @@ class LagCollector:
             " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint"
             " from (select 1) one left join pg_replication_slots s on s.slot_name = %s"
             " left join pg_stat_replication r on r.pid = s.active_pid",
-            self._config.slot,
+            self._pipeline.slot,
         )
         wal_end, active, received, retained = row
         published, commit_time_ms = newest
@@ -194,7 +196,7 @@ class LagCollector:
     def _query(self, sql: str, *parameters: str) -> tuple[Any, ...]:
         try:
             if self._connection is None or self._connection.closed:
-                self._connection = connect(self._config.source, application=APPLICATION)
+                self._connection = connect(self._pipeline.source, application=APPLICATION)
                 self._closing.callback(self._connection.close)
             row = self._connection.execute(sql.encode(), parameters).fetchone()
         except psycopg.OperationalError as error:
@@ -204,11 +206,11 @@ class LagCollector:
 
     def _newest_progress(self) -> tuple[int | None, int | None]:
         if self._progress is None:
-            name = self._config.pipeline.name
-            topics = tuple(self._config.topics().values())
+            name = self._pipeline.name
+            topics = tuple(self._pipeline.topics().values())
             if not set(topics) <= self._cluster.partition_counts().keys():
                 return None, None  # capture has never run
-            self._progress = ProgressReader(self._config.kafka.client(), name, topics)
+            self._progress = ProgressReader(self._pipeline.kafka.client(), name, topics)
             self._closing.callback(self._progress.close)
         for record in self._progress.new_records():
             self._published = (record.lsn, record.commit_time_ms)
@@ -226,7 +228,7 @@ class LagCollector:
     def _sink(self, name: str, number: int) -> Sink:
         sink = self._sinks.get((name, number))
         if sink is None:
-            sink = self._sinks[name, number] = open_sink(name, self._config.sinks[name], number)
+            sink = self._sinks[name, number] = open_sink(name, self._settings[name], number)
         return sink
 
     def _facts(self, name: str, answer: _Answer) -> Iterator[SinkFacts]:
@@ -257,18 +259,18 @@ class LagCollector:
         record = next((one.record for one in known if one.number == facts.generation), None)
         if not facts.is_live or record is None:
             return ()
-        settings = self._config.sinks[facts.name]
+        settings = self._settings[facts.name]
         today, held = definition(settings), definition(with_definition(settings, record.definition))
         return tuple(sorted(key for key in today if today[key] != held[key]))
 
     def _tables(self, name: str, generation: Generation) -> Sequence[TableName]:
-        settings = self._config.sinks[name]
+        settings = self._settings[name]
         if generation.record is not None:
             settings = with_definition(settings, generation.record.definition)
-        return [TableName.parse(table) for table in settings.tables] or self._config.source.keyed_names
+        return [TableName.parse(table) for table in settings.tables] or self._pipeline.source.keyed_names
 
     def _records_behind(self, tables: Sequence[TableName], next_offsets: dict[tuple[str, int], int]) -> int | None:
-        topics = self._config.topics()
+        topics = self._pipeline.topics()
         read = [topics[table] for table in tables if table in topics]
         counts = self._cluster.partition_counts()
         partitions = [(topic, p) for topic in read for p in range(counts.get(topic, 0))]
@@ -281,10 +283,10 @@ class LagCollector:
 class _OpenRejections:
     """Counts the rows with an open rejection, by sink and generation. What was read of the dead-letter topic isn't read again."""
 
-    def __init__(self, config: Config, cluster: TopicAdmin) -> None:
-        self._reader = TopicReader(config.kafka.client())
+    def __init__(self, pipeline: Pipeline, cluster: TopicAdmin) -> None:
+        self._reader = TopicReader(pipeline.kafka.client())
         self._cluster = cluster
-        self._topic = control_topic(config.pipeline.name, REJECTED)
+        self._topic = control_topic(pipeline.name, REJECTED)
         self._letters: dict[bytes, DeadLetter] = {}
         self._next = 0
 

@@ -8,14 +8,14 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
 from cdc.protocol.envelope import TAG_HEADER
-from lockstep.config import Config
 
 _OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete"}
 
 
 def follow(
-    config: Config,
+    pipeline: Pipeline,
     table: str,
     *,
     from_start: bool,
@@ -29,16 +29,16 @@ def follow(
         name = TableName.parse(table)
     except ValueError as error:
         raise ConfigurationError(str(error)) from error
-    topic = config.topics().get(name)
+    topic = pipeline.topics().get(name)
     if topic is None:
-        captured = ", ".join(str(known) for known in config.source.table_names)
+        captured = ", ".join(str(known) for known in pipeline.source.table_names)
         raise ConfigurationError(f"{name} is not captured", hint=f"captured tables: {captured}")
-    partitions = TopicAdmin(config.kafka.client()).partition_counts().get(topic)
+    partitions = TopicAdmin(pipeline.kafka.client()).partition_counts().get(topic)
     if partitions is None:
         raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
     consumer = Consumer(
         {
-            **config.kafka.client(),
+            **pipeline.kafka.client(),
             "group.id": "lockstep-tail",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",

@@ -223,7 +223,7 @@ url = "{self.endpoints.warehouse_url}"
             assert process.poll() is None, process.log.read_text()  # type: ignore[attr-defined]
             time.sleep(seconds)
 
-        with LagCollector(self.config) as collector:
+        with LagCollector(self.config.as_pipeline(), self.config.sinks) as collector:
             applied = wait_for_lsn(collector, target, timeout_s=timeout_s, sleep=sleep)
             assert applied, f"{collector.collect()}\n{process.log.read_text()[-5000:]}"  # type: ignore[attr-defined]
 

@@ -361,8 +361,9 @@ def lag(
     from lockstep.config import load
     from monitor.collector import LagCollector, lag_table
 
+    loaded = load(config)
     stopping = StopOnSignals()
-    with LagCollector(load(config)) as collector:
+    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
         if not watch:
             report = collector.collect()
             if as_json:
@@ -400,7 +401,7 @@ def wait(
     loaded = load(config)
     with connect(loaded.source, application="lockstep wait") as connection:
         lsn = emit_heartbeat(connection)
-    with LagCollector(loaded) as collector:
+    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
         if not wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=tuple(sink or ()), sleep=time.sleep):
             say(
                 f"error: not everything up to {format_lsn(lsn)} was applied in {timeout:.0f} s; `lockstep lag` shows where it is"
@@ -569,7 +570,7 @@ def tail(
     from monitor.tail import follow
 
     follow(
-        load(config),
+        load(config).as_pipeline(),
         table,
         from_start=from_start,
         count=count,

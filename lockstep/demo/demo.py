@@ -163,7 +163,7 @@ class _Demo:
         self._start(_CAPTURE, "lockstep", ["capture", "--config", str(self._config_file)])
         self._say(f"the writer writes {self._rate:g} transactions a second; taking the snapshot, starting Spark")
         err.print(links(_addresses(endpoints), directory=self._directory, config=self._config_file))
-        collector = self._closing.enter_context(LagCollector(config))
+        collector = self._closing.enter_context(LagCollector(config.as_pipeline(), config.sinks))
         traffic = _Traffic(self, source, collector, endpoints)
         if self._as_json or not err.is_terminal:
             self._watch_in_lines(traffic)

@@ -62,7 +62,9 @@ class Running:
             _through(self.endpoints, self.proxies), directory, f"fault{os.getpid()}", sinks=True, more=QUICK
         )
         self._closing.callback(self.pipeline.close)
-        self.lag = self._closing.enter_context(LagCollector(self.pipeline.config))
+        self.lag = self._closing.enter_context(
+            LagCollector(self.pipeline.config.as_pipeline(), self.pipeline.config.sinks)
+        )
         self._sinks: dict[str, Sink] = {}
         self._seed = 0
         self.capture = self.pipeline.start_capture()
@@ -350,7 +352,7 @@ def test_lag_tells_open_rejections_from_all_there_were_and_what_needs_a_rebuild(
 
     sinks = pipeline.config.sinks
     narrower = sinks[search].model_copy(update={"exclude": (f"{pipeline.name}.entry.note",)})
-    with LagCollector(pipeline.config.model_copy(update={"sinks": {**sinks, search: narrower}})) as collector:
+    with LagCollector(pipeline.config.as_pipeline(), {**sinks, search: narrower}) as collector:
         assert collector.collect().rebuild_needed == {search: ("exclude",)}
 
 
