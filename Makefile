@@ -14,11 +14,13 @@ LOCKS := requirements-build.lock requirements.lock stack/jars.lock stack/jdk.loc
 READY := $(VENV)/.ready-$(shell cat $(LOCKS) | cksum | tr ' ' -)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test conformance bench lint setup clean
+.PHONY: help demo check test soak conformance bench lint setup clean
 
 help:
 	@echo "make demo    start everything on this machine, with a sample shop and live traffic"
-	@echo "make test    check format, lint and types, then run all tests"
+	@echo "make check   check format, lint and types, then run the tests that need no servers: two minutes"
+	@echo "make test    check format, lint and types, then run all tests of a change: twenty minutes"
+	@echo "make soak    run the tests that take too long for every change"
 	@echo "make bench   measure, and write bench/results"
 	@echo "make conformance  run the conformance suite on PostgreSQL 14 to 18, and write its table into README.md"
 	@echo "make lint    check format, lint and types"
@@ -28,14 +30,21 @@ help:
 demo: setup
 	@$(BIN)/lockstep demo $(ARGS)
 
-# First what can run beside each other, in two processes, then what keeps all cores busy; tests/conftest.py says which is which.
+# For the loop of a working day.
+check: lint
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not live" tests/unit tests/property tests/test_tidy.py $(ARGS)
+
+# tests/__main__.py says what runs alone and what beside each other.
 test: lint
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not busy" && beside=passed; \
-		$(BIN)/python -m pytest -m busy --durations=15 && [ "$$beside" = passed ]
+	@$(BIN)/python -m tests
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
+
+# ARGS='-- -k compaction' for a part of it.
+soak: setup
+	@$(BIN)/python -m tests --soak $(ARGS)
 
 # ARGS='--major 17 --case PG-010' for a part of it; the table is written only after the whole.
 conformance: setup

@@ -1,39 +1,25 @@
-"""Fixtures of every test folder, and which tests may run beside each other.
+"""Fixtures of every test folder, and how much Hypothesis tries.
 
-``make test`` first runs what is not ``busy``, in two processes with servers of their own. Then the ``busy`` ones - whole pipelines with
-Spark and traffic, which keep all cores at work - one after the other, with new servers: beside anything else each of these takes several
-times as long, and servers that have seen thousands of topics and indexes are no base for what a few rows may take.
+Three markers say where a test runs. Nothing runs beside a ``busy`` one: it keeps all cores at work or changes a server
+for everybody. ``make soak`` runs what is marked ``soak``, ``make test`` all others. ``live`` needs servers.
 """
 
+import os
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.services", "tests.databases", "tests.captured", "tests.spark_session"]
+pytest_plugins = ["tests.services", "tests.databases", "tests.captured", "tests.spark_session", "tests.skips"]
 
-_BUSY_LIVE = (
-    "cluster",
-    "faults",
-    "jobs",
-    "lake",
-    "projection",
-    "rebuild",
-    "rejections",
-    "run.",
-    "schema_change_in_sinks",
-    "verify.",
-    "warehouse_file",
+# No deadlines: how long an example takes says more about the machine than about the code.
+settings.register_profile("work", deadline=None)
+# In CI the same examples at each run, so that a change is judged by what it changes.
+settings.register_profile(
+    "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
-_BUSY = ("tests/crash/", "tests/e2e/", *(f"tests/live/test_{name}" for name in _BUSY_LIVE))
-"""Beginnings of the busy ones' names."""
-
-
-# Before the one that leaves out what the command line's -m doesn't name.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.nodeid.startswith(_BUSY):
-            item.add_marker("busy")
+settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("LOCKSTEP_HYPOTHESIS") or ("ci" if os.environ.get("CI") else "work"))
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,6 +1,7 @@
-"""The servers that live tests run against, started once for the whole session.
+"""The servers that live tests run against, started once for all processes of a run.
 
-By default they start as `lockstep up` starts them, below the system's directory for temporary files. Two variables change that:
+By default they start as `lockstep up` starts them, below the system's directory for temporary files, when the first
+test needs them. Two variables change that:
 
 * `LOCKSTEP_TEST_STACK=<directory>` uses a stack that is up there already and leaves it up: the quick way while developing
   (`python -m stack up --directory <directory>`).
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,6 +39,10 @@ KAFKA_OVERRIDES = {
 
 # Confluent's numbering of the same broker: testcontainers' start script knows the layout of this image only.
 _CONFLUENT_KAFKA = "8.0.2"
+
+_STACK = "LOCKSTEP_TEST_STACK"
+_SERVERS = "LOCKSTEP_TEST_SERVERS"
+_SHARED = pytest.StashKey[ExitStack]()
 
 
 class Services(Protocol):
@@ -157,14 +162,39 @@ class Containers:
         return container.with_env("POSTGRES_HOST_AUTH_METHOD", "trust").with_command(f"postgres {options}")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the workers of one run one directory, so that they share its servers; the first to need them starts them."""
+    if not getattr(config.option, "numprocesses", None) or {_STACK, _SERVERS} & os.environ.keys():
+        return
+    directory = config.stash[_SHARED] = ExitStack()
+    os.environ[_STACK] = str(directory.enter_context(shared_servers()))
+    directory.callback(os.environ.pop, _STACK)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop them, whatever came of the tests."""
+    if directory := config.stash.get(_SHARED, None):
+        directory.close()
+
+
+@contextmanager
+def shared_servers() -> Iterator[Path]:
+    """A directory for servers that several processes use; they are stopped at its end, where anybody has started them."""
+    with temporary_directory() as directory:
+        try:
+            yield directory
+        finally:
+            _stack(directory).remove()
+
+
 @pytest.fixture(scope="session")
 def stack() -> Iterator[Services]:
-    """All servers, ready; stopped and their data removed at the end of the session."""
-    if existing := os.environ.get("LOCKSTEP_TEST_STACK"):
-        stack = Stack(Path(existing), durable=False, light=True, kafka_overrides=KAFKA_OVERRIDES)
-        stack.up()
+    """All servers, ready; stopped and their data removed at the end, unless other processes use them too."""
+    if existing := os.environ.get(_STACK):
+        stack = _stack(Path(existing))
+        _up(stack)
         yield stack
-    elif os.environ.get("LOCKSTEP_TEST_SERVERS") == "containers":
+    elif os.environ.get(_SERVERS) == "containers":
         containers = Containers()
         try:
             containers.up()
@@ -172,20 +202,21 @@ def stack() -> Iterator[Services]:
         finally:
             containers.down()
     else:
-        with temporary_directory() as directory:
-            stack = Stack(directory, durable=False, light=True, kafka_overrides=KAFKA_OVERRIDES)
-            try:
-                _up(stack)
-                yield stack
-            finally:
-                stack.remove()
+        with shared_servers() as directory:
+            stack = _stack(directory)
+            _up(stack)
+            yield stack
+
+
+def _stack(directory: Path) -> Stack:
+    return Stack(directory, durable=False, light=True, kafka_overrides=KAFKA_OVERRIDES)
 
 
 def _up(stack: Stack) -> None:
     """Start the servers; once more where a start failed.
 
-    A failed start was seen a few times, over within seconds and never understood: nobody had its words. What it said
-    goes past pytest's capture, so that the next one leaves its words in the log of the run.
+    Some starts failed within seconds, and their message was lost. It goes past pytest's capture, so that the log of
+    the run keeps it.
     """
     try:
         stack.up()

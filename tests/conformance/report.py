@@ -48,10 +48,10 @@ def write_readme(path: Path, table: str) -> None:
     path.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}", encoding="utf-8")
 
 
-def ids_in_readme(path: Path) -> list[str]:
-    """The first column of the table between the markers."""
+def rows_in_readme(path: Path) -> list[list[str]]:
+    """The cells of the table between the markers, without its head."""
     table = path.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    rows = [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
     return rows[2:]
 
 

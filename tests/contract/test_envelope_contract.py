@@ -18,7 +18,7 @@ from jobs.spark.source import select_records
 from sinks.redis.sink import RedisSettings
 from tests.builders import column, table
 
-pytestmark = pytest.mark.live  # Spark needs a Java
+pytestmark = [pytest.mark.live, pytest.mark.busy]  # Spark needs a Java
 
 TOPIC = "shop.public.values"
 RECORDS = (

@@ -61,6 +61,8 @@ def test_a_key_of_another_type_is_a_rejection(client: Any, sink: RedisSink, name
     assert "WRONGTYPE" in outcome.rejections[0].reason
 
 
+# It changes the whole server, which others use at the same time.
+@pytest.mark.busy
 def test_a_full_memory_stops_the_job(client: Any, sink: RedisSink) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     client.config_set("maxmemory", "1")

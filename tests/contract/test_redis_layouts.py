@@ -17,6 +17,7 @@ from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import TableName
 from sinks.redis.sink import RedisSettings, RedisSink
 from tests.builders import batch, column, delete, table, tag, upsert
+from tests.examples import examples
 
 pytestmark = pytest.mark.live
 
@@ -186,6 +187,8 @@ def test_sets_and_memos_go_with_their_generation_and_table(client: Any, opened: 
     assert list(client.scan_iter(f"{name}:g2*")) == []
 
 
+# It changes the whole server, which others use at the same time.
+@pytest.mark.busy
 def test_a_full_memory_leaves_row_and_sets_as_they_were(client: Any, opened: Open, name: str) -> None:
     chosen = {"sets": {"public.orders": [OF_CUSTOMER]}, "ttl_s": {"public.orders": 1000, "public.others": 1000}}
     sink = opened(**chosen)
@@ -232,7 +235,7 @@ def _histories(draw: st.DrawFn) -> tuple[dict[int, int | None], list[list[RowEve
 
 @pytest.mark.parametrize("ttl_s", [{}, {"public.orders": 1000}], ids=["", "ttl"])
 @given(history=_histories())
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_sets_end_right_in_any_order_and_from_two_writers(
     endpoints: Any, client: Any, ttl_s: Any, history: tuple[dict[int, int | None], list[list[RowEvent]]]
 ) -> None:

@@ -43,6 +43,7 @@ from sinks.wrappers.projection import Projection
 from sinks.wrappers.renaming import Renaming
 from sinks.wrappers.retrying import RetryingSink, Waiting
 from tests.builders import batch, column, delete, progress, table, tag, upsert
+from tests.examples import examples
 
 POISON = "poison"
 MAX_VALUE_BYTES = 200_000
@@ -1408,7 +1409,7 @@ def test_a_fence_holds_in_bulk_too(destination: Destination, name: str) -> None:
 @given(history=_histories(), restarts=st.sets(st.integers(0, 8)))
 @settings(
     deadline=None,
-    max_examples=12,
+    max_examples=examples(12),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_order_and_repetition_ends_in_the_same_rows_in_bulk(
@@ -1538,7 +1539,7 @@ def test_any_order_and_repetition_ends_in_the_same_rows(history: tuple[list[RowE
 @given(history=_histories())
 @settings(
     deadline=None,
-    max_examples=12,
+    max_examples=examples(12),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_order_and_repetition_ends_in_the_same_rows_on_servers(
@@ -1591,7 +1592,9 @@ def _knocking(make: Callable[[], Sink]) -> Iterator[list[Exception]]:
         thread.join()
 
 
+# It stops a server that others use at the same time.
 @pytest.mark.live
+@pytest.mark.busy
 @pytest.mark.parametrize("kind", [kind for kind in _REAL if kind not in _SERVERLESS])
 def test_a_job_waits_while_the_server_is_away_and_goes_on(kind: str, stack: Any, endpoints: Any, name: str) -> None:
     destination = _REAL[kind](endpoints)

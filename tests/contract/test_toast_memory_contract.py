@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from cdc.toast.entries import KEY_BYTES_MAX
 from cdc.toast.memory import DurableMemory, MemoryStore
 from cdc.toast.store import ToastStore
+from tests.examples import examples
 
 TOPICS = ("shop.public.orders", "shop.public.items")
 KEYS = [b'{"id":%d}' % number for number in range(4)] + [
@@ -205,7 +206,7 @@ def follow(steps: list[tuple[object, ...]], memory: DurableMemory, reopened: Cal
 
 
 @given(st.lists(step, max_size=40))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_a_history_in_dicts(steps: list[tuple[object, ...]]) -> None:
     memory = MemoryStore()
 
@@ -217,7 +218,7 @@ def test_a_history_in_dicts(steps: list[tuple[object, ...]]) -> None:
 
 
 @given(st.lists(step, max_size=40))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 def test_a_history_on_disk_with_crashes(steps: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as name:
 

@@ -24,6 +24,7 @@ from sinks.contract import Batch, TableVersions
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, column, delete, progress, table, tag, upsert
+from tests.examples import examples
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 Open = Callable[..., WarehouseSink]
@@ -456,7 +457,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
 
 
 @given(history=_histories(), in_bulk=st.booleans())
-@settings(deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
     history: tuple[list[RowEvent], list[list[RowEvent]]], in_bulk: bool, tmp_path: Path
 ) -> None:

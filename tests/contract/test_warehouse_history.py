@@ -22,6 +22,7 @@ from sinks.contract import Batch, TableVersions
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import column, delete, table, tag, upsert
+from tests.examples import examples
 
 pytestmark = pytest.mark.live
 
@@ -181,7 +182,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
 @given(history=_histories(), in_bulk=st.booleans())
 @settings(
     deadline=None,
-    max_examples=10,
+    max_examples=examples(10),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(

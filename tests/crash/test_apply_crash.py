@@ -15,7 +15,7 @@ from cdc.model.table import TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
 from tests.pipeline import Pipeline, traffic, wait_until
 
-pytestmark = [pytest.mark.live, pytest.mark.crash]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
 _numbers = itertools.count(1)
 

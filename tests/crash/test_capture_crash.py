@@ -15,7 +15,7 @@ from cdc.protocol.control_records import SnapshotPhase
 from tests.crash.capture_process import KILL_POINTS
 from tests.pipeline import Pipeline, traffic, wait_until
 
-pytestmark = [pytest.mark.live, pytest.mark.crash]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
 _numbers = itertools.count(1)
 

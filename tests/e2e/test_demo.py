@@ -15,7 +15,7 @@ import pytest
 
 from tests.services import temporary_directory
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,7 +18,7 @@ from tests.job_process import JobProcess, Seen
 from tests.live.test_jobs import Pipeline, put
 from tests.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.live, pytest.mark.crash]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
 SEEDS = itertools.count(1000)
 

@@ -17,7 +17,7 @@ from sinks.table_settings import Computed, Expressions, TableSettings
 from tests.builders import column, table
 from tests.job_process import spark_settings
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 T = table(
     column("id", "int8"),

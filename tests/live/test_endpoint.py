@@ -67,6 +67,8 @@ def test_a_server_of_the_stack_has_nothing_wrong(database: Database) -> None:
     assert wrong_server(database) == []
 
 
+# It changes the whole server, which others use at the same time.
+@pytest.mark.busy
 @pytest.mark.parametrize(
     ("name", "value", "since"), [("max_slot_wal_keep_size", "50GB", 0), ("idle_replication_slot_timeout", "2d", 180000)]
 )

@@ -35,7 +35,7 @@ from tests.job_process import JobProcess, spark_settings
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.services import Services
 
-pytestmark = [pytest.mark.live, pytest.mark.crash]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
 PATIENCE_S = 120
 """For anything that takes seconds on a machine with nothing else to do."""

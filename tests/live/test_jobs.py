@@ -26,7 +26,7 @@ from tests.events import Change, Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
 from tests.services import Services
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 ORDERS = table(column("id", "int8"), column("note"), column("amount", "numeric"))
 Rows = dict[JsonValue, Mapping[str, JsonValue]]

@@ -18,7 +18,7 @@ from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.readers import Reader
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 KEYS = range(1, 6)
 

@@ -24,7 +24,7 @@ from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import portable_client, range_frame, read_topics
 from stack.stack import Endpoints
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 NAMES = ("key", "value", "topic", "partition", "offset", "tombstone_tag", "timestamp_ms")
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, tombstone_tag binary, timestamp_ms long"

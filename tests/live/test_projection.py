@@ -15,7 +15,7 @@ from lockstep.verify.report import Kind, VerifyReport
 from lockstep.verify.verify import VerifyOptions, verify
 from tests.pipeline import Pipeline, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 SALT = "a long random text"
 _numbers = itertools.count(1)

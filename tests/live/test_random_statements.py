@@ -16,7 +16,7 @@ pytestmark = pytest.mark.live
     [
         1795232856,  # rows that changed places under a column that was dropped in the same transaction
         1795232860,  # a partition that came, and a column that was added to the partitioned table
-        None,
+        pytest.param(None, marks=pytest.mark.soak),  # another one at each run
     ],
 )
 def test_topics_hold_what_the_tables_hold(endpoints: Endpoints, tmp_path: Path, seed: int | None) -> None:

@@ -28,7 +28,7 @@ from tests.pipeline import Pipeline, traffic, wait_until
 from tests.readers import Read, cache_reader, reading, search_reader, warehouse_reader
 from tests.topics import compact_soon, configure
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 _numbers = itertools.count(1)
 KEYS = range(1, 11)

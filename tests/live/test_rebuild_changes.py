@@ -24,7 +24,7 @@ from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.topics import configure
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 _numbers = itertools.count(1)
 

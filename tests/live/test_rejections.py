@@ -36,7 +36,7 @@ from tests.events import Delete, Log, Put, kafka_settings, key_bytes, value_byte
 from tests.job_process import JobProcess, spark_settings
 from tests.pipeline import wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 ORDERS = table(column("id", "int8"), column("note"))
 LABELS = table(column("name"), column("note"), name=TableName("public", "labels"), key=("name",))

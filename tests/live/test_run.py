@@ -11,7 +11,7 @@ import pytest
 
 from tests.pipeline import Pipeline, traffic, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 
 @pytest.fixture

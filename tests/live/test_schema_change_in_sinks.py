@@ -27,7 +27,7 @@ from tests.databases import Database, until
 from tests.job_process import JobProcess, spark_settings
 from tests.live.test_schema_change import SETUP
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 ROWS = 1200
 KINDS = ("search", "cache", "warehouse")

@@ -33,7 +33,7 @@ from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 KINDS = ("search", "cache", "warehouse")
 ROWS, ENTRIES = 40, 2000

@@ -13,7 +13,7 @@ from lockstep.config import load
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from sinks.redis.layout import Layout, TableLayout, Template, escape_name, fields_of, key_text, row_of
 from tests.builders import column, table
+from tests.examples import examples
 
 LINES = TableName("public", "lines")
 
@@ -98,7 +99,7 @@ def _texts(template: Template) -> dict[str, tuple[str, ...]]:
 
 
 @given(one=_TEMPLATES, other=_TEMPLATES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_templates_that_may_not_be_equal_never_share_a_key(one: list[str], other: list[str]) -> None:
     first, second = _template(one), _template(other)
     if first is None or second is None:

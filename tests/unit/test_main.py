@@ -1,0 +1,34 @@
+"""Running all tests: the closing line, and that no test is in two parts or in none."""
+
+from collections import Counter
+
+import pytest
+from _pytest.mark.expression import Expression
+
+from tests.__main__ import CHANGE, SOAK, closing_line
+
+MARKS = ("busy", "soak", "hypothesis")
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        (Counter(passed=10), "====================== 10 passed in 72.50s (0:01:12) ======================="),
+        (
+            Counter(passed=3, failure=2, error=1, xfailed=1),
+            "=========== 2 failed, 3 passed, 1 xfailed, 1 error in 72.50s (0:01:12) ===========",
+        ),
+        (Counter(), "===================== no tests ran in 72.50s (0:01:12) ====================="),
+    ],
+)
+def test_the_closing_line_is_pytests(counts: Counter[str], line: str) -> None:
+    assert closing_line(counts, 72.5).strip("=") == line.strip("=")
+
+
+@pytest.mark.parametrize("marks", [{"busy"}, {"soak"}, {"busy", "soak"}, {"hypothesis"}, set()])
+def test_every_test_is_in_exactly_one_part_of_its_run(marks: set[str]) -> None:
+    def parts(run: tuple[tuple[str, ...], ...]) -> int:
+        return sum(Expression.compile(part[0]).evaluate(lambda name, **_: name in marks) for part in run)
+
+    assert parts(CHANGE) == ("soak" not in marks)
+    assert parts(SOAK) == ("soak" in marks or "hypothesis" in marks)
