@@ -91,36 +91,49 @@ def run_sinks(
     report: Reporter = log_report,
     stop: threading.Event | None = None,
     open_sink: OpenSink = open_sink,
+    opened: SparkSession | None = None,
 ) -> int:
     """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end as of now.
 
-    ``tables`` are the captured ones; a sink's own ``tables`` narrow them. Returns the exit code: 0, or 1 when a sink failed;
-    ``report`` has its error then, and the other sinks went on. Raises ConfigurationError before anything is started, and
-    LockstepError when Spark doesn't start.
+    ``tables`` are the captured ones; a sink's own ``tables`` narrow them. ``opened`` is a session to run in.
+    Returns the exit code: 0, or 1 when a sink failed; ``report`` has its error then, and the other sinks went on.
+    Raises ConfigurationError before anything is started, and LockstepError when Spark doesn't start.
     """
     source = Source(pipeline, kafka, tables, spark)
     for name, settings in sinks.items():
         tables_of(name, settings.tables, tables)
     stop = stop or threading.Event()
-    with session(source, stop, sinks.values()) as spark_session:
+    with session(source, stop, sinks.values(), opened=opened) as spark_session:
         return _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink).run()
 
 
 @contextmanager
 def session(
-    source: Source, stop: threading.Event, sinks: Iterable[SinkSettings], *, bulk: bool = False
+    source: Source,
+    stop: threading.Event,
+    sinks: Iterable[SinkSettings],
+    *,
+    bulk: bool = False,
+    opened: SparkSession | None = None,
 ) -> Iterator[SparkSession]:
-    """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM and SIGINT set ``stop``. ``bulk``: see
-    ``open_session``."""
+    """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM and SIGINT set ``stop``.
+
+    ``opened`` is used as it is and stays open; what ``open_session`` reads of the settings doesn't count then.
+    ``bulk``: see ``open_session``. Raises LockstepError when Spark doesn't start.
+    """
+    if opened is not None:
+        with _stopped_by_signals(stop):
+            yield opened
+        return
     libraries = {library for settings in sinks for library in settings.libraries}
-    opened = open_session(source.spark, name=f"lockstep {source.pipeline}", bulk=bulk, libraries=libraries)
-    warm_up(opened)
+    started = open_session(source.spark, name=f"lockstep {source.pipeline}", bulk=bulk, libraries=libraries)
+    warm_up(started)
     try:
         # After the session: PySpark installs a handler of its own for SIGINT.
         with _stopped_by_signals(stop):
-            yield opened
+            yield started
     finally:
-        opened.stop()
+        started.stop()
 
 
 def tables_of(sink: str, wanted: Sequence[str], captured: Sequence[TableName]) -> list[TableName]:

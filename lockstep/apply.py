@@ -1,6 +1,9 @@
 """Runs the jobs of some or all sinks, with the jars and the Java of the local package cache where none are configured."""
 
+import threading
 from collections.abc import Callable
+
+from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_progress
 from cdc.kafka.topic_admin import TopicAdmin
@@ -10,6 +13,7 @@ from cdc.model.table import TableName
 from jobs.driver import run_sinks
 from jobs.generations.record import Phase, check_owner, is_running, list_generations
 from jobs.query.start_position import begin_at_start_position, offsets_behind_lsn
+from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
@@ -71,8 +75,20 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
         )
 
 
-def apply_sinks(config: Config, *, sinks: tuple[str, ...], once: bool) -> int:
-    """Apply the topics to these sinks, or to all; returns the exit code. Raises ConfigurationError for unknown names."""
+def apply_sinks(
+    config: Config,
+    *,
+    sinks: tuple[str, ...],
+    once: bool,
+    report: Reporter = log_report,
+    stop: threading.Event | None = None,
+    opened: SparkSession | None = None,
+) -> int:
+    """Apply the topics to these sinks, or to all, until SIGTERM, SIGINT or ``stop``; returns the exit code.
+
+    ``opened`` is a session to run in; else one is started. Raises ConfigurationError for unknown names, LockstepError
+    when Spark doesn't start.
+    """
     unknown = [name for name in sinks if name not in config.sinks]
     if unknown or not config.sinks:
         known = ", ".join(config.sinks) or "none"
@@ -88,6 +104,9 @@ def apply_sinks(config: Config, *, sinks: tuple[str, ...], once: bool) -> int:
         sinks=chosen,
         spark=spark_settings(config),
         once=once,
+        report=report,
+        stop=stop,
+        opened=opened,
     )
 
 

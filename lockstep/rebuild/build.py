@@ -41,7 +41,7 @@ from jobs.generations.record import (
 from jobs.offsets import Offsets
 from jobs.query.column_backfill import load_columns, save_columns
 from jobs.query.start_position import begin_at_start_position, end_replay, load_start_position
-from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
+from jobs.report import BatchGoesOn, Report, Reporter, SinkFailed, SinkStarted, SinkWaiting, StatusReport, log_report
 from lockstep.apply import spark_settings
 from lockstep.config import Config
 from lockstep.generations import log_ends, remove, settings_of, take
@@ -110,11 +110,12 @@ class Rebuilt:
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """Who wants to know: ``say`` gets sentences, ``progress`` numbers."""
+    """Who wants to know: ``say`` gets sentences, ``progress`` and ``compared`` numbers, ``report`` what jobs tell."""
 
     say: Callable[[str], None]
     progress: Callable[[BuildProgress], None]
     compared: Callable[[Step], None]
+    report: Reporter = log_report
 
 
 class Interrupted(Exception):
@@ -134,11 +135,12 @@ def rebuild(
     trimmed: bool = False,
     stop: threading.Event,
     observer: Observer,
+    opened: SparkSession | None = None,
 ) -> Rebuilt:
     """Build, catch up, compare, and switch when asked to. Raises Interrupted, LockstepError.
 
     ``in_place`` writes the live generation again instead. ``trimmed`` reads topics that have lost their beginning; the comparison
-    tells whether that was harmless.
+    tells whether that was harmless. ``opened`` is a session to run in; else one is started.
     """
     settings = settings_of(config, name)
     with _only_rebuild(config, name):
@@ -146,7 +148,8 @@ def rebuild(
         number, record = (_begin_in_place if in_place else _begin)(config, name, settings, observer.say)
         if in_place:
             _check_nobody_applies(name, settings, number)
-        with session(source, stop, [settings], bulk=sum(log_ends(config).values()) >= _LONG_LOG) as spark:
+        is_long = sum(log_ends(config).values()) >= _LONG_LOG
+        with session(source, stop, [settings], bulk=is_long, opened=opened) as spark:
             for beginning in count(1):
                 sink = open_sink(name, settings, number)
                 try:
@@ -661,7 +664,7 @@ class _Build:
         match report:
             case SinkStarted():
                 self._load_began = self._load_began or time.monotonic()  # not Spark's own start
-                log_report(report)
+                self._observer.report(report)
             case StatusReport():
                 self._events += report.rows
             case SinkFailed() | BatchGoesOn():
@@ -669,7 +672,7 @@ class _Build:
             case SinkWaiting():
                 self._observer.say(f"waiting: {report.reason}")
             case _:
-                log_report(report)
+                self._observer.report(report)
 
     def _check(self, job: JobThread) -> None:
         """Wait a moment. Raises what the job failed with, Interrupted, or why this build can't be right any more."""
