@@ -1,6 +1,6 @@
-"""The jobs in a process of their own, as the command runs them: to be watched, stopped, killed and started again.
+"""The jobs in a process of their own, as the command runs them: where a kill, a signal or the cluster is the point.
 
-A second SparkSession in one process shares the first one's JVM with its class path and settings, so tests can't do without.
+Spark's JVM takes twelve seconds of both cores to start. Everything else runs in the tests' own process (``tests.spark_session``).
 """
 
 import json
@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,9 +21,7 @@ from jobs.settings import SparkSettings
 from sinks.registry import SinkSettings
 from stack.jars import jar_set
 from stack.java import java_home_for_spark
-
-Seen = dict[str, Any]
-"""A report: its fields, and ``report``, the name of its class."""
+from tests.job_reports import Reports, seen
 
 
 def spark_settings(directory: Path, **changes: Any) -> SparkSettings:
@@ -41,7 +37,7 @@ def spark_settings(directory: Path, **changes: Any) -> SparkSettings:
     )
 
 
-class JobProcess:
+class JobProcess(Reports):
     """``run_sinks`` in a child process. Leaving the ``with`` block kills it if it still runs."""
 
     def __init__(
@@ -54,8 +50,7 @@ class JobProcess:
         spark: SparkSettings,
         once: bool = False,
     ) -> None:
-        self.reports: list[Seen] = []
-        self._arrived = threading.Condition()
+        super().__init__()
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.job_process"],
             cwd=Path(__file__).parent.parent,
@@ -90,30 +85,9 @@ class JobProcess:
     ) -> None:
         self.kill()
 
-    def wait_for(self, what: str, timeout_s: float = 300, **fields: Any) -> Seen:
-        """The first report of this class with these fields; one that has come already counts."""
-        return self.wait_until(
-            lambda seen: seen["report"] == what and all(seen.get(name) == value for name, value in fields.items()),
-            timeout_s,
-        )
-
-    def wait_until(self, matches: Callable[[Seen], bool], timeout_s: float = 300) -> Seen:
-        deadline = time.monotonic() + timeout_s
-        looked_at = 0
-        with self._arrived:
-            while True:
-                for seen in self.reports[looked_at:]:
-                    if matches(seen):
-                        return seen
-                looked_at = len(self.reports)
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or (self._process.poll() is not None and not self._reader.is_alive()):
-                    raise AssertionError(f"no such report; the last ones were {self.reports[-5:]}")
-                self._arrived.wait(min(remaining, 1))
-
-    def total(self, field: str) -> int:
-        """The sum of a field over all batches."""
-        return sum(seen[field] for seen in self.reports if seen["report"] == "StatusReport")
+    def poll(self) -> int | None:
+        """The exit code once it has ended and all its reports are here, else None."""
+        return None if self._reader.is_alive() else self._process.poll()
 
     def finish(self, timeout_s: float = 180) -> int:
         """Wait for its end; returns the exit code."""
@@ -136,26 +110,18 @@ class JobProcess:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                with self._arrived:
-                    self.reports.append(json.loads(line))
-                    self._arrived.notify_all()
+                self.add(json.loads(line))
 
 
 def main() -> int:
     from jobs.driver import run_sinks
-    from jobs.report import Report
 
     # Spark's processes get a standard output of their own: this one is for reports.
     output = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-
-    def tell(report: Report) -> None:
-        fields: Seen = {"report": type(report).__name__}
-        for name, value in asdict(report).items():
-            fields[name] = str(value) if isinstance(value, Exception) else value
-        print(json.dumps(fields), file=output)
-
-    return run_sinks(**pickle.loads(sys.stdin.buffer.read()), report=tell)
+    return run_sinks(
+        **pickle.loads(sys.stdin.buffer.read()), report=lambda report: print(json.dumps(seen(report)), file=output)
+    )
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 import psycopg
+from pyspark.sql import SparkSession
 
 from cdc.capture.assembler import Assembler, Event, PublishedTable
 from cdc.kafka.control_topics import read_state, read_tables
@@ -27,12 +29,14 @@ from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import decode
+from lockstep.apply import apply_sinks
 from lockstep.config import Config, load
 from lockstep.verify.full_comparison import compare_sinks, open_source
 from monitor.collector import LagCollector, wait_for_lsn
 from sinks.registry import open_sink
 from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints
+from tests.spark_here import Job, Rebuild
 from tests.topics import read_committed
 
 ROOT = Path(__file__).parent.parent
@@ -44,6 +48,33 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 6
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
         time.sleep(0.05)
+
+
+class Process(subprocess.Popen[bytes]):
+    """A command in a process group of its own, whose output goes to ``log``."""
+
+    def __init__(self, log: Path, *command: str) -> None:
+        self.log = log
+        with log.open("ab") as output:
+            super().__init__(
+                [sys.executable, "-m", *command], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+            )
+
+    def told(self) -> str:
+        """What it has written so far."""
+        return self.log.read_text()
+
+
+class Running(Protocol):
+    """A process, or what runs in a thread of this one."""
+
+    def poll(self) -> int | None:
+        """The exit code once it has ended."""
+        ...
+
+    def told(self) -> str:
+        """What it has said so far."""
+        ...
 
 
 class Pipeline:
@@ -64,7 +95,8 @@ class Pipeline:
         self.directory = directory
         self.name = name
         self.path = directory / f"{name}.toml"
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
+        self._here: list[Job | Rebuild] = []
         self.path.write_text(self._toml(sinks=sinks, dsn_options=dsn_options, more=more))
         self.config: Config = load(self.path)
         self.client = self.config.kafka.client()
@@ -122,16 +154,11 @@ url = "{self.endpoints.warehouse_url}"
 
     # Processes.
 
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(self, *command: str) -> Process:
         """Start ``python -m ...`` in a process group of its own; its output goes to ``<n>.log``."""
         log = self.directory / f"{self.name}-{len(self._processes)}-{command[0].rpartition('.')[2]}.log"
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *command], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
-            )
-        process.log = log  # type: ignore[attr-defined]
-        self._processes.append(process)
-        return process
+        self._processes.append(Process(log, *command))
+        return self._processes[-1]
 
     def run(self, *command: str, ends_with: int = 0) -> str:
         """A command's standard output, once it has ended with this code."""
@@ -145,34 +172,51 @@ url = "{self.endpoints.warehouse_url}"
         assert done.returncode == ends_with, done.stdout + done.stderr
         return done.stdout
 
-    def start_capture(self, *, kill: str | None = None, nth: int = 3) -> subprocess.Popen[bytes]:
+    def start_capture(self, *, kill: str | None = None, nth: int = 3) -> Process:
         extra = ["--kill", kill, "--nth", str(nth)] if kill else []
         return self.start("tests.crash.capture_process", "--config", str(self.path), *extra)
 
-    def start_apply(self) -> subprocess.Popen[bytes]:
+    def start_apply(self) -> Process:
+        """Apply to all sinks in a process of its own, with a Spark of its own: for kills and signals."""
         return self.start("lockstep", "apply", "--config", str(self.path))
 
-    def stop(self, process: subprocess.Popen[bytes], *, timeout_s: float = 60.0) -> int:
+    def apply(self, spark: SparkSession, *sinks: str, once: bool = False) -> Job:
+        """Apply to these sinks, or to all, in this process."""
+        job = Job(spark, partial(apply_sinks, load(self.path), sinks=sinks, once=once))
+        self._here.append(job)
+        return job
+
+    def rebuild(self, spark: SparkSession, sink: str, *, path: Path | None = None, **options: Any) -> Rebuild:
+        """Rebuild a sink in this process, by this configuration file or the pipeline's own."""
+        rebuild = Rebuild(spark, load(path or self.path), sink, **options)
+        self._here.append(rebuild)
+        return rebuild
+
+    def stop(self, process: Process, *, timeout_s: float = 60.0) -> int:
         """SIGTERM, and wait for the exit code."""
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         return process.wait(timeout_s)
 
-    def wait_ended(self, process: subprocess.Popen[bytes], *, timeout_s: float = 90.0) -> int:
+    def wait_ended(self, process: Process, *, timeout_s: float = 90.0) -> int:
         """The exit code. A process that doesn't end says where it is before the test fails."""
         try:
             return process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.tell_where(process)
-            raise AssertionError(f"still running after {timeout_s:.0f} s: {process.log.read_text()[-8000:]}") from None  # type: ignore[attr-defined]
+            raise AssertionError(f"still running after {timeout_s:.0f} s: {process.told()[-8000:]}") from None
 
-    def tell_where(self, process: subprocess.Popen[bytes]) -> None:
+    def tell_where(self, process: Process) -> None:
         """Have a process that seems to hang write all its threads' stacks to its log."""
         if process.poll() is None:
             process.send_signal(signal.SIGUSR1)
             time.sleep(1)
 
     def close(self) -> None:
+        for here in self._here:
+            here.ask_to_stop()
+        for here in self._here:
+            here.close()
         for process in self._processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -192,40 +236,39 @@ url = "{self.endpoints.warehouse_url}"
 
     # Positions.
 
-    def wait_streaming(self, process: subprocess.Popen[bytes]) -> None:
+    def wait_streaming(self, process: Process) -> None:
         """Wait until capture has taken the snapshot and reads the slot."""
 
         def streaming() -> bool:
-            log: str = process.log.read_text()  # type: ignore[attr-defined]
-            assert process.poll() is None, log
-            return "streaming from" in log
+            assert process.poll() is None, process.told()
+            return "streaming from" in process.told()
 
         wait_until(streaming, what="capture streams", timeout_s=180)
 
-    def wait_published(self, process: subprocess.Popen[bytes]) -> None:
+    def wait_published(self, process: Process) -> None:
         """Wait until all that is committed now has been published."""
         with self.sql() as connection:
             target = emit_heartbeat(connection)
 
         def published() -> bool:
-            assert process.poll() is None, process.log.read_text()  # type: ignore[attr-defined]
+            assert process.poll() is None, process.told()
             state = self.state()
             return state is not None and state.end_lsn >= target
 
         wait_until(published, what=f"published up to {target:X}", timeout_s=90)
 
-    def wait_applied(self, process: subprocess.Popen[bytes], *, timeout_s: float = 180.0) -> None:
+    def wait_applied(self, applier: Running, *, timeout_s: float = 180.0) -> None:
         """Wait until every sink has applied all that is committed now."""
         with self.sql() as connection:
             target = emit_heartbeat(connection)
 
         def sleep(seconds: float) -> None:
-            assert process.poll() is None, process.log.read_text()  # type: ignore[attr-defined]
+            assert applier.poll() is None, applier.told()
             time.sleep(seconds)
 
         with LagCollector(self.config.as_pipeline(), self.config.sinks) as collector:
             applied = wait_for_lsn(collector, target, timeout_s=timeout_s, sleep=sleep)
-            assert applied, f"{collector.collect()}\n{process.log.read_text()[-5000:]}"  # type: ignore[attr-defined]
+            assert applied, f"{collector.collect()}\n{applier.told()[-5000:]}"
 
     def assert_sinks_equal(self) -> None:
         """Every row of every table in every sink equals the source's."""

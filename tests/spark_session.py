@@ -1,20 +1,55 @@
 """Spark in the tests' own process: one for all of them.
 
-A second session in a process gets the first one's JVM with its class path and settings, whatever it asks for. So there is one here, with
-all that a job has; what a job does by itself is tested in processes of its own (``tests.job_process``).
+A second session in a process gets the first one's JVM with its class path and settings, whatever it asks for. So there is one
+here, with all that a job has; ``tests.spark_here`` runs jobs in it, and ``tests.job_process`` those that need a process.
 """
 
+import os
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
 from jobs.spark.session import open_session
 from tests.job_process import spark_settings
 
+_LIBRARIES = ("opensearchpy", "redis", "psycopg", "sqlalchemy.dialects.postgresql.psycopg")
+_shared: list[SparkSession] = []
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = open_session(spark_settings(tmp_path_factory.mktemp("spark")), name="tests")
+    """The session that all tests of this process share. No test stops it."""
+    session = open_session(spark_settings(tmp_path_factory.mktemp("spark")), name="tests", libraries=_LIBRARIES)
+    _shared.append(session)
     yield session
+    _shared.clear()
     session.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left_in_spark() -> Iterator[None]:
+    """No query outlives its module, and no worker keeps the sinks that the module's jobs have opened there."""
+    yield
+    for session in _shared:
+        assert [query.name for query in session.streams.active] == []
+        for worker in python_workers(os.getpid()):
+            worker.kill()
+
+
+def python_workers(driver: int) -> list[psutil.Process]:
+    """The processes in which Spark's tasks apply rows, of the Spark that this process has started."""
+    below = [one for one in psutil.Process(driver).children(recursive=True) if _is_daemon(one)]
+    daemons = {one.pid for one in below}
+    return [one for one in below if one.ppid() in daemons]
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    """PySpark's daemon or a worker, which it forks."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and any(
+            word.startswith("jobs.") and word.endswith(".daemon") for word in process.cmdline()
+        )
+    except psutil.Error:  # it has ended
+        return False

@@ -14,7 +14,8 @@ from sinks.registry import SinkSettings
 from stack import process
 from stack.process import ProcessId
 from stack.stack import Endpoints
-from tests.job_process import JobProcess, Seen
+from tests.job_process import JobProcess
+from tests.job_reports import Seen
 from tests.live.test_jobs import Pipeline, put
 from tests.spark_cluster import SparkCluster
 
@@ -67,7 +68,7 @@ class ShippedJobs:
             assert self._pipeline.rows(name, settings) == self._pipeline.expected
 
     def _job(self, archive: Path, conf: dict[str, str], *, once: bool) -> JobProcess:
-        return self._pipeline.job(
+        return self._pipeline.process(
             once=once,
             sinks=self.sinks,
             master=self._cluster.master,

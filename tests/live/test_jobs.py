@@ -7,15 +7,18 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_names import REJECTED, control_topic
 from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
+from jobs.driver import run_sinks
 from sinks.contract import Progress
 from sinks.redis.sink import RedisSettings
 from sinks.registry import SinkSettings, open_sink
@@ -25,6 +28,7 @@ from tests.builders import column, table
 from tests.events import Change, Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
 from tests.services import Services
+from tests.spark_here import Job
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -74,15 +78,29 @@ class Pipeline:
             lsn = self.write(*changes.values())
         return lsn
 
-    def job(self, *, once: bool = False, sinks: Mapping[str, SinkSettings] | None = None, **spark: Any) -> JobProcess:
-        return JobProcess(
-            pipeline=self.name,
-            kafka=self.log.kafka,
-            tables=self.log.table_names,
-            sinks=sinks or {"cache": self.cache},
-            spark=spark_settings(self.directory, **spark),
-            once=once,
-        )
+    def arguments(self, *, sinks: Mapping[str, SinkSettings] | None = None, **settings: Any) -> dict[str, Any]:
+        """What ``run_sinks`` takes for these sinks; ``settings`` are Spark's."""
+        return {
+            "pipeline": self.name,
+            "kafka": self.log.kafka,
+            "tables": self.log.table_names,
+            "sinks": sinks or {"cache": self.cache},
+            "spark": spark_settings(self.directory, **settings),
+        }
+
+    def job(self, spark: SparkSession, **arguments: Any) -> Job:
+        """A job in this process."""
+        return Job(spark, partial(run_sinks, **self.arguments(**arguments)))
+
+    def apply_once(self, spark: SparkSession, **arguments: Any) -> Job:
+        """The same for what the log holds now. Returns when it is done."""
+        job = Job(spark, partial(run_sinks, **self.arguments(**arguments), once=True))
+        job.finish()
+        return job
+
+    def process(self, *, once: bool = False, **arguments: Any) -> JobProcess:
+        """A job in a process of its own."""
+        return JobProcess(**self.arguments(**arguments), once=once)
 
     def rows(self, name: str = "cache", settings: SinkSettings | None = None) -> Rows:
         sink = open_sink(name, settings or self.cache, 1)
@@ -112,19 +130,18 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     pipeline.log.close()
 
 
-def test_the_log_is_applied_to_every_sink(pipeline: Pipeline) -> None:
-    lsn = pipeline.write_traffic(100)
+def test_the_log_is_applied_to_every_sink(pipeline: Pipeline, spark: SparkSession) -> None:
+    lsn = pipeline.write_traffic(50)
     sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
-    with pipeline.job(once=True, sinks=sinks) as job:
-        assert job.finish() == 0
+    assert pipeline.apply_once(spark, sinks=sinks).poll() == 0
     assert pipeline.rows() == pipeline.expected
     assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse) == pipeline.expected
     assert pipeline.progress().watermark_lsn == lsn
 
 
-def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline) -> None:
+def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1, "first"), put(2, "second"))
-    with pipeline.job() as job:
+    with pipeline.job(spark) as job:
         job.wait_for("StatusReport")
         pipeline.write(put(3, "third"))
         # Compaction leaves the tombstone of a deleted row alone; its tag is in the header.
@@ -140,35 +157,32 @@ def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline) 
 
 
 @pytest.mark.crash
-def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline) -> None:
+def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write_traffic(300)
-    with pipeline.job(max_offsets_per_trigger=300) as job:
+    with pipeline.process(max_offsets_per_trigger=300) as job:
         job.wait_for("StatusReport", batch_id=2)
         job.kill()
     lsn = pipeline.write_traffic(20, seed=2)
-    with pipeline.job(once=True) as job:
-        assert job.finish() == 0
+    assert pipeline.apply_once(spark).poll() == 0
     assert pipeline.rows() == pipeline.expected
     assert pipeline.progress().watermark_lsn == lsn
 
 
-def test_reading_the_log_again_from_its_start_changes_nothing(pipeline: Pipeline) -> None:
+def test_reading_the_log_again_from_its_start_changes_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write_traffic(50)
-    with pipeline.job(once=True) as job:
-        assert job.finish() == 0
-    with pipeline.job(once=True, checkpoint_directory=str(pipeline.directory / "another")) as job:
-        assert job.finish() == 0
+    assert pipeline.apply_once(spark).poll() == 0
+    job = pipeline.apply_once(spark, checkpoint_directory=str(pipeline.directory / "another"))
+    assert job.poll() == 0
     assert (job.total("applied"), job.total("rejected")) == (0, 0)
     assert job.total("stale") > 0
     assert pipeline.rows() == pipeline.expected
 
 
-def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipeline) -> None:
+def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1, "fine"))
     poison = put(2, "x" * 20_000)
     pipeline.log.commit([poison])
-    with pipeline.job(once=True) as job:
-        assert job.finish() == 0
+    assert pipeline.apply_once(spark).poll() == 0
     assert pipeline.rows() == pipeline.expected
     assert pipeline.progress().rejected == 1
     letters = read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, REJECTED))
@@ -181,16 +195,15 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
 
     # A newer event of the row gets through: the letter is void.
     pipeline.write(put(2, "short"))
-    with pipeline.job(once=True) as job:
-        assert job.finish() == 0
+    assert pipeline.apply_once(spark).poll() == 0
     assert pipeline.rows() == pipeline.expected
     assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, REJECTED))
 
 
-def test_a_sink_that_is_down_is_waited_for(pipeline: Pipeline, stack: Services) -> None:
+def test_a_sink_that_is_down_is_waited_for(pipeline: Pipeline, stack: Services, spark: SparkSession) -> None:
     pipeline.write(put(1, "before"))
     sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
-    with pipeline.job(sinks=sinks, retry_s=1) as job:
+    with pipeline.job(spark, sinks=sinks, retry_s=1) as job:
         job.wait_for("StatusReport", sink="cache")
         job.wait_for("StatusReport", sink=pipeline.warehouse_name)
         stack.stop("valkey")
@@ -208,35 +221,35 @@ def test_a_sink_that_is_down_is_waited_for(pipeline: Pipeline, stack: Services) 
     assert pipeline.rows() == pipeline.expected
 
 
-def test_a_topic_that_was_created_anew_is_refused_and_the_other_sinks_go_on(pipeline: Pipeline) -> None:
+def test_a_topic_that_was_created_anew_is_refused_and_the_other_sinks_go_on(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
     pipeline.write(put(1, "before"))
-    with pipeline.job(once=True) as job:
-        assert job.finish() == 0
+    assert pipeline.apply_once(spark).poll() == 0
     pipeline.log.recreate_topic(ORDERS)
     pipeline.write(put(2, "after"))
-    with pipeline.job(once=True, sinks={"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}) as job:
-        assert job.finish() == 1
-        failure = job.wait_for("SinkFailed", sink="cache")
+    job = pipeline.apply_once(spark, sinks={"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse})
+    assert job.poll() == 1
+    failure = job.wait_for("SinkFailed", sink="cache")
     assert "was created anew" in failure["error"]
     assert "lockstep snapshot table TABLE" in failure["error"]
     job.wait_for("SinkStopped", sink=pipeline.warehouse_name)
     assert list(pipeline.rows(pipeline.warehouse_name, pipeline.warehouse)) == [2]
 
 
-def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline) -> None:
+def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1, "before"))
-    with pipeline.job(once=True) as job:
-        assert job.finish() == 0
+    assert pipeline.apply_once(spark).poll() == 0
     emptied = pipeline.cache.model_copy(update={"prefix": f"{pipeline.name}-emptied"})
-    with pipeline.job(once=True, sinks={"cache": emptied}) as job:
-        assert job.finish() == 1
-        assert "has lost data" in job.wait_for("SinkFailed")["error"]
+    job = pipeline.apply_once(spark, sinks={"cache": emptied})
+    assert job.poll() == 1
+    assert "has lost data" in job.wait_for("SinkFailed")["error"]
 
 
-def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline) -> None:
+def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1, "before"))
     wider = table(*ORDERS.columns, column("extra"))
-    with pipeline.job(sinks={pipeline.warehouse_name: pipeline.warehouse}) as job:
+    with pipeline.job(spark, sinks={pipeline.warehouse_name: pipeline.warehouse}) as job:
         job.wait_for("StatusReport")
         row = {"id": 2, "note": "after", "amount": "2", "extra": "new"}
         lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
@@ -251,7 +264,7 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline) -> No
 
 def test_an_interrupt_of_the_terminal_stops_it_in_order(pipeline: Pipeline) -> None:
     pipeline.write(put(1, "before"))
-    with pipeline.job() as job:
+    with pipeline.process() as job:
         job.wait_for("StatusReport")
         # Ctrl-C goes to the whole process group; Spark's JVM must not die of it before the batch is done.
         os.killpg(job.pid, signal.SIGINT)
