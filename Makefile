@@ -22,7 +22,7 @@ help:
 	@echo "make test    check format, lint and types, then run all tests of a change: twenty minutes"
 	@echo "make soak    run the tests that take too long for every change"
 	@echo "make bench   measure, and write bench/results"
-	@echo "make conformance  run the conformance suite on PostgreSQL 14 to 18, and write its table into README.md"
+	@echo "make conformance  run the conformance suite on PostgreSQL 14 to 18, and write docs/conformance.md"
 	@echo "make lint    check format, lint and types"
 	@echo "make setup   install what the others need, and nothing else"
 	@echo "make clean   stop the local servers and delete the environment and their data"
@@ -32,7 +32,7 @@ demo: setup
 
 # For the loop of a working day.
 check: lint
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not live" tests/unit tests/property tests/test_tidy.py $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not live" tests/unit tests/property tests/docs tests/test_tidy.py $(ARGS)
 
 # tests/__main__.py says what runs alone and what beside each other.
 test: lint
@@ -48,7 +48,7 @@ soak: setup
 
 # ARGS='--major 17 --case PG-010' for a part of it; the table is written only after the whole.
 conformance: setup
-	@$(BIN)/python -m tests.conformance --readme $(ARGS)
+	@$(BIN)/python -m tests.conformance --write $(ARGS)
 
 bench: setup
 	@$(BIN)/python -m bench $(ARGS)

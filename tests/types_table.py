@@ -1,14 +1,13 @@
-"""The README's table of types, made from the code that it describes: ``python -m tests.types_table`` writes it."""
-
-from pathlib import Path
+"""The table of docs/types.md, made from the code that it describes: ``python -m tests.types_table`` writes it."""
 
 from cdc.model.table import Column
 from cdc.protocol.pgvalues import json_encoder
 from sinks.opensearch.mapping import field_mapping
 from sinks.warehouse.duckdb.values import stored_as
 from sinks.warehouse.postgres.tables import column_type
+from tests.docs.generated import DOCS, lines_between, write_between
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = DOCS / "types.md"
 _BEGIN, _END = "<!-- types: written by `python -m tests.types_table` -->", "<!-- /types -->"
 
 # The catalogue's number for (10,2).
@@ -82,17 +81,14 @@ def rows() -> list[str]:
     return lines
 
 
-def in_readme() -> list[str]:
-    """The lines that stand in the README now."""
-    text = README.read_text(encoding="utf-8")
-    return text[text.index(_BEGIN) + len(_BEGIN) : text.index(_END)].strip().splitlines()
+def in_page() -> list[str]:
+    """The lines that the page has now."""
+    return lines_between(PAGE, _BEGIN, _END)
 
 
 def main() -> None:
-    """Write the table into the README."""
-    text = README.read_text(encoding="utf-8")
-    begin, end = text.index(_BEGIN) + len(_BEGIN), text.index(_END)
-    README.write_text(text[:begin] + "\n\n" + "\n".join(rows()) + "\n\n" + text[end:], encoding="utf-8")
+    """Write the table into the page."""
+    write_between(PAGE, _BEGIN, _END, rows())
 
 
 if __name__ == "__main__":

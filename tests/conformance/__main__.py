@@ -1,4 +1,4 @@
-"""Run the suite against PostgreSQL 14 to 18: ``python -m tests.conformance [--major N]... [--case ID]... [--readme]``."""
+"""Run the suite against PostgreSQL 14 to 18: ``python -m tests.conformance [--major N]... [--case ID]... [--write]``."""
 
 import argparse
 import os
@@ -12,13 +12,12 @@ from rich.table import Table
 
 from stack.stack import Stack
 from tests.conformance.case import MAJORS, Case
-from tests.conformance.report import Verdict, is_whole, markdown, verdict, write_readme
+from tests.conformance.report import Verdict, is_whole, markdown, verdict, write_page
 from tests.conformance.run import Complaints, Runner
 from tests.conformance.server import source_server
 from tests.conformance.suite import NOT_YET, cases
 from tests.services import KAFKA_OVERRIDES, temporary_directory
 
-README = Path(__file__).parents[2] / "README.md"
 _WIDTH = 120
 _COLOURS = {Verdict.OK: "green", Verdict.FAILED: "bold red", Verdict.NOT_YET: "yellow", Verdict.NONE: "dim"}
 
@@ -30,7 +29,7 @@ def main() -> int:
         "--major", type=int, action="append", choices=MAJORS, help="a version of PostgreSQL; default all"
     )
     parser.add_argument("--case", action="append", metavar="ID", help="a case; default all that are supported")
-    parser.add_argument("--readme", action="store_true", help="write the table into the README")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/conformance.md")
     options = parser.parse_args()
     results: dict[int, Complaints] = {}
     with ExitStack() as closing:
@@ -40,8 +39,8 @@ def main() -> int:
             results[major] = _run(major, directory, stack.endpoints().kafka_bootstrap, options.case)
     shown = [case for case in cases(MAJORS[-1]) if not options.case or case.id in options.case]
     _show(shown, results)
-    if options.readme and not options.case and is_whole(results):
-        write_readme(README, markdown(shown, results))
+    if options.write and not options.case and is_whole(results):
+        write_page(markdown(shown, results))
     failed = [
         case for case in shown for major, found in results.items() if verdict(case, major, found) is Verdict.FAILED
     ]

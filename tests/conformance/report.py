@@ -1,13 +1,14 @@
-"""What came out, case by case and version by version: for a terminal, and as Markdown for the README."""
+"""What came out, case by case and version by version: for a terminal, and as Markdown for docs/conformance.md."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from pathlib import Path
 
 from tests.conformance.case import MAJORS, Case
 from tests.conformance.run import Complaints
 from tests.conformance.suite import NOT_YET
+from tests.docs.generated import DOCS, lines_between, write_between
 
+PAGE = DOCS / "conformance.md"
 BEGIN = "<!-- conformance: written by `make conformance` -->"
 END = "<!-- /conformance -->"
 
@@ -40,21 +41,16 @@ def markdown(cases: Sequence[Case], results: Mapping[int, Complaints]) -> str:
     return "\n".join(lines)
 
 
-def write_readme(path: Path, table: str) -> None:
-    """Replace what is between the markers."""
-    text = path.read_text(encoding="utf-8")
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    path.write_text(f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}", encoding="utf-8")
+def write_page(table: str) -> None:
+    """Replace the table of the page. Raises ValueError when a marker is missing."""
+    write_between(PAGE, BEGIN, END, table.splitlines())
 
 
-def rows_in_readme(path: Path) -> list[list[str]]:
-    """The cells of the table between the markers, without its head."""
-    table = path.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("|")]
-    return rows[2:]
+def table_in_page() -> str:
+    """The table that the page has now."""
+    return "\n".join(lines_between(PAGE, BEGIN, END))
 
 
 def is_whole(results: Mapping[int, Complaints]) -> bool:
-    """Whether every version was run: only then the table may replace the one in the README."""
+    """Whether every version was run: only then the table may replace the one of the page."""
     return tuple(results) == MAJORS

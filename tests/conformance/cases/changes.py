@@ -29,7 +29,7 @@ CASES = (
     ),
     Case(
         id="PG-001c",
-        about="columns go by name, not by place",
+        about="columns go by name, not by index",
         tables=("tab_mixed",),
         setup=("create table tab_mixed (a int primary key, b text)",),
         before=("insert into tab_mixed values (1, 'foo')",),
@@ -171,7 +171,7 @@ CASES = (
     ),
     Case(
         id="DBZ-snap",
-        about="a transaction that is open while the slot is made",
+        about="a transaction that is open while the slot is created",
         setup=("create table t (id int primary key, v text)", "insert into t values (1, 'old')"),
         # The slot waits for transactions that have written; one that only reads yet writes after the handoff.
         before=(On("a", "begin isolation level repeatable read"), On("a", "select count(*) from t")),

@@ -54,7 +54,7 @@ CASES = (
     ),
     Case(
         id="OWN-trunc",
-        about="truncate between writes of one transaction; rolled back",
+        about="truncate between writes of a transaction; rolled back",
         setup=(
             "create table t (id int primary key, v text)",
             "insert into t select i, 'old' from generate_series(1, 50) i",

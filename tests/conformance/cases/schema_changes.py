@@ -72,7 +72,7 @@ CASES = (
     ),
     Case(
         id="DBZ-rewrite",
-        about="a column's type changes with using: every row gets another value",
+        about="a column's type changes with using, and every value with it",
         setup=("create table t (id int primary key, v text)", "insert into t values (1, '1'), (2, '2')"),
         before=("insert into t values (3, '3')",),
         after=("alter table t alter column v type int using v::int * 10", "insert into t values (4, 4)"),
@@ -96,7 +96,7 @@ CASES = (
     ),
     Case(
         id="DBZ-remake",
-        about="a table is dropped and made again under its name",
+        about="a table is dropped and recreated under its name",
         setup=("create table t (id int primary key, v text)", "insert into t values (1, 'one'), (2, 'two')"),
         before=("insert into t values (3, 'three')",),
         after=(
@@ -168,7 +168,7 @@ CASES = (
     ),
     Case(
         id="OWN-label",
-        about="an enum's value gets another name, in rows that nobody writes",
+        about="an enum's label is renamed, in rows that nobody writes",
         setup=("create type mood as enum ('ok', 'good')", "create table t (id int primary key, m mood)"),
         before=("insert into t values (1, 'ok'), (2, 'good')",),
         after=("alter type mood rename value 'good' to 'fine'", "update t set m = 'fine' where id = 1"),

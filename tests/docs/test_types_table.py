@@ -1,11 +1,11 @@
-"""The README's table of types says what the code does."""
+"""The table of types in the docs says what the code does."""
 
 from cdc.protocol import pgvalues
-from tests.types_table import _EXAMPLES, in_readme, rows
+from tests.types_table import _EXAMPLES, in_page, rows
 
 
-def test_the_readme_has_the_table_that_the_code_makes() -> None:
-    assert in_readme() == rows()
+def test_the_page_has_the_table_that_the_code_makes() -> None:
+    assert in_page() == rows()
 
 
 def test_every_type_with_a_form_of_its_own_is_in_the_table() -> None:
