@@ -33,7 +33,7 @@ from jobs.report import DefinitionDiffers, Reporter, SinkFailed, SinkStopped, Si
 from jobs.settings import SparkSettings
 from jobs.spark.session import open_session
 from jobs.spark.warm_up import warm_up
-from sinks.contract import Sink
+from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 
 _LOOK_S: Final = 2.0
@@ -201,7 +201,7 @@ class _Member:
 
     name: str
     settings: SinkSettings
-    sink: Sink
+    opened: OpenedSink
     jobs: dict[int, JobThread] = field(default_factory=dict)
     started: bool = False
     failure: LockstepError | None = None
@@ -249,7 +249,7 @@ class _Group:
             for job in jobs:
                 job.stop()
             for member in self._members:
-                member.sink.close()
+                member.opened.sink.close()
         failures = [member.failure for member in self._members] + [job.failure for job in jobs]
         return 1 if any(failures) else 0
 
@@ -289,21 +289,21 @@ class _Group:
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
-        found = list_generations(member.sink)
+        found = list_generations(member.opened)
         today = definition(member.settings)
         if not found:
             record = Record(self._source.pipeline, today, created_at_ms=time.time_ns() // 1_000_000)
-            number = begin_unless_begun(member.sink, record)
+            number = begin_unless_begun(member.opened, record)
             if number is not None:
                 return {number: member.settings}
-            found = list_generations(member.sink)  # another `apply`, or a `rebuild`, was quicker
+            found = list_generations(member.opened)  # another `apply`, or a `rebuild`, was quicker
         wanted: dict[int, SinkSettings] = {}
         for generation in found:
             if generation.phase is not Phase.READY and not self._was_left_live(member, generation):
                 continue
             record = generation.record or Record(self._source.pipeline, today)
             if generation.record is None:
-                save_record(member.sink, generation.number, record)
+                save_record(member.opened.records, generation.number, record)
             check_owner(member.name, generation.number, record, self._source.pipeline)
             built_with = wanted[generation.number] = with_definition(member.settings, record.definition)
             held = definition(built_with)
@@ -321,7 +321,7 @@ class _Group:
         """Whether a rebuild has died after it had switched readers to what it built, and before it gave it away."""
         if generation.phase is not Phase.BUILDING or not generation.is_live:
             return False
-        return generation.number in member.jobs or not is_running(member.sink, generation.number)
+        return generation.number in member.jobs or not is_running(member.opened.records, generation.number)
 
 
 @contextmanager

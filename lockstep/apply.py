@@ -26,9 +26,9 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
     Raises LockstepError while a job applies to it.
     """
     settings = settings_of(config, name)
-    sink = open_sink(name, settings, 1)
+    opened = open_sink(name, settings, 1)
     try:
-        live = next((generation for generation in list_generations(sink) if generation.is_live), None)
+        live = next((generation for generation in list_generations(opened) if generation.is_live), None)
         if live is None:
             raise LockstepError(
                 f"sink {name!r} has no live generation yet", hint="`lockstep apply` builds it, from the log's beginning"
@@ -40,13 +40,13 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
                 f"generation {live.number} of sink {name!r} is {live.phase.value}",
                 hint=f"`lockstep rebuild {name}` goes on with what was begun",
             )
-        if is_running(sink, live.number):
+        if is_running(opened.records, live.number):
             raise LockstepError(
                 f"a job applies to sink {name!r} now",
                 hint="stop `lockstep apply` or `lockstep run` first, then try again",
             )
     finally:
-        sink.close()
+        opened.sink.close()
     chosen = settings_of_generation(config, name, live)
     tables = [TableName.parse(table) for table in chosen.tables] or config.source.keyed_names
     cluster = TopicAdmin(config.kafka.client())
@@ -57,15 +57,15 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
     else:
         assert time_ms is not None
         start = cluster.offsets_at(partitions, time_ms)
-    sink = open_sink(name, chosen, live.number)
+    opened = open_sink(name, chosen, live.number)
     try:
-        progress = sink.load_progress()
+        progress = opened.generations.load_progress()
         applied = {} if progress is None else progress.next_offsets
         left_out = sum(max(0, offset - applied.get(at, 0)) for at, offset in start.items())
         again = sum(max(0, applied.get(at, 0) - offset) for at, offset in start.items())
-        begin_at_start_position(sink, live.number, start)
+        begin_at_start_position(opened.records, live.number, start)
     finally:
-        sink.close()
+        opened.sink.close()
     say(f"sink {name}, generation {live.number}: {again:,} records of the log are read again")
     if left_out:
         watermark = format_lsn(0 if progress is None else progress.watermark_lsn)

@@ -25,7 +25,7 @@ from jobs.generations.record import (
 )
 from jobs.offsets import Offsets
 from lockstep.config import Config
-from sinks.contract import Progress, Sink
+from sinks.contract import OpenedSink, Progress
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.wrappers.column_names import load_names
 
@@ -75,12 +75,12 @@ def describe(config: Config, name: str) -> list[Description]:
     today = definition(settings)
     found = []
     for generation in list_of(config, name):
-        sink = open_sink(name, settings, generation.number)
+        opened = open_sink(name, settings, generation.number)
         try:
-            progress = sink.load_progress()
-            kept = load_names(sink, generation.number)
+            progress = opened.generations.load_progress()
+            kept = load_names(opened.records, generation.number)
         finally:
-            sink.close()
+            opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
         held = definition(built_with)
         differs = sorted(key for key in today if today[key] != held[key])
@@ -123,10 +123,10 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
     Raises LockstepError when there is none, when it is still being built or when it is behind.
     """
     settings = settings_of(config, name)
-    sink = open_sink(name, settings, 1)
+    opened = open_sink(name, settings, 1)
     try:
         if number is None:
-            number = _previous(sink, name) if back else _newest(sink, name)
+            number = _previous(opened, name) if back else _newest(opened, name)
         generation = find(config, name, number)
         if generation.record is not None:
             check_owner(name, number, generation.record, config.pipeline.name)
@@ -137,7 +137,7 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
             )
         before = switch(partial(open_sink, name, settings), number, log_ends=partial(log_ends, config))
     finally:
-        sink.close()
+        opened.sink.close()
     return before, number
 
 
@@ -147,41 +147,42 @@ def drop(config: Config, name: str, number: int) -> None:
     generation = find(config, name, number)
     record = generation.record or Record(config.pipeline.name, definition(settings))
     check_owner(name, number, record, config.pipeline.name)
-    sink = open_sink(name, settings, number)
+    opened = open_sink(name, settings, number)
     try:
         if generation.is_live:
             raise LockstepError(
                 f"generation {number} of sink {name!r} is live", hint=f"`lockstep switch {name}` to another one first"
             )
-        remove(config, name, sink, number, record)
+        remove(config, name, opened, number, record)
     finally:
-        sink.close()
+        opened.sink.close()
 
 
-def remove(config: Config, name: str, sink: Sink, number: int, record: Record) -> None:
-    """Stop applying to a generation, for good, and remove it. ``sink`` is bound to it. Raises as ``take`` and ``Sink.drop``."""
-    take(sink, number, record, Phase.RETIRED)
-    if sink.live_generation() == number:
-        save_record(sink, number, record)
+def remove(config: Config, name: str, opened: OpenedSink, number: int, record: Record) -> None:
+    """Stop applying to a generation, for good, and remove it. ``opened`` is bound to it. Raises as ``take`` and
+    ``Generations.drop``."""
+    take(opened, number, record, Phase.RETIRED)
+    if opened.generations.live() == number:
+        save_record(opened.records, number, record)
         raise LockstepError(f"generation {number} of sink {name!r} has just been made live", hint="nothing was removed")
     DeadLetters(config.kafka.client(), config.pipeline.name, sink=name, generation=number).close_generation()
-    sink.drop()
+    opened.generations.drop()
 
 
-def take(sink: Sink, number: int, record: Record, phase: Phase) -> None:
+def take(opened: OpenedSink, number: int, record: Record, phase: Phase) -> None:
     """Let whoever applies to a generation stop. Raises LockstepError, with the record as before, when it doesn't."""
-    save_record(sink, number, replace(record, phase=phase))
+    save_record(opened.records, number, replace(record, phase=phase))
     try:
-        _wait_until_nobody_applies(sink, number)
+        _wait_until_nobody_applies(opened, number)
     except BaseException:  # Ctrl-C as well: readers may see it, and nobody would apply to it
         with suppress(LockstepError):
-            save_record(sink, number, record)
+            save_record(opened.records, number, record)
         raise
 
 
-def _wait_until_nobody_applies(sink: Sink, number: int) -> None:
+def _wait_until_nobody_applies(opened: OpenedSink, number: int) -> None:
     deadline = time.monotonic() + _DROP_WAIT_S
-    while is_running(sink, number):
+    while is_running(opened.records, number):
         if time.monotonic() > deadline:
             raise LockstepError(
                 f"a job still applies to generation {number}", hint="stop the `lockstep rebuild` that builds it first"
@@ -197,16 +198,16 @@ def log_ends(config: Config) -> Offsets:
 
 def list_of(config: Config, name: str) -> list[Generation]:
     """All generations of a sink, oldest first."""
-    sink = open_sink(name, settings_of(config, name), 1)
+    opened = open_sink(name, settings_of(config, name), 1)
     try:
-        return list_generations(sink)
+        return list_generations(opened)
     finally:
-        sink.close()
+        opened.sink.close()
 
 
-def _previous(sink: Sink, name: str) -> int:
-    note = sink.load_coordination(PREVIOUS)
-    if note is None or int(note) not in sink.generations():
+def _previous(opened: OpenedSink, name: str) -> int:
+    note = opened.records.load(PREVIOUS)
+    if note is None or int(note) not in opened.generations.numbers():
         raise LockstepError(
             f"sink {name!r} has no generation to go back to",
             hint="it was never switched, or what was live before has been dropped",
@@ -214,9 +215,9 @@ def _previous(sink: Sink, name: str) -> int:
     return int(note)
 
 
-def _newest(sink: Sink, name: str) -> int:
-    live = sink.live_generation()
-    newer = [generation.number for generation in list_generations(sink) if generation.number > (live or 0)]
+def _newest(opened: OpenedSink, name: str) -> int:
+    live = opened.generations.live()
+    newer = [generation.number for generation in list_generations(opened) if generation.number > (live or 0)]
     if not newer:
         raise LockstepError(
             f"sink {name!r} has no generation newer than the live one",

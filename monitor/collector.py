@@ -26,7 +26,7 @@ from cdc.postgres.connection import connect, connection_error
 from jobs.dead_letters.record import DeadLetter, read_dead_letter
 from jobs.generations.record import Generation, list_generations
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
-from sinks.contract import Progress, Sink
+from sinks.contract import OpenedSink, Progress
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 
 APPLICATION = "lockstep lag"
@@ -110,7 +110,7 @@ class LagCollector:
         self._cluster = TopicAdmin(pipeline.kafka.client())
         self._progress: ProgressReader | None = None
         self._published: tuple[int, int] | None = None
-        self._sinks: dict[tuple[str, int], Sink] = {}
+        self._sinks: dict[tuple[str, int], OpenedSink] = {}
         self._questions: dict[str, _Question] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
@@ -160,12 +160,15 @@ class LagCollector:
             if generation.record is not None:
                 # What today's settings can't be shaped to is told of this sink, and the others go on.
                 with_definition(self._settings[name], generation.record.definition)
-        return [(generation, self._sink(name, generation.number).load_progress()) for generation in generations]
+        return [
+            (generation, self._opened(name, generation.number).generations.load_progress())
+            for generation in generations
+        ]
 
     def close(self) -> None:
-        for (name, _), sink in list(self._sinks.items()):  # a late answer may open one more
+        for (name, _), opened in list(self._sinks.items()):  # a late answer may open one more
             if name not in self._questions:  # a connection on which somebody waits goes with the process
-                sink.close()
+                opened.sink.close()
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -220,16 +223,16 @@ class LagCollector:
         """A sink's generations, what readers see first. One that nobody has begun yet counts as the first."""
         listed_at, found = self._listed.get(name, (-math.inf, []))
         if time.monotonic() - listed_at > _LIST_EVERY_S:
-            found = list_generations(self._sink(name, 1)) or [_NOT_BEGUN]
+            found = list_generations(self._opened(name, 1)) or [_NOT_BEGUN]
             found.sort(key=lambda generation: not generation.is_live)
             self._listed[name] = time.monotonic(), found
         return found
 
-    def _sink(self, name: str, number: int) -> Sink:
-        sink = self._sinks.get((name, number))
-        if sink is None:
-            sink = self._sinks[name, number] = open_sink(name, self._settings[name], number)
-        return sink
+    def _opened(self, name: str, number: int) -> OpenedSink:
+        opened = self._sinks.get((name, number))
+        if opened is None:
+            opened = self._sinks[name, number] = open_sink(name, self._settings[name], number)
+        return opened
 
     def _facts(self, name: str, answer: _Answer) -> Iterator[SinkFacts]:
         """Of a sink's generations. Of one that couldn't be asked, nothing but those that were there last."""

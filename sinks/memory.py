@@ -10,7 +10,7 @@ from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unknown_column, unprepared
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Progress, Rejection, StoredRow
 
 
 @dataclass
@@ -24,20 +24,37 @@ class _Generation:
 
 @dataclass
 class MemoryStore:
-    """The destination: what several MemorySinks, one per writer and generation, share."""
+    """The destination, which all that is opened of it shares."""
 
     generations: dict[int, _Generation] = field(default_factory=dict)
     live: int | None = None
-    notes: dict[str, str] = field(default_factory=dict)
+    records: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def generation(self, number: int) -> _Generation:
+        """One generation. Raises LockstepError when there is none of that number."""
+        try:
+            return self.generations[number]
+        except KeyError:
+            raise LockstepError(
+                f"generation {number} doesn't exist", hint="it was never prepared, or it was dropped"
+            ) from None
 
 
 def _accept(_: RowEvent) -> str | None:
     return None
 
 
+def open_memory(
+    store: MemoryStore, generation: int = 1, *, refuse: Callable[[RowEvent], str | None] = _accept
+) -> OpenedSink:
+    """A store opened for one generation. ``refuse`` returns the reason for an event to be rejected, or None."""
+    sink = MemorySink(store, generation, refuse=refuse)
+    return OpenedSink(sink, MemoryGenerations(store, generation, sink), MemoryRecords(store))
+
+
 class MemorySink:
-    """Applies events to a MemoryStore. ``refuse`` returns the reason for an event to be rejected, or None."""
+    """The rows of one generation of a store. ``refuse`` returns the reason for an event to be rejected, or None."""
 
     def __init__(
         self, store: MemoryStore, generation: int, *, refuse: Callable[[RowEvent], str | None] = _accept
@@ -45,7 +62,7 @@ class MemorySink:
         self._store = store
         self._number = generation
         self._refuse = refuse
-        self._fence = 0
+        self.claimed = 0
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
@@ -64,26 +81,20 @@ class MemorySink:
                 self._store.live = self._number
         return added
 
-    def begin_bulk(self) -> None:
-        """There is nothing faster than a dict."""
-
-    def end_bulk(self) -> None:
-        """See ``begin_bulk``."""
-
     def claim(self) -> int:
         with self._store.lock:
-            generation = self._generation()
+            generation = self._store.generation(self._number)
             generation.fence += 1
-            self._fence = generation.fence
-            return self._fence
+            self.claimed = generation.fence
+            return self.claimed
 
     def fence(self) -> int:
         with self._store.lock:
-            return self._generation().fence
+            return self._store.generation(self._number).fence
 
     def apply(self, batch: Batch) -> Outcome:
         with self._store.lock:
-            generation = self._generation()
+            generation = self._store.generation(self._number)
             if batch.fence != generation.fence:
                 raise Fenced("another job has become the writer of this generation")
             applied = stale = 0
@@ -106,28 +117,50 @@ class MemorySink:
                     stale += 1
             return Outcome(applied, stale, rejections)
 
-    def load_progress(self) -> Progress | None:
+    def scan(self, table: Table) -> Iterator[StoredRow]:
         with self._store.lock:
-            generation = self._store.generations.get(self._number)
-            return None if generation is None else generation.progress
+            generation = self._store.generation(self._number)
+            if table.name not in generation.newest:
+                raise unprepared(table.name)
+            events = list(generation.newest[table.name].values())
+        for event in events:
+            if event.row is not None:
+                row = {column.name: event.row.get(column.name) for column in table.columns}
+                lacks = [name for name in row if name not in event.row]
+                yield StoredRow({name: row[name] for name in table.key}, row, event.tag, lacks)
 
-    def save_progress(self, progress: Progress) -> None:
-        with self._store.lock:
-            generation = self._generation()
-            if self._fence != generation.fence:
-                raise Fenced("another job has become the writer of this generation")
-            generation.progress = progress
+    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        wanted = {_key_bytes(key) for key in keys}
+        return (stored for stored in self.scan(table) if _key_bytes(stored.key) in wanted)
 
-    def live_generation(self) -> int | None:
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class MemoryGenerations:
+    """The generations of a store, for the one of a sink."""
+
+    def __init__(self, store: MemoryStore, generation: int, sink: MemorySink) -> None:
+        self._store = store
+        self._number = generation
+        self._sink = sink
+
+    def live(self) -> int | None:
         return self._store.live
 
-    def generations(self) -> list[int]:
+    def numbers(self) -> list[int]:
         with self._store.lock:
             return sorted(self._store.generations)
 
+    def begin_bulk(self) -> None:
+        """Has no effect: nothing is faster than a dict."""
+
+    def end_bulk(self) -> None:
+        """See ``begin_bulk``."""
+
     def switch(self) -> None:
         with self._store.lock:
-            self._generation()
+            self._store.generation(self._number)
             self._store.live = self._number
 
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
@@ -146,53 +179,45 @@ class MemorySink:
                     f"generation {self._number} is live", hint="switch to another generation before you drop this one"
                 )
             self._store.generations.pop(self._number, None)
-            for name in [name for name in self._store.notes if name.startswith(f"g{self._number}.")]:
-                del self._store.notes[name]
+            for name in [name for name in self._store.records if name.startswith(f"g{self._number}.")]:
+                del self._store.records[name]
 
-    def load_coordination(self, name: str) -> str | None:
+    def load_progress(self) -> Progress | None:
         with self._store.lock:
-            return self._store.notes.get(name)
+            generation = self._store.generations.get(self._number)
+            return None if generation is None else generation.progress
 
-    def save_coordination(self, name: str, text: str | None) -> None:
+    def save_progress(self, progress: Progress) -> None:
+        with self._store.lock:
+            generation = self._store.generation(self._number)
+            if self._sink.claimed != generation.fence:
+                raise Fenced("another job has become the writer of this generation")
+            generation.progress = progress
+
+
+class MemoryRecords:
+    """The coordination records of a store."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def load(self, name: str) -> str | None:
+        with self._store.lock:
+            return self._store.records.get(name)
+
+    def save(self, name: str, text: str | None) -> None:
         with self._store.lock:
             if text is None:
-                self._store.notes.pop(name, None)
+                self._store.records.pop(name, None)
             else:
-                self._store.notes[name] = text
+                self._store.records[name] = text
 
-    def create_coordination(self, name: str, text: str) -> bool:
+    def create(self, name: str, text: str) -> bool:
         with self._store.lock:
-            if name in self._store.notes:
+            if name in self._store.records:
                 return False
-            self._store.notes[name] = text
+            self._store.records[name] = text
             return True
-
-    def scan(self, table: Table) -> Iterator[StoredRow]:
-        with self._store.lock:
-            generation = self._generation()
-            if table.name not in generation.newest:
-                raise unprepared(table.name)
-            events = list(generation.newest[table.name].values())
-        for event in events:
-            if event.row is not None:
-                row = {column.name: event.row.get(column.name) for column in table.columns}
-                lacks = [name for name in row if name not in event.row]
-                yield StoredRow({name: row[name] for name in table.key}, row, event.tag, lacks)
-
-    def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
-        wanted = {_key_bytes(key) for key in keys}
-        return (stored for stored in self.scan(table) if _key_bytes(stored.key) in wanted)
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-    def _generation(self) -> _Generation:
-        try:
-            return self._store.generations[self._number]
-        except KeyError:
-            raise LockstepError(
-                f"generation {self._number} doesn't exist", hint="it was never prepared, or it was dropped"
-            ) from None
 
 
 def _key_bytes(key: Mapping[str, object]) -> bytes:

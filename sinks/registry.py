@@ -6,6 +6,7 @@ configuration says today.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, assert_never, cast
 
 from pydantic import Field, ValidationError
@@ -13,13 +14,13 @@ from pydantic import Field, ValidationError
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
-from sinks.contract import Sink
-from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.contract import OpenedSink
+from sinks.delta.sink import DeltaSettings, open_delta
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.sink import OpenSearchSink
-from sinks.redis.sink import RedisSettings, RedisSink
+from sinks.opensearch.sink import open_opensearch
+from sinks.redis.sink import RedisSettings, open_redis
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.sink import open_warehouse
 from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
 
@@ -29,26 +30,28 @@ SinkSettings = Annotated[
 """Settings of any sink; ``type`` says which."""
 
 
-def open_sink(name: str, settings: SinkSettings, generation: int) -> Sink:
-    """The sink of these settings, bound to one generation. It connects when it is first used."""
-    sink = _open(name, settings, generation)
+def open_sink(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
+    """The destination of these settings, opened for one generation. It connects when it is first used."""
+    opened = _open(name, settings, generation)
     projection, renaming = settings.projection(), settings.renaming()
     keeps_names = settings.schema_changes == "keep"
     if not (projection or renaming or keeps_names):
-        return sink
-    return ProjectingSink(sink, projection, generation, renaming=renaming, keeps_names=keeps_names)
+        return opened
+    return replace(
+        opened, sink=ProjectingSink(opened, projection, generation, renaming=renaming, keeps_names=keeps_names)
+    )
 
 
-def _open(name: str, settings: SinkSettings, generation: int) -> Sink:
+def _open(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
     match settings:
         case OpenSearchSettings():
-            return OpenSearchSink(name, settings, generation)
+            return open_opensearch(name, settings, generation)
         case RedisSettings():
-            return RedisSink(name, settings, generation)
+            return open_redis(name, settings, generation)
         case WarehouseSettings():
-            return WarehouseSink(name, settings, generation)
+            return open_warehouse(name, settings, generation)
         case DeltaSettings():
-            return DeltaSink(name, settings, generation)
+            return open_delta(name, settings, generation)
         case _:
             assert_never(settings)
 

@@ -26,9 +26,9 @@ from jobs.executor.log_reader import Client, read_log
 from jobs.executor.shape_history import TableHistory, unknown_shape
 from jobs.executor.window import newest, with_tags
 from jobs.query.resume import complete_from_ms
-from sinks.contract import Batch, Rejection, Sink, TableVersions, TopicPartition
+from sinks.contract import Batch, OpenedSink, Rejection, Sink, TableVersions, TopicPartition
 from sinks.registry import SinkSettings, open_sink
-from sinks.wrappers.retrying import RetryingSink, Waiting
+from sinks.wrappers.retrying import Retries, Waiting, retrying
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 compute: Any = pyarrow.compute
@@ -46,7 +46,7 @@ REJECTIONS_MAX: Final = 10_000
 
 _REJECTED_BYTES_MAX: Final = 64 * 1024 * 1024
 
-OpenSink = Callable[[str, SinkSettings, int], Sink]
+OpenSink = Callable[[str, SinkSettings, int], OpenedSink]
 
 
 @dataclass(frozen=True)
@@ -509,14 +509,14 @@ def _sink(task: Task) -> Sink:
     if known is not None and known[0] == purpose:
         return known[1]
     _forget(task)
-    sink = RetryingSink(
-        task.open(task.sink, task.settings, task.generation),
+    retries = Retries(
         sleep=time.sleep,
         monotonic=time.monotonic,
         random=random.random,
         on_wait=_wait_quietly,
         give_up_after_s=task.retry_s,
     )
+    sink = retrying(task.open(task.sink, task.settings, task.generation), retries).sink
     _open[identity] = (purpose, sink)
     _unsettled.add(identity)
     return sink

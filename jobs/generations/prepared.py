@@ -10,28 +10,28 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from cdc.model.table import Table, TableName
-from sinks.contract import Sink
+from sinks.contract import CoordinationRecords
 
 Prepared = dict[TableName, str]
 """Table -> schema id."""
 
 
 @contextmanager
-def preparing(sink: Sink, generation: int, tables: Mapping[TableName, Table]) -> Iterator[None]:
+def preparing(records: CoordinationRecords, generation: int, tables: Mapping[TableName, Table]) -> Iterator[None]:
     """Keep the shapes of these tables once the block, which prepares them, has ended well."""
     shapes = {name: table.schema_id for name, table in tables.items()}
-    is_new = load_prepared(sink, generation) != shapes
+    is_new = load_prepared(records, generation) != shapes
     if is_new:
-        sink.save_coordination(_note(generation), None)
+        records.save(_note(generation), None)
     yield
     if is_new:
         document = [[name.schema, name.name, schema_id] for name, schema_id in sorted(shapes.items())]
-        sink.save_coordination(_note(generation), json.dumps(document))
+        records.save(_note(generation), json.dumps(document))
 
 
-def load_prepared(sink: Sink, generation: int) -> Prepared | None:
+def load_prepared(records: CoordinationRecords, generation: int) -> Prepared | None:
     """The shapes, or None when no job has prepared any, or one is about to."""
-    text = sink.load_coordination(_note(generation))
+    text = records.load(_note(generation))
     return (
         None if text is None else {TableName(schema, name): schema_id for schema, name, schema_id in json.loads(text)}
     )

@@ -28,7 +28,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from jobs.generations.batch_gate import BatchGate
 from jobs.offsets import Offsets
-from sinks.contract import Progress, Sink
+from sinks.contract import CoordinationRecords, OpenedSink, Progress
 
 HOLD_S: Final = 90.0
 """How long a job stands still at most when it was asked to: whoever asked may have died."""
@@ -118,42 +118,44 @@ class Generation:
         return self.record is not None and self.record.phase is not Phase.RETIRED
 
 
-def list_generations(sink: Sink) -> list[Generation]:
+def list_generations(opened: OpenedSink) -> list[Generation]:
     """All generations of a sink, oldest first, whichever the object is bound to. One that is only planned is among them."""
-    live = sink.live_generation()
-    numbers = set(sink.generations())
-    highest = _highest_number(sink, numbers)
+    live = opened.generations.live()
+    numbers = set(opened.generations.numbers())
+    highest = _highest_number(opened.records, numbers)
     planned = set(range(max(1, highest - _PLANNED_AMONG + 1), highest + 1))
-    found = [Generation(number, number == live, load_record(sink, number)) for number in sorted(numbers | planned)]
+    found = [
+        Generation(number, number == live, load_record(opened.records, number)) for number in sorted(numbers | planned)
+    ]
     return [generation for generation in found if generation.number in numbers or generation.is_planned]
 
 
-def load_record(sink: Sink, generation: int) -> Record | None:
-    text = sink.load_coordination(_record_note(generation))
+def load_record(records: CoordinationRecords, generation: int) -> Record | None:
+    text = records.load(_record_note(generation))
     return None if text is None else Record.from_json(text)
 
 
-def save_record(sink: Sink, generation: int, record: Record) -> None:
-    sink.save_coordination(_record_note(generation), record.to_json())
+def save_record(records: CoordinationRecords, generation: int, record: Record) -> None:
+    records.save(_record_note(generation), record.to_json())
 
 
 def _record_note(generation: int) -> str:
     return f"record.{generation}"
 
 
-def set_phase(sink: Sink, generation: int, phase: Phase, *, loaded: bool = True) -> None:
+def set_phase(records: CoordinationRecords, generation: int, phase: Phase, *, loaded: bool = True) -> None:
     """Change what may be done with a generation. Raises LockstepError when there is no such one."""
-    record = load_record(sink, generation)
+    record = load_record(records, generation)
     if record is None:
         raise LockstepError(
             f"generation {generation} has no record", hint="`lockstep generations` lists those there are"
         )
-    save_record(sink, generation, replace(record, phase=phase, loaded=loaded))
+    save_record(records, generation, replace(record, phase=phase, loaded=loaded))
 
 
-def require_in_use(sink: Sink, name: str, generation: int) -> None:
+def require_in_use(records: CoordinationRecords, name: str, generation: int) -> None:
     """Raise LockstepError when a generation was dropped, or is about to be: nothing may make it anew."""
-    record = load_record(sink, generation)
+    record = load_record(records, generation)
     if record is None or record.phase is Phase.RETIRED:
         raise LockstepError(
             f"generation {generation} of sink {name!r} was dropped", hint="`lockstep generations` lists those there are"
@@ -177,9 +179,14 @@ class GenerationLease:
     """
 
     def __init__(
-        self, sink: Sink, generation: int, gate: BatchGate, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        records: CoordinationRecords,
+        generation: int,
+        gate: BatchGate,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sink = sink
+        self._records = records
         self._note = f"g{generation}.runner"
         self._hold_note = f"g{generation}.hold"
         self._gate = gate
@@ -198,11 +205,9 @@ class GenerationLease:
         expired = self._holding is not None and now - self._held_at > HOLD_S
         if expired:
             self._let_go()
-        asked = self._sink.load_coordination(self._hold_note)
+        asked = self._records.load(self._hold_note)
         if expired and asked == self._spent:
-            self._sink.save_coordination(
-                self._hold_note, None
-            )  # whoever asked has died, and the next job need not wait
+            self._records.save(self._hold_note, None)  # whoever asked has died, and the next job need not wait
             asked = None
         if asked != self._holding and self._holding is not None:
             self._let_go()
@@ -219,11 +224,9 @@ class GenerationLease:
     def end(self) -> None:
         """The job is over, nobody has to wait for it. Raises what the destination raises."""
         self._gate.release()
-        known = self._sink.load_coordination(self._note)
+        known = self._records.load(self._note)
         if known is None or orjson.loads(known)["run"] == self._run:  # else another job has taken over
-            self._sink.save_coordination(
-                self._note, orjson.dumps({"run": self._run, "ended": True, "holding": None}).decode()
-            )
+            self._records.save(self._note, orjson.dumps({"run": self._run, "ended": True, "holding": None}).decode())
 
     def _let_go(self) -> None:
         self._spent, self._holding = self._holding or "", None
@@ -233,7 +236,7 @@ class GenerationLease:
         self._beats += 1
         self._beat_at = now
         note = {"run": self._run, "beats": self._beats, "holding": self._holding}
-        self._sink.save_coordination(self._note, orjson.dumps(note).decode())
+        self._records.save(self._note, orjson.dumps(note).decode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,13 +247,13 @@ class Clock:
     sleep: Callable[[float], None] = time.sleep
 
 
-def is_running(sink: Sink, generation: int, clock: Clock = Clock()) -> bool:
+def is_running(records: CoordinationRecords, generation: int, clock: Clock = Clock()) -> bool:
     """Whether a job applies to a generation. It takes some seconds to see that one has died without a word, or none is there yet."""
     name = f"g{generation}.runner"
-    first = sink.load_coordination(name)
+    first = records.load(name)
     deadline = clock.monotonic_s() + _SILENCE_S
     while clock.monotonic_s() < deadline:
-        note = sink.load_coordination(name)
+        note = records.load(name)
         if _has_ended(note):
             return False
         if note != first:
@@ -259,7 +262,7 @@ def is_running(sink: Sink, generation: int, clock: Clock = Clock()) -> bool:
     return False
 
 
-def stands_still(sink: Sink, generation: int, hold: str, clock: Clock = Clock()) -> bool:
+def stands_still(records: CoordinationRecords, generation: int, hold: str, clock: Clock = Clock()) -> bool:
     """Wait until a generation's job confirms this hold; False when there is no job.
 
     Raises Unavailable when it is busy with a batch for too long.
@@ -268,7 +271,7 @@ def stands_still(sink: Sink, generation: int, hold: str, clock: Clock = Clock())
     last, moved_at = None, clock.monotonic_s()
     deadline = moved_at + _SWITCH_S
     while clock.monotonic_s() < deadline:
-        note = sink.load_coordination(name)
+        note = records.load(name)
         if note is None or _has_ended(note):
             return False
         if orjson.loads(note)["holding"] == hold:
@@ -297,7 +300,7 @@ def behind(progress: Progress | None, wanted: Offsets) -> int:
 
 
 def switch(
-    open_generation: Callable[[int], Sink],
+    open_generation: Callable[[int], OpenedSink],
     target: int,
     *,
     log_ends: Callable[[], Offsets],
@@ -308,39 +311,39 @@ def switch(
     The live generation stands still until the new one has applied all that it may have shown. Its progress doesn't tell that: a job that
     failed or was killed in the middle of a batch has written rows of which only they know. So it is all that the log has by then.
 
-    Raises LockstepError when the new one lacks something and doesn't catch up, and what ``Sink.switch`` raises.
+    Raises LockstepError when the new one lacks something and doesn't catch up, and what ``Generations.switch`` raises.
     """
     with _opened(open_generation, target) as new:
-        live = new.live_generation()
+        live = new.generations.live()
         if live == target:
             return live
         if live is None:
-            new.switch()
+            new.generations.switch()
             return None
         _approach(new, target, live, log_ends, clock)
         with _opened(open_generation, live) as old:
             hold, hold_note = uuid.uuid4().hex, f"g{live}.hold"
             began = clock.monotonic_s()
-            old.save_coordination(hold_note, hold)
+            old.records.save(hold_note, hold)
             try:
-                stands_still(old, live, hold, clock)
+                stands_still(old.records, live, hold, clock)
                 wanted = log_ends()
-                while (lacking := behind(new.load_progress(), wanted)) > 0:
+                while (lacking := behind(new.generations.load_progress(), wanted)) > 0:
                     if clock.monotonic_s() - began > _SWITCH_S:
                         raise _behind(target, live, lacking)
                     clock.sleep(_LOOK_S)
-                new.save_coordination(PREVIOUS, str(live))
-                new.switch()
+                new.records.save(PREVIOUS, str(live))
+                new.generations.switch()
             finally:
-                old.save_coordination(hold_note, None)
+                old.records.save(hold_note, None)
     return live
 
 
-def _approach(new: Sink, target: int, live: int, log_ends: Callable[[], Offsets], clock: Clock) -> None:
+def _approach(new: OpenedSink, target: int, live: int, log_ends: Callable[[], Offsets], clock: Clock) -> None:
     """Wait until the new generation has what the log has now: it may have fallen behind while it was compared."""
     wanted, began = log_ends(), clock.monotonic_s()
     last, moved_at = None, began
-    while (lacking := behind(new.load_progress(), wanted)) > 0:
+    while (lacking := behind(new.generations.load_progress(), wanted)) > 0:
         now = clock.monotonic_s()
         if lacking != last:
             last, moved_at = lacking, now
@@ -367,34 +370,34 @@ def _behind(target: int, live: int, lacking: int) -> LockstepError:
 
 
 @contextmanager
-def _opened(open_generation: Callable[[int], Sink], number: int) -> Iterator[Sink]:
-    sink = open_generation(number)
+def _opened(open_generation: Callable[[int], OpenedSink], number: int) -> Iterator[OpenedSink]:
+    opened = open_generation(number)
     try:
-        yield sink
+        yield opened
     finally:
-        sink.close()
+        opened.sink.close()
 
 
-def begin_generation(sink: Sink, record: Record) -> int:
+def begin_generation(opened: OpenedSink, record: Record) -> int:
     """Begin a generation: it gets this record, and a number that none of this sink ever had."""
     while True:
-        number = begin_unless_begun(sink, record)
+        number = begin_unless_begun(opened, record)
         if number is not None:
             return number
 
 
-def begin_unless_begun(sink: Sink, record: Record) -> int | None:
+def begin_unless_begun(opened: OpenedSink, record: Record) -> int | None:
     """The same, unless somebody else begins one at this moment: then None, and theirs is among the generations."""
-    number = _highest_number(sink, sink.generations()) + 1
-    if not sink.create_coordination(_record_note(number), record.to_json()):
+    number = _highest_number(opened.records, opened.generations.numbers()) + 1
+    if not opened.records.create(_record_note(number), record.to_json()):
         return None
-    sink.save_coordination(_LAST, str(number))
+    opened.records.save(_LAST, str(number))
     return number
 
 
-def _highest_number(sink: Sink, existing: Iterable[int]) -> int:
+def _highest_number(records: CoordinationRecords, existing: Iterable[int]) -> int:
     """The highest number that was ever given. ``existing`` are the generations that the destination has."""
-    number = max([int(sink.load_coordination(_LAST) or 0), *existing])
-    while sink.load_coordination(_record_note(number + 1)) is not None:
+    number = max([int(records.load(_LAST) or 0), *existing])
+    while records.load(_record_note(number + 1)) is not None:
         number += 1
     return number

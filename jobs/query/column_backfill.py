@@ -20,7 +20,7 @@ from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import added_values
-from sinks.contract import AddedValues, Batch, Sink, StoredRow
+from sinks.contract import AddedValues, Batch, CoordinationRecords, Sink, StoredRow
 from sinks.wrappers.projection import Projection
 
 _NOTE: Final = "columns"
@@ -74,14 +74,14 @@ class Columns:
         )
 
 
-def load_columns(sink: Sink, generation: int) -> Columns | None:
+def load_columns(records: CoordinationRecords, generation: int) -> Columns | None:
     """What is known of a generation's columns; None when it never was prepared by a version that keeps this note."""
-    text = sink.load_coordination(f"g{generation}.{_NOTE}")
+    text = records.load(f"g{generation}.{_NOTE}")
     return None if text is None else Columns.from_json(text)
 
 
-def save_columns(sink: Sink, generation: int, columns: Columns) -> None:
-    sink.save_coordination(f"g{generation}.{_NOTE}", columns.to_json())
+def save_columns(records: CoordinationRecords, generation: int, columns: Columns) -> None:
+    records.save(f"g{generation}.{_NOTE}", columns.to_json())
 
 
 def next_columns(

@@ -66,7 +66,7 @@ from jobs.settings import SparkSettings
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, checked_plans, with_derived
 from jobs.spark.source import portable_client, range_frame, read_topics
-from sinks.contract import AddedValues, Sink
+from sinks.contract import AddedValues, OpenedSink
 from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
 
 _TICK_S: Final = 0.5
@@ -197,15 +197,15 @@ class SinkJob:
         facts = self._topic_facts(cluster, topics)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
         generation = plan.generation
-        sink = plan.open(plan.name, plan.settings, generation)
+        opened = plan.open(plan.name, plan.settings, generation)
         try:
-            require_in_use(sink, plan.name, generation)
-            with preparing(sink, generation, tables):
-                columns, left = self._prepare(sink, tables, records)
+            require_in_use(opened.records, plan.name, generation)
+            with preparing(opened.records, generation, tables):
+                columns, left = self._prepare(opened, tables, records)
             if plan.bulk:
-                sink.begin_bulk()
+                opened.generations.begin_bulk()
             self._prepared = tables
-            reading = load_start_position(sink, generation)
+            reading = load_start_position(opened.records, generation)
             location = checkpoint_location(
                 plan.spark.checkpoint_directory, sink=plan.name, generation=generation, reading=reading
             )
@@ -214,7 +214,7 @@ class SinkJob:
             if reading.start is not None:
                 # Tables may have joined since: they are read from their beginning.
                 reading = replace(reading, start={at: reading.start.get(at, 0) for at in partitions})
-            stored = sink.load_progress()
+            stored = opened.generations.load_progress()
             check_resume(
                 ResumePoint(plan.name, generation, stored, checkpoint.committed(), location, reading.start),
                 topics=facts,
@@ -223,7 +223,7 @@ class SinkJob:
                 now_ms=_now_ms(),
             )
             keeper = ProgressKeeper(
-                sink,
+                opened.generations,
                 Watermark(
                     topics,
                     lsn=0 if stored is None else stored.watermark_lsn,
@@ -238,7 +238,7 @@ class SinkJob:
                 sink=plan.name,
                 settings=plan.settings,
                 generation=generation,
-                fence=sink.claim(),
+                fence=opened.sink.claim(),
                 tables=topics,
                 shapes=tables,
                 window_bytes=(plan.spark.bulk_window_mb if plan.bulk else plan.spark.window_mb) << 20,
@@ -254,7 +254,7 @@ class SinkJob:
                 open=plan.open,
             )
             # Before the first batch: the watermark says that all is as at the source, the rows from before included.
-            if not self._carry_over(sink, tables, columns, left, fence=task.fence):
+            if not self._carry_over(opened, tables, columns, left, fence=task.fence):
                 return False
             with self._watched(cluster, tables, facts) as ending:
                 derived = {table_topic(plan.pipeline, name): of_table for name, of_table in plans.items()}
@@ -275,26 +275,26 @@ class SinkJob:
                 raise self._refusal
             return ending.is_set() and not self._stop.is_set()
         finally:
-            sink.close()
+            opened.sink.close()
 
     def _prepare(
-        self, sink: Sink, tables: Mapping[TableName, Table], records: Sequence[SchemaRecord]
+        self, opened: OpenedSink, tables: Mapping[TableName, Table], records: Sequence[SchemaRecord]
     ) -> tuple[Columns, AddedValues]:
         """Prepare the sink for the tables. Returns its columns, and what rows still lack when it has done what it can do."""
         plan = self._plan
-        known = load_columns(sink, plan.generation)
-        has_rows = plan.generation in sink.generations()
+        known = load_columns(opened.records, plan.generation)
+        has_rows = plan.generation in opened.generations.numbers()
         projection = projection_of(plan.settings)
         columns = next_columns(known, tables.values(), records, projection=projection, has_rows=has_rows)
         if columns != known:
-            save_columns(sink, plan.generation, columns)
+            save_columns(opened.records, plan.generation, columns)
         if columns.lacking and has_rows:
             # Where the destination can refuse another writer: no row of the earlier shape comes in behind this.
-            sink.claim()
-        return columns, sink.prepare(list(tables.values()), go_live=plan.go_live, added=columns.lacking)
+            opened.sink.claim()
+        return columns, opened.sink.prepare(list(tables.values()), go_live=plan.go_live, added=columns.lacking)
 
     def _carry_over(
-        self, sink: Sink, tables: Mapping[TableName, Table], columns: Columns, left: AddedValues, *, fence: int
+        self, opened: OpenedSink, tables: Mapping[TableName, Table], columns: Columns, left: AddedValues, *, fence: int
     ) -> bool:
         """Give the rows that lack a column what the source shows in it. False when the job was asked to stop before that was done."""
         plan = self._plan
@@ -306,14 +306,16 @@ class SinkJob:
                 values = left.get(name, {})
                 if values:
                     leave = partial(self._left, gate, name, tuple(values))
-                    carried = backfill_columns(sink, tables[name], values, fence=fence, enter=gate.enter, leave=leave)
+                    carried = backfill_columns(
+                        opened.sink, tables[name], values, fence=fence, enter=gate.enter, leave=leave
+                    )
                     self._tell(name, tuple(values), carried)
                     if not carried.is_over:
                         return False
                     if carried.refused:
                         continue  # they are tried again at the next start
                 del lacking[name]
-        save_columns(sink, plan.generation, replace(columns, lacking=lacking))
+        save_columns(opened.records, plan.generation, replace(columns, lacking=lacking))
         return True
 
     def _left(self, gate: BatchGate, name: TableName, columns: tuple[str, ...], carried: ColumnBackfill) -> None:
@@ -421,8 +423,8 @@ class SinkJob:
 def _shown(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
     """Others see that a job applies to the generation, and can let it stand still, while no query runs. Closed by ``stop``."""
     gate, over = BatchGate(), threading.Event()
-    notes = plan.open(plan.name, plan.settings, plan.generation)
-    runner = GenerationLease(notes, plan.generation, gate)
+    opened = plan.open(plan.name, plan.settings, plan.generation)
+    runner = GenerationLease(opened.records, plan.generation, gate)
 
     def tend() -> None:
         while not over.wait(_TICK_S):
@@ -440,7 +442,7 @@ def _shown(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
     finally:
         over.set()
         thread.join()
-        notes.close()
+        opened.sink.close()
 
 
 class _Run:
@@ -479,8 +481,8 @@ class _Run:
         self._failure: Exception | None = None
         self._under_way: tuple[int, float] | None = None  # a batch, and since when
         self._gate = BatchGate()
-        self._notes = plan.open(task.sink, task.settings, task.generation)  # for a thread of its own
-        self._runner = GenerationLease(self._notes, task.generation, self._gate)
+        self._opened = plan.open(task.sink, task.settings, task.generation)  # for a thread of its own
+        self._runner = GenerationLease(self._opened.records, task.generation, self._gate)
         self._batch_done = threading.Event()
         self._ended = threading.Event()
         self._previous_ends: tuple[int, Offsets] | None = None
@@ -500,7 +502,7 @@ class _Run:
             self._progress_reader.close()
             with suppress(LockstepError):
                 self._runner.end()
-            self._notes.close()
+            self._opened.sink.close()
         self._raise_failure(query)
 
     def _attend(self, query: StreamingQuery) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
 from jobs.query.watermark import Watermark
-from sinks.contract import Progress, Sink, TopicPartition
+from sinks.contract import Generations, Progress, TopicPartition
 
 RENEWAL_MS: Final = 60_000
 """Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
@@ -22,7 +22,7 @@ class ProgressKeeper:
 
     def __init__(
         self,
-        sink: Sink,
+        generations: Generations,
         watermark: Watermark,
         *,
         stored: Progress | None,
@@ -31,7 +31,7 @@ class ProgressKeeper:
         skipped: Mapping[TopicPartition, int] | None = None,
     ) -> None:
         """``skipped`` are the partitions of which this reading leaves something out, as in Progress."""
-        self._sink = sink
+        self._generations = generations
         self._watermark = watermark
         self._topic_ids = dict(topic_ids)
         self._now_ms = now_ms
@@ -94,6 +94,6 @@ class ProgressKeeper:
             rejected=self._rejected,
             skipped=dict(self._skipped),
         )
-        self._sink.save_progress(progress)
+        self._generations.save_progress(progress)
         self._saved_at_ms = self._now_ms()
         return progress

@@ -12,7 +12,7 @@ import orjson
 
 from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
-from sinks.contract import Progress, Sink, TopicPartition
+from sinks.contract import CoordinationRecords, Progress, TopicPartition
 
 _NOTE: Final = "reading"
 
@@ -34,9 +34,9 @@ class StartPosition:
         return f"-{self.number}" if self.number else ""
 
 
-def load_start_position(sink: Sink, generation: int) -> StartPosition:
+def load_start_position(records: CoordinationRecords, generation: int) -> StartPosition:
     """The reading that is under way."""
-    text = sink.load_coordination(f"g{generation}.{_NOTE}")
+    text = records.load(f"g{generation}.{_NOTE}")
     if text is None:
         return StartPosition()
     note: dict[str, Any] = orjson.loads(text)
@@ -49,24 +49,24 @@ def load_start_position(sink: Sink, generation: int) -> StartPosition:
 
 
 def begin_at_start_position(
-    sink: Sink, generation: int, start: Offsets | None, *, overwrite_equal_tags: bool = False
+    records: CoordinationRecords, generation: int, start: Offsets | None, *, overwrite_equal_tags: bool = False
 ) -> StartPosition:
     """Start anew; the next job of the generation reads from there."""
-    reading = StartPosition(load_start_position(sink, generation).number + 1, start, overwrite_equal_tags)
-    _save(sink, generation, reading)
+    reading = StartPosition(load_start_position(records, generation).number + 1, start, overwrite_equal_tags)
+    _save(records, generation, reading)
     return reading
 
 
-def end_replay(sink: Sink, generation: int) -> None:
+def end_replay(records: CoordinationRecords, generation: int) -> None:
     """From now on, a row of the same tag is left as it is again."""
-    _save(sink, generation, replace(load_start_position(sink, generation), overwrite_equal_tags=False))
+    _save(records, generation, replace(load_start_position(records, generation), overwrite_equal_tags=False))
 
 
-def _save(sink: Sink, generation: int, reading: StartPosition) -> None:
+def _save(records: CoordinationRecords, generation: int, reading: StartPosition) -> None:
     start = reading.start
     pairs = None if start is None else [[topic, partition, offset] for (topic, partition), offset in start.items()]
     note = {"number": reading.number, "start": pairs, "overwrite_equal_tags": reading.overwrite_equal_tags}
-    sink.save_coordination(f"g{generation}.{_NOTE}", orjson.dumps(note).decode())
+    records.save(f"g{generation}.{_NOTE}", orjson.dumps(note).decode())
 
 
 def offsets_behind_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition]) -> Offsets:

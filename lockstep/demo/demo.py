@@ -225,12 +225,12 @@ class _Demo:
 
     def _check_rebuilt(self) -> None:
         config = load(self._config_file)
-        sink = open_sink(SEARCH, config.sinks[SEARCH], 1)
+        opened = open_sink(SEARCH, config.sinks[SEARCH], 1)
         try:
-            if sink.live_generation() == 1:
+            if opened.generations.live() == 1:
                 raise self._children.failure(_REBUILD)
         finally:
-            sink.close()
+            opened.sink.close()
 
     def counts(self) -> Counts:
         """What the writer has reported last."""
@@ -349,7 +349,7 @@ class _Demo:
             for name in config.sinks:
                 live = _live(config, name)
                 built_with = settings_of_generation(config, name, live)
-                sinks[name] = (open_sink(name, built_with, live.number), projection_of(built_with))
+                sinks[name] = (open_sink(name, built_with, live.number).sink, projection_of(built_with))
                 opened.callback(sinks[name][0].close)
             return compare_sinks(source, sinks)
 

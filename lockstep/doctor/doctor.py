@@ -166,11 +166,11 @@ def _brokers(cluster: TopicAdmin) -> list[Finding]:
 
 def _sink_check(name: str) -> Callable[[Config], list[Finding]]:
     def check(config: Config) -> list[Finding]:
-        sink = open_sink(name, config.sinks[name], 1)
+        opened = open_sink(name, config.sinks[name], 1)
         try:
-            live = sink.live_generation()
+            live = opened.generations.live()
         finally:
-            sink.close()
+            opened.sink.close()
         what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
         return [Finding(Severity.OK, f"sink {name}", what)]
 

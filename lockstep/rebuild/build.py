@@ -60,9 +60,9 @@ from lockstep.rebuild.build_inputs import (
 )
 from lockstep.verify.report import Kind, VerifyReport
 from lockstep.verify.verify import Step, VerifyOptions, verify
-from sinks.contract import Batch, Progress, Sink, TableVersions
+from sinks.contract import Batch, OpenedSink, Progress, TableVersions
 from sinks.registry import SinkSettings, definition, history_tables, open_sink, with_definition
-from sinks.wrappers.retrying import RetryingSink
+from sinks.wrappers.retrying import Retries, retrying
 
 _LOOK_S: Final = 0.5
 
@@ -151,9 +151,11 @@ def rebuild(
         is_long = sum(log_ends(config).values()) >= _LONG_LOG
         with session(source, stop, [settings], bulk=is_long, opened=opened) as spark:
             for beginning in count(1):
-                sink = open_sink(name, settings, number)
+                opened = open_sink(name, settings, number)
                 try:
-                    build = _Build(config, source, name, settings, number, record, sink, spark, stop, observer, trimmed)
+                    build = _Build(
+                        config, source, name, settings, number, record, opened, spark, stop, observer, trimmed
+                    )
                     if in_place:
                         return build.replay()
                     return build.run(switch_over=switch_over)
@@ -166,7 +168,7 @@ def rebuild(
                     observer.say(
                         f"generation {number} can't become right any more: {why}; dropping it and beginning anew"
                     )
-                    _drop_half_built(config, name, sink, number)
+                    _drop_half_built(config, name, opened, number)
                 except LockstepError as error:
                     if not in_place and not isinstance(error, PositionMismatch):  # that says itself how to begin anew
                         observer.say(
@@ -175,35 +177,35 @@ def rebuild(
                         )
                     raise
                 finally:
-                    sink.close()
+                    opened.sink.close()
                 number, record = _begin(config, name, settings, observer.say)
         raise AssertionError("it begins anew, returns or raises")
 
 
 def _check_nobody_applies(name: str, settings: SinkSettings, number: int) -> None:
-    sink = open_sink(name, settings, number)
+    opened = open_sink(name, settings, number)
     try:
-        if is_running(sink, number):
+        if is_running(opened.records, number):
             raise LockstepError(f"a job applies to generation {number} still", hint="try again when its batch is done")
     finally:
-        sink.close()
+        opened.sink.close()
 
 
-def _drop_half_built(config: Config, name: str, sink: Sink, number: int) -> None:
+def _drop_half_built(config: Config, name: str, opened: OpenedSink, number: int) -> None:
     """Drop what was being built. Raises LockstepError when readers see it, or may have seen it."""
-    record = load_record(sink, number)
+    record = load_record(opened.records, number)
     if (
         record is None
         or record.phase is not Phase.BUILDING
         or record.shown
         or record.pipeline != config.pipeline.name
-        or sink.live_generation() == number
+        or opened.generations.live() == number
     ):
         raise LockstepError(
             f"generation {number} of sink {name!r} isn't dropped: readers may have seen it",
             hint=f"if nobody needs it: lockstep generations {name} --drop {number}; then run this again",
         )
-    remove(config, name, sink, number, record)
+    remove(config, name, opened, number, record)
 
 
 @contextmanager
@@ -225,17 +227,17 @@ def _only_rebuild(config: Config, name: str) -> Iterator[None]:
 
 def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]) -> tuple[int, Record]:
     """The generation to build: one that was begun with the same settings, else a new one."""
-    sink = open_sink(name, settings, 1)
+    opened = open_sink(name, settings, 1)
     try:
         wanted = definition(settings)
-        for generation in list_generations(sink):
+        for generation in list_generations(opened):
             record = generation.record
             if record is None or record.phase is not Phase.BUILDING:
                 continue
             check_owner(name, generation.number, record, config.pipeline.name)
             if generation.is_live:
                 say(f"generation {generation.number} was switched to by a rebuild that ended there: it is in use now")
-                save_record(sink, generation.number, replace(record, phase=Phase.READY, loaded=True))
+                save_record(opened.records, generation.number, replace(record, phase=Phase.READY, loaded=True))
                 continue
             if definition(with_definition(settings, record.definition)) == wanted:
                 say(f"going on with generation {generation.number}")
@@ -244,14 +246,14 @@ def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str
                 say(
                     f"generation {generation.number} was begun with other settings, and readers may have seen it: it stays"
                 )
-                save_record(sink, generation.number, replace(record, phase=Phase.READY, loaded=True))
+                save_record(opened.records, generation.number, replace(record, phase=Phase.READY, loaded=True))
                 continue
             say(f"generation {generation.number} was begun with other settings: dropping it")
             half_built = open_sink(name, settings, generation.number)
             try:
                 _drop_half_built(config, name, half_built, generation.number)
             finally:
-                half_built.close()
+                half_built.sink.close()
         record = Record(
             config.pipeline.name,
             wanted,
@@ -259,10 +261,10 @@ def _begin(config: Config, name: str, settings: SinkSettings, say: Callable[[str
             loaded=False,
             created_at_ms=time.time_ns() // 1_000_000,
         )
-        number = begin_generation(sink, record)
-        live = sink.live_generation()
+        number = begin_generation(opened, record)
+        live = opened.generations.live()
     finally:
-        sink.close()
+        opened.sink.close()
     beside = "" if live is None else f" beside generation {live}, which readers go on to see"
     say(f"building generation {number}{beside}")
     return number, record
@@ -272,11 +274,11 @@ def _begin_in_place(
     config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]
 ) -> tuple[int, Record]:
     """The live generation, which nobody else applies to from now on, to be read into from the log's beginning."""
-    sink = open_sink(name, settings, 1)
+    opened = open_sink(name, settings, 1)
     try:
-        live = next((generation for generation in list_generations(sink) if generation.is_live), None)
+        live = next((generation for generation in list_generations(opened) if generation.is_live), None)
     finally:
-        sink.close()
+        opened.sink.close()
     if live is None or live.phase not in (Phase.READY, Phase.REPLAYING):
         raise LockstepError(
             f"sink {name!r} has no live generation that could be written again",
@@ -285,20 +287,22 @@ def _begin_in_place(
     wanted = definition(settings)
     record = live.record or Record(config.pipeline.name, wanted)
     check_owner(name, live.number, record, config.pipeline.name)
-    sink = open_sink(name, settings, live.number)
+    opened = open_sink(name, settings, live.number)
     try:
         check_in_place(settings, with_definition(settings, record.definition))
-        is_begun = record.phase is Phase.REPLAYING and load_start_position(sink, live.number).overwrite_equal_tags
+        is_begun = (
+            record.phase is Phase.REPLAYING and load_start_position(opened.records, live.number).overwrite_equal_tags
+        )
         if is_begun and definition(with_definition(settings, record.definition)) == wanted:
             say(f"going on with generation {live.number}")
             return live.number, record
         say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
-        take(sink, live.number, record, Phase.REPLAYING)
-        begin_at_start_position(sink, live.number, None, overwrite_equal_tags=True)
+        take(opened, live.number, record, Phase.REPLAYING)
+        begin_at_start_position(opened.records, live.number, None, overwrite_equal_tags=True)
         record = replace(record, definition=wanted, phase=Phase.REPLAYING)
-        save_record(sink, live.number, record)
+        save_record(opened.records, live.number, record)
     finally:
-        sink.close()
+        opened.sink.close()
     return live.number, record
 
 
@@ -340,7 +344,7 @@ class _Build:
         settings: SinkSettings,
         number: int,
         record: Record,
-        sink: Sink,
+        opened: OpenedSink,
         spark: SparkSession,
         stop: threading.Event,
         observer: Observer,
@@ -357,7 +361,7 @@ class _Build:
         self._settings = settings
         self._number = number
         self._record = record
-        self._sink = sink
+        self._opened = opened
         self._spark = spark
         self._stop = stop
         self._observer = observer
@@ -368,7 +372,7 @@ class _Build:
 
     def run(self, *, switch_over: bool) -> Rebuilt:
         """Build the generation. Raises _InputsChanged when it can't end in what the source has by now."""
-        self._stand_on(load_basis(self._sink, self._number))
+        self._stand_on(load_basis(self._opened.records, self._number))
         try:
             return self._run(switch_over=switch_over)
         except LockstepError as error:
@@ -384,7 +388,7 @@ class _Build:
             report = self._compare(job)
             self._look_at_basis()
             explained = self._explain()
-            live = self._sink.live_generation()
+            live = self._opened.generations.live()
             if not report.is_equal:
                 if live is not None and any(table.count(Kind.MISSING) for table in report.tables):
                     self._explain_missing(live)
@@ -392,7 +396,7 @@ class _Build:
             before = None
             if switch_over or live is None:
                 self._record = replace(self._record, shown=True)
-                save_record(self._sink, self._number, self._record)
+                save_record(self._opened.records, self._number, self._record)
                 # Still applied to by our job: it must not fall behind before readers see it.
                 before = switch(
                     partial(open_sink, self._name, self._settings),
@@ -402,7 +406,7 @@ class _Build:
         finally:
             job.stop()
         # From now on a running `lockstep apply` keeps it up to date.
-        save_record(self._sink, self._number, replace(self._record, phase=Phase.READY, loaded=True))
+        save_record(self._opened.records, self._number, replace(self._record, phase=Phase.READY, loaded=True))
         return self._result(report, before, switch_over or live is None, explained)
 
     def replay(self) -> Rebuilt:
@@ -432,18 +436,18 @@ class _Build:
         if begun is not None and begun.topic_ids.keys() != set(self._tables):
             raise _InputsChanged("it was begun with other tables")
         now = read_basis(self._config, self._tables)
-        self._basis = begun or replace(now, topic_ids={**now.topic_ids, **self._ids_read(self._sink)})
+        self._basis = begun or replace(now, topic_ids={**now.topic_ids, **self._ids_read(self._opened)})
         self._check_basis(now)
         check_complete(now, self._tables)
         if begun is None and not self._is_in_place:
-            save_basis(self._sink, self._number, now)
+            save_basis(self._opened.records, self._number, now)
         self._look_at = time.monotonic() + _BASIS_LOOK_S
         if not self._trimmed and not self._is_in_place:
             self._check_not_trimmed(has_read=begun is not None)
 
-    def _ids_read(self, sink: Sink) -> dict[TableName, str]:
+    def _ids_read(self, opened: OpenedSink) -> dict[TableName, str]:
         """The ids of the topics that a generation has read."""
-        progress = sink.load_progress()
+        progress = opened.generations.load_progress()
         topics = self._config.topics()
         ids = {} if progress is None else progress.topic_ids
         return {name: ids[topics[name]] for name in self._tables if topics[name] in ids}
@@ -490,21 +494,21 @@ class _Build:
 
     def _remove_tables_that_left(self) -> None:
         """Remove what today's settings don't produce. Not before the end: until then they could have been taken back."""
-        sink = RetryingSink(
-            self._sink,
+        retries = Retries(
             sleep=time.sleep,
             monotonic=time.monotonic,
             random=random.random,
             on_wait=lambda waiting: self._observer.say(f"waiting: {waiting.reason}"),
             give_up_after_s=_REMOVAL_S,
         )
+        opened = retrying(self._opened, retries)
         kept = {self._config.topics()[name] for name in self._tables}
-        progress = sink.load_progress()
+        progress = opened.generations.load_progress()
         left = {topic for topic, _ in progress.next_offsets} - kept if progress is not None else set()
         if progress is not None and left:
             # First: who reads such a topic again one day must not believe that its rows are here.
-            sink.claim()
-            sink.save_progress(
+            opened.sink.claim()
+            opened.generations.save_progress(
                 replace(
                     progress,
                     next_offsets={at: offset for at, offset in progress.next_offsets.items() if at[0] in kept},
@@ -514,10 +518,10 @@ class _Build:
             DeadLetters(
                 self._config.kafka.client(), self._config.pipeline.name, sink=self._name, generation=self._number
             ).close_all(left)
-        gone = sink.keep_only(self._tables)
-        columns = load_columns(sink, self._number)
+        gone = opened.generations.keep_only(self._tables)
+        columns = load_columns(opened.records, self._number)
         if columns is not None:
-            save_columns(sink, self._number, columns.only(self._tables))
+            save_columns(opened.records, self._number, columns.only(self._tables))
         if gone:
             self._observer.say(f"removed tables that this sink doesn't have any more: {', '.join(map(str, gone))}")
 
@@ -538,8 +542,8 @@ class _Build:
 
     def _give_back(self) -> None:
         """Readers see this generation, so it is kept up to date again however the replay has ended."""
-        end_replay(self._sink, self._number)
-        save_record(self._sink, self._number, replace(self._record, phase=Phase.READY))
+        end_replay(self._opened.records, self._number)
+        save_record(self._opened.records, self._number, replace(self._record, phase=Phase.READY))
 
     def _remove_extra_rows(self, report: VerifyReport) -> None:
         """Rows that neither the log nor the source has: what other code, or a hand, has put there."""
@@ -557,7 +561,9 @@ class _Build:
             of_table = [replace(delete, tag=_next_tag(delete.tag)) for delete in deletes if delete.table == name]
             events, now_ms = TableEvents.of(name, of_table), time.time_ns() // 1_000_000
             versions.append(TableVersions(events, ["d"] * len(of_table), [now_ms] * len(of_table)))
-        self._sink.apply(Batch(deletes, fence=self._sink.claim(), overwrite_equal_tags=True, versions=versions))
+        self._opened.sink.apply(
+            Batch(deletes, fence=self._opened.sink.claim(), overwrite_equal_tags=True, versions=versions)
+        )
 
     def _result(
         self, report: VerifyReport, switched_from: int | None, is_live: bool, explained: tuple[str, ...]
@@ -577,11 +583,11 @@ class _Build:
         """Apply what the log holds now, in the destination's fastest way."""
         self._read_to_end(bulk=True)
         self._observer.say("finishing the load")
-        self._sink.end_bulk()
+        self._opened.generations.end_bulk()
         if self._load_began is not None:
             self._loaded, self._load_s = self._events, time.monotonic() - self._load_began
         self._record = replace(self._record, loaded=True)
-        save_record(self._sink, self._number, self._record)
+        save_record(self._opened.records, self._number, self._record)
 
     def _read_to_end(self, *, bulk: bool) -> None:
         """Apply what the log holds now, from where this reading was. ``bulk`` only while nobody reads the generation."""
@@ -628,8 +634,8 @@ class _Build:
 
     def _explain(self) -> tuple[str, ...]:
         """What readers will find otherwise than in the live generation, by what it was built with."""
-        live = self._sink.live_generation()
-        record = None if live is None or live == self._number else load_record(self._sink, live)
+        live = self._opened.generations.live()
+        record = None if live is None or live == self._number else load_record(self._opened.records, live)
         if record is None:
             return ()
         now, before = definition(self._settings), definition(with_definition(self._settings, record.definition))
@@ -641,11 +647,11 @@ class _Build:
 
     def _explain_missing(self, live: int) -> None:
         """Tell of topics that were made anew before this build began, which the live generation has known otherwise."""
-        sink = open_sink(self._name, self._settings, live)
+        opened = open_sink(self._name, self._settings, live)
         try:
-            read = self._ids_read(sink)
+            read = self._ids_read(opened)
         finally:
-            sink.close()
+            opened.sink.close()
         lost = made_anew(BuildInputs(read, {}), self._basis)
         if lost:
             topics = ", ".join(self._config.topics()[name] for name in lost)
@@ -690,6 +696,6 @@ class _Build:
 
     def _loaded_progress(self) -> Progress | None:
         try:
-            return self._sink.load_progress()
+            return self._opened.generations.load_progress()
         except Unavailable:
             return None

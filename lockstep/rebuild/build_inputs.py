@@ -16,7 +16,7 @@ from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.table import Column, Table, TableName
 from lockstep.config import Config
-from sinks.contract import Sink, TopicPartition
+from sinks.contract import CoordinationRecords, TopicPartition
 
 _NOTE: Final = "basis"
 
@@ -83,14 +83,14 @@ def check_complete(basis: BuildInputs, tables: Sequence[TableName]) -> None:
             )
 
 
-def load_basis(sink: Sink, generation: int) -> BuildInputs | None:
+def load_basis(records: CoordinationRecords, generation: int) -> BuildInputs | None:
     """What a generation was begun on; None where nothing was read for it yet."""
-    text = sink.load_coordination(f"g{generation}.{_NOTE}")
+    text = records.load(f"g{generation}.{_NOTE}")
     return None if text is None else BuildInputs.from_json(text)
 
 
-def save_basis(sink: Sink, generation: int, basis: BuildInputs) -> None:
-    sink.save_coordination(f"g{generation}.{_NOTE}", basis.to_json())
+def save_basis(records: CoordinationRecords, generation: int, basis: BuildInputs) -> None:
+    records.save(f"g{generation}.{_NOTE}", basis.to_json())
 
 
 def made_anew(begun: BuildInputs, now: BuildInputs) -> list[TableName]:

@@ -33,10 +33,10 @@ from jobs.spark.computed_columns import opened_row_computer
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
 from lockstep.rejections.commands import Rejection, RejectionBook, Selection, counted, cut, none_of_that
-from sinks.contract import Batch, Outcome, Progress, Sink, TableVersions
+from sinks.contract import Batch, OpenedSink, Outcome, Progress, TableVersions
 from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
 from sinks.wrappers.projection import Projection
-from sinks.wrappers.retrying import RetryingSink
+from sinks.wrappers.retrying import Retries, retrying
 
 _PORTION_EVENTS: Final = 1000
 _PORTION_BYTES: Final = 32 * 1024 * 1024
@@ -126,17 +126,17 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
     retried = Retried(generation.number)
     if mine:
         settings = settings_of_generation(config, name, generation)
-        sink = RetryingSink(
-            open_sink(name, settings, generation.number),
+        retries = Retries(
             sleep=time.sleep,
             monotonic=time.monotonic,
             random=random.random,
             on_wait=lambda waiting: say(f"waiting for {name}: {waiting.reason}"),
             give_up_after_s=config.spark.retry_s,
         )
+        opened = retrying(open_sink(name, settings, generation.number), retries)
         with ExitStack() as closing:
-            closing.callback(sink.close)
-            _Attempt(config, name, settings, sink, book, retried, _evaluation(config, settings, mine, closing)).run(
+            closing.callback(opened.sink.close)
+            _Attempt(config, name, settings, opened, book, retried, _evaluation(config, settings, mine, closing)).run(
                 mine
             )
     return retried
@@ -165,14 +165,14 @@ class _Attempt:
         config: Config,
         name: str,
         settings: SinkSettings,
-        sink: Sink,
+        opened: OpenedSink,
         book: RejectionBook,
         retried: Retried,
         evaluate: Evaluate,
     ) -> None:
         self._config = config
         self._name = name
-        self._sink = sink
+        self._opened = opened
         self._book = book
         self._retried = retried
         self._evaluate = evaluate
@@ -181,7 +181,7 @@ class _Attempt:
         self._tables = {TableName.parse(text) for text in settings.tables} or set(config.source.keyed_names)
 
     def run(self, rejections: Sequence[Rejection]) -> None:
-        progress = self._sink.load_progress()
+        progress = self._opened.generations.load_progress()
         topics = {one.letter.position.topic for one in rejections}
         lost = lost_topics(topics, progress, self._topic_ids(topics))
         usable = []
@@ -211,7 +211,7 @@ class _Attempt:
     def _take(self, portion: Sequence[Kept]) -> None:
         """Apply a portion, then close what the sink took. Raises LockstepError."""
         made, outcome = apply_beside(
-            self._sink,
+            self._opened,
             self._name,
             self._number,
             portion,
@@ -232,7 +232,7 @@ class _Attempt:
 
 
 def apply_beside(
-    sink: Sink,
+    opened: OpenedSink,
     name: str,
     generation: int,
     portion: Sequence[Kept],
@@ -247,14 +247,14 @@ def apply_beside(
     ``records`` reads all shapes in the order of the topic; ``keeps`` are the tables of which the sink keeps all versions.
     """
     for _ in range(_TRIES):
-        require_in_use(sink, name, generation)
-        record = load_record(sink, generation)
+        require_in_use(opened.records, name, generation)
+        record = load_record(opened.records, generation)
         if record is not None and record.phase is not Phase.READY:
             raise LockstepError(
                 f"generation {generation} of sink {name!r} is {record.phase.value} by now",
                 hint="nothing was closed that the sink doesn't have; retry when that has ended",
             )
-        prepared = load_prepared(sink, generation)
+        prepared = load_prepared(opened.records, generation)
         if prepared is None:
             sleep(_LOOK_S)
             continue
@@ -263,11 +263,13 @@ def apply_beside(
         try:
             # A row in the same version is written again: it may be what this has left before in an earlier shape.
             versions = versions_of(made, keeps)
-            outcome = sink.apply(Batch(events, fence=sink.fence(), overwrite_equal_tags=True, versions=versions))
+            outcome = opened.sink.apply(
+                Batch(events, fence=opened.sink.fence(), overwrite_equal_tags=True, versions=versions)
+            )
         except Fenced:  # a job has begun between the two calls
             sleep(_LOOK_S)
             continue
-        if load_prepared(sink, generation) == prepared:
+        if load_prepared(opened.records, generation) == prepared:
             return made, outcome
         # What was written just now may lack a column that all other rows have got meanwhile.
     raise LockstepError(

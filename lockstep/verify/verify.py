@@ -25,7 +25,7 @@ from lockstep.verify.source_side import Load, SourceSide
 from lockstep.verify.topic_side import TopicSide
 from lockstep.verify.view import Deriver, View
 from lockstep.verify.waiting import Applied, Mark, Patience, Stalled
-from sinks.contract import Sink
+from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink, projection_of
 from sinks.wrappers.projection import parse_column
 
@@ -125,9 +125,9 @@ class _Verification:
         self._client = config.kafka.client()
         self._cluster = TopicAdmin(self._client)
         self._generation = self._live_generation() if options.generation is None else options.generation
-        sink = self._open_existing(settings, self._generation)
-        self._sink = SinkSide(sink, patience)
-        self._applied = self._applied_of(sink, self._generation)
+        opened = self._open_existing(settings, self._generation)
+        self._sink = SinkSide(opened.sink, patience)
+        self._applied = self._applied_of(opened, self._generation)
         self._view = View(projection_of(settings), self._open_deriver)
         self._shapes: Mapping[TableName, Table] = {}
         self._source = SourceSide(
@@ -210,9 +210,9 @@ class _Verification:
             number = _generation_number(against)
             settings = self._options.other_settings or self._settings
             theirs = settings
-            sink = self._open_existing(settings, number)
+            opened = self._open_existing(settings, number)
             expected = GenerationSide(
-                number, SinkSide(sink, self._patience), self._applied_of(sink, number), self._log_ends
+                number, SinkSide(opened.sink, self._patience), self._applied_of(opened, number), self._log_ends
             )
         tables, left_out = [], {}
         for name in self._names:
@@ -444,25 +444,25 @@ class _Verification:
 
     # Opening.
 
-    def _open_existing(self, settings: SinkSettings, generation: int) -> Sink:
+    def _open_existing(self, settings: SinkSettings, generation: int) -> OpenedSink:
         """Raises LockstepError when there is no such generation."""
-        sink = self._open(settings, generation)
-        existing = sink.generations()
+        opened = self._open(settings, generation)
+        existing = opened.generations.numbers()
         if generation not in existing:
             raise LockstepError(
                 f"sink {self._options.sink!r} has no generation {generation}",
                 hint=f"it has: {', '.join(map(str, existing)) or 'none'}",
             )
-        return sink
+        return opened
 
-    def _open(self, settings: SinkSettings, generation: int) -> Sink:
-        sink = open_sink(self._options.sink, settings, generation)
-        self._closing.callback(sink.close)
-        return sink
+    def _open(self, settings: SinkSettings, generation: int) -> OpenedSink:
+        opened = open_sink(self._options.sink, settings, generation)
+        self._closing.callback(opened.sink.close)
+        return opened
 
-    def _applied_of(self, sink: Sink, generation: int) -> Applied:
+    def _applied_of(self, opened: OpenedSink, generation: int) -> Applied:
         return Applied(
-            sink,
+            opened.generations,
             name=self._options.sink,
             generation=generation,
             patience=self._patience,
@@ -471,7 +471,7 @@ class _Verification:
         )
 
     def _live_generation(self) -> int:
-        live = self._open(self._settings, 1).live_generation()
+        live = self._open(self._settings, 1).generations.live()
         if live is None:
             raise LockstepError(
                 f"sink {self._options.sink!r} has no live generation: nothing was ever applied to it",

@@ -8,7 +8,7 @@ from typing import Final
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn, format_lsn
-from sinks.contract import Progress, Sink, TopicPartition
+from sinks.contract import Generations, Progress, TopicPartition
 
 _SLICE_S: Final = 0.05
 _SAY_AFTER_S: Final = 5.0
@@ -65,9 +65,16 @@ class Applied:
     """Waits for one generation of a sink. What it waits for must move: a stream that stands still raises Stalled."""
 
     def __init__(
-        self, sink: Sink, *, name: str, generation: int, patience: Patience, stall_s: float, say: Callable[[str], None]
+        self,
+        generations: Generations,
+        *,
+        name: str,
+        generation: int,
+        patience: Patience,
+        stall_s: float,
+        say: Callable[[str], None],
     ) -> None:
-        self._sink = sink
+        self._generations = generations
         self._name = name
         self._generation = generation
         self._patience = patience
@@ -82,7 +89,7 @@ class Applied:
         while True:
             progress = last
             with suppress(Unavailable):
-                progress = self._sink.load_progress()
+                progress = self._generations.load_progress()
             if mark.is_applied(progress):
                 return
             now = self._patience.now_s()

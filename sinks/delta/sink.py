@@ -56,7 +56,7 @@ from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.access import Login
 from sinks.columns.shape import Shape, unprepared
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Progress, Rejection, StoredRow
 from sinks.delta.bookkeeping import Books, Build, Ledger
 from sinks.delta.lake import TRIES, Lake, Overtaken, refresh, talking, too_many
 from sinks.progress_json import dump_progress, load_progress
@@ -219,6 +219,12 @@ class _Held:
             yield from scanner.to_batches()
 
 
+def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSink:
+    """The destination opened for one generation. It connects when it is first used."""
+    sink = DeltaSink(name, settings, generation)
+    return OpenedSink(sink, sink, sink)
+
+
 class DeltaSink:
     """Applies events to Delta tables. Opens them when they are first used, and keeps them open."""
 
@@ -332,10 +338,10 @@ class DeltaSink:
 
         self._books.change(save)
 
-    def live_generation(self) -> int | None:
+    def live(self) -> int | None:
         return self._books.live()
 
-    def generations(self) -> list[int]:
+    def numbers(self) -> list[int]:
         ledger = self._books.read()
         # One whose files are still to be deleted is still to be dropped.
         return sorted({*ledger.builds, *(number for number, _ in ledger.doomed.values())})
@@ -386,17 +392,17 @@ class DeltaSink:
         self._books.change(leave)
         self._delete_doomed()
 
-    def load_coordination(self, name: str) -> str | None:
+    def load(self, name: str) -> str | None:
         return self._books.read().notes.get(name)
 
-    def save_coordination(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None) -> None:
         def save(ledger: Ledger, _live: int | None) -> Ledger:
             others = {known: note for known, note in ledger.notes.items() if known != name}
             return replace(ledger, notes=others if text is None else {**others, name: text})
 
         self._books.change(save)
 
-    def create_coordination(self, name: str, text: str) -> bool:
+    def create(self, name: str, text: str) -> bool:
         created = False
 
         def create(ledger: Ledger, _live: int | None) -> Ledger:

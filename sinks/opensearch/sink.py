@@ -43,7 +43,7 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue, RowEvent, TableEvents
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unknown_column, unprepared
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Progress, Rejection, StoredRow
 from sinks.opensearch.answers import RETRY_AFTER_S, Verdict, refusal, stopping, unreadable, verdict
 from sinks.opensearch.client import Answers, OpenSearchClient, shaping
 from sinks.opensearch.documents import Target
@@ -90,6 +90,12 @@ class _Held(NamedTuple):
 
     shape: Shape
     properties: Mapping[str, Mapping[str, Any]]
+
+
+def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) -> OpenedSink:
+    """The destination opened for one generation. It connects when it is first used."""
+    sink = OpenSearchSink(name, settings, generation)
+    return OpenedSink(sink, sink, sink)
 
 
 class OpenSearchSink:
@@ -140,7 +146,7 @@ class OpenSearchSink:
                     self._client.call("PUT", f"/{index}/_mapping", _without_dynamic(wanted))
                 held = _Held(evolved, wanted["properties"])
             self._targets[table.name] = self._target(index, held)
-        live = self.live_generation()
+        live = self.live()
         if alias_names and (live == self._generation or (live is None and go_live and not self._loading())):
             adds = [_add(f"{alias}_g{self._generation}", alias) for alias in alias_names]
             self._client.call("POST", "/_aliases", {"actions": adds})
@@ -235,7 +241,7 @@ class OpenSearchSink:
         path = f"/{self._progress_index}_W/_doc/g{self._generation}"
         self._client.call("PUT", path, dump_progress(progress), {"require_alias": "true"})
 
-    def live_generation(self) -> int | None:
+    def live(self) -> int | None:
         live = sorted({index.generation for index in self._undisturbed() if index.is_live})
         if len(live) > 1:  # one request moves all aliases
             raise LockstepError(
@@ -244,7 +250,7 @@ class OpenSearchSink:
             )
         return live[0] if live else None
 
-    def generations(self) -> list[int]:
+    def numbers(self) -> list[int]:
         return sorted({index.generation for index in self._indexes()[0]})
 
     def switch(self) -> None:
@@ -292,11 +298,11 @@ class OpenSearchSink:
                 self._client.call("DELETE", f"/{self._progress_index}/_doc/{document}", missing_ok=True)
         self._targets.clear()
 
-    def load_coordination(self, name: str) -> str | None:
+    def load(self, name: str) -> str | None:
         answer = self._client.call("GET", f"/{self._progress_index}/_doc/{_note_id(name)}", missing_ok=True)
         return str(answer["_source"]["text"]) if answer and answer.get("found") else None
 
-    def save_coordination(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None) -> None:
         if text is None:
             self._client.call("DELETE", f"/{self._progress_index}/_doc/{_note_id(name)}", missing_ok=True)
         else:
@@ -304,7 +310,7 @@ class OpenSearchSink:
             path = f"/{self._progress_index}_W/_doc/{_note_id(name)}"
             self._client.call("PUT", path, {"text": text}, {"require_alias": "true"})
 
-    def create_coordination(self, name: str, text: str) -> bool:
+    def create(self, name: str, text: str) -> bool:
         self._create_progress_index()
         path = f"/{self._progress_index}_W/_create/{_note_id(name)}"
         there = ("version_conflict_engine_exception",)

@@ -54,7 +54,7 @@ from cdc.model.event import Events, JsonValue, TableEvents, parse_key
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls
 from sinks.columns.shape import Shape, unprepared
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Progress, Rejection, StoredRow
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.errors import translated
 from sinks.redis.layout import Layout, TableLayout, Template, glob_text, row_of, table_field
@@ -208,6 +208,12 @@ def settings_text(settings: RedisSettings) -> str:
     return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
 
 
+def open_redis(name: str, settings: RedisSettings, generation: int) -> OpenedSink:
+    """The destination opened for one generation. It connects when it is first used."""
+    sink = RedisSink(name, settings, generation)
+    return OpenedSink(sink, sink, sink)
+
+
 class RedisSink:
     """Applies events to a Redis or Valkey server. Connects at the first call."""
 
@@ -307,11 +313,11 @@ class RedisSink:
                 raise DataLost(f"key {self._progress_key!r}, which this job has written, is gone from redis")
         self._saved = progress
 
-    def live_generation(self) -> int | None:
+    def live(self) -> int | None:
         with self._talking() as client:
             return self._live(client)
 
-    def generations(self) -> list[int]:
+    def numbers(self) -> list[int]:
         with self._talking() as client:
             return sorted(map(int, client.smembers(self._generations_key)))
 
@@ -344,7 +350,7 @@ class RedisSink:
         return sorted(others)
 
     def drop(self) -> None:
-        if self.live_generation() == self._generation:
+        if self.live() == self._generation:
             raise LockstepError(
                 f"generation {self._generation} is live", hint="switch to another generation before you drop this one"
             )
@@ -366,19 +372,19 @@ class RedisSink:
             client.srem(self._generations_key, self._generation)
         self._prepared.clear()
 
-    def load_coordination(self, name: str) -> str | None:
+    def load(self, name: str) -> str | None:
         with self._talking() as client:
             text: bytes | None = client.hget(self._notes_key, name)
         return None if text is None else text.decode()
 
-    def save_coordination(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None) -> None:
         with self._talking() as client:
             if text is None:
                 client.hdel(self._notes_key, name)
             else:
                 client.hset(self._notes_key, name, text)
 
-    def create_coordination(self, name: str, text: str) -> bool:
+    def create(self, name: str, text: str) -> bool:
         with self._talking() as client:
             return bool(client.hsetnx(self._notes_key, name, text))
 

@@ -25,7 +25,17 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Events, JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
 from sinks.columns.shape import Shape, unknown_column, unprepared
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, StoredRow, TableVersions
+from sinks.contract import (
+    NOTHING_ADDED,
+    AddedValues,
+    Batch,
+    OpenedSink,
+    Outcome,
+    Progress,
+    Rejection,
+    StoredRow,
+    TableVersions,
+)
 from sinks.warehouse.bookkeeping import HeldTable, WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect, UnknownColumn
 from sinks.warehouse.history import HistoryBookkeeping
@@ -33,6 +43,12 @@ from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
 from sinks.warehouse.postgres.dialect import PostgreSql
 from sinks.warehouse.reader_views import Shown, views_of
 from sinks.warehouse.settings import WarehouseSettings
+
+
+def open_warehouse(name: str, settings: WarehouseSettings, generation: int) -> OpenedSink:
+    """The destination opened for one generation. It connects when it is first used."""
+    sink = WarehouseSink(name, settings, generation)
+    return OpenedSink(sink, sink, sink)
 
 
 class WarehouseSink:
@@ -180,7 +196,7 @@ class WarehouseSink:
             self._books.check_fence(self._fence)
             self._books.save_progress(progress)
 
-    def live_generation(self) -> int | None:
+    def live(self) -> int | None:
         with self._connection.transaction():
             if not self._books.exist():
                 return None
@@ -195,7 +211,7 @@ class WarehouseSink:
                     )
         return live
 
-    def generations(self) -> list[int]:
+    def numbers(self) -> list[int]:
         with self._connection.transaction():
             return self._books.generations() if self._books.exist() else []
 
@@ -245,17 +261,17 @@ class WarehouseSink:
             self._books.forget_generation()
         self._connection.disconnect()
 
-    def load_coordination(self, name: str) -> str | None:
+    def load(self, name: str) -> str | None:
         with self._connection.transaction():
             return self._books.load_coordination(name) if self._books.exist() else None
 
-    def save_coordination(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None) -> None:
         with self._connection.transaction():
             if not self._books.exist():
                 self._books.create()
             self._books.save_coordination(name, text)
 
-    def create_coordination(self, name: str, text: str) -> bool:
+    def create(self, name: str, text: str) -> bool:
         with self._connection.transaction():
             if not self._books.exist():
                 self._books.create()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cdc.model.table import Table, TableName
-from sinks.contract import Sink
+from sinks.contract import CoordinationRecords
 from sinks.wrappers.projection import column_text
 from sinks.wrappers.renaming import Renaming
 
@@ -64,9 +64,9 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
     return ColumnNames(numbers, Renaming(names), oids)
 
 
-def load_names(sink: Sink, generation: int) -> ColumnNames | None:
+def load_names(records: CoordinationRecords, generation: int) -> ColumnNames | None:
     """What a generation knows, or None when it keeps no names."""
-    text = sink.load_coordination(_note(generation))
+    text = records.load(_record_name(generation))
     if text is None:
         return None
     numbers: dict[TableName, Mapping[int, str]] = {}
@@ -81,13 +81,13 @@ def load_names(sink: Sink, generation: int) -> ColumnNames | None:
     return ColumnNames(numbers, Renaming(names), oids)
 
 
-def save_names(sink: Sink, generation: int, kept: ColumnNames) -> None:
+def save_names(records: CoordinationRecords, generation: int, kept: ColumnNames) -> None:
     document: list[Any] = []
     for name, of_table in kept.numbers.items():
         renamed = kept.renaming.names.get(name, {})
         document.append([name.schema, name.name, kept.oids.get(name, 0), dict(of_table), dict(renamed)])
-    sink.save_coordination(_note(generation), json.dumps(document))
+    records.save(_record_name(generation), json.dumps(document))
 
 
-def _note(generation: int) -> str:
+def _record_name(generation: int) -> str:
     return f"g{generation}.names"

@@ -1,40 +1,43 @@
-"""A sink whose destination sees other columns than the source has: some left out, masked, computed, or called otherwise.
-
-Columns are left out and masked by name, and a column that is renamed at the source has another name from then on. So that it doesn't
-reach the destination under it, a generation's note keeps the column's number (``Column.number``), by which it is known again. Another
-one keeps by what name the destination knows each number: with ``keeps_names`` a renamed column goes on under the name it had.
-"""
+"""A sink whose destination sees other columns than the source has: some left out, masked, computed, or renamed."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Events, JsonValue
-from cdc.model.table import Table, TableName
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Outcome, Progress, Rejection, Sink, StoredRow
+from cdc.model.table import Table
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Rejection, StoredRow
 from sinks.wrappers.column_names import keep_names, load_names, save_names
 from sinks.wrappers.projection import Projection, column_text
 from sinks.wrappers.renaming import Renaming
 
 
 class ProjectingSink:
-    """Wraps a sink bound to ``generation``. Callers speak of the source's full tables and events throughout."""
+    """Wraps the sink of ``opened``, bound to ``generation``. Callers use the source's full tables and events throughout.
+
+    Columns are left out and masked by name. A column that is renamed at the source must not reach the destination under
+    its new name. So a coordination record keeps the column's number (``Column.number``), by which it is recognised.
+    Another record keeps the name under which the destination has each number: with ``keeps_names`` a renamed column
+    keeps the name that it had.
+    """
 
     def __init__(
         self,
-        sink: Sink,
+        opened: OpenedSink,
         projection: Projection,
         generation: int,
         *,
         renaming: Renaming | None = None,
         keeps_names: bool = False,
     ) -> None:
-        self._sink = sink
+        self._sink = opened.sink
+        self._generations = opened.generations
+        self._records = opened.records
         self._projection = projection
         self._generation = generation
-        self._note = f"g{generation}.excluded"
-        self._salt_note = f"g{generation}.salt"
+        self._hidden_record = f"g{generation}.excluded"
+        self._salt_record = f"g{generation}.salt"
         self._configured = renaming or Renaming()
         self._keeps_names = keeps_names
         self._known_renaming = None if keeps_names else self._configured
@@ -49,13 +52,13 @@ class ProjectingSink:
         """
         problems = self._projection.key_problems(tables) + self._projection.clash_problems(tables)
         seen = [self._projection.table(table) for table in tables]
-        is_new = self._generation not in self._sink.generations()
+        is_new = self._generation not in self._generations.numbers()
         if is_new:
             problems += self._projection.unknown_problems(tables) + self._configured.unknown_problems(seen)
         kept = None
         renaming = self._configured
         if self._keeps_names:
-            kept = keep_names(self._configured, seen, load_names(self._sink, self._generation))
+            kept = keep_names(self._configured, seen, load_names(self._records, self._generation))
             renaming = kept.renaming
         problems += renaming.clash_problems(seen)
         if problems:
@@ -66,7 +69,7 @@ class ProjectingSink:
             )
         salt = self._projection.salt
         if salt is not None and is_new:
-            self._sink.save_coordination(self._salt_note, salt.mark)
+            self._records.save(self._salt_record, salt.mark)
         self._check_salt()
         self._remember(tables)
         hidden = {name: self._projection.row(name, values) for name, values in added.items()}
@@ -74,13 +77,13 @@ class ProjectingSink:
         left = self._sink.prepare([renaming.table(table) for table in seen], go_live=go_live, added=here)
         if kept is not None:
             # Not before the destination has agreed: what it refuses may be undone at the source.
-            save_names(self._sink, self._generation, kept)
+            save_names(self._records, self._generation, kept)
         self._known_renaming = renaming
         return {name: renaming.back_row(name, values) for name, values in left.items()}
 
     def _renaming(self) -> Renaming:
         if self._known_renaming is None:
-            kept = load_names(self._sink, self._generation)
+            kept = load_names(self._records, self._generation)
             self._known_renaming = self._configured if kept is None else kept.renaming
         return self._known_renaming
 
@@ -92,19 +95,13 @@ class ProjectingSink:
         salt = self._projection.salt
         if salt is None or self._salt_is_known:
             return
-        known = self._sink.load_coordination(self._salt_note)
+        known = self._records.load(self._salt_record)
         self._salt_is_known = known == salt.mark
         if known is not None and known != salt.mark:
             raise LockstepError(
                 "the salt of this sink's hashes isn't the one that this generation was built with",
                 hint="put the earlier one back, or build the sink anew from the log: lockstep rebuild",
             )
-
-    def begin_bulk(self) -> None:
-        self._sink.begin_bulk()
-
-    def end_bulk(self) -> None:
-        self._sink.end_bulk()
 
     def claim(self) -> int:
         return self._sink.claim()
@@ -140,36 +137,6 @@ class ProjectingSink:
             ],
         )
 
-    def load_progress(self) -> Progress | None:
-        return self._sink.load_progress()
-
-    def save_progress(self, progress: Progress) -> None:
-        self._sink.save_progress(progress)
-
-    def live_generation(self) -> int | None:
-        return self._sink.live_generation()
-
-    def generations(self) -> list[int]:
-        return self._sink.generations()
-
-    def switch(self) -> None:
-        self._sink.switch()
-
-    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        return self._sink.keep_only(tables)
-
-    def drop(self) -> None:
-        self._sink.drop()
-
-    def load_coordination(self, name: str) -> str | None:
-        return self._sink.load_coordination(name)
-
-    def save_coordination(self, name: str, text: str | None) -> None:
-        self._sink.save_coordination(name, text)
-
-    def create_coordination(self, name: str, text: str) -> bool:
-        return self._sink.create_coordination(name, text)
-
     def scan(self, table: Table) -> Iterator[StoredRow]:
         renaming = self._renaming()
         for stored in self._sink.scan(renaming.table(self._projection.table(table))):
@@ -185,8 +152,11 @@ class ProjectingSink:
         self._sink.close()
 
     def _remember(self, tables: Sequence[Table]) -> None:
-        """Note the numbers of the columns that are hidden. Raises LockstepError for one that has another name now, and for one that never was."""
-        text = self._sink.load_coordination(self._note)
+        """Store the numbers of the columns that are hidden.
+
+        Raises LockstepError for a column that has another name now, and ConfigurationError for one that never was.
+        """
+        text = self._records.load(self._hidden_record)
         known: dict[str, list[int]] = {} if text is None else json.loads(text)
         now = dict(known)
         unknown = []
@@ -219,4 +189,4 @@ class ProjectingSink:
                 hint="mend exclude and mask of this sink",
             )
         if now != known:
-            self._sink.save_coordination(self._note, json.dumps(now))
+            self._records.save(self._hidden_record, json.dumps(now))
