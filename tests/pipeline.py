@@ -279,12 +279,12 @@ url = "{self.endpoints.warehouse_url}"
             publication=self.config.publication,
             application="test",
         ) as source:
-            compared = compare_sinks(source, {name: (sink, Projection()) for name, sink in sinks.items()})
-        for sink in sinks.values():
-            progress = sink.load_progress()
+            compared = compare_sinks(source, {name: (opened.sink, Projection()) for name, opened in sinks.items()})
+        for opened in sinks.values():
+            progress = opened.generations.load_progress()
             assert progress is not None
             assert progress.rejected == 0
-            sink.close()
+            opened.sink.close()
         assert compared.keys() == self.config.sinks.keys() != set()
         for name, tables in compared.items():
             for table in tables:

@@ -151,10 +151,10 @@ def rebuild(
         is_long = sum(log_ends(config).values()) >= _LONG_LOG
         with session(source, stop, [settings], bulk=is_long, opened=opened) as spark:
             for beginning in count(1):
-                opened = open_sink(name, settings, number)
+                target = open_sink(name, settings, number)
                 try:
                     build = _Build(
-                        config, source, name, settings, number, record, opened, spark, stop, observer, trimmed
+                        config, source, name, settings, number, record, target, spark, stop, observer, trimmed
                     )
                     if in_place:
                         return build.replay()
@@ -168,7 +168,7 @@ def rebuild(
                     observer.say(
                         f"generation {number} can't become right any more: {why}; dropping it and beginning anew"
                     )
-                    _drop_half_built(config, name, opened, number)
+                    _drop_half_built(config, name, target, number)
                 except LockstepError as error:
                     if not in_place and not isinstance(error, PositionMismatch):  # that says itself how to begin anew
                         observer.say(
@@ -177,7 +177,7 @@ def rebuild(
                         )
                     raise
                 finally:
-                    opened.sink.close()
+                    target.sink.close()
                 number, record = _begin(config, name, settings, observer.say)
         raise AssertionError("it begins anew, returns or raises")
 

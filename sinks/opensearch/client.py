@@ -175,6 +175,6 @@ def _connect(settings: OpenSearchSettings) -> Any:
                 options[option] = str(file)
     # The client logs requests that fail, with their bodies: rows. Each of them is an error of ours already.
     logging.getLogger("opensearch").setLevel(logging.CRITICAL)
-    # The RetryingSink waits and repeats, nobody else: a hidden retry would delay what it reports.
+    # The caller waits and repeats, nobody else does: a hidden retry would delay what it reports.
     timeout = Timeout(connect=min(_CONNECT_S_MAX, settings.timeout_s), read=settings.timeout_s)
     return OpenSearch(hosts=list(settings.urls), timeout=timeout, max_retries=0, retry_on_timeout=False, **options)

@@ -606,7 +606,7 @@ class RedisSink:
             url,
             socket_timeout=settings.timeout_s,
             socket_connect_timeout=settings.timeout_s,
-            retry=Retry(NoBackoff(), 0),  # the RetryingSink waits, nobody else
+            retry=Retry(NoBackoff(), 0),  # the caller retries, nobody else does
             **options,
         )
 

@@ -454,13 +454,13 @@ def test_a_notes_history_does_not_grow_for_ever(lake: Lake) -> None:
     sink = lake.sink(1, ITEMS)
     log = lake.root / "shop_live" / "_delta_log"
     for number in range(150):
-        sink.save_coordination("g1.runner", str(number))
+        sink.save("g1.runner", str(number))
     for file in log.iterdir():
         os.utime(file, (time.time() - 48 * 3600,) * 2)
     for number in range(110):
-        sink.save_coordination("g1.runner", str(number))
+        sink.save("g1.runner", str(number))
     assert len(list(log.glob("*.json"))) < 200
-    assert lake.sink(1).load_coordination("g1.runner") == "109"
+    assert lake.sink(1).load("g1.runner") == "109"
 
 
 # Leftovers
@@ -475,7 +475,7 @@ def test_what_a_killed_prepare_left_is_taken_over(lake: Lake) -> None:
     sink = lake.sink(1, wider)
     fence = sink.claim()
     assert sink.apply(batch(upsert({"id": 1, "note": "a", "added": "b"}, 1, of=wider), fence=fence)).applied == 1
-    assert sink.live_generation() == 1
+    assert sink.live() == 1
 
 
 def test_a_late_writer_of_a_dropped_generation_does_not_get_into_the_next_of_its_number(lake: Lake) -> None:

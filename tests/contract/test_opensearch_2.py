@@ -133,11 +133,11 @@ def test_readers_find_what_is_live_and_no_markers(client: OpenSearch, opened: li
         hits = client.search(index=alias, body={"query": query})["hits"]["hits"]
         assert (query, [(hit["_id"], hit["_routing"]) for hit in hits]) == (query, [("eu-1", "eu")])
     second.switch()
-    assert (sink.live_generation(), client.search(index=alias)["hits"]["hits"][0]["_source"]["note"]) == (2, "rebuilt")
+    assert (sink.live(), client.search(index=alias)["hits"]["hits"][0]["_source"]["note"]) == (2, "rebuilt")
     second.save_progress(progress(7))
     assert second.load_progress() == progress(7)
     sink.drop()
-    assert second.generations() == [2]
+    assert second.numbers() == [2]
 
 
 def test_poison_is_rejected_and_blocks_stop(client: OpenSearch, opened: list[OpenSearchSink]) -> None:

@@ -158,15 +158,15 @@ def test_an_alias_that_somebody_moved_is_left_alone(
         if not keeps_ours:
             client.indices.delete_alias(index=f"{alias(sink)}_g1", name=alias(sink), ignore=404)  # type: ignore[call-arg]
         before = _pointed(client, sink._prefix)
-        for act in (sink.live_generation, second.switch, sink.switch, lambda: second.prepare([PRODUCTS])):
+        for act in (sink.live, second.switch, sink.switch, lambda: second.prepare([PRODUCTS])):
             with pytest.raises(LockstepError, match=f"points to index '{stranger}', which isn't this sink's") as raised:
                 act()
             assert raised.value.hint is not None
         assert _pointed(client, sink._prefix) == before
-        assert sink.generations() == [1, 2]
+        assert sink.numbers() == [1, 2]
         client.indices.delete(index=stranger)
     second.switch()
-    assert sink.live_generation() == 2
+    assert sink.live() == 2
 
 
 def test_an_index_with_the_aliases_name_is_left_alone(
@@ -174,13 +174,13 @@ def test_an_index_with_the_aliases_name_is_left_alone(
 ) -> None:
     client.indices.delete_alias(index=f"{alias(sink)}_g1", name=alias(sink))
     client.indices.create(index=alias(sink))
-    for act in (sink.live_generation, second.switch, lambda: second.prepare([PRODUCTS])):
+    for act in (sink.live, second.switch, lambda: second.prepare([PRODUCTS])):
         with pytest.raises(LockstepError, match=f"there is an index called '{alias(sink)}'"):
             act()
     client.indices.delete(index=alias(sink))
-    assert sink.live_generation() is None
+    assert sink.live() is None
     second.switch()
-    assert sink.live_generation() == 2
+    assert sink.live() == 2
 
 
 def test_an_alias_on_two_generations_is_noticed_and_a_switch_mends_it(
@@ -188,9 +188,9 @@ def test_an_alias_on_two_generations_is_noticed_and_a_switch_mends_it(
 ) -> None:
     client.indices.put_alias(index=f"{alias(sink)}_g2", name=alias(sink))
     with pytest.raises(LockstepError, match="generations 1 and 2 at once"):
-        sink.live_generation()
+        sink.live()
     second.switch()
-    assert sink.live_generation() == 2
+    assert sink.live() == 2
 
 
 def test_rows_by_key_see_what_was_not_refreshed_and_no_markers(client: OpenSearch, sink: OpenSearchSink) -> None:
@@ -246,10 +246,10 @@ def test_a_first_generation_in_bulk_does_not_go_live_by_itself(endpoints: Any) -
     sink.prepare([PRODUCTS], go_live=False)
     sink.begin_bulk()
     sink.prepare([PRODUCTS])
-    assert sink.live_generation() is None
+    assert sink.live() is None
     sink.end_bulk()
     sink.prepare([PRODUCTS])
-    assert sink.live_generation() == 1
+    assert sink.live() == 1
     sink.close()
 
 

@@ -95,13 +95,13 @@ def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch
 
     sink = open_sink(refresh_interval_ms=3_600_000)
     rows, books = f"{sink._prefix}.public.orders_g1", f"{sink._prefix}.lockstep_progress"
-    sink.save_coordination("a", "text")
+    sink.save("a", "text")
     before = refreshes(rows), refreshes(books)
     for number in range(5):
         sink.apply(batch(upsert({"id": number, "note": "n"}, 1)))
         sink.save_progress(progress(number))
-        sink.save_coordination("a", f"text {number}")
-        assert (sink.load_progress(), sink.load_coordination("a")) == (progress(number), f"text {number}")
+        sink.save("a", f"text {number}")
+        assert (sink.load_progress(), sink.load("a")) == (progress(number), f"text {number}")
         assert len(list(sink.rows(ORDERS, [{"id": number}]))) == 1
     assert client.indices.get_settings(index=books)[books]["settings"]["index"]["refresh_interval"] == "-1"
     assert (refreshes(rows), refreshes(books)) == before

@@ -315,7 +315,7 @@ def test_a_node_that_is_down_is_passed_over(endpoints: Any, direct: OpenSearchSi
         with through(direct, *urls) as sink:
             for number in range(3):
                 assert sink.apply(batch(row(number, at))).applied == 1
-            assert sink.live_generation() == 1
+            assert sink.live() == 1
     with through(direct, _dead(), _dead()) as sink, pytest.raises(Unavailable, match="doesn't answer"):
         sink.apply(batch(row(1)))
 

@@ -83,7 +83,7 @@ def test_user_and_password_are_used(client: Any, endpoints: Any, name: str) -> N
         good.close()
         bad = RedisSink(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("wrong"))), 1)
         with pytest.raises(LockstepError, match="invalid username-password") as raised:
-            bad.live_generation()
+            bad.live()
         assert not isinstance(raised.value, Unavailable)
     finally:
         client.execute_command("ACL", "DELUSER", name)
@@ -112,7 +112,7 @@ def test_a_pointer_that_somebody_else_wrote_is_left_alone(
     else:
         client.set(pointer, pointed)
     before = client.dump(pointer)
-    for act in (sink.live_generation, sink.switch, sink.drop):
+    for act in (sink.live, sink.switch, sink.drop):
         with pytest.raises(LockstepError, match=f"'{pointer}'.* doesn't name a generation") as raised:
             act()
         assert not isinstance(raised.value, Unavailable)
@@ -120,7 +120,7 @@ def test_a_pointer_that_somebody_else_wrote_is_left_alone(
     assert client.dump(pointer) == before
     client.delete(pointer)
     sink.switch()
-    assert sink.live_generation() == 1
+    assert sink.live() == 1
 
 
 def test_what_is_not_a_row_of_ours_is_not_read(client: Any, sink: RedisSink, name: str) -> None:

@@ -29,19 +29,19 @@ from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from jobs.query.column_backfill import backfill_columns
-from sinks.contract import AddedValues, Batch, Outcome, Sink, TableVersions
-from sinks.delta.sink import DeltaSettings, DeltaSink
-from sinks.memory import MemorySink, MemoryStore
+from sinks.contract import AddedValues, Batch, OpenedSink, Outcome, Sink, TableVersions
+from sinks.delta.sink import DeltaSettings, open_delta
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.sink import OpenSearchSink
-from sinks.redis.sink import RedisSettings, RedisSink
+from sinks.opensearch.sink import open_opensearch
+from sinks.redis.sink import RedisSettings, open_redis
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.sink import open_warehouse
 from sinks.wrappers.masks import Salt, Truncation
 from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
 from sinks.wrappers.renaming import Renaming
-from sinks.wrappers.retrying import RetryingSink, Waiting
+from sinks.wrappers.retrying import Retries, Waiting, retrying
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 from tests.examples import examples
 
@@ -61,7 +61,7 @@ leads nowhere."""
 class Destination:
     """One kind of sink: how to open it, how to read from it as applications do, how to break it, what it refuses for good."""
 
-    open: Callable[[str, int], Sink]
+    open: Callable[[str, int], OpenedSink]
     reader: Callable[[str], AbstractContextManager[Reader]]
     poison: dict[str, JsonValue]
     everything: Callable[[str], str]
@@ -72,20 +72,24 @@ class Destination:
     """Two tables whose names differ in nothing else are refused."""
     remove: Callable[[str], object] = lambda _: None
     """Removes all that a sink left behind, where the server takes so much only."""
-    opened: list[Sink] = field(default_factory=list)
+    closing: list[Sink] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
     def sink(self, name: str, generation: int = 1, *tables: Table) -> Sink:
-        """A sink of this kind; prepared when tables are given."""
-        sink = self.open(name, generation)
-        self.opened.append(sink)
+        """A sink of this kind, for tests that read and write rows only; prepared when tables are given."""
+        return self.opened(name, generation, *tables).sink
+
+    def opened(self, name: str, generation: int = 1, *tables: Table) -> OpenedSink:
+        """The same with its generations and coordination records."""
+        opened = self.open(name, generation)
+        self.closing.append(opened.sink)
         self.names.add(name)
         if tables:
-            sink.prepare(tables)
-        return sink
+            opened.sink.prepare(tables)
+        return opened
 
     def close(self) -> None:
-        for sink in self.opened:
+        for sink in self.closing:
             sink.close()
         for name in self.names:
             self.remove(name)
@@ -97,8 +101,8 @@ def _memory() -> Destination:
     def refuse(event: RowEvent) -> str | None:
         return "too long" if event.row is not None and len(str(event.row.get("note"))) > MAX_VALUE_BYTES else None
 
-    def open_(name: str, generation: int) -> Sink:
-        return MemorySink(stores.setdefault(name, MemoryStore()), generation, refuse=refuse)
+    def open_(name: str, generation: int) -> OpenedSink:
+        return open_memory(stores.setdefault(name, MemoryStore()), generation, refuse=refuse)
 
     @contextmanager
     def reader(name: str) -> Iterator[Reader]:
@@ -164,7 +168,7 @@ def _redis_laid_out(endpoints: Any, key: str, note: Callable[[dict[bytes, bytes]
             )
 
     return Destination(
-        lambda name, generation: RedisSink(name, chosen, generation),
+        lambda name, generation: open_redis(name, chosen, generation),
         reader,
         {"note": POISON * MAX_VALUE_BYTES},
         everything,
@@ -205,7 +209,7 @@ def _opensearch(
                 client.indices.delete(index=",".join(indexes))
 
     return Destination(
-        lambda name, generation: OpenSearchSink(name, chosen, generation),
+        lambda name, generation: open_opensearch(name, chosen, generation),
         reader,
         {"number": 2**40},
         everything,
@@ -250,7 +254,7 @@ def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
             return repr(connection.execute(query).fetchall())
 
     return Destination(
-        lambda name, generation: WarehouseSink(name, chosen, generation),
+        lambda name, generation: open_warehouse(name, chosen, generation),
         reader,
         {"number": 2**40},
         everything,
@@ -280,7 +284,11 @@ def _versioned(plain: Destination) -> Destination:
                 versions.append(TableVersions(events, operations, times_ms))
             return self._sink.apply(replace(given, versions=versions))
 
-    return replace(plain, open=lambda name, generation: cast("Sink", Versioned(plain.open(name, generation))))
+    def open_(name: str, generation: int) -> OpenedSink:
+        opened = plain.open(name, generation)
+        return replace(opened, sink=cast("Sink", Versioned(opened.sink)))
+
+    return replace(plain, open=open_)
 
 
 def _duckdb(_endpoints: Any) -> Destination:
@@ -314,8 +322,8 @@ def _duckdb(_endpoints: Any) -> Destination:
 
         yield find
 
-    def open_(name: str, generation: int) -> Sink:
-        return WarehouseSink(name, chosen, generation)
+    def open_(name: str, generation: int) -> OpenedSink:
+        return open_warehouse(name, chosen, generation)
 
     return Destination(
         open_,
@@ -358,7 +366,7 @@ def _delta(_endpoints: Any) -> Destination:
         return repr((DeltaTable(directory).to_pyarrow_table().to_pylist(), log))
 
     return Destination(
-        lambda name, generation: DeltaSink(name, chosen, generation),
+        lambda name, generation: open_delta(name, chosen, generation),
         reader,
         {"number": 2**40},
         everything,
@@ -500,9 +508,9 @@ def test_two_writers_on_the_same_keys_end_with_the_newest(destination: Destinati
     failures: list[BaseException] = []
 
     def write(seed: int) -> None:
-        sink = destination.sink(name, 1)
+        opened = destination.opened(name, 1)
         picks = random.Random(seed)
-        patient = _patient(sink, [])
+        patient = _patient(opened, []).sink
         try:
             for _ in range(30):
                 keys = picks.sample(range(20), 10)
@@ -561,40 +569,40 @@ def test_several_poison_rows_are_found(destination: Destination, name: str) -> N
 
 
 def test_the_first_generation_becomes_live_by_itself(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1)
-    assert sink.live_generation() is None
-    sink.prepare([ITEMS])
-    assert sink.live_generation() == 1
+    opened = destination.opened(name, 1)
+    assert opened.generations.live() is None
+    opened.sink.prepare([ITEMS])
+    assert opened.generations.live() == 1
 
 
 def test_a_second_generation_is_built_beside_the_first_and_switched(destination: Destination, name: str) -> None:
-    old = destination.sink(name, 1, ITEMS)
-    new = destination.sink(name, 2, ITEMS)
-    old.apply(batch(item(1, "old", 1)))
-    assert counts(new.apply(batch(item(1, "rebuilt", 1)))) == (1, 0, 0)
-    assert (new.live_generation(), rows_of(old), rows_of(new)) == (1, {"(1,)": "old"}, {"(1,)": "rebuilt"})
-    new.switch()
-    assert old.live_generation() == 2
-    old.switch()
-    assert new.live_generation() == 1
+    old = destination.opened(name, 1, ITEMS)
+    new = destination.opened(name, 2, ITEMS)
+    old.sink.apply(batch(item(1, "old", 1)))
+    assert counts(new.sink.apply(batch(item(1, "rebuilt", 1)))) == (1, 0, 0)
+    assert (new.generations.live(), rows_of(old.sink), rows_of(new.sink)) == (1, {"(1,)": "old"}, {"(1,)": "rebuilt"})
+    new.generations.switch()
+    assert old.generations.live() == 2
+    old.generations.switch()
+    assert new.generations.live() == 1
 
 
 def test_the_live_generation_is_not_dropped(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
+    opened = destination.opened(name, 1, ITEMS)
     with pytest.raises(LockstepError, match="live"):
-        sink.drop()
+        opened.generations.drop()
 
 
 def test_a_dropped_generation_leaves_the_others_alone(destination: Destination, name: str) -> None:
-    old = destination.sink(name, 1, ITEMS)
-    new = destination.sink(name, 2, ITEMS)
-    old.apply(batch(item(1, "old", 1)))
-    old.save_progress(progress())
-    new.apply(batch(item(1, "new", 1)))
-    new.switch()
-    old.drop()
-    assert rows_of(new) == {"(1,)": "new"}
-    assert destination.sink(name, 1).load_progress() is None
+    old = destination.opened(name, 1, ITEMS)
+    new = destination.opened(name, 2, ITEMS)
+    old.sink.apply(batch(item(1, "old", 1)))
+    old.generations.save_progress(progress())
+    new.sink.apply(batch(item(1, "new", 1)))
+    new.generations.switch()
+    old.generations.drop()
+    assert rows_of(new.sink) == {"(1,)": "new"}
+    assert destination.opened(name, 1).generations.load_progress() is None
     with pytest.raises(LockstepError):
         destination.sink(name, 1).apply(batch(item(1, "late", 2)))
 
@@ -602,50 +610,50 @@ def test_a_dropped_generation_leaves_the_others_alone(destination: Destination, 
 def test_a_generation_that_never_was_is_not_switched_to(destination: Destination, name: str) -> None:
     destination.sink(name, 1, ITEMS)
     with pytest.raises(LockstepError, match="doesn't exist"):
-        destination.sink(name, 9).switch()
+        destination.opened(name, 9).generations.switch()
 
 
 def test_a_dropped_generation_can_be_built_again(destination: Destination, name: str) -> None:
     destination.sink(name, 1, ITEMS).apply(batch(item(1, "kept", 1)))
-    second = destination.sink(name, 2, ITEMS)
-    second.apply(batch(item(1, "first try", 1)))
-    second.drop()
+    second = destination.opened(name, 2, ITEMS)
+    second.sink.apply(batch(item(1, "first try", 1)))
+    second.generations.drop()
     again = destination.sink(name, 2, ITEMS)
     assert rows_of(again) == {}
     assert counts(again.apply(batch(item(1, "second try", 1)))) == (1, 0, 0)
 
 
 def test_a_generation_that_may_not_go_live_does_not(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1)
-    sink.prepare([ITEMS], go_live=False)
-    sink.apply(batch(item(1, "a", 1)))
-    sink.prepare([ITEMS], go_live=False)
-    assert sink.live_generation() is None
+    opened = destination.opened(name, 1)
+    opened.sink.prepare([ITEMS], go_live=False)
+    opened.sink.apply(batch(item(1, "a", 1)))
+    opened.sink.prepare([ITEMS], go_live=False)
+    assert opened.generations.live() is None
     with destination.reader(name) as find:
         with pytest.raises(LookupError):
             find(1)
-        sink.switch()
-        assert (sink.live_generation(), find(1)) == (1, "a")
+        opened.generations.switch()
+        assert (opened.generations.live(), find(1)) == (1, "a")
 
 
 def test_a_live_generation_stays_live_whatever_is_prepared(destination: Destination, name: str) -> None:
-    live = destination.sink(name, 1, ITEMS)
+    live = destination.opened(name, 1, ITEMS)
     destination.sink(name, 2).prepare([ITEMS], go_live=False)
     destination.sink(name, 3, ITEMS)
-    live.prepare([ITEMS], go_live=False)
-    assert live.live_generation() == 1
+    live.sink.prepare([ITEMS], go_live=False)
+    assert live.generations.live() == 1
 
 
 def test_generations_are_listed_while_they_exist(destination: Destination, name: str) -> None:
-    first = destination.sink(name, 1)
-    assert first.generations() == []
+    first = destination.opened(name, 1)
+    assert first.generations.numbers() == []
     destination.sink(name, 10, ITEMS)
     destination.sink(name, 2, ITEMS)
-    first.prepare([ITEMS])
-    assert (first.generations(), destination.sink(name, 99).generations()) == ([1, 2, 10], [1, 2, 10])
-    destination.sink(name, 2).drop()
-    assert first.generations() == [1, 10]
-    assert destination.sink(f"{name}x", 1).generations() == []
+    first.sink.prepare([ITEMS])
+    assert (first.generations.numbers(), destination.opened(name, 99).generations.numbers()) == ([1, 2, 10], [1, 2, 10])
+    destination.opened(name, 2).generations.drop()
+    assert first.generations.numbers() == [1, 10]
+    assert destination.opened(f"{name}x", 1).generations.numbers() == []
 
 
 @pytest.mark.parametrize("columns", [ITEMS.columns, (column("note"), column("id", "int8"), column("extra"))])
@@ -654,11 +662,11 @@ def test_a_reader_misses_nothing_while_generations_are_switched(
 ) -> None:
     """Also when the other generation has other columns."""
     other = replace(ITEMS, columns=columns)
-    sinks = [destination.sink(name, 1, ITEMS), destination.sink(name, 2, other)]
-    sinks[0].apply(batch(*(item(n, f"n{n}", 1) for n in range(20))))
-    sinks[1].apply(batch(*(upsert({"id": n, "note": f"n{n}"}, 1, of=other) for n in range(20))))
-    patient = [_patient(sink, [], time.sleep) for sink in sinks]
-    patient[0].switch()
+    sinks = [destination.opened(name, 1, ITEMS), destination.opened(name, 2, other)]
+    sinks[0].sink.apply(batch(*(item(n, f"n{n}", 1) for n in range(20))))
+    sinks[1].sink.apply(batch(*(upsert({"id": n, "note": f"n{n}"}, 1, of=other) for n in range(20))))
+    patient = [_patient(opened, [], time.sleep) for opened in sinks]
+    patient[0].generations.switch()
     failures: list[object] = []
     reads = [0, 0, 0]
     over = threading.Event()
@@ -680,8 +688,8 @@ def test_a_reader_misses_nothing_while_generations_are_switched(
         reader.start()
     seen = 0
     for turn in range(20):
-        patient[(turn + 1) % 2].switch()
-        assert sinks[0].live_generation() == (turn + 1) % 2 + 1
+        patient[(turn + 1) % 2].generations.switch()
+        assert sinks[0].generations.live() == (turn + 1) % 2 + 1
         seen = sum(reads)
         while sum(reads) < seen + 10 and not failures:
             time.sleep(0.001)
@@ -695,54 +703,54 @@ def test_a_reader_misses_nothing_while_generations_are_switched(
 
 
 def test_a_note_is_seen_by_every_generation_and_process(destination: Destination, name: str) -> None:
-    writer, reader = destination.sink(name, 1), destination.sink(name, 2)
-    assert reader.load_coordination("g2.state") is None
-    writer.save_coordination("g2.state", "before prepare")
-    assert reader.load_coordination("g2.state") == "before prepare"
-    writer.prepare([ITEMS])
+    writer, reader = destination.opened(name, 1), destination.opened(name, 2)
+    assert reader.records.load("g2.state") is None
+    writer.records.save("g2.state", "before prepare")
+    assert reader.records.load("g2.state") == "before prepare"
+    writer.sink.prepare([ITEMS])
     for text in ("", 'odd "text" with 100% \\ ü🙂\n', "x" * 100_000):
-        writer.save_coordination("g2.state", text)
-        assert reader.load_coordination("g2.state") == text
-    assert destination.sink(f"{name}x", 2).load_coordination("g2.state") is None
-    writer.save_coordination("g2.state", None)
-    writer.save_coordination("g2.state", None)
-    assert reader.load_coordination("g2.state") is None
+        writer.records.save("g2.state", text)
+        assert reader.records.load("g2.state") == text
+    assert destination.opened(f"{name}x", 2).records.load("g2.state") is None
+    writer.records.save("g2.state", None)
+    writer.records.save("g2.state", None)
+    assert reader.records.load("g2.state") is None
 
 
 def test_notes_and_progress_are_kept_apart(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
+    opened = destination.opened(name, 1, ITEMS)
     for note in ("g1", "progress", "g1.progress", "live", "notes"):
-        sink.save_coordination(note, f"note {note}")
-    sink.save_progress(progress(7))
-    assert sink.load_progress() == progress(7)
-    assert sink.load_coordination("g1") == "note g1"
-    assert sink.live_generation() == 1
+        opened.records.save(note, f"note {note}")
+    opened.generations.save_progress(progress(7))
+    assert opened.generations.load_progress() == progress(7)
+    assert opened.records.load("g1") == "note g1"
+    assert opened.generations.live() == 1
 
 
 def test_a_dropped_generation_takes_its_notes_along(destination: Destination, name: str) -> None:
     destination.sink(name, 1, ITEMS)
-    dropped = destination.sink(name, 2, ITEMS)
+    dropped = destination.opened(name, 2, ITEMS)
     notes = ["g2.a", "g2.b.c", "g2", "g20.a", "g1.a", "other-g2.a", "g2_a", "g2-a"]
     for note in notes:
-        dropped.save_coordination(note, note)
-    dropped.drop()
-    assert {note for note in notes if dropped.load_coordination(note) is None} == {"g2.a", "g2.b.c"}
+        dropped.records.save(note, note)
+    dropped.generations.drop()
+    assert {note for note in notes if dropped.records.load(note) is None} == {"g2.a", "g2.b.c"}
 
 
 @pytest.mark.parametrize("note", ["first", "second"])
 def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name: str, note: str) -> None:
     """Also where the sink has nothing yet."""
     if note == "second":
-        destination.sink(name, 1).save_coordination("first", "there")
+        destination.opened(name, 1).records.save("first", "there")
     together = threading.Barrier(4)
     created: list[str] = []
     failures: list[BaseException] = []
 
     def create(text: str) -> None:
-        sink = _patient(destination.sink(name, 1), [], time.sleep)
+        opened = _patient(destination.opened(name, 1), [], time.sleep)
         try:
             together.wait(30)
-            if sink.create_coordination(note, text):
+            if opened.records.create(note, text):
                 created.append(text)
         except BaseException as error:
             failures.append(error)
@@ -754,19 +762,19 @@ def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name
         thread.join()
     assert failures == []
     assert len(created) == 1
-    assert destination.sink(name, 2).load_coordination(note) == created[0]
+    assert destination.opened(name, 2).records.load(note) == created[0]
 
 
 def test_a_note_is_created_again_once_it_was_removed(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1)
-    assert sink.create_coordination("a", "first")
-    assert not sink.create_coordination("a", "first")
-    sink.save_coordination("a", "changed")
-    assert not sink.create_coordination("a", "second")
-    assert sink.load_coordination("a") == "changed"
-    sink.save_coordination("a", None)
-    assert sink.create_coordination("a", "third")
-    assert sink.load_coordination("a") == "third"
+    opened = destination.opened(name, 1)
+    assert opened.records.create("a", "first")
+    assert not opened.records.create("a", "first")
+    opened.records.save("a", "changed")
+    assert not opened.records.create("a", "second")
+    assert opened.records.load("a") == "changed"
+    opened.records.save("a", None)
+    assert opened.records.create("a", "third")
+    assert opened.records.load("a") == "third"
 
 
 # Tables that leave
@@ -778,45 +786,45 @@ HELD = TableName("public", "items*")
 
 def test_tables_that_are_not_kept_are_gone_and_no_others(destination: Destination, name: str) -> None:
     held = replace(ITEMS, name=HELD)
-    sink = destination.sink(name, 1, ITEMS, OTHERS, held)
-    beside = destination.sink(name, 2, ITEMS, OTHERS, held)
-    neighbour = destination.sink(f"{name}x", 1, ITEMS, OTHERS, held)
-    for one in (sink, beside, neighbour):
-        one.apply(batch(*(_named(of) for of in (ITEMS, OTHERS, held)), fence=one.claim()))
-        one.save_coordination("g1.a", "kept")
-    sink.save_progress(progress(7))
-    assert sink.keep_only([ITEMS.name]) == [OTHERS.name, HELD]
-    assert rows_of(sink) == {"(1,)": "public.items"}
-    assert sink.live_generation() == 1
+    opened = destination.opened(name, 1, ITEMS, OTHERS, held)
+    beside = destination.opened(name, 2, ITEMS, OTHERS, held)
+    neighbour = destination.opened(f"{name}x", 1, ITEMS, OTHERS, held)
+    for one in (opened, beside, neighbour):
+        one.sink.apply(batch(*(_named(of) for of in (ITEMS, OTHERS, held)), fence=one.sink.claim()))
+        one.records.save("g1.a", "kept")
+    opened.generations.save_progress(progress(7))
+    assert opened.generations.keep_only([ITEMS.name]) == [OTHERS.name, HELD]
+    assert rows_of(opened.sink) == {"(1,)": "public.items"}
+    assert opened.generations.live() == 1
     for of in (OTHERS, held):
         with pytest.raises(LockstepError):
             rows_of(destination.sink(name, 1), of)
-        assert rows_of(beside, of) == rows_of(neighbour, of) == {"(1,)": str(of.name)}
-    assert (sink.load_progress(), sink.load_coordination("g1.a")) == (progress(7), "kept")
-    assert destination.sink(name, 1).keep_only([ITEMS.name]) == []
+        assert rows_of(beside.sink, of) == rows_of(neighbour.sink, of) == {"(1,)": str(of.name)}
+    assert (opened.generations.load_progress(), opened.records.load("g1.a")) == (progress(7), "kept")
+    assert destination.opened(name, 1).generations.keep_only([ITEMS.name]) == []
     with destination.reader(name) as find:
         assert find(1) == "public.items"
 
 
 def test_a_table_that_comes_back_is_empty(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS, OTHERS)
-    sink.apply(batch(_named(ITEMS), _named(OTHERS), fence=sink.claim()))
-    assert sink.keep_only([OTHERS.name]) == [ITEMS.name]
+    opened = destination.opened(name, 1, ITEMS, OTHERS)
+    opened.sink.apply(batch(_named(ITEMS), _named(OTHERS), fence=opened.sink.claim()))
+    assert opened.generations.keep_only([OTHERS.name]) == [ITEMS.name]
     with destination.reader(name) as find, suppress(LookupError):  # mostly the name that readers know is gone, too
         assert find(1) is None
-    sink.prepare([ITEMS, OTHERS])
-    assert (rows_of(sink), rows_of(sink, OTHERS)) == ({}, {"(1,)": "public.item"})
+    opened.sink.prepare([ITEMS, OTHERS])
+    assert (rows_of(opened.sink), rows_of(opened.sink, OTHERS)) == ({}, {"(1,)": "public.item"})
     # Nothing is remembered of what was there, so an older event is taken, too.
-    sink.apply(batch(upsert({"id": 2, "note": "a", "number": 1}, 1, of=ITEMS), fence=sink.claim()))
-    assert rows_of(sink) == {"(2,)": "a"}
+    opened.sink.apply(batch(upsert({"id": 2, "note": "a", "number": 1}, 1, of=ITEMS), fence=opened.sink.claim()))
+    assert rows_of(opened.sink) == {"(2,)": "a"}
     with destination.reader(name) as find:
         assert find(2) == "a"
 
 
 def test_where_nothing_is_nothing_is_removed(destination: Destination, name: str) -> None:
-    assert destination.sink(name, 1).keep_only([]) == []
+    assert destination.opened(name, 1).generations.keep_only([]) == []
     destination.sink(name, 1, ITEMS)
-    assert destination.sink(name, 2).keep_only([]) == []
+    assert destination.opened(name, 2).generations.keep_only([]) == []
     assert rows_of(destination.sink(name, 1)) == {}
 
 
@@ -862,22 +870,22 @@ def _carried(sink: Sink, of: Table, left: AddedValues) -> int:
 def test_rows_that_are_there_get_what_a_column_was_added_with(
     destination: Destination, name: str, in_bulk: bool
 ) -> None:
-    sink = destination.sink(name, 1)
-    sink.prepare([ITEMS], go_live=not in_bulk)
+    opened = destination.opened(name, 1)
+    opened.sink.prepare([ITEMS], go_live=not in_bulk)
     if in_bulk:
-        sink.begin_bulk()
-    sink.apply(batch(item(1, "a", 1), item(2, "b", 1), item(3, "c", 1), item(4, "d", 1)))
-    sink.apply(batch(gone(4, 2)))
+        opened.generations.begin_bulk()
+    opened.sink.apply(batch(item(1, "a", 1), item(2, "b", 1), item(3, "c", 1), item(4, "d", 1)))
+    opened.sink.apply(batch(gone(4, 2)))
     added = {ITEMS.name: {"grade": 5}}
-    _carried(sink, GRADED, sink.prepare([GRADED], go_live=not in_bulk, added=added))
+    _carried(opened.sink, GRADED, opened.sink.prepare([GRADED], go_live=not in_bulk, added=added))
     # Rows of the new shape say themselves what they have, null included.
     rows = [{"id": number, "note": "n", "number": 1, "grade": grade} for number, grade in ((2, None), (5, 7))]
-    sink.apply(batch(*(upsert(row, 3, of=GRADED) for row in rows)))
-    assert _carried(sink, GRADED, sink.prepare([GRADED], go_live=not in_bulk, added=added)) == 0
+    opened.sink.apply(batch(*(upsert(row, 3, of=GRADED) for row in rows)))
+    assert _carried(opened.sink, GRADED, opened.sink.prepare([GRADED], go_live=not in_bulk, added=added)) == 0
     if in_bulk:
-        sink.end_bulk()
-    assert {stored.row["id"]: stored.row["grade"] for stored in sink.scan(GRADED)} == {1: 5, 2: None, 3: 5, 5: 7}
-    assert rows_of(sink) == {"(1,)": "a", "(2,)": "n", "(3,)": "c", "(5,)": "n"}
+        opened.generations.end_bulk()
+    assert {stored.row["id"]: stored.row["grade"] for stored in opened.sink.scan(GRADED)} == {1: 5, 2: None, 3: 5, 5: 7}
+    assert rows_of(opened.sink) == {"(1,)": "a", "(2,)": "n", "(3,)": "c", "(5,)": "n"}
 
 
 def test_a_newer_event_wins_over_a_row_that_is_carried_over(destination: Destination, name: str) -> None:
@@ -985,36 +993,36 @@ def test_tables_of_the_same_name_in_two_schemas_are_kept_apart(destination: Dest
 
 
 def test_progress_comes_back_as_it_was_saved(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    assert sink.load_progress() is None
-    sink.save_progress(progress(1))
-    sink.save_progress(progress(0xFFFF_FFFF_FFFF_FFFF))
-    assert destination.sink(name, 1).load_progress() == progress(0xFFFF_FFFF_FFFF_FFFF)
+    opened = destination.opened(name, 1, ITEMS)
+    assert opened.generations.load_progress() is None
+    opened.generations.save_progress(progress(1))
+    opened.generations.save_progress(progress(0xFFFF_FFFF_FFFF_FFFF))
+    assert destination.opened(name, 1).generations.load_progress() == progress(0xFFFF_FFFF_FFFF_FFFF)
 
 
 def test_each_generation_has_its_own_progress(destination: Destination, name: str) -> None:
-    destination.sink(name, 1, ITEMS).save_progress(progress(1))
-    second = destination.sink(name, 2, ITEMS)
-    assert second.load_progress() is None
-    second.save_progress(progress(2))
-    assert destination.sink(name, 1).load_progress() == progress(1)
+    destination.opened(name, 1, ITEMS).generations.save_progress(progress(1))
+    second = destination.opened(name, 2, ITEMS)
+    assert second.generations.load_progress() is None
+    second.generations.save_progress(progress(2))
+    assert destination.opened(name, 1).generations.load_progress() == progress(1)
 
 
 def test_nothing_is_known_before_prepare(destination: Destination, name: str) -> None:
-    assert destination.sink(name, 1).load_progress() is None
+    assert destination.opened(name, 1).generations.load_progress() is None
 
 
 def test_a_writer_that_was_replaced_is_fenced(destination: Destination, name: str) -> None:
-    zombie = destination.sink(name, 1, ITEMS)
-    old_fence = zombie.claim()
-    zombie.apply(batch(item(1, "a", 1), fence=old_fence))
+    zombie = destination.opened(name, 1, ITEMS)
+    old_fence = zombie.sink.claim()
+    zombie.sink.apply(batch(item(1, "a", 1), fence=old_fence))
     fence = destination.sink(name, 1).claim()
     if destination.fences:
         with pytest.raises(Fenced):
-            zombie.apply(batch(item(1, "zombie", 2), fence=old_fence))
+            zombie.sink.apply(batch(item(1, "zombie", 2), fence=old_fence))
         with pytest.raises(Fenced):
-            zombie.save_progress(progress())
-        assert rows_of(zombie) == {"(1,)": "a"}
+            zombie.generations.save_progress(progress())
+        assert rows_of(zombie.sink) == {"(1,)": "a"}
     else:
         assert (old_fence, fence) == (0, 0)
     assert counts(destination.sink(name, 1).apply(batch(item(1, "heir", 2), fence=fence))) == (1, 0, 0)
@@ -1266,13 +1274,13 @@ def _expected(events: Sequence[RowEvent]) -> dict[str, str]:
     return {f"({key},)": str(event.row["note"]) for key, event in last.items() if event.row is not None}
 
 
-def _in_bulk(destination: Destination, name: str, *tables: Table) -> Sink:
+def _in_bulk(destination: Destination, name: str, *tables: Table) -> OpenedSink:
     """A generation in which bulk has begun, beside another one that is live."""
     destination.sink(name, 1, ITEMS)
-    sink = destination.sink(name, 2)
-    sink.prepare(tables or [ITEMS], go_live=False)
-    sink.begin_bulk()
-    return sink
+    opened = destination.opened(name, 2)
+    opened.sink.prepare(tables or [ITEMS], go_live=False)
+    opened.generations.begin_bulk()
+    return opened
 
 
 def _judged(outcome: Outcome) -> tuple[int, int]:
@@ -1281,127 +1289,127 @@ def _judged(outcome: Outcome) -> tuple[int, int]:
 
 
 def test_bulk_ends_in_the_newest_row_of_each_key(destination: Destination, name: str) -> None:
-    sink = _in_bulk(destination, name)
+    opened = _in_bulk(destination, name)
     again = [item(1, "a", 2), item(2, "b", 2), gone(3, 2), item(4, "d", 1)]
     for events in (again, again, [item(1, "old", 1), item(3, "old", 1)], [item(2, "newest", 3), gone(4, 3)]):
-        assert _judged(sink.apply(batch(*events))) == (len(events), 0)
-    sink.end_bulk()
-    assert rows_of(sink) == {"(1,)": "a", "(2,)": "newest"}
-    assert counts(sink.apply(batch(item(1, "old", 1), item(3, "stale", 1), item(4, "stale", 2)))) == (0, 3, 0)
-    assert counts(sink.apply(batch(item(3, "again", 3)))) == (1, 0, 0)
-    assert rows_of(sink) == {"(1,)": "a", "(2,)": "newest", "(3,)": "again"}
+        assert _judged(opened.sink.apply(batch(*events))) == (len(events), 0)
+    opened.generations.end_bulk()
+    assert rows_of(opened.sink) == {"(1,)": "a", "(2,)": "newest"}
+    assert counts(opened.sink.apply(batch(item(1, "old", 1), item(3, "stale", 1), item(4, "stale", 2)))) == (0, 3, 0)
+    assert counts(opened.sink.apply(batch(item(3, "again", 3)))) == (1, 0, 0)
+    assert rows_of(opened.sink) == {"(1,)": "a", "(2,)": "newest", "(3,)": "again"}
 
 
 def test_bulk_goes_on_in_another_process(destination: Destination, name: str) -> None:
-    _in_bulk(destination, name).apply(batch(item(1, "a", 1), item(2, "b", 1)))
-    second = destination.sink(name, 2)
-    second.prepare([ITEMS], go_live=False)
-    second.begin_bulk()
-    second.apply(batch(item(1, "newer", 2), item(3, "c", 1)))
-    third = destination.sink(name, 2)
-    third.end_bulk()
-    third.end_bulk()
-    assert rows_of(third) == {"(1,)": "newer", "(2,)": "b", "(3,)": "c"}
-    assert counts(second.apply(batch(item(1, "old", 1), item(2, "new", 2)))) == (1, 1, 0)
+    _in_bulk(destination, name).sink.apply(batch(item(1, "a", 1), item(2, "b", 1)))
+    second = destination.opened(name, 2)
+    second.sink.prepare([ITEMS], go_live=False)
+    second.generations.begin_bulk()
+    second.sink.apply(batch(item(1, "newer", 2), item(3, "c", 1)))
+    third = destination.opened(name, 2)
+    third.generations.end_bulk()
+    third.generations.end_bulk()
+    assert rows_of(third.sink) == {"(1,)": "newer", "(2,)": "b", "(3,)": "c"}
+    assert counts(second.sink.apply(batch(item(1, "old", 1), item(2, "new", 2)))) == (1, 1, 0)
 
 
 def test_bulk_without_duplicates_or_rows_ends_too(destination: Destination, name: str) -> None:
     other = replace(ITEMS, name=TableName("public", "others"))
-    sink = _in_bulk(destination, name, ITEMS, other)
-    sink.apply(batch(*(item(n, f"n{n}", 1) for n in range(100))))
-    sink.end_bulk()
-    assert rows_of(sink) == {f"({n},)": f"n{n}" for n in range(100)}
-    assert rows_of(sink, other) == {}
-    assert counts(sink.apply(batch(item(1, "old", 1)))) == (0, 1, 0)
+    opened = _in_bulk(destination, name, ITEMS, other)
+    opened.sink.apply(batch(*(item(n, f"n{n}", 1) for n in range(100))))
+    opened.generations.end_bulk()
+    assert rows_of(opened.sink) == {f"({n},)": f"n{n}" for n in range(100)}
+    assert rows_of(opened.sink, other) == {}
+    assert counts(opened.sink.apply(batch(item(1, "old", 1)))) == (0, 1, 0)
 
 
 def test_bulk_that_was_not_begun_ends_without_harm(destination: Destination, name: str) -> None:
-    destination.sink(name, 7).end_bulk()
-    sink = destination.sink(name, 1, ITEMS)
-    sink.apply(batch(item(1, "a", 1)))
-    sink.end_bulk()
-    assert (rows_of(sink), sink.live_generation()) == ({"(1,)": "a"}, 1)
+    destination.opened(name, 7).generations.end_bulk()
+    opened = destination.opened(name, 1, ITEMS)
+    opened.sink.apply(batch(item(1, "a", 1)))
+    opened.generations.end_bulk()
+    assert (rows_of(opened.sink), opened.generations.live()) == ({"(1,)": "a"}, 1)
 
 
 def test_bulk_on_a_generation_that_readers_see_shows_them_nothing_else(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    sink.begin_bulk()
-    sink.apply(batch(item(1, "a", 1)))
-    sink.apply(batch(item(1, "b", 2), item(2, "b", 2)))
-    assert rows_of(sink) == {"(1,)": "b", "(2,)": "b"}
+    opened = destination.opened(name, 1, ITEMS)
+    opened.generations.begin_bulk()
+    opened.sink.apply(batch(item(1, "a", 1)))
+    opened.sink.apply(batch(item(1, "b", 2), item(2, "b", 2)))
+    assert rows_of(opened.sink) == {"(1,)": "b", "(2,)": "b"}
     with destination.reader(name) as find:
         deadline = time.monotonic() + 10
         while (find(1), find(2)) != ("b", "b"):
             assert time.monotonic() < deadline
-    sink.end_bulk()
+    opened.generations.end_bulk()
 
 
 def test_bulk_on_rows_that_are_there_keeps_them(destination: Destination, name: str) -> None:
     destination.sink(name, 1, ITEMS)
-    sink = destination.sink(name, 2, ITEMS)
-    sink.apply(batch(item(1, "a", 2)))
-    sink.begin_bulk()
-    sink.apply(batch(item(1, "old", 1), item(2, "b", 1)))
-    sink.end_bulk()
-    assert rows_of(sink) == {"(1,)": "a", "(2,)": "b"}
+    opened = destination.opened(name, 2, ITEMS)
+    opened.sink.apply(batch(item(1, "a", 2)))
+    opened.generations.begin_bulk()
+    opened.sink.apply(batch(item(1, "old", 1), item(2, "b", 1)))
+    opened.generations.end_bulk()
+    assert rows_of(opened.sink) == {"(1,)": "a", "(2,)": "b"}
 
 
 def test_bulk_rejects_poison_and_applies_its_neighbours(destination: Destination, name: str) -> None:
-    sink = _in_bulk(destination, name)
+    opened = _in_bulk(destination, name)
     events = [item(n, f"n{n}", 1) for n in range(64)]
     for n in (0, 17, 18, 63):
         events[n] = replace(events[n], row={**(events[n].row or {}), **destination.poison})
-    outcome = sink.apply(batch(*events))
+    outcome = opened.sink.apply(batch(*events))
     assert _judged(outcome) == (60, 4)
     assert sorted(rejection.event.key["id"] for rejection in outcome.rejections) == [0, 17, 18, 63]  # type: ignore[type-var]
-    sink.end_bulk()
-    assert rows_of(sink) == {f"({n},)": f"n{n}" for n in range(64) if n not in (0, 17, 18, 63)}
+    opened.generations.end_bulk()
+    assert rows_of(opened.sink) == {f"({n},)": f"n{n}" for n in range(64) if n not in (0, 17, 18, 63)}
 
 
 def test_bulk_goes_on_with_new_columns_and_tables(destination: Destination, name: str) -> None:
-    sink = _in_bulk(destination, name)
-    sink.apply(batch(item(1, "a", 1)))
+    opened = _in_bulk(destination, name)
+    opened.sink.apply(batch(item(1, "a", 1)))
     wider = replace(ITEMS, columns=(*ITEMS.columns, column("added")))
     other = replace(ITEMS, name=TableName("public", "others"))
     destination.sink(name, 2).prepare([wider, other], go_live=False)
     for at in (1, 2):
-        sink.apply(batch(upsert({"id": 2, "note": "b", "number": 1, "added": f"x{at}"}, at, of=wider)))
-        sink.apply(batch(upsert({"id": 3, "note": f"o{at}", "number": 1}, at, of=other)))
-    sink.end_bulk()
-    assert {stored.row["id"]: stored.row["added"] for stored in sink.scan(wider)} == {1: None, 2: "x2"}
-    assert rows_of(sink, other) == {"(3,)": "o2"}
+        opened.sink.apply(batch(upsert({"id": 2, "note": "b", "number": 1, "added": f"x{at}"}, at, of=wider)))
+        opened.sink.apply(batch(upsert({"id": 3, "note": f"o{at}", "number": 1}, at, of=other)))
+    opened.generations.end_bulk()
+    assert {stored.row["id"]: stored.row["added"] for stored in opened.sink.scan(wider)} == {1: None, 2: "x2"}
+    assert rows_of(opened.sink, other) == {"(3,)": "o2"}
 
 
 def test_bulk_keeps_every_value(destination: Destination, name: str) -> None:
-    sink = _in_bulk(destination, name, VALUES)
+    opened = _in_bulk(destination, name, VALUES)
     rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]
     for _ in range(2):
-        assert _judged(sink.apply(batch(*(upsert(row, 1, of=VALUES) for row in rows)))) == (len(rows), 0)
-    sink.end_bulk()
-    found = {stored.key["id"]: dict(stored.row) for stored in sink.scan(VALUES)}
+        assert _judged(opened.sink.apply(batch(*(upsert(row, 1, of=VALUES) for row in rows)))) == (len(rows), 0)
+    opened.generations.end_bulk()
+    found = {stored.key["id"]: dict(stored.row) for stored in opened.sink.scan(VALUES)}
     assert found == {row["id"]: row for row in rows}
 
 
 def test_what_was_loaded_in_bulk_is_switched_to_at_its_end(destination: Destination, name: str) -> None:
-    sink = _in_bulk(destination, name)
-    sink.apply(batch(item(1, "a", 1)))
-    sink.end_bulk()
-    sink.switch()
+    opened = _in_bulk(destination, name)
+    opened.sink.apply(batch(item(1, "a", 1)))
+    opened.generations.end_bulk()
+    opened.generations.switch()
     with destination.reader(name) as find:
         assert find(1) == "a"
 
 
 def test_a_fence_holds_in_bulk_too(destination: Destination, name: str) -> None:
     zombie = _in_bulk(destination, name)
-    old_fence = zombie.claim()
+    old_fence = zombie.sink.claim()
     fence = destination.sink(name, 2).claim()
     if destination.fences:
         with pytest.raises(Fenced):
-            zombie.apply(batch(item(1, "zombie", 2), fence=old_fence))
-    sink = destination.sink(name, 2)
-    sink.apply(batch(item(1, "heir", 3), fence=fence))
-    sink.end_bulk()
-    assert rows_of(sink) == {"(1,)": "heir"}
+            zombie.sink.apply(batch(item(1, "zombie", 2), fence=old_fence))
+    opened = destination.opened(name, 2)
+    opened.sink.apply(batch(item(1, "heir", 3), fence=fence))
+    opened.generations.end_bulk()
+    assert rows_of(opened.sink) == {"(1,)": "heir"}
 
 
 @pytest.mark.live
@@ -1419,15 +1427,15 @@ def test_any_order_and_repetition_ends_in_the_same_rows_in_bulk(
     destination = _REAL[kind](endpoints)
     name = f"t{uuid.uuid4().hex[:12]}"
     try:
-        sink = _in_bulk(destination, name)
+        opened = _in_bulk(destination, name)
         for number, events_of_batch in enumerate(batches):
             if number in restarts:
-                sink = destination.sink(name, 2)
-                sink.prepare([ITEMS], go_live=False)
-                sink.begin_bulk()
-            sink.apply(batch(*events_of_batch))
-        sink.end_bulk()
-        assert rows_of(sink) == _expected(events)
+                opened = destination.opened(name, 2)
+                opened.sink.prepare([ITEMS], go_live=False)
+                opened.generations.begin_bulk()
+            opened.sink.apply(batch(*events_of_batch))
+        opened.generations.end_bulk()
+        assert rows_of(opened.sink) == _expected(events)
     finally:
         destination.close()
 
@@ -1439,7 +1447,7 @@ PRIVATE = "secret-word"
 
 def _projecting(destination: Destination, name: str, generation: int = 1) -> Sink:
     exclude = [f"public.values.{text}" for text in ("prose", "a_json", '"dotted.name"')]
-    return ProjectingSink(destination.sink(name, generation), Projection.parse(exclude), generation)
+    return ProjectingSink(destination.opened(name, generation), Projection.parse(exclude), generation)
 
 
 def test_columns_that_are_left_out_never_reach_the_destination(destination: Destination, name: str) -> None:
@@ -1489,7 +1497,7 @@ def test_hidden_values_and_other_names_hold_in_every_way_a_row_comes(destination
     renaming = Renaming({VALUES.name: {"a_json": "shortened", "prose": "hidden"}})
 
     def opened() -> Sink:
-        inner = destination.sink(name, 1)
+        inner = destination.opened(name, 1)
         return ProjectingSink(inner, Projection(masks=masks, salt=Salt(b"salt")), 1, renaming=renaming)
 
     sink = opened()
@@ -1560,11 +1568,10 @@ def test_any_order_and_repetition_ends_in_the_same_rows_on_servers(
 # Servers that go away
 
 
-def _patient(sink: Sink, waits: list[Waiting], sleep: Callable[[float], None] = lambda _: None) -> Sink:
+def _patient(opened: OpenedSink, waits: list[Waiting], sleep: Callable[[float], None] = lambda _: None) -> OpenedSink:
     clock = iter(range(1_000_000))
-    return RetryingSink(
-        sink, sleep=sleep, monotonic=lambda: float(next(clock)), random=lambda: 0.0, on_wait=waits.append
-    )
+    retries = Retries(sleep=sleep, monotonic=lambda: float(next(clock)), random=lambda: 0.0, on_wait=waits.append)
+    return retrying(opened, retries)
 
 
 @contextmanager
@@ -1598,7 +1605,8 @@ def _knocking(make: Callable[[], Sink]) -> Iterator[list[Exception]]:
 @pytest.mark.parametrize("kind", [kind for kind in _REAL if kind not in _SERVERLESS])
 def test_a_job_waits_while_the_server_is_away_and_goes_on(kind: str, stack: Any, endpoints: Any, name: str) -> None:
     destination = _REAL[kind](endpoints)
-    sink = destination.sink(name, 1, ITEMS)
+    opened = destination.opened(name, 1, ITEMS)
+    sink = opened.sink
     sink.apply(batch(item(1, "before", 1)))
     assert destination.server is not None
     stack.stop(destination.server)
@@ -1606,14 +1614,14 @@ def test_a_job_waits_while_the_server_is_away_and_goes_on(kind: str, stack: Any,
         with pytest.raises(Unavailable):
             sink.apply(batch(item(1, "away", 2)))
         with pytest.raises(Unavailable):
-            destination.sink(name, 1).load_progress()
+            destination.opened(name, 1).generations.load_progress()
     finally:
         # A server that is coming back may say anything but that it holds nothing.
         with _knocking(lambda: destination.sink(name, 1)) as heard:
             stack.start(destination.server)
     assert {type(error) for error in heard} == {Unavailable}, heard[-3:]
     waits: list[Waiting] = []
-    patient = _patient(sink, waits, lambda seconds: time.sleep(min(seconds, 0.5)))
+    patient = _patient(opened, waits, lambda seconds: time.sleep(min(seconds, 0.5))).sink
     outcome = patient.apply(batch(item(1, "after", 3)))
     assert outcome.applied + outcome.stale == 1
     sink.prepare([ITEMS])

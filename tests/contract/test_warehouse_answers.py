@@ -172,10 +172,10 @@ def test_a_long_query_keeps_the_switch_waiting_and_is_not_ended(
         report.execute(f"select * from {name}.orders")
         with pytest.raises(Unavailable):
             second.switch()
-        assert second.live_generation() == 1
+        assert second.live() == 1
         report.execute(f"select * from {name}.orders")
     second.switch()
-    assert second.live_generation() == 2
+    assert second.live() == 2
 
 
 @pytest.mark.parametrize(
@@ -195,15 +195,15 @@ def test_a_view_that_was_replaced_is_left_alone(
     warehouse.execute(f"drop view {name}.orders")
     warehouse.execute(instead.format(name=name))
     before = warehouse.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone()
-    for act in (second.switch, second.live_generation, sink.switch, lambda: sink.prepare([table()])):
+    for act in (second.switch, second.live, sink.switch, lambda: sink.prepare([table()])):
         with pytest.raises(LockstepError, match=r"orders, is (no view|a view of something else) now") as raised:
             act()
         assert raised.value.hint is not None
     assert warehouse.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone() == before
     warehouse.execute(f"drop {kind} {name}.orders")
-    assert second.live_generation() == 1
+    assert second.live() == 1
     second.switch()
-    assert second.live_generation() == 2
+    assert second.live() == 2
 
 
 def test_a_view_that_was_moved_to_another_generation_is_noticed(
@@ -212,9 +212,9 @@ def test_a_view_that_was_moved_to_another_generation_is_noticed(
     warehouse.execute(f"drop view {name}.orders")
     warehouse.execute(f"create view {name}.orders as select * from {name}_g2.orders")
     with pytest.raises(LockstepError, match="reads generation 2, generation 1 was made live"):
-        sink.live_generation()
+        sink.live()
     sink.switch()
-    assert sink.live_generation() == 1
+    assert sink.live() == 1
 
 
 def test_a_view_of_another_table_of_the_schema_is_nobodys_business(
@@ -240,9 +240,9 @@ def test_a_note_needs_no_tables(endpoints: Any, warehouse: Any, name: str) -> No
     url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
     sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url)), 1)
     try:
-        assert (sink.load_coordination("a"), sink.generations()) == (None, [])
-        sink.save_coordination("a", "text")
-        assert (sink.load_coordination("a"), sink.generations()) == ("text", [])
+        assert (sink.load("a"), sink.numbers()) == (None, [])
+        sink.save("a", "text")
+        assert (sink.load("a"), sink.numbers()) == ("text", [])
     finally:
         sink.close()
         warehouse.execute(f"drop database {scratch}")
@@ -267,14 +267,14 @@ def test_in_bulk_there_is_no_key_and_no_switch(
     assert warehouse.execute(f"select count(*) from {name}_g2.orders").fetchone() == (2,)
     with pytest.raises(LockstepError, match="still being loaded in bulk"):
         second.switch()
-    assert sink.live_generation() == 1
+    assert sink.live() == 1
     second.end_bulk()
     assert _keys(warehouse, name) == 2
     assert warehouse.execute(f"select id, note from {name}_g2.orders").fetchall() == [(1, "b")]
     query = "select next_offset from lockstep.applied_offset where view_schema = %s and generation = 2"
     assert warehouse.execute(query, (name,)).fetchall() == [(21,)]
     second.switch()
-    assert sink.live_generation() == 2
+    assert sink.live() == 2
     second.close()
 
 
@@ -283,10 +283,10 @@ def test_the_first_generation_goes_live_after_its_bulk_only(settings: WarehouseS
     sink.prepare([table()], go_live=False)
     sink.begin_bulk()
     sink.prepare([table()])
-    assert sink.live_generation() is None
+    assert sink.live() is None
     sink.end_bulk()
     sink.prepare([table()])
-    assert sink.live_generation() == 1
+    assert sink.live() == 1
     sink.close()
 
 
@@ -477,7 +477,7 @@ def test_a_wrong_database_stops_the_job_and_shows_no_password(endpoints: Any, na
     login = Login(password=SecretStr("secret-word"))
     sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url), login=login), 1)
     with pytest.raises(LockstepError, match="does not exist") as raised:
-        sink.live_generation()
+        sink.live()
     assert not isinstance(raised.value, Unavailable)
     assert "secret-word" not in str(raised.value)
 

@@ -235,8 +235,8 @@ def test_a_file_that_is_called_as_one_of_its_schemas_is_refused(tmp_path: Path, 
 
 
 def test_a_sink_is_one_whatever_letters_its_name_has(file: Path, open_sink: Open) -> None:
-    open_sink(table(), schema="Shop").save_coordination("a", "b")
-    assert open_sink().load_coordination("a") == "b"
+    open_sink(table(), schema="Shop").save("a", "b")
+    assert open_sink().load("a") == "b"
     assert read(file, "select * from SHOP.Orders") == []
 
 
@@ -252,7 +252,7 @@ def test_a_view_that_was_replaced_is_left_alone(file: Path, open_sink: Open) -> 
     sink = open_sink(table())
     with duckdb.connect(str(file)) as connection:
         connection.execute("create or replace view shop.orders as select 1 as id")
-    for call in (sink.live_generation, open_sink(table(), generation=2).switch):
+    for call in (sink.live, open_sink(table(), generation=2).switch):
         with pytest.raises(LockstepError, match="a view of something else"):
             call()
     assert read(file, "select * from shop.orders") == [(1,)]

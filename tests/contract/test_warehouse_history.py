@@ -356,7 +356,7 @@ def test_a_switch_shows_the_other_generations_history(
     second.apply(batch(row(1, "made anew", 1)))
     assert story(database, name)[0][3] == "old"
     second.switch()
-    assert (story(database, name)[0][3], second.live_generation()) == ("made anew", 2)
+    assert (story(database, name)[0][3], second.live()) == ("made anew", 2)
     assert [row[1:3] for row in complete_from(database, name)] == [(1, False), (2, True)]
     sink.drop()
     assert [row[1:3] for row in complete_from(database, name)] == [(2, True)]

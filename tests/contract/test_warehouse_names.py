@@ -63,7 +63,7 @@ def test_a_switch_leads_from_any_names_to_any_others(warehouse: Any, open_sink: 
     for sink, expected in steps:
         sink.switch()
         assert shown(warehouse, name) == expected
-        assert sink.live_generation() == first.live_generation()
+        assert sink.live() == first.live()
     assert [row.row["note"] for row in second.scan(ORDERS)] == ["orders 2"]
     assert [row.row["note"] for row in second.rows(ITEMS, [{"id": 1}])] == ["items 2"]
     assert second.keep_only([ORDERS.name]) == [ITEMS.name]

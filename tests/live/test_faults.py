@@ -25,7 +25,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.postgres.slot import emit_heartbeat
 from monitor.collector import LagCollector
-from sinks.contract import Sink
+from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
 from stack.stack import Endpoints
 from tests.builders import column, table
@@ -65,7 +65,7 @@ class Running:
         self.lag = self._closing.enter_context(
             LagCollector(self.pipeline.config.as_pipeline(), self.pipeline.config.sinks)
         )
-        self._sinks: dict[str, Sink] = {}
+        self._sinks: dict[str, OpenedSink] = {}
         self._seed = 0
         self.capture = self.pipeline.start_capture()
         self.job = self.pipeline.start_apply()
@@ -80,18 +80,18 @@ class Running:
         """The sink of a server."""
         return f"{self.pipeline.name}_{SERVERS[server]}"
 
-    def sink(self, server: str) -> Sink:
+    def opened(self, server: str) -> OpenedSink:
         """Its sink's live generation."""
         name = self.name(server)
         if server not in self._sinks:
             self._sinks[server] = open_sink(name, self.pipeline.config.sinks[name], 1)
-            self._closing.callback(self._sinks[server].close)
+            self._closing.callback(self._sinks[server].sink.close)
         return self._sinks[server]
 
     def watermark(self, server: str) -> int:
         """0 while its server doesn't answer."""
         try:
-            progress = self.sink(server).load_progress()
+            progress = self.opened(server).generations.load_progress()
         except LockstepError:
             return 0
         return 0 if progress is None else progress.watermark_lsn

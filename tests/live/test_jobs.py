@@ -103,18 +103,18 @@ class Pipeline:
         return JobProcess(**self.arguments(**arguments), once=once)
 
     def rows(self, name: str = "cache", settings: SinkSettings | None = None) -> Rows:
-        sink = open_sink(name, settings or self.cache, 1)
+        sink = open_sink(name, settings or self.cache, 1).sink
         try:
             return {stored.key["id"]: stored.row for stored in sink.scan(ORDERS)}
         finally:
             sink.close()
 
     def progress(self) -> Progress:
-        sink = open_sink("cache", self.cache, 1)
+        opened = open_sink("cache", self.cache, 1)
         try:
-            stored = sink.load_progress()
+            stored = opened.generations.load_progress()
         finally:
-            sink.close()
+            opened.sink.close()
         assert stored is not None
         return stored
 
@@ -255,7 +255,7 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark
         lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         assert job.stop() == 0
-    sink = open_sink(pipeline.warehouse_name, pipeline.warehouse, 1)
+    sink = open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink
     try:
         assert {stored.row["id"]: stored.row["extra"] for stored in sink.scan(wider)} == {1: None, 2: "new"}
     finally:

@@ -43,11 +43,11 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 
 
 def _generations(pipeline: Pipeline) -> list[tuple[int, bool, str]]:
-    sink = open_sink(pipeline.name, pipeline.config.sinks[pipeline.name], 1)
+    opened = open_sink(pipeline.name, pipeline.config.sinks[pipeline.name], 1)
     try:
-        return [(one.number, one.is_live, one.phase.value) for one in list_generations(sink)]
+        return [(one.number, one.is_live, one.phase.value) for one in list_generations(opened)]
     finally:
-        sink.close()
+        opened.sink.close()
 
 
 def _balance(pipeline: Pipeline, root: Path) -> Any:

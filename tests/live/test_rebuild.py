@@ -106,7 +106,7 @@ def _generations(config: Config, sink: str) -> list[tuple[int, bool, str]]:
     try:
         return [(one.number, one.is_live, one.phase.value) for one in list_generations(opened)]
     finally:
-        opened.close()
+        opened.sink.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -232,7 +232,7 @@ def _restart(pipeline: Pipeline) -> Any:
 
 def _live_sink(config: Config, name: str) -> Sink:
     generation = next(one for one in list_of(config, name) if one.is_live)
-    return open_sink(name, settings_of_generation(config, name, generation), generation.number)
+    return open_sink(name, settings_of_generation(config, name, generation), generation.number).sink
 
 
 def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(pipeline: Pipeline) -> None:
@@ -317,17 +317,17 @@ def _wal_end(pipeline: Pipeline) -> str:
 def _progress(pipeline: Pipeline, sink: str) -> Progress:
     opened = open_sink(sink, pipeline.config.sinks[sink], 1)
     try:
-        live = opened.live_generation()
+        live = opened.generations.live()
         assert live is not None
     finally:
-        opened.close()
+        opened.sink.close()
     opened = open_sink(sink, pipeline.config.sinks[sink], live)
     try:
-        progress = opened.load_progress()
+        progress = opened.generations.load_progress()
         assert progress is not None
         return progress
     finally:
-        opened.close()
+        opened.sink.close()
 
 
 def test_after_a_column_was_renamed_and_one_added_a_rebuild_is_the_way_out(pipeline: Pipeline) -> None:

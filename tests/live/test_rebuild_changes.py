@@ -58,7 +58,7 @@ def _generations(pipeline: Pipeline, sink: str) -> list[tuple[int, bool, str]]:
     try:
         return [(one.number, one.is_live, one.phase.value) for one in list_generations(opened)]
     finally:
-        opened.close()
+        opened.sink.close()
 
 
 def _lockstep(pipeline: Pipeline, *command: str) -> Any:
@@ -292,8 +292,8 @@ def test_a_table_that_left_the_settings_is_removed_by_a_replay_in_place_and_come
 def _progress(pipeline: Pipeline, sink: str) -> Progress:
     opened = open_sink(sink, pipeline.config.sinks[sink], 1)
     try:
-        progress = opened.load_progress()
+        progress = opened.generations.load_progress()
     finally:
-        opened.close()
+        opened.sink.close()
     assert progress is not None
     return progress

@@ -27,7 +27,7 @@ from lockstep.config import Config, load
 from lockstep.console import exit_code_of
 from lockstep.rejections.commands import RejectionBook, Selection, discard
 from lockstep.rejections.retry import retry
-from sinks.contract import Sink
+from sinks.contract import OpenedSink
 from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
 from stack.stack import Endpoints
@@ -152,12 +152,12 @@ tables = ["public.labels"]
                 lambda seen, sink=sink: seen.get("sink") == sink and seen.get("watermark_lsn", 0) >= lsn
             )
 
-    def opened(self, kind: str) -> Sink:
+    def opened(self, kind: str) -> OpenedSink:
         return open_sink(self.sink(kind), self.config.sinks[self.sink(kind)], 1)
 
     def row(self, kind: str, of: Put) -> Mapping[str, JsonValue] | None:
         """The row of this key as the store has it."""
-        sink = self.opened(kind)
+        sink = self.opened(kind).sink
         try:
             key = {name: of.row[name] for name in of.table.key}
             return next((stored.row for stored in sink.rows(of.table, [key])), None)
@@ -409,14 +409,14 @@ def test_an_event_from_before_a_column_came_has_its_default_when_it_is_retried(
     event = running.rejected(old)
     running.letters("cache").publish([event], rejected_at_ms=1)
     running.log.commit([], schemas=[SchemaRecord(WIDER, running.log.lsn, ShapeChange(defaults={"more": "5"}))])
-    sink = running.opened("cache")
+    opened = running.opened("cache")
     try:
         wait_until(
-            lambda: (load_prepared(sink, 1) or {}).get(EXTRAS.name) == WIDER.schema_id,
+            lambda: (load_prepared(opened.records, 1) or {}).get(EXTRAS.name) == WIDER.schema_id,
             what="the job has prepared the table's new shape",
         )
     finally:
-        sink.close()
+        opened.sink.close()
     code, _, message = command("retry", running.sink("cache"), "--key", event.key.decode(), "--table", "public.extras")
     assert code == 0, message
     assert running.row("cache", Put(WIDER, old.row)) == {"id": 1, "note": "n", "more": "5"}

@@ -193,7 +193,7 @@ def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newe
     followed.captured.wait_quiet()
     database.execute("update t set d = 7 where id % 100 = 0")
     followed.captured.settle()
-    sink = open_sink(followed.sinks["cache"], followed.config.sinks[followed.sinks["cache"]], 1)
+    sink = open_sink(followed.sinks["cache"], followed.config.sinks[followed.sinks["cache"]], 1).sink
     table = followed.captured.schemas("public.t")[-1].table
     some = [{"id": key} for key in range(1, rows, 500)]
 
@@ -224,7 +224,7 @@ def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
     followed = follow(kind)
     followed.captured.settle()
     table = followed.captured.schemas("public.t")[-1].table
-    sink = open_sink(followed.sinks[kind], followed.config.sinks[followed.sinks[kind]], 1)
+    sink = open_sink(followed.sinks[kind], followed.config.sinks[followed.sinks[kind]], 1).sink
     build = followed.rebuild(kind)
 
     def has_rows() -> bool:

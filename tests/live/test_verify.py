@@ -517,18 +517,18 @@ def second_generation(running: Running) -> Iterator[SinkSettings]:
     without = settings.model_copy(update={"exclude": (f"{running.schema}.account.owner",)})
     old, new = open_sink(name, settings, 1), open_sink(name, without, 2)
     tables = [running.shape(table) for table in running.config.source.table_names]
-    new.prepare(tables, go_live=False)
+    new.sink.prepare(tables, go_live=False)
     for table in tables:
-        new.apply(
-            Batch([RowEvent(table.name, row.key, row.tag, row.row, Position("", 0, 0)) for row in old.scan(table)])
+        new.sink.apply(
+            Batch([RowEvent(table.name, row.key, row.tag, row.row, Position("", 0, 0)) for row in old.sink.scan(table)])
         )
-    progress = old.load_progress()
+    progress = old.generations.load_progress()
     assert progress is not None
-    new.save_progress(progress)
+    new.generations.save_progress(progress)
     yield without
-    new.drop()
-    old.close()
-    new.close()
+    new.generations.drop()
+    old.sink.close()
+    new.sink.close()
 
 
 def test_a_generation_is_compared_with_another(running: Running, second_generation: SinkSettings) -> None:

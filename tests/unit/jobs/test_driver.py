@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,8 @@ from cdc.model.table import TableName
 from jobs.driver import Source, _Group, tables_of
 from jobs.generations.record import Phase, Record, begin_generation, list_generations
 from jobs.settings import SparkSettings
-from sinks.memory import MemorySink, MemoryStore
+from sinks.contract import OpenedSink
+from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from sinks.redis.sink import RedisSettings
 from sinks.registry import definition
 
@@ -32,19 +34,19 @@ def test_a_table_that_nobody_captures_is_a_configuration_error() -> None:
         tables_of("search", ("public.users",), [ORDERS])
 
 
-class _Late(MemorySink):
-    """Lets somebody else act at the last moment before it creates a note."""
+class _Late(MemoryRecords):
+    """Lets another process act at the last moment before it creates a record."""
 
     def __init__(self, store: MemoryStore, act: Callable[[], object]) -> None:
-        super().__init__(store, 1)
+        super().__init__(store)
         self._act = act
 
-    def create_coordination(self, name: str, text: str) -> bool:
+    def create(self, name: str, text: str) -> bool:
         self._act()
-        return super().create_coordination(name, text)
+        return super().create(name, text)
 
 
-def _wanted(sink: MemorySink) -> list[int]:
+def _wanted(opened: OpenedSink) -> list[int]:
     """The generations that ``apply`` would apply to now."""
     source = Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings())
     group = _Group(
@@ -54,7 +56,7 @@ def _wanted(sink: MemorySink) -> list[int]:
         once=False,
         stop=threading.Event(),
         report=lambda _: None,
-        open_sink=lambda *_: sink,
+        open_sink=lambda *_: opened,
     )
     return list(group._wanted(group._members[0]))
 
@@ -65,20 +67,21 @@ def _record(phase: Phase) -> Record:
 
 def test_two_that_apply_to_a_new_sink_at_once_go_on_with_one_generation() -> None:
     store = MemoryStore()
-    late = _Late(store, lambda: _wanted(MemorySink(store, 1)))
+    late = replace(open_memory(store), records=_Late(store, lambda: _wanted(open_memory(store))))
     assert _wanted(late) == [1]
     assert [one.number for one in list_generations(late)] == [1]
 
 
 def test_a_rebuild_of_a_new_sink_that_was_quicker_is_waited_for() -> None:
     store = MemoryStore()
-    late = _Late(store, lambda: begin_generation(MemorySink(store, 1), _record(Phase.BUILDING)))
+    records = _Late(store, lambda: begin_generation(open_memory(store), _record(Phase.BUILDING)))
+    late = replace(open_memory(store), records=records)
     assert _wanted(late) == []
     assert [one.number for one in list_generations(late)] == [1]
 
 
 def test_a_rebuild_that_comes_later_has_the_next_number() -> None:
     store = MemoryStore()
-    assert _wanted(MemorySink(store, 1)) == [1]
-    assert begin_generation(MemorySink(store, 1), _record(Phase.BUILDING)) == 2
-    assert _wanted(MemorySink(store, 1)) == [1]  # of which nothing is there yet, and goes on all the same
+    assert _wanted(open_memory(store, 1)) == [1]
+    assert begin_generation(open_memory(store, 1), _record(Phase.BUILDING)) == 2
+    assert _wanted(open_memory(store, 1)) == [1]  # of which nothing is there yet, and goes on all the same

@@ -33,7 +33,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("values", "kind"), EXAMPLES)
 def test_type_chooses_the_sink(values: dict[str, object], kind: type) -> None:
-    assert isinstance(open_sink("shop", ADAPTER.validate_python(values), 1), kind)
+    assert isinstance(open_sink("shop", ADAPTER.validate_python(values), 1).sink, kind)
 
 
 @pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
@@ -66,7 +66,7 @@ def test_importing_the_registry_loads_no_client() -> None:
 @pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
 def test_a_sink_that_leaves_columns_out_is_wrapped(values: dict[str, object], _kind: type) -> None:
     settings = ADAPTER.validate_python({**values, "exclude": ["public.orders.note"]})
-    assert isinstance(open_sink("shop", settings, 1), ProjectingSink)
+    assert isinstance(open_sink("shop", settings, 1).sink, ProjectingSink)
     assert projection_of(settings).excluded == {TableName("public", "orders"): frozenset({"note"})}
     assert not projection_of(ADAPTER.validate_python(values))
 

@@ -14,8 +14,8 @@ from jobs.executor import deliver as delivery
 from jobs.executor.computed_row import DERIVED
 from jobs.executor.deliver import Delivered, Failure, RejectedRecord, Task, deliver, from_arrow, to_arrow
 from jobs.executor.shape_history import TableHistory
-from sinks.contract import Batch, Outcome, Sink
-from sinks.memory import MemorySink, MemoryStore
+from sinks.contract import Batch, OpenedSink, Outcome, Sink
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.redis.sink import RedisSettings
 from sinks.registry import SinkSettings
 from tests.builders import column, table
@@ -42,8 +42,8 @@ def store() -> MemoryStore:
 
 
 def task(sink: Sink, fence: int = 0) -> Task:
-    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> Sink:
-        return sink
+    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
+        return replace(open_memory(MemoryStore()), sink=sink)
 
     return Task(
         "cache",
@@ -413,9 +413,9 @@ def test_after_an_error_the_sink_is_opened_anew() -> None:
 def test_a_sink_stays_open_from_task_to_task(store: MemoryStore) -> None:
     opened = []
 
-    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> Sink:
+    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
         opened.append(1)
-        return MemorySink(store, 1)
+        return open_memory(store, 1)
 
     what = replace(task(MemorySink(store, 1)), open=open_it)
     run(what, [put(1, "a", lsn=8)])

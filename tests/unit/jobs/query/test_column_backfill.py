@@ -19,7 +19,7 @@ from jobs.query.column_backfill import (
     save_columns,
 )
 from sinks.contract import Sink
-from sinks.memory import MemorySink, MemoryStore
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.wrappers.projection import Projection
 from tests.builders import batch, column, table, upsert
 
@@ -145,11 +145,11 @@ def test_a_column_under_another_ones_name_is_fine_where_all_rows_come_again() ->
 
 def test_the_note_survives_its_json() -> None:
     store = MemoryStore()
-    sink = MemorySink(store, 1)
-    assert load_columns(sink, 1) is None
+    opened = open_memory(store, 1)
+    assert load_columns(opened.records, 1) is None
     columns = _next(FRESH, *RECORDS)
-    save_columns(sink, 1, columns)
-    assert load_columns(sink, 1) == columns
+    save_columns(opened.records, 1, columns)
+    assert load_columns(opened.records, 1) == columns
 
 
 # Carrying over

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from jobs.query.job import SinkPlan, _shown, spark_error
-from sinks.memory import MemorySink, MemoryStore
+from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 from tests.databases import until
 
@@ -37,20 +37,20 @@ def test_a_query_that_failed_says_what_to_do(text: str, expected: type[LockstepE
 
 def test_a_job_without_a_query_shows_itself_stands_still_on_demand_and_ends_when_it_is_asked() -> None:
     store = MemoryStore()
-    sink = MemorySink(store, 1)
-    sink.prepare([table()])
+    opened = open_memory(store, 1)
+    opened.sink.prepare([table()])
     nothing = cast("Any", None)
-    plan = SinkPlan("s", nothing, 1, "p", nothing, (), nothing, once=False, open=lambda *_: MemorySink(store, 1))
+    plan = SinkPlan("s", nothing, 1, "p", nothing, (), nothing, once=False, open=lambda *_: open_memory(store, 1))
     stop = threading.Event()
 
     def runner() -> dict[str, Any]:
-        return dict(json.loads(sink.load_coordination("g1.runner") or "{}"))
+        return dict(json.loads(opened.records.load("g1.runner") or "{}"))
 
     with _shown(plan, stop) as gate:
         assert gate.enter()
         until(lambda: runner().get("beats"))
         gate.leave()
-        sink.save_coordination("g1.hold", "a switch")
+        opened.records.save("g1.hold", "a switch")
         until(lambda: runner()["holding"] == "a switch")
         threading.Timer(0.1, stop.set).start()
         assert not gate.enter(), "it waits, and is told to end"

@@ -3,8 +3,8 @@
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from jobs.query.watermark import Watermark
-from sinks.contract import Progress
-from sinks.memory import MemorySink, MemoryStore
+from sinks.contract import Generations, Progress
+from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 
 TOPIC = "shop.public.orders"
@@ -20,12 +20,13 @@ class Clock:
         return self.now_ms
 
 
-def keeper(stored: Progress | None = None, clock: Clock | None = None) -> tuple[ProgressKeeper, MemorySink]:
-    sink = MemorySink(MemoryStore(), 1)
-    sink.prepare([table()])
-    sink.claim()
+def keeper(stored: Progress | None = None, clock: Clock | None = None) -> tuple[ProgressKeeper, Generations]:
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
     mark = Watermark([TOPIC], lsn=0 if stored is None else stored.watermark_lsn)
-    return ProgressKeeper(sink, mark, stored=stored, topic_ids={TOPIC: "id"}, now_ms=clock or Clock()), sink
+    kept = ProgressKeeper(opened.generations, mark, stored=stored, topic_ids={TOPIC: "id"}, now_ms=clock or Clock())
+    return kept, opened.generations
 
 
 def record(lsn: int, *ends: int) -> ProgressRecord:
@@ -33,17 +34,17 @@ def record(lsn: int, *ends: int) -> ProgressRecord:
 
 
 def test_a_batch_is_stored_with_the_watermark_known_by_then() -> None:
-    kept, sink = keeper()
+    kept, generations = keeper()
     kept.learn([record(100, 5)])
     stored = kept.batch_applied({(TOPIC, 0): 5}, rejected=2)
-    assert stored == sink.load_progress()
+    assert stored == generations.load_progress()
     assert stored == Progress({(TOPIC, 0): 5}, 100, 100, 1_000_000, {TOPIC: "id"}, 2)
 
 
 def test_a_record_that_comes_after_its_batch_raises_the_watermark() -> None:
-    kept, sink = keeper()
+    kept, generations = keeper()
     kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
-    assert kept.learn([record(100, 5)]) == sink.load_progress()
+    assert kept.learn([record(100, 5)]) == generations.load_progress()
     assert kept.learn([]) is None
 
 
@@ -62,13 +63,13 @@ def test_reading_the_log_again_takes_nothing_back() -> None:
 
 def test_an_idle_sink_renews_its_progress_now_and_then() -> None:
     clock = Clock()
-    kept, sink = keeper(clock=clock)
+    kept, generations = keeper(clock=clock)
     kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
     clock.now_ms += RENEWAL_MS - 1
     assert kept.learn([]) is None
     clock.now_ms += 1
-    assert kept.learn([]) == sink.load_progress()
-    stored = sink.load_progress()
+    assert kept.learn([]) == generations.load_progress()
+    stored = generations.load_progress()
     assert stored is not None
     assert stored.updated_at_ms == clock.now_ms
 
@@ -92,12 +93,12 @@ def test_a_sink_that_is_behind_does_not_look_as_if_it_had_been_here() -> None:
 
 
 def test_behind_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
-    sink = MemorySink(MemoryStore(), 1)
-    sink.prepare([table()])
-    sink.claim()
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
     stored = Progress({(TOPIC, 0): 5}, 100, 0, 0, {TOPIC: "id"})
     kept = ProgressKeeper(
-        sink,
+        opened.generations,
         Watermark([TOPIC], lsn=100),
         stored=stored,
         topic_ids={TOPIC: "id"},

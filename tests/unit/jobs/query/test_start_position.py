@@ -11,7 +11,7 @@ from jobs.query.start_position import (
 )
 from jobs.spark.source import starting_offsets
 from sinks.contract import Progress
-from sinks.memory import MemorySink, MemoryStore
+from sinks.memory import MemoryStore, open_memory
 
 ORDERS, ITEMS = "shop.public.orders", "shop.public.items"
 PARTITIONS = [(ORDERS, 0), (ORDERS, 1), (ITEMS, 0)]
@@ -33,13 +33,13 @@ def test_where_nothing_is_known_of_a_partition_it_is_read_from_its_start() -> No
 
 
 def test_a_reading_comes_back_and_each_has_its_own_checkpoint() -> None:
-    sink = MemorySink(MemoryStore(), 2)
-    assert load_start_position(sink, 2) == StartPosition()
-    first = begin_at_start_position(sink, 2, {(ORDERS, 0): 5})
-    second = begin_at_start_position(sink, 2, None, overwrite_equal_tags=True)
-    assert load_start_position(sink, 2) == second == StartPosition(2, None, True)
+    opened = open_memory(MemoryStore(), 2)
+    assert load_start_position(opened.records, 2) == StartPosition()
+    first = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 5})
+    second = begin_at_start_position(opened.records, 2, None, overwrite_equal_tags=True)
+    assert load_start_position(opened.records, 2) == second == StartPosition(2, None, True)
     assert first.start == {(ORDERS, 0): 5}
-    assert load_start_position(sink, 1) == StartPosition()
+    assert load_start_position(opened.records, 1) == StartPosition()
     places = [checkpoint_location("c", sink="s", generation=2, reading=one) for one in (StartPosition(), first, second)]
     assert places == ["c/s/g2", "c/s/g2-1", "c/s/g2-2"]
 

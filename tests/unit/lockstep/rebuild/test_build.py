@@ -9,7 +9,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from jobs.generations.record import Phase, Record, begin_generation, load_record
 from lockstep.config import Config, load
 from lockstep.rebuild.build import _drop_half_built, check_in_place
-from sinks.memory import MemorySink, MemoryStore
+from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.registry import SinkSettings
 from tests.builders import column, table
 
@@ -39,21 +39,21 @@ def test_a_generation_that_readers_may_have_seen_or_another_pipelines_is_not_dro
 ) -> None:
     store = MemoryStore()
     MemorySink(store, 1).prepare([ORDERS])
-    number = begin_generation(MemorySink(store, 1), record)
+    number = begin_generation(open_memory(store, 1), record)
     MemorySink(store, number).prepare([ORDERS])
     with pytest.raises(LockstepError, match="readers may have seen it"):
-        _drop_half_built(config, "cache", MemorySink(store, number), number)
-    assert (store.generations.keys(), load_record(MemorySink(store, 1), number)) == ({1, number}, record)
+        _drop_half_built(config, "cache", open_memory(store, number), number)
+    assert (store.generations.keys(), load_record(MemoryRecords(store), number)) == ({1, number}, record)
 
 
 def test_a_live_generation_is_not_dropped_whatever_its_record_says(config: Config) -> None:
     store = MemoryStore()
     record = Record("shop", {}, Phase.BUILDING)
-    assert begin_generation(MemorySink(store, 1), record) == 1
+    assert begin_generation(open_memory(store, 1), record) == 1
     MemorySink(store, 1).prepare([ORDERS])
     with pytest.raises(LockstepError, match="readers may have seen it"):
-        _drop_half_built(config, "cache", MemorySink(store, 1), 1)
-    assert load_record(MemorySink(store, 1), 1) == record
+        _drop_half_built(config, "cache", open_memory(store, 1), 1)
+    assert load_record(MemoryRecords(store), 1) == record
 
 
 @pytest.mark.parametrize(

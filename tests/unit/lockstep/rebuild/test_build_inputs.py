@@ -7,7 +7,7 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
 from lockstep.rebuild.build_inputs import BuildInputs, check_complete, load_basis, made_anew, misfit, save_basis
-from sinks.memory import MemorySink, MemoryStore
+from sinks.memory import MemoryStore, open_memory
 from tests.builders import column, table
 
 
@@ -26,11 +26,11 @@ def _now(shape: Table) -> BuildInputs:
 
 
 def test_it_comes_back_as_it_was_saved() -> None:
-    sink = MemorySink(MemoryStore(), 1)
-    assert load_basis(sink, 1) is None
-    save_basis(sink, 1, BEGUN)
-    assert load_basis(sink, 1) == BEGUN
-    assert load_basis(sink, 2) is None
+    opened = open_memory(MemoryStore(), 1)
+    assert load_basis(opened.records, 1) is None
+    save_basis(opened.records, 1, BEGUN)
+    assert load_basis(opened.records, 1) == BEGUN
+    assert load_basis(opened.records, 2) is None
 
 
 def test_a_table_without_topic_or_shape_is_not_complete() -> None:

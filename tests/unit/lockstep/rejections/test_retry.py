@@ -23,8 +23,8 @@ from lockstep.rejections.retry import (
     make_events,
     prepared_histories,
 )
-from sinks.contract import Batch, Outcome, Progress, Sink
-from sinks.memory import MemorySink, MemoryStore
+from sinks.contract import Batch, OpenedSink, Outcome, Progress, Sink
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
 from tests.events import key_bytes, value_bytes
 
@@ -144,20 +144,21 @@ class Shared(MemorySink):
 @pytest.fixture
 def store() -> MemoryStore:
     store = MemoryStore()
-    sink = MemorySink(store, 1)
-    save_record(sink, 1, Record("shop", {}))
-    prepare(sink, ORDERS)
-    sink.claim()
+    opened = open_memory(store, 1)
+    save_record(opened.records, 1, Record("shop", {}))
+    prepare(opened, ORDERS)
+    opened.sink.claim()
     return store
 
 
-def prepare(sink: Sink, of: Table) -> None:
-    with preparing(sink, 1, {of.name: of}):
-        sink.prepare([of])
+def prepare(opened: OpenedSink, of: Table) -> None:
+    with preparing(opened.records, 1, {of.name: of}):
+        opened.sink.prepare([of])
 
 
-def applied(sink: Sink) -> tuple[Made, Outcome]:
-    return apply_beside(sink, "memory", 1, [put()], records=lambda: RECORDS, sleep=lambda _: None)
+def applied(store: MemoryStore, sink: Sink | None = None) -> tuple[Made, Outcome]:
+    opened = open_memory(store) if sink is None else replace(open_memory(store), sink=sink)
+    return apply_beside(opened, "memory", 1, [put()], records=lambda: RECORDS, sleep=lambda _: None)
 
 
 def rows(store: MemoryStore, of: Table = ORDERS) -> list[Mapping[str, JsonValue]]:
@@ -167,7 +168,7 @@ def rows(store: MemoryStore, of: Table = ORDERS) -> list[Mapping[str, JsonValue]
 def test_an_event_is_applied_with_the_fence_of_the_job(store: MemoryStore) -> None:
     job = MemorySink(store, 1)
     fence = job.claim()
-    result, outcome = applied(MemorySink(store, 1))
+    result, outcome = applied(store)
     assert (len(result.events), outcome.applied) == (1, 1)
     # The job hasn't lost its place by it.
     assert job.apply(Batch([], fence=fence)).applied == 0
@@ -177,29 +178,29 @@ def test_an_event_is_applied_with_the_fence_of_the_job(store: MemoryStore) -> No
 def test_a_job_that_begins_meanwhile_doesnt_matter(store: MemoryStore) -> None:
     sink = Shared(store)
     sink.before_apply = [MemorySink(store, 1).claim]
-    assert applied(sink)[1].applied == 1
+    assert applied(store, sink)[1].applied == 1
     assert rows(store) == [{"id": 1, "note": "n"}]
 
 
 def test_a_column_that_comes_meanwhile_is_in_the_row_too(store: MemoryStore) -> None:
     sink = Shared(store)
-    sink.before_apply = [lambda: prepare(MemorySink(store, 1), WIDER)]
-    applied(sink)
+    sink.before_apply = [lambda: prepare(open_memory(store), WIDER)]
+    applied(store, sink)
     # In the same version, so it had to replace what it had written itself.
     assert sink.overwrite_equal_tags == [True, True]
     assert rows(store, WIDER) == [{"id": 1, "note": "n", "more": "5"}]
 
 
 def test_nothing_is_applied_while_a_job_prepares_other_shapes(store: MemoryStore) -> None:
-    job = MemorySink(store, 1)
-    with preparing(job, 1, {WIDER.name: WIDER}), pytest.raises(LockstepError, match="is being prepared"):
-        applied(job)
+    job = open_memory(store, 1)
+    with preparing(job.records, 1, {WIDER.name: WIDER}), pytest.raises(LockstepError, match="is being prepared"):
+        applied(store)
     assert rows(store) == []
 
 
 def test_a_generation_that_is_being_dropped_gets_nothing(store: MemoryStore) -> None:
-    sink = MemorySink(store, 1)
-    save_record(sink, 1, Record("shop", {}, Phase.RETIRED))
+    opened = open_memory(store, 1)
+    save_record(opened.records, 1, Record("shop", {}, Phase.RETIRED))
     with pytest.raises(LockstepError, match="was dropped"):
-        applied(sink)
+        applied(store)
     assert rows(store) == []

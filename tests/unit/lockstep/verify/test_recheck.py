@@ -15,7 +15,7 @@ from lockstep.verify.recheck import Looks, Settled, Verdict, settle, strays, ver
 from lockstep.verify.sink_side import Copy, SinkSide
 from lockstep.verify.waiting import Applied, Mark, Patience
 from sinks.contract import Progress
-from sinks.memory import MemorySink, MemoryStore
+from sinks.memory import MemoryStore, open_memory
 from tests.builders import batch, column, delete, table, upsert
 
 SHAPE = table(column("id", "int8"), column("value"))
@@ -89,7 +89,8 @@ class World:
     store: MemoryStore = field(default_factory=MemoryStore)
 
     def __post_init__(self):
-        self.sink = MemorySink(self.store, 1)
+        opened = open_memory(self.store, 1)
+        self.sink, self.generations = opened.sink, opened.generations
         self.sink.prepare([SHAPE])
         self.fence = self.sink.claim()
 
@@ -106,7 +107,7 @@ class World:
                 if lsn not in self.skips:
                     event = delete({"id": key}, lsn, of=SHAPE) if value is None else upsert(_row(key, value), lsn)
                     self.sink.apply(batch(event, fence=self.fence))
-        self.sink.save_progress(Progress({}, self.applied, 0, 0, {}))
+        self.generations.save_progress(Progress({}, self.applied, 0, 0, {}))
 
     def source(self):
         """Key -> (LSN of the row's version, value) of the rows that are there."""
@@ -188,7 +189,7 @@ class LateSink:
 
     def load_progress(self):
         self._world.step()
-        return self._world.sink.load_progress()
+        return self._world.generations.load_progress()
 
 
 def settled(world, *, keys=None, expected=None, rounds_max=12) -> Settled:

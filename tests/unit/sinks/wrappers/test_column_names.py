@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table
-from sinks.memory import MemorySink, MemoryStore
+from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.wrappers.column_names import keep_names, load_names, save_names
 from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
@@ -22,7 +22,7 @@ def numbered(**names: int) -> Table:
 
 
 def opened(store: MemoryStore, renaming: Renaming | None = None) -> ProjectingSink:
-    return ProjectingSink(MemorySink(store, 1), Projection(), 1, renaming=renaming, keeps_names=True)
+    return ProjectingSink(open_memory(store), Projection(), 1, renaming=renaming, keeps_names=True)
 
 
 def test_a_column_that_the_source_renames_goes_on_under_its_name() -> None:
@@ -50,11 +50,11 @@ def test_names_that_are_configured_come_first() -> None:
 
 
 def test_what_is_kept_is_read_again() -> None:
-    sink = MemorySink(MemoryStore(), 1)
-    assert load_names(sink, 1) is None
+    records = MemoryRecords(MemoryStore())
+    assert load_names(records, 1) is None
     kept = keep_names(Renaming({ORDERS: {"note": "text"}}), [numbered(id=1, note=2)], None)
-    save_names(sink, 1, kept)
-    assert load_names(sink, 1) == kept
+    save_names(records, 1, kept)
+    assert load_names(records, 1) == kept
 
 
 def test_readers_see_no_difference_when_the_source_renames_a_column() -> None:

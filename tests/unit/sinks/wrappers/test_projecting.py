@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import Column, Table
-from sinks.memory import MemorySink, MemoryStore
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.wrappers.masks import Salt
 from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
@@ -23,7 +23,7 @@ PEOPLE = numbered(column("id", "int8"), column("email"), column("note"))
 
 
 def opened(store: MemoryStore, *exclude: str, generation: int = 1) -> ProjectingSink:
-    inner = MemorySink(store, generation, refuse=lambda event: "no" if event.key["id"] == 13 else None)
+    inner = open_memory(store, generation, refuse=lambda event: "no" if event.key["id"] == 13 else None)
     return ProjectingSink(inner, Projection.parse(exclude), generation)
 
 
@@ -36,7 +36,7 @@ def test_all_impossible_columns_are_named_at_once_and_nothing_is_prepared() -> N
         "exclude: this sink has no table public.nowhere",
         "exclude: table public.orders has no column emial",
     )
-    assert (store.generations, store.notes) == ({}, {})
+    assert (store.generations, store.records) == ({}, {})
 
 
 def test_a_column_that_the_source_drops_later_is_no_problem() -> None:
@@ -74,14 +74,14 @@ def test_a_rejection_is_the_callers_own_event() -> None:
     assert rejection.event is events[1]
 
 
-def test_the_note_goes_with_its_generation() -> None:
+def test_the_record_goes_with_its_generation() -> None:
     store = MemoryStore()
     opened(store, "public.orders.email").prepare([PEOPLE])
     second = opened(store, "public.orders.email", generation=2)
     second.prepare([PEOPLE])
-    assert set(store.notes) == {"g1.excluded", "g2.excluded"}
-    second.drop()
-    assert set(store.notes) == {"g1.excluded"}
+    assert set(store.records) == {"g1.excluded", "g2.excluded"}
+    open_memory(store, 2).generations.drop()
+    assert set(store.records) == {"g1.excluded"}
 
 
 def test_a_hidden_column_that_was_renamed_is_known_though_another_has_its_name() -> None:
@@ -106,11 +106,11 @@ def test_names_that_the_source_takes_later_are_refused() -> None:
     store = MemoryStore()
     renaming = Renaming({PEOPLE.name: {"note": "x"}})
     computed = Projection(computed={PEOPLE.name: (column("y"),)})
-    ProjectingSink(MemorySink(store, 1), computed, 1, renaming=renaming).prepare([PEOPLE])
+    ProjectingSink(open_memory(store), computed, 1, renaming=renaming).prepare([PEOPLE])
     for name, problem in (("x", "rename: "), ("y", "computed: ")):
         wider = replace(PEOPLE, columns=(*PEOPLE.columns, replace(column(name), number=9)))
         with pytest.raises(ConfigurationError) as raised:
-            ProjectingSink(MemorySink(store, 1), computed, 1, renaming=renaming).prepare([wider])
+            ProjectingSink(open_memory(store), computed, 1, renaming=renaming).prepare([wider])
         assert raised.value.problems[0].startswith(problem)
 
 
@@ -119,7 +119,7 @@ def test_whoever_writes_has_the_salt_that_the_generation_was_built_with() -> Non
 
     def hashing(salt: bytes) -> ProjectingSink:
         return ProjectingSink(
-            MemorySink(store, 1), Projection(masks={PEOPLE.name: {"email": "hash"}}, salt=Salt(salt)), 1
+            open_memory(store), Projection(masks={PEOPLE.name: {"email": "hash"}}, salt=Salt(salt)), 1
         )
 
     hashing(b"one").prepare([PEOPLE])

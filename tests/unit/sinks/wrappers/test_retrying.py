@@ -1,11 +1,16 @@
 """sinks.wrappers.retrying"""
 
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import ClassVar
+
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
-from sinks.contract import Batch, Outcome
-from sinks.memory import MemorySink, MemoryStore
-from sinks.wrappers.retrying import RetryingSink, Waiting
+from cdc.model.table import Table
+from sinks.contract import Batch, OpenedSink, Outcome, Sink, StoredRow
+from sinks.memory import MemoryGenerations, MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.wrappers.retrying import Retries, Waiting, retrying
 from tests.builders import batch, table, upsert
 
 
@@ -35,18 +40,18 @@ class Clock:
         self.now += seconds
 
 
-def retrying(
+def waiting(
     sink: MemorySink, clock: Clock, *, random: float = 0.0, give_up_after_s: float | None = None
-) -> tuple[RetryingSink, list[Waiting]]:
+) -> tuple[Sink, list[Waiting]]:
     waits: list[Waiting] = []
-    return RetryingSink(
-        sink,
+    retries = Retries(
         sleep=clock.sleep,
         monotonic=lambda: clock.now,
         random=lambda: random,
         on_wait=waits.append,
         give_up_after_s=give_up_after_s,
-    ), waits
+    )
+    return retrying(replace(open_memory(MemoryStore()), sink=sink), retries).sink, waits
 
 
 EVENT = upsert({"id": 1, "note": "a"}, 1)
@@ -54,7 +59,7 @@ EVENT = upsert({"id": 1, "note": "a"}, 1)
 
 def test_it_waits_longer_each_time_and_then_succeeds() -> None:
     clock = Clock()
-    sink, waits = retrying(Flaky(*[Unavailable("away", retry_after_s=1)] * 4), clock)
+    sink, waits = waiting(Flaky(*[Unavailable("away", retry_after_s=1)] * 4), clock)
     assert sink.apply(batch(EVENT)).applied == 1
     assert clock.slept == [1, 2, 4, 8]
     assert waits[1] == Waiting("away", attempts=2, wait_s=2, elapsed_s=1)
@@ -62,21 +67,21 @@ def test_it_waits_longer_each_time_and_then_succeeds() -> None:
 
 def test_a_wait_has_an_upper_bound_even_after_a_long_night() -> None:
     clock = Clock()
-    sink, _ = retrying(Flaky(*[Unavailable("away", retry_after_s=1)] * 3000), clock)
+    sink, _ = waiting(Flaky(*[Unavailable("away", retry_after_s=1)] * 3000), clock)
     sink.apply(batch(EVENT))
     assert max(clock.slept) == 30
 
 
 def test_chance_shortens_a_wait_by_up_to_a_half() -> None:
     clock = Clock()
-    sink, _ = retrying(Flaky(Unavailable("away", retry_after_s=4)), clock, random=1.0)
+    sink, _ = waiting(Flaky(Unavailable("away", retry_after_s=4)), clock, random=1.0)
     sink.apply(batch(EVENT))
     assert clock.slept == [2]
 
 
 def test_it_gives_up_before_a_wait_that_would_end_too_late() -> None:
     clock = Clock()
-    sink, _ = retrying(Flaky(*[Unavailable("away", retry_after_s=1)] * 99), clock, give_up_after_s=5)
+    sink, _ = waiting(Flaky(*[Unavailable("away", retry_after_s=1)] * 99), clock, give_up_after_s=5)
     with pytest.raises(Unavailable, match="away"):
         sink.apply(batch(EVENT))
     assert clock.slept == [1, 2]
@@ -84,7 +89,49 @@ def test_it_gives_up_before_a_wait_that_would_end_too_late() -> None:
 
 def test_other_errors_pass_at_once() -> None:
     clock = Clock()
-    sink, waits = retrying(Flaky(LockstepError("disk full")), clock)
+    sink, waits = waiting(Flaky(LockstepError("disk full")), clock)
     with pytest.raises(LockstepError, match="disk full"):
         sink.apply(batch(EVENT))
     assert (clock.slept, waits) == ([], [])
+
+
+class FlakyRecords(MemoryRecords):
+    """Is away once, at its first read."""
+
+    is_away = True
+
+    def load(self, name: str) -> str | None:
+        if self.is_away:
+            self.is_away = False
+            raise Unavailable("away", retry_after_s=1)
+        return super().load(name)
+
+
+def test_generations_and_coordination_records_are_asked_again_too() -> None:
+    class Switching(MemoryGenerations):
+        answers: ClassVar = [Unavailable("away", retry_after_s=1), None]
+
+        def switch(self) -> None:
+            if error := self.answers.pop(0):
+                raise error
+
+    clock, store = Clock(), MemoryStore()
+    flaky = OpenedSink(MemorySink(store, 1), Switching(store, 1, MemorySink(store, 1)), FlakyRecords(store))
+    waits: list[Waiting] = []
+    opened = retrying(
+        flaky, Retries(sleep=clock.sleep, monotonic=lambda: clock.now, random=lambda: 0.0, on_wait=waits.append)
+    )
+    opened.generations.switch()
+    assert opened.records.load("a") is None
+    assert len(waits) == 2
+
+
+def test_rows_that_are_read_are_not_read_again() -> None:
+    class Away(MemorySink):
+        def scan(self, _: Table) -> Iterator[StoredRow]:
+            raise Unavailable("away", retry_after_s=1)
+
+    sink, waits = waiting(Away(MemoryStore(), 1), Clock())
+    with pytest.raises(Unavailable):
+        sink.scan(table())
+    assert waits == []
