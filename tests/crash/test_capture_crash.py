@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import SnapshotPhase
 from tests.crash.capture_process import KILL_POINTS
-from tests.pipeline import Pipeline, traffic, wait_until
+from tests.pipeline import Pipeline, Traffic, traffic, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
@@ -35,11 +34,22 @@ def _take_snapshot(pipeline: Pipeline) -> None:
     assert pipeline.stop(capture) == 0
 
 
+def _wait_for_more(pipeline: Pipeline) -> None:
+    """Until capture has published something else, so that it is in the middle of it."""
+    before = pipeline.state()
+    wait_until(lambda: pipeline.state() != before, what="capture publishes")
+
+
+def _wait_for_transactions(made: Traffic) -> None:
+    wait_until(lambda: made.transactions >= 20, what="there is traffic")
+
+
+@pytest.mark.parametrize("commits", [(4,), pytest.param((1, 9), marks=pytest.mark.soak)], ids=str)
 @pytest.mark.parametrize("point", KILL_POINTS)
-def test_kill_9_of_capture_loses_and_repeats_nothing(pipeline: Pipeline, point: str) -> None:
+def test_kill_9_of_capture_loses_and_repeats_nothing(pipeline: Pipeline, point: str, commits: tuple[int, ...]) -> None:
     _take_snapshot(pipeline)
     with traffic(pipeline):
-        for nth in (1, 4, 9):
+        for nth in commits:
             killed = pipeline.start_capture(kill=point, nth=nth)
             assert killed.wait(60) == -signal.SIGKILL, killed.log.read_text()
         capture = pipeline.start_capture()
@@ -67,7 +77,7 @@ def test_a_frozen_capture_that_wakes_up_is_fenced(pipeline: Pipeline) -> None:
     with traffic(pipeline):
         old = pipeline.start_capture()
         pipeline.wait_streaming(old)
-        time.sleep(1)  # in the middle of publishing, wherever that is
+        _wait_for_more(pipeline)
         new = _replace_while_frozen(pipeline, old)
     pipeline.wait_published(new)
     assert pipeline.stop(new) == 0, new.log.read_text()
@@ -81,22 +91,22 @@ def test_an_idle_capture_that_wakes_up_does_not_come_back_over_the_newer_one(pip
     pipeline.wait_streaming(old)
     pipeline.wait_published(old)
     new = _replace_while_frozen(pipeline, old)
-    with traffic(pipeline):
-        time.sleep(1)
+    with traffic(pipeline) as made:
+        _wait_for_transactions(made)
     pipeline.wait_published(new)
     assert pipeline.stop(new) == 0, new.log.read_text()
     pipeline.assert_published_exactly_once()
 
 
-def test_capture_survives_a_restart_of_kafka(pipeline: Pipeline, stack: Any) -> None:
+@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.soak)])
+def test_capture_survives_a_restart_of_kafka(pipeline: Pipeline, stack: Any, end: str) -> None:
     _take_snapshot(pipeline)
     with traffic(pipeline):
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
-        for end in (stack.kill, stack.stop):
-            time.sleep(1)
-            end("kafka")
-            stack.start("kafka")
+        _wait_for_more(pipeline)
+        getattr(stack, end)("kafka")
+        stack.start("kafka")
     pipeline.wait_published(capture)
     assert pipeline.stop(capture) == 0, capture.log.read_text()
     pipeline.assert_published_exactly_once()
@@ -106,12 +116,12 @@ def test_capture_survives_a_restart_of_postgresql(pipeline: Pipeline, stack: Any
     _take_snapshot(pipeline)
     capture = pipeline.start_capture()
     for seed, end in enumerate((stack.kill, stack.stop), start=1):
-        with traffic(pipeline, seed=seed):
-            time.sleep(1)
+        with traffic(pipeline, seed=seed) as made:
+            _wait_for_transactions(made)
         end("postgres")
         stack.start("postgres")
-    with traffic(pipeline, seed=3):
-        time.sleep(0.5)
+    with traffic(pipeline, seed=3) as made:
+        _wait_for_transactions(made)
     pipeline.wait_published(capture)
     assert pipeline.stop(capture) == 0, capture.log.read_text()
     pipeline.assert_published_exactly_once()
@@ -127,8 +137,8 @@ def test_a_capture_that_first_finds_no_server_still_takes_over_from_the_one_befo
         wait_until(lambda: "starting over" in capture.log.read_text(), what="capture has missed PostgreSQL")  # type: ignore[attr-defined]
     finally:
         stack.start("postgres")
-    with traffic(pipeline):
-        time.sleep(0.5)
+    with traffic(pipeline) as made:
+        _wait_for_transactions(made)
     pipeline.wait_published(capture)
     assert pipeline.stop(capture) == 0, capture.log.read_text()  # type: ignore[attr-defined]
     pipeline.assert_published_exactly_once()
@@ -143,19 +153,30 @@ def test_the_server_hears_from_us_while_kafka_is_frozen(stack: Any, tmp_path: Pa
         with traffic(pipeline):
             capture = pipeline.start_capture()
             pipeline.wait_streaming(capture)
-            before = _reader(pipeline)
-            time.sleep(1)
+            _wait_for_more(pipeline)
+            reader = _reader(pipeline)
             stack.freeze("kafka")
             try:
-                time.sleep(9)
+                _wait_for_answers(pipeline, seconds=7)
             finally:
                 stack.thaw("kafka")
-            assert _reader(pipeline) == before is not None
+            assert _reader(pipeline) == reader is not None
         pipeline.wait_published(capture)
         assert pipeline.stop(capture) == 0
         pipeline.assert_published_exactly_once()
     finally:
         pipeline.close()
+
+
+def _wait_for_answers(pipeline: Pipeline, *, seconds: int) -> None:
+    """Until the server has heard from capture so many seconds later than now."""
+    query = "select count(*) from pg_stat_replication where pid = %s and reply_time > %s + make_interval(secs => %s)"
+    with pipeline.sql() as sql:
+        (now,) = sql.execute("select clock_timestamp()").fetchone() or ()
+        wait_until(
+            lambda: (0,) != sql.execute(query, (_reader(pipeline), now, seconds)).fetchone(),
+            what="the server hears from capture",
+        )
 
 
 def _reader(pipeline: Pipeline) -> int | None:

@@ -101,14 +101,19 @@ def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
 
 
 @pytest.mark.parametrize(
-    "message", [r"kafka: starting", r"starting Spark", r"in Kafka \d"], ids=["servers", "shop", "stream"]
+    "message",
+    [
+        pytest.param(r"kafka: starting", id="servers", marks=pytest.mark.soak),
+        pytest.param(r"starting Spark", id="shop", marks=pytest.mark.soak),
+        pytest.param(r"in Kafka \d", id="stream"),
+    ],
 )
 def test_two_signals_leave_nothing_behind(directory, message):
     demo = start(directory)
     wait_for_message(directory, demo, message)
 
     demo.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    wait_for_message(directory, demo, "stopping")
     demo.send_signal(signal.SIGTERM)
     demo.communicate(timeout=PATIENCE_S)
 
@@ -116,6 +121,7 @@ def test_two_signals_leave_nothing_behind(directory, message):
     assert processes_of(directory) == []
 
 
+@pytest.mark.soak
 def test_a_second_demo_in_the_same_directory_is_refused(directory):
     first = start(directory)
     wait_for_message(directory, first, "starting")

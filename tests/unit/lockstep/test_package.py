@@ -41,6 +41,8 @@ def test_a_place_that_cant_be_written_is_told(tmp_path: Path) -> None:
         package(tmp_path / "missing" / "made.zip")
 
 
+# It compresses some hundred megabytes.
+@pytest.mark.busy
 def test_with_its_packages_it_is_all_that_a_bare_python_needs(tmp_path: Path) -> None:
     venv.create(tmp_path / "python", with_pip=False)
     with ZipFile(package(tmp_path / "made.zip", environment=True)) as made:
