@@ -174,7 +174,7 @@ def _wait_for_answers(pipeline: Pipeline, *, seconds: int) -> None:
     with pipeline.sql() as sql:
         (now,) = sql.execute("select clock_timestamp()").fetchone() or ()
         wait_until(
-            lambda: (0,) != sql.execute(query, (_reader(pipeline), now, seconds)).fetchone(),
+            lambda: sql.execute(query, (_reader(pipeline), now, seconds)).fetchone() != (0,),
             what="the server hears from capture",
         )
 
