@@ -4,23 +4,20 @@ Standard output belongs to the result, standard error to messages, so that ``--j
 """
 
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 
-import click
-from rich.console import Console
-
 from cdc.model.errors import ConfigurationError, LockstepError
 from stack.errors import StackError
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
-
-out = Console()
-err = Console(stderr=True)
+EXIT_INTERRUPTED = 130
+"""What a shell reports for a program that Ctrl-C has ended."""
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
@@ -31,25 +28,38 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 def say(message: str) -> None:
-    """A sentence for whoever runs the command."""
-    err.print(message, markup=False, highlight=False, soft_wrap=True)
+    """A sentence for whoever runs the command, on standard error."""
+    print(message, file=sys.stderr, flush=True)  # noqa: T201  messages to people
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:
-    """Run a command; its own errors become a message and an exit code, a bug keeps its traceback."""
+    """Run a command and flush its output. Its own errors become a message and an exit code, a bug keeps its traceback."""
     try:
-        return run() or 0
+        code = run() or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except ConfigurationError as error:
         say(f"error: {error}")
         return EXIT_CONFIGURATION
     except (LockstepError, StackError) as error:
         say(f"error: {error}")
         return EXIT_FAILED
-    except click.ClickException as error:
-        error.show()
-        return EXIT_CONFIGURATION
-    except (KeyboardInterrupt, click.Abort):
-        return 130
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # `lockstep lag | head -1`: whoever reads has seen enough
+        _discard_output()
+        return EXIT_FAILED
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere: Python flushes at exit, and would complain about the closed pipe again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
 
 
 class StopOnSignals:

@@ -1,1 +1,1 @@
-"""The ``lockstep`` command: its subcommands by what they are for."""
+"""The ``lockstep`` command: a module for each group of commands, and ``main`` that joins them."""

@@ -26,7 +26,7 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import emit_heartbeat
 from jobs.generations.record import Generation
 from lockstep.config import Config, load
-from lockstep.console import EXIT_FAILED, err, out, say
+from lockstep.console import EXIT_FAILED, say
 from lockstep.demo.children import Children
 from lockstep.demo.examples import Example, examples, some_order
 from lockstep.demo.interrupt import Interrupts
@@ -36,6 +36,7 @@ from lockstep.demo.settings import SEARCH, configuration
 from lockstep.demo.shop import count_rows, create_shop
 from lockstep.demo.writer import Counts
 from lockstep.generations import list_of, settings_of_generation
+from lockstep.terminal import err, out
 from lockstep.verify.full_comparison import TableComparison, compare_sinks, open_source
 from monitor.collector import LagCollector
 from monitor.lag import LagReport

@@ -12,8 +12,9 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 
 from cdc.model.table import TableName
 from lockstep.config import Config
-from lockstep.console import EXIT_FAILED, err, out, say
+from lockstep.console import EXIT_FAILED, say
 from lockstep.rebuild.build import BuildProgress, Interrupted, Observer, Rebuilt, rebuild
+from lockstep.terminal import err, out
 from lockstep.verify.report import verify_table
 from lockstep.verify.verify import SOURCE, Step
 

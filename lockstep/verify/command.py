@@ -6,8 +6,9 @@ import time
 from dataclasses import replace
 
 from lockstep.config import Config
-from lockstep.console import EXIT_FAILED, StopOnSignals, log_to_stderr, out
+from lockstep.console import EXIT_FAILED, StopOnSignals, log_to_stderr
 from lockstep.generations import describe, settings_of_generation
+from lockstep.terminal import out
 from lockstep.verify.report import verify_table
 from lockstep.verify.verify import Step, VerifyOptions, verify
 

@@ -22,9 +22,8 @@ from jobs.dead_letters.record import DeadLetter, dead_letter_key
 from jobs.dead_letters.store import DeadLetters, RejectedEvent
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.generations.prepared import load_prepared
-from lockstep.cli.main import app
+from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
-from lockstep.console import exit_code_of
 from lockstep.rejections.commands import RejectionBook, Selection, discard
 from lockstep.rejections.retry import retry
 from sinks.contract import OpenedSink
@@ -196,7 +195,7 @@ def command(running: Running, capsys: pytest.CaptureFixture[str]) -> Callable[..
     def run(*words: str, config: Path | None = None) -> tuple[int, str, str]:
         capsys.readouterr()
         arguments = ["rejections", *words, "--config", str(config or running.path)]
-        code = exit_code_of(lambda: app(arguments, standalone_mode=False))
+        code = exit_code(arguments)
         said = capsys.readouterr()
         return code, said.out, said.err
 
@@ -552,7 +551,7 @@ def test_other_records_of_the_topic_are_told_and_disturb_nobody(
     event = idle.rejected(order("1"))
     idle.letters("cache").publish([event], rejected_at_ms=1)
     assert idle.open("cache").keys() == {event.key.decode()}
-    code = exit_code_of(lambda: app(["rejections", "list", "--config", str(idle.path)], standalone_mode=False))
+    code = exit_code(["rejections", "list", "--config", str(idle.path)])
     assert code == 0
     message = capsys.readouterr().err
     assert "2 records of the dead-letter topic can't be read" in message

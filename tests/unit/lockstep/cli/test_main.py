@@ -1,63 +1,219 @@
-"""Every command explains itself."""
+"""The command's entry: help, usage errors, exit codes, and what it imports."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
-from typer.testing import CliRunner
 
-from lockstep.cli.main import app
+from lockstep.cli.main import COMMANDS, app, exit_code
 
-COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-
-
-def test_the_commands_are_those_that_the_readme_names() -> None:
-    assert (
-        sorted(
-            [
-                "apply",
-                "capture",
-                "demo",
-                "doctor",
-                "down",
-                "generations",
-                "init",
-                "lag",
-                "package",
-                "rebuild",
-                "rejections",
-                "run",
-                "snapshot",
-                "status",
-                "switch",
-                "tail",
-                "up",
-                "verify",
-                "wait",
-            ]
-        )
-        == COMMANDS
-    )
+GROUPS = {
+    "Local servers": ["demo", "up", "status", "down"],
+    "Set up": ["init", "doctor", "package"],
+    "Run": ["run", "capture", "apply"],
+    "Operate": ["lag", "wait", "tail", "verify", "rebuild", "switch", "generations", "snapshot", "rejections"],
+}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_says_what_a_command_does_and_what_its_options_mean(command: str) -> None:
-    result = CliRunner().invoke(app, [command, "--help"])
-    assert result.exit_code == 0
-    options = [line for line in result.output.splitlines() if line.strip().startswith("--")]
-    assert options
-    for parameter in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
-        assert parameter.help, f"{command}: {parameter.name} has no help"
+def _commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
 
 
-def test_a_missing_configuration_is_exit_code_two(tmp_path) -> None:
-    import subprocess
-    import sys
+ALL = dict(_commands(typer.main.get_command(app)))
 
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep", "lag", "--config", str(tmp_path / "none.toml")],
+
+def _lockstep(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "lockstep", *arguments],
         capture_output=True,
         check=False,
         text=True,
+        env=os.environ | {"COLUMNS": "80"},
+        **options,
     )
+
+
+def test_the_groups_hold_every_command() -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(
+        path[0] for path in ALL if len(path) == 1
+    )
+    assert list(COMMANDS) == list(GROUPS)
+
+
+def test_help_lists_the_commands_by_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["--help"]) == 0
+    page = capsys.readouterr().out
+    listed: dict[str, list[str]] = {}
+    for line in page.splitlines():
+        if line.endswith(":") and not line.startswith(" "):
+            listed[line[:-1]] = []
+        elif line.startswith("  ") and listed:
+            listed[list(listed)[-1]].append(line.split()[0])
+    assert {title: names for title, names in listed.items() if title != "Options"} == GROUPS
+
+
+@pytest.mark.parametrize("arguments", [(), *ALL], ids=" ".join)
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_fits_80_columns_and_cuts_no_sentence(
+    arguments: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert exit_code([*arguments, option]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("Usage: " + " ".join(["lockstep", *arguments]))
+    assert [line for line in page.splitlines() if len(line) > 80] == []
+    assert [line for line in page.splitlines() if line.endswith("...") and not line.startswith("Usage")] == []
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_every_command_and_each_of_its_parameters_has_a_help(path: tuple[str, ...]) -> None:
+    assert ALL[path].help
+    assert [parameter.name for parameter in ALL[path].params if not parameter.help] == []
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert exit_code(["--version"]) == 0
+    assert capsys.readouterr().out.startswith(f"lockstep {version('lockstep')}, Python 3.")
+
+
+@pytest.mark.parametrize("group", [(), ("snapshot",), ("rejections",)], ids=" ".join)
+def test_without_a_command_a_group_shows_its_help_and_fails(
+    group: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code([*group]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"Usage: {' '.join(['lockstep', *group])} [OPTIONS] COMMAND [ARGS]...")
+
+
+MISTAKES: dict[str, tuple[list[str], str, str]] = {
+    "unknown command": (["verfy"], "no such command 'verfy'. Did you mean 'verify'?", "lockstep"),
+    "unknown command of a group": (["snapshot", "tabel"], "Did you mean 'table'?", "lockstep snapshot"),
+    "unknown option": (["lag", "--jsom"], "no such option: --jsom (Possible options: --json)", "lockstep lag"),
+    "unknown short option": (["lag", "-x"], "no such option: -x", "lockstep lag"),
+    "option before the command": (["--json", "lag"], "no such option: --json", "lockstep"),
+    "argument too many": (["switch", "search", "2"], "got unexpected extra argument(s) (2)", "lockstep switch"),
+    "argument missing": (["rebuild"], "missing argument 'SINK'", "lockstep rebuild"),
+    "option missing": (["init"], "missing option '--dsn'", "lockstep init"),
+    "value missing": (["lag", "--config"], "option '--config' requires an argument", "lockstep"),
+    "no number": (["wait", "--timeout", "soon"], "invalid value for '--timeout'", "lockstep wait"),
+    "no time": (["apply", "search", "--from-time", "noon"], "'noon' does not match the formats", "lockstep apply"),
+    "no LSN": (["apply", "search", "--from-lsn", "x"], "invalid value for '--from-lsn'", "lockstep apply"),
+    "no sink to move": (["apply", "--from-lsn", "0/1"], "need the name of one sink", "lockstep apply"),
+    "options that exclude each other": (
+        ["rebuild", "search", "--in-place", "--switch"],
+        "--in-place and --switch exclude each other",
+        "lockstep rebuild",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message", "command"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_wrong_call_is_exit_code_two_and_a_few_lines_that_say_what_and_where_to_look(
+    arguments: list[str], message: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    first, *_, last = printed.err.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert last == f"see `{command} --help`"
+    assert len(printed.err.splitlines()) <= 3
+
+
+def test_the_real_command_tells_a_wrong_call_without_a_traceback() -> None:
+    done = _lockstep("verfy")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: no such command 'verfy'. Did you mean 'verify'?\n"
+        "usage: lockstep [OPTIONS] COMMAND [ARGS]...\n"
+        "see `lockstep --help`\n"
+    )
+
+
+def test_a_missing_configuration_is_exit_code_two(tmp_path: Path) -> None:
+    done = _lockstep("lag", "--config", str(tmp_path / "none.toml"))
     assert done.returncode == 2
     assert "doesn't exist" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_gone_gets_no_traceback() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep", "--help"], stdout=pipe, stderr=subprocess.PIPE, check=False, text=True
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_reader_of_a_table_that_has_gone_gets_no_traceback(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep", "status", "--directory", str(tmp_path)],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            check=False,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
+    configuration = tmp_path / "lockstep.toml"
+    os.mkfifo(configuration)  # the command waits where it reads its configuration
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lockstep", "doctor", "--config", str(configuration)],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    writer = _open_once_it_is_read(configuration, process)
+    process.send_signal(signal.SIGINT)
+    printed = process.communicate(timeout=60)
+    os.close(writer)
+    assert (process.returncode, printed) == (130, ("", ""))
+
+
+def _open_once_it_is_read(fifo: Path, process: subprocess.Popen[str]) -> int:
+    while process.poll() is None:
+        try:
+            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:
+            time.sleep(0.02)  # nobody reads it yet
+    raise AssertionError(process.communicate())
+
+
+def test_help_imports_nothing_that_commands_need_only_when_they_run() -> None:
+    code = "import sys; from lockstep.cli.main import exit_code; exit_code(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    modules = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    heavy = {
+        "click",
+        "confluent_kafka",
+        "jobs",
+        "monitor",
+        "psycopg",
+        "pyarrow",
+        "pydantic",
+        "pyspark",
+        "rich",
+        "sinks",
+    }
+    assert modules & heavy == set()

@@ -1,0 +1,247 @@
+"""Commands for a pipeline that runs: how far it is, whether it is right, and a sink's generations."""
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
+
+if TYPE_CHECKING:
+    from monitor.collector import LagCollector
+
+
+def lag(
+    config: ConfigOption = DEFAULT_CONFIG,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far each stage is behind.
+
+    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a sink can't be asked.
+    """
+    from lockstep.config import load
+    from lockstep.terminal import out
+    from monitor.collector import LagCollector, lag_table
+
+    loaded = load(config)
+    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
+        if watch:
+            _watch(collector, as_json=as_json)
+            return
+        report = collector.collect()
+        if as_json:
+            print_json(report.to_json())
+        else:
+            out.print(lag_table(report))
+        raise typer.Exit(1 if report.unanswered else 0)
+
+
+def _watch(collector: "LagCollector", *, as_json: bool) -> None:
+    """Show the lag every second until a signal; as JSON, one document per line."""
+    from rich.live import Live
+
+    from cdc.model.errors import Unavailable
+    from lockstep.console import StopOnSignals
+    from lockstep.terminal import out
+    from monitor.collector import lag_table
+
+    stopping = StopOnSignals()
+    if as_json:
+        while not stopping():
+            print(json.dumps(collector.collect().to_json()), flush=True)  # noqa: T201  the result
+            stopping.wait(1.0)
+        return
+    with Live(console=out, auto_refresh=False) as live:
+        while not stopping():
+            try:
+                live.update(lag_table(collector.collect()), refresh=True)
+            except Unavailable as error:
+                live.update(error.message, refresh=True)
+            stopping.wait(1.0)
+
+
+def wait(
+    config: ConfigOption = DEFAULT_CONFIG,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait at most.")] = 60.0,
+    sink: Annotated[list[str] | None, typer.Option(help="Only this sink; may be repeated.")] = None,
+) -> None:
+    """Wait until the sinks have applied what is committed now.
+
+    Prints the LSN that they have reached. Exit code 1 when they haven't in time.
+    """
+    from cdc.model.errors import LockstepError
+    from cdc.model.lsn import format_lsn
+    from cdc.postgres.connection import connect
+    from cdc.postgres.slot import emit_heartbeat
+    from lockstep.config import load
+    from monitor.collector import LagCollector, wait_for_lsn
+
+    loaded = load(config)
+    with connect(loaded.source, application="lockstep wait") as connection:
+        lsn = emit_heartbeat(connection)
+    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
+        if not wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=tuple(sink or ()), sleep=time.sleep):
+            raise LockstepError(
+                f"not everything up to {format_lsn(lsn)} was applied in {timeout:.0f} s",
+                hint="`lockstep lag` shows how far each sink is",
+            )
+    print(format_lsn(lsn))  # noqa: T201  the result
+
+
+def tail(
+    table: Annotated[str, typer.Argument(help="schema.table")],
+    config: ConfigOption = DEFAULT_CONFIG,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Begin with the oldest event instead of the next.")
+    ] = False,
+    count: Annotated[int | None, typer.Option(help="Stop after so many events.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a table's events as they come, row values included."""
+    from lockstep.config import load
+    from lockstep.console import StopOnSignals
+    from monitor.tail import follow
+
+    follow(
+        load(config).as_pipeline(),
+        table,
+        from_start=from_start,
+        count=count,
+        as_json=as_json,
+        stopping=StopOnSignals(),
+        write=sys.stdout.write,
+    )
+
+
+def verify(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--keys", help="Only this key of one table, as JSON; may be repeated.")
+    ] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Have the rows that differ published again.")] = False,
+    against: Annotated[str, typer.Option(help="source, topic, or a generation's number.")] = "source",
+    generation: Annotated[int | None, typer.Option(help="This generation; default the live one.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare a sink with the source, row by row, while both run.
+
+    Shows keys, columns and tags of what differs, and no other values. Exit code 1 when something differs.
+    """
+    from lockstep.config import load
+    from lockstep.verify.command import run_verify
+    from lockstep.verify.verify import VerifyOptions
+
+    options = VerifyOptions(
+        sink=sink,
+        tables=tuple(table or ()),
+        keys=tuple(key or ()),
+        repair=repair,
+        against=against,
+        generation=generation,
+    )
+    raise typer.Exit(run_verify(load(config), options, as_json=as_json))
+
+
+def rebuild(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    switch_over: Annotated[
+        bool, typer.Option("--switch", help="Let readers see the new generation once it is equal to the source.")
+    ] = False,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--in-place", help="Write the live generation again instead: less space, but readers see old and new rows."
+        ),
+    ] = False,
+    trimmed: Annotated[
+        bool,
+        typer.Option("--trimmed", help="Also from topics whose beginning was deleted; see `lockstep snapshot table`."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build a sink's next generation from the log's beginning.
+
+    Applies today's configuration, beside the generation that readers see. Loads, catches up, compares with the source.
+    Run it again after Ctrl-C or a crash: it continues.
+    """
+    from lockstep.config import load
+    from lockstep.console import log_to_stderr
+    from lockstep.rebuild.display import run_rebuild
+
+    if in_place and switch_over:
+        raise typer.BadParameter("--in-place and --switch exclude each other: in place, readers see it all the time")
+    log_to_stderr()
+    raise typer.Exit(
+        run_rebuild(load(config), sink, switch_over=switch_over, in_place=in_place, trimmed=trimmed, as_json=as_json)
+    )
+
+
+def switch(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    generation: Annotated[int | None, typer.Option(help="This one; default the newest that is ready.")] = None,
+    back: Annotated[bool, typer.Option("--back", help="The one that was live before the last switch.")] = False,
+) -> None:
+    """Let readers of a sink see another generation.
+
+    Takes effect at once, and readers never see older rows than before.
+    """
+    from lockstep.config import load
+    from lockstep.console import say
+    from lockstep.generations import switch_to
+
+    before, after = switch_to(load(config), sink, number=generation, back=back)
+    if before == after:
+        say(f"generation {after} of {sink} is live already")
+    else:
+        say(f"readers of {sink} see generation {after} now" + ("" if before is None else f"; before, it was {before}"))
+
+
+def generations(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    drop: Annotated[int | None, typer.Option(help="Remove this generation, its data included.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show or drop the builds of a sink's data.
+
+    Shows which one readers see and how far each is. Those that aren't live stay until they are dropped.
+    """
+    from lockstep.config import load
+    from lockstep.console import say
+    from lockstep.generations import describe, generations_table
+    from lockstep.generations import drop as drop_generation
+    from lockstep.terminal import out
+
+    loaded = load(config)
+    if drop is not None:
+        drop_generation(loaded, sink, drop)
+        say(f"generation {drop} of {sink} is gone")
+        return
+    descriptions = describe(loaded, sink)
+    if as_json:
+        print_json([description.to_json() for description in descriptions])
+    else:
+        out.print(generations_table(descriptions))
+
+
+def snapshot_table(
+    table: Annotated[list[str], typer.Argument(help="schema.table; several may be given.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Have capture copy tables again while it streams.
+
+    Every row gets an event, and every key that is gone gets a delete.
+    """
+    from lockstep.config import load
+    from lockstep.console import say
+    from snapshot.request import request_copies
+
+    for name in request_copies(load(config).as_pipeline(), table):
+        say(f"asked capture to copy {name}; its log says when it is done")

@@ -1,0 +1,158 @@
+"""Commands of rejections, the events that a sink refused for good: ``list``, ``show``, ``retry`` and ``discard``."""
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
+
+TableOption = Annotated[
+    list[str] | None, typer.Option("--table", help="Only of this table, schema.table; may be repeated.")
+]
+GenerationOption = Annotated[int | None, typer.Option("--generation", help="Only of this generation.")]
+KeyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key", help="Only of this row: its key as JSON, or the one value of it, or partition:offset; may be repeated."
+    ),
+]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", help="Only those whose reason has this text in it; case doesn't matter.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All of the sink, or of the table and generation given.")]
+
+
+def list_open(
+    sink: Annotated[str | None, typer.Argument(metavar="[SINK]", help="Only of this sink.")] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: TableOption = None,
+    generation: GenerationOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the rejections that are open.
+
+    Shows keys and reasons, no other values.
+    """
+    from lockstep.config import load
+    from lockstep.console import say
+    from lockstep.rejections.commands import (
+        RejectionBook,
+        Selection,
+        now_ms,
+        rejections_json,
+        rejections_table,
+        unreadable_text,
+    )
+    from lockstep.terminal import out
+
+    selection = Selection(tables=tuple(table or ()), generation=generation)
+    found, unreadable = RejectionBook(load(config)).read(sink, selection)
+    if as_json:
+        print_json(rejections_json(found, unreadable))
+        return
+    if found:
+        out.print(rejections_table(found, now_ms()))
+    else:
+        say("no rejections")
+    if unreadable:
+        say(unreadable_text(unreadable))
+
+
+def show(
+    sink: SinkArgument,
+    row: Annotated[
+        str,
+        typer.Argument(metavar="KEY|POSITION", help="The row's key as in `list`, or its value, or partition:offset."),
+    ],
+    config: ConfigOption = DEFAULT_CONFIG,
+    table: TableOption = None,
+    generation: GenerationOption = None,
+    value: Annotated[
+        bool, typer.Option("--value", help="Print the whole event too, all columns of the row included.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one rejection.
+
+    Prints its event's value only with --value.
+    """
+    from lockstep.config import load
+    from lockstep.rejections.commands import RejectionBook, Selection
+
+    book = RejectionBook(load(config))
+    found = book.one(sink, Selection(tables=tuple(table or ()), generation=generation, keys=(row,)))
+    document = found.to_json()
+    if value:
+        event = book.value(found)
+        document["value"] = None if event is None else json.loads(event)
+    if as_json:
+        print_json(document)
+        return
+    for name, fact in document.items():
+        text = fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False)
+        print(f"{name}: {text}")  # noqa: T201  the result
+
+
+def retry(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    key: KeyOption = None,
+    reason: ReasonOption = None,
+    everything: AllOption = False,
+    table: TableOption = None,
+    generation: Annotated[int | None, typer.Option("--generation", help="Of this one; default the live one.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply rejected events again. Safe while the job runs.
+
+    They keep their tags, so no row gets older. Closes those that the sink takes, and says why it refuses the others.
+    Exit code 1 when any is left.
+    """
+    from lockstep.config import load
+    from lockstep.console import say
+    from lockstep.rejections.commands import selection_of
+    from lockstep.rejections.retry import retried_table
+    from lockstep.rejections.retry import retry as retry_events
+    from lockstep.terminal import out
+
+    selection = selection_of(tables=table, generation=generation, keys=key, reason=reason, everything=everything)
+    retried = retry_events(load(config), sink, selection, say=say)
+    if as_json:
+        print_json(retried.to_json())
+    else:
+        if retried.refused:
+            out.print(retried_table(retried))
+        say(retried.sentence(sink))
+    raise typer.Exit(1 if retried.refused else 0)
+
+
+def discard(
+    sink: SinkArgument,
+    config: ConfigOption = DEFAULT_CONFIG,
+    key: KeyOption = None,
+    reason: ReasonOption = None,
+    everything: AllOption = False,
+    table: TableOption = None,
+    generation: GenerationOption = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+) -> None:
+    """Close rejections without applying them.
+
+    The sink lacks these events until their rows are written again. Asks first.
+    """
+    from cdc.model.errors import ConfigurationError
+    from lockstep.config import load
+    from lockstep.console import say
+    from lockstep.rejections.commands import discard as discard_events
+    from lockstep.rejections.commands import selection_of
+
+    selection = selection_of(tables=table, generation=generation, keys=key, reason=reason, everything=everything)
+    if not yes and not sys.stdin.isatty():
+        raise ConfigurationError("discard asks first, and there is no terminal to ask", hint="add --yes")
+
+    def agreed(question: str) -> bool:
+        return yes or typer.confirm(question, err=True)
+
+    raise typer.Exit(discard_events(load(config), sink, selection, agreed=agreed, say=say))

@@ -1,0 +1,98 @@
+"""Commands of the local servers: ``demo``, ``up``, ``down`` and ``status``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from lockstep.cli.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from stack.stack import ServerStatus
+
+STACK_DIRECTORY = Path(".lockstep/stack")
+
+DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where the local servers keep data and logs.")]
+
+
+def demo(
+    seconds: Annotated[
+        float | None, typer.Option(help="Stop the writer after so many seconds, compare, print the result.")
+    ] = None,
+    as_json: JsonOption = False,
+    keep: Annotated[bool, typer.Option(help="Leave the local servers running at the end.")] = False,
+    rate: Annotated[float, typer.Option(help="Transactions per second that the sample application writes.")] = 50.0,
+    directory: Annotated[Path, typer.Option(help="Where the demo keeps its data and logs.")] = Path(".lockstep/demo"),
+) -> None:
+    """Run everything on this machine, with a sample shop.
+
+    Starts the local servers, copies the shop's tables, captures its live traffic, applies it to the sinks, shows the lag.
+    """
+    from lockstep.demo.demo import run_demo
+
+    raise typer.Exit(run_demo(seconds=seconds, as_json=as_json, keep=keep, directory=directory, rate=rate))
+
+
+def up(directory: DirectoryOption = STACK_DIRECTORY) -> None:
+    """Start the local servers.
+
+    PostgreSQL twice (source and warehouse), Kafka, OpenSearch and Valkey. Those that run already stay as they are.
+    """
+    from dataclasses import asdict
+
+    from lockstep.console import say
+    from stack.stack import Stack
+
+    endpoints = Stack(directory).up(report=lambda name, what: say(f"{name}: {what}"))
+    for name, value in asdict(endpoints).items():
+        print(f"{name} = {value}")  # noqa: T201  the result
+
+
+def down(directory: DirectoryOption = STACK_DIRECTORY) -> None:
+    """Stop the local servers. Their data stays."""
+    from stack.stack import Stack
+
+    Stack(directory).down()
+
+
+def status(directory: DirectoryOption = STACK_DIRECTORY, as_json: JsonOption = False) -> None:
+    """Show the local servers."""
+    from stack.stack import Stack
+
+    servers = Stack(directory).status()
+    if as_json:
+        print_json(_status_json(servers))
+    else:
+        _print_status(servers)
+
+
+def _status_json(servers: "Sequence[ServerStatus]") -> list[dict[str, object]]:
+    return [
+        {
+            "name": server.name,
+            "version": server.version,
+            "state": server.state,
+            "pid": server.pid,
+            "address": server.address,
+            "started_at": server.started_at.isoformat() if server.started_at else None,
+            "rss_bytes": server.rss_bytes,
+            "log": str(server.log),
+        }
+        for server in servers
+    ]
+
+
+def _print_status(servers: "Sequence[ServerStatus]") -> None:
+    from rich.table import Table
+
+    from lockstep.terminal import out
+    from monitor.collector import readable_bytes
+
+    table = Table()
+    for heading in ("server", "version", "state", "pid", "memory", "address"):
+        table.add_column(heading)
+    for server in servers:
+        memory = readable_bytes(server.rss_bytes) if server.rss_bytes else ""
+        table.add_row(server.name, server.version, server.state, str(server.pid or ""), memory, server.address)
+    out.print(table)
