@@ -1,9 +1,10 @@
 """How far each stage is behind the one before it, in WAL bytes, seconds and events. Pure: facts in, report out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 
 
@@ -11,8 +12,8 @@ from cdc.model.lsn import format_lsn
 class SinkFacts:
     """What the progress of one generation of a sink says. ``watermark_lsn`` is 0 before anything is known to be complete.
 
-    ``records_behind`` counts what lies between the sink's next offsets and the topics' ends; transaction markers, which
-    are no events, count too.
+    ``records_behind`` counts the records between the sink's next offsets and the topics' ends, transaction markers
+    included.
     """
 
     name: str
@@ -25,7 +26,7 @@ class SinkFacts:
 
     @property
     def label(self) -> str:
-        """What readers see has the sink's name, other generations their number with it."""
+        """The sink's name for the live generation; other generations have their number with it."""
         return self.name if self.is_live else f"{self.name} g{self.generation}"
 
 
@@ -45,8 +46,8 @@ class SourceFacts:
 class Stage:
     """One stage. ``bytes_behind`` counts WAL, which other tables fill too; a few bytes are normal on an idle database.
 
-    ``seconds_behind`` is the age of the newest commit that the stage has, 0 when it has all that the WAL holds. ``sink`` is the
-    generation that the stage is about, where it is about one.
+    ``seconds_behind`` is the age of the newest commit that the stage has, 0 when it has all that the WAL holds.
+    ``sink`` is the generation that the stage is about, None for the stages of capture.
     """
 
     name: str
@@ -61,15 +62,22 @@ class Stage:
 class LagReport:
     """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server keep.
 
-    ``rejected`` counts events by the label of the generation that refused them.
+    By the label of a generation: ``rejected`` counts every rejection there ever was, ``open_rejections`` the rejected
+    rows that nothing has replaced yet, and ``rebuild_needed`` names the settings that a live generation was built with
+    and the configuration has otherwise today. ``unanswered`` says by a sink's name why it couldn't be asked; its stages
+    are unknown.
     """
 
     stages: tuple[Stage, ...]
     slot_active: bool
     retained_bytes: int | None
     rejected: Mapping[str, int]
+    open_rejections: Mapping[str, int] = field(default_factory=dict)
+    rebuild_needed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unanswered: Mapping[str, LockstepError] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
+        """The document that ``lockstep lag --json`` prints; LSNs are text, as PostgreSQL writes them."""
         return {
             "stages": [
                 {
@@ -89,6 +97,9 @@ class LagReport:
             "slot_active": self.slot_active,
             "retained_bytes": self.retained_bytes,
             "rejected": dict(self.rejected),
+            "open_rejections": dict(self.open_rejections),
+            "rebuild_needed": {label: list(names) for label, names in self.rebuild_needed.items()},
+            "unanswered": {name: error.message for name, error in self.unanswered.items()},
         }
 
 

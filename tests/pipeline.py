@@ -32,7 +32,8 @@ from cdc.protocol.pgoutput import decode
 from lockstep.apply import apply_sinks
 from lockstep.config import Config, load
 from lockstep.verify.full_comparison import compare_sinks, open_source
-from monitor.collector import LagCollector, wait_for_lsn
+from monitor.collector import LagCollector
+from monitor.wait import wait_for_lsn
 from sinks.registry import open_sink
 from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints

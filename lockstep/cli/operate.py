@@ -24,7 +24,8 @@ def lag(
     """
     from lockstep.config import load
     from lockstep.terminal import out
-    from monitor.collector import LagCollector, lag_table
+    from monitor.collector import LagCollector
+    from monitor.table import lag_table
 
     loaded = load(config)
     with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
@@ -46,7 +47,7 @@ def _watch(collector: "LagCollector", *, as_json: bool) -> None:
     from cdc.model.errors import Unavailable
     from lockstep.console import StopOnSignals
     from lockstep.terminal import out
-    from monitor.collector import lag_table
+    from monitor.table import lag_table
 
     stopping = StopOnSignals()
     if as_json:
@@ -77,7 +78,8 @@ def wait(
     from cdc.postgres.connection import connect
     from cdc.postgres.slot import emit_heartbeat
     from lockstep.config import load
-    from monitor.collector import LagCollector, wait_for_lsn
+    from monitor.collector import LagCollector
+    from monitor.wait import wait_for_lsn
 
     loaded = load(config)
     with connect(loaded.source, application="lockstep wait") as connection:

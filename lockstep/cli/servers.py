@@ -87,7 +87,7 @@ def _print_status(servers: "Sequence[ServerStatus]") -> None:
     from rich.table import Table
 
     from lockstep.terminal import out
-    from monitor.collector import readable_bytes
+    from monitor.table import readable_bytes
 
     table = Table()
     for heading in ("server", "version", "state", "pid", "memory", "address"):

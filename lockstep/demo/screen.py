@@ -11,8 +11,8 @@ from rich.text import Text
 from lockstep.demo.examples import Example
 from lockstep.demo.writer import Counts
 from lockstep.verify.full_comparison import TableComparison
-from monitor.collector import lag_table
 from monitor.lag import LagReport
+from monitor.table import lag_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,45 @@
+"""Counts the rows with an open rejection, by sink and generation."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import REJECTED, control_topic
+from cdc.kafka.topic_reader import TopicReader
+from cdc.pipeline import Pipeline
+from jobs.dead_letters.record import DeadLetter, read_dead_letter
+
+
+class OpenRejections:
+    """Reads the dead-letter topic; each count reads only the records that are new since the one before."""
+
+    def __init__(self, pipeline: Pipeline, cluster: TopicAdmin) -> None:
+        self._reader = TopicReader(pipeline.kafka.client())
+        self._cluster = cluster
+        self._topic = control_topic(pipeline.name, REJECTED)
+        self._dead_letters: dict[bytes, DeadLetter] = {}
+        self._next = 0
+
+    def counts(self) -> Mapping[tuple[str, int], int]:
+        """(sink, generation) -> rows with an open rejection. Raises Unavailable when Kafka doesn't answer."""
+        self._read()
+        # A row may have several dead letters; it counts once.
+        rows = {record.row: (record.sink, record.generation) for record in self._dead_letters.values()}
+        return Counter(rows.values())
+
+    def _read(self) -> None:
+        if not self._cluster.partition_counts().get(self._topic):
+            self._dead_letters, self._next = {}, 0
+            return
+        (end,) = self._cluster.end_offsets([(self._topic, 0)]).values()
+        if end < self._next:  # The topic was recreated.
+            self._dead_letters, self._next = {}, 0
+        if end == self._next:
+            return
+        for record in self._reader.records(self._topic, {0: self._next}):
+            self._dead_letters.pop(record.key, None)
+            if record.value is not None:
+                dead_letter = read_dead_letter(record.key, record.value, record.offset)
+                if isinstance(dead_letter, DeadLetter):
+                    self._dead_letters[record.key] = dead_letter
+        self._next = end

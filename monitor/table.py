@@ -1,0 +1,52 @@
+"""How the lag report looks on a terminal."""
+
+from collections.abc import Iterator
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from cdc.model.lsn import format_lsn
+from monitor.lag import LagReport
+
+_KIB, _MIB = 1024, 1024 * 1024
+
+
+def lag_table(lag: LagReport) -> Group:
+    """A table of the stages, and below it a sentence for each sink that needs attention."""
+    table = Table(title=None, expand=False)
+    for heading in ("stage", "LSN", "bytes behind", "seconds behind", "events behind"):
+        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    for stage in lag.stages:
+        table.add_row(
+            stage.name,
+            "-" if stage.lsn is None else format_lsn(stage.lsn),
+            "-" if stage.bytes_behind is None else readable_bytes(stage.bytes_behind),
+            "-" if stage.seconds_behind is None else f"{stage.seconds_behind:.1f}",
+            "-" if stage.events_behind is None else f"{stage.events_behind:,}",
+        )
+    return Group(table, *(Text(line, style=style) for line, style in _remarks(lag)))
+
+
+def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
+    """Sentences about sinks, each with its style."""
+    for name, error in lag.unanswered.items():
+        yield f"{name} can't be asked: {error}", "red"
+    for label, names in lag.rebuild_needed.items():
+        yield (
+            f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",
+            "yellow",
+        )
+    for label, count in lag.open_rejections.items():
+        ever = lag.rejected.get(label, 0)
+        if count:
+            yield f"{label}: {count:,} rejections open, {ever:,} ever: `lockstep rejections list`", "red"
+        elif ever:
+            yield f"{label}: no rejection open, {ever:,} ever", "dim"
+
+
+def readable_bytes(count: int) -> str:
+    """A number of bytes in B, KiB or MiB."""
+    if count < _KIB:
+        return f"{count} B"
+    return f"{count / _KIB:.1f} KiB" if count < _MIB else f"{count / _MIB:.1f} MiB"

@@ -1,0 +1,44 @@
+"""Waits until readers of the sinks see everything up to an LSN."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from cdc.model.errors import Unavailable
+from monitor.lag import LagReport
+
+
+class Collector(Protocol):
+    """Whoever knows the lag now."""
+
+    def collect(self) -> LagReport:
+        """The lag now. Raises Unavailable when the source or Kafka doesn't answer."""
+
+
+def wait_for_lsn(
+    collector: Collector, lsn: int, *, timeout_s: float, sinks: tuple[str, ...] = (), sleep: Callable[[float], None]
+) -> bool:
+    """Wait until readers of the sinks (all, when none is named) see everything up to ``lsn``; False at the time-out.
+
+    Raises LockstepError when a sink can't be asked and waiting can't mend that.
+    """
+    began = time.monotonic()
+    while True:
+        with contextlib.suppress(Unavailable):
+            lag = collector.collect()
+            for name, error in lag.unanswered.items():
+                if not sinks or name in sinks:
+                    raise error
+            stages = [
+                stage
+                for stage in lag.stages
+                if stage.sink is not None and stage.sink.is_live and (not sinks or stage.sink.name in sinks)
+            ]
+            if all(stage.lsn is not None and stage.lsn >= lsn for stage in stages):
+                return True
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
+            return False
+        # The longer it takes, the less often it asks: each report costs the servers that are waited for, too.
+        sleep(min(0.5, max(0.1, waited_s / 20)))

@@ -1,0 +1,48 @@
+"""What the lag report says of single sinks on a terminal."""
+
+import io
+
+from rich.console import Console
+
+from cdc.model.errors import LockstepError
+from monitor.lag import LagReport, SinkFacts, Stage
+from monitor.table import lag_table
+
+
+def _stage(name: str, lsn: int | None) -> Stage:
+    return Stage(f"applied: {name}", lsn, 0, 0.0, 0, SinkFacts(name, 1, True, lsn or 0, 0, 0, 0))
+
+
+def _lag(*stages: Stage, **changes: object) -> LagReport:
+    return LagReport(stages, True, 0, **{"rejected": {}, **changes})  # type: ignore[arg-type]
+
+
+def _shown(lag: LagReport) -> str:
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(lag_table(lag))
+    return capture.get()
+
+
+def test_open_rejections_stand_beside_all_there_ever_were() -> None:
+    lag = _lag(rejected={"cache": 7, "search": 2, "house": 0}, open_rejections={"cache": 3, "search": 0, "house": 0})
+    assert "cache: 3 rejections open, 7 ever" in _shown(lag)
+    assert "search: no rejection open, 2 ever" in _shown(lag)
+    assert "house" not in _shown(lag)
+    assert lag.to_json()["open_rejections"] == {"cache": 3, "search": 0, "house": 0}
+
+
+def test_a_sink_that_was_built_with_other_settings_says_which() -> None:
+    lag = _lag(rebuild_needed={"search": ("fields", "tables")})
+    assert "search: rebuild needed, it was built with other fields, tables: `lockstep rebuild search --switch`" in _shown(lag)
+    assert lag.to_json()["rebuild_needed"] == {"search": ["fields", "tables"]}
+
+
+def test_a_sink_that_cannot_be_asked_says_why_and_what_to_do() -> None:
+    lag = _lag(unanswered={"cache": LockstepError("redis refuses the login", hint="check user and password")})
+    assert "cache can't be asked: redis refuses the login\ncheck user and password" in _shown(lag)
+    assert lag.to_json()["unanswered"] == {"cache": "redis refuses the login"}
+
+
+def test_where_all_is_well_there_is_nothing_to_say() -> None:
+    assert _shown(_lag(_stage("cache", 5))) == _shown(LagReport((_stage("cache", 5),), True, 0, {}))
