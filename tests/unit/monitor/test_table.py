@@ -34,7 +34,10 @@ def test_open_rejections_stand_beside_all_there_ever_were() -> None:
 
 def test_a_sink_that_was_built_with_other_settings_says_which() -> None:
     lag = _lag(rebuild_needed={"search": ("fields", "tables")})
-    assert "search: rebuild needed, it was built with other fields, tables: `lockstep rebuild search --switch`" in _shown(lag)
+    assert (
+        "search: rebuild needed, it was built with other fields, tables: `lockstep rebuild search --switch`"
+        in _shown(lag)
+    )
     assert lag.to_json()["rebuild_needed"] == {"search": ["fields", "tables"]}
 
 
