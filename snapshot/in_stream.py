@@ -13,7 +13,8 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.capture.assembler import Assembler, PublishedTable
+from cdc.capture.assembler import Assembler
+from cdc.capture.published_table import PublishedTable
 from cdc.capture.loop import CaptureLoop, Pause
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError

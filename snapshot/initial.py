@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from cdc.capture.assembler import PublishedTable
+from cdc.capture.published_table import PublishedTable
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table

@@ -6,10 +6,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from cdc.capture.assembler import Event
-from cdc.capture.loop import CaptureLoop, Clock, Committed, Confirmation, Pause
-from cdc.capture.messages_and_outbox import Headers
+from cdc.capture.assembler import Assembler, Event
+from cdc.capture.batch import Batch, Committed
+from cdc.capture.confirmation import Clock, Confirmation
+from cdc.capture.loop import CaptureLoop, Pause
+from cdc.capture.published_table import PublishedTable
 from cdc.capture.settings import CaptureSettings
+from cdc.capture.side_channels import Headers
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table
@@ -131,6 +134,19 @@ class MemoryPublisher:
         return [event for batch in self.batches for event in batch]
 
 
+class _Downstream:
+    """The open batch, and no store of large values."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def commit_pending(self, assembler: Assembler) -> None:
+        self._batch.commit_pending(assembler)
+
+    def reload_toast(self, published: PublishedTable, position: tuple[int, int]) -> None:
+        raise AssertionError("no test of the loop has large values")
+
+
 class Capture:
     """One run of the loop between the two edges."""
 
@@ -156,28 +172,33 @@ class Capture:
         self.state = state or history.state()
         if shapes:
             self.state = replace(self.state, copied={shape.name: 1 for shape in shapes})
-        self.assembler = history.assembler(*shapes, at=self.state, **parts)
+        clock = self.time.clock()
+        self._confirmation = Confirmation(
+            self.stream, clock, interval_s=STATUS_INTERVAL_S, confirmed=Lsn(self.state.end_lsn)
+        )
+        self._batch = Batch(
+            publisher=self.publisher,
+            confirmation=self._confirmation,
+            state=self.state,
+            settings=CaptureSettings(**settings),
+            clock=clock,
+            report=self.reports.append,
+        )
+        self.assembler = history.assembler(*shapes, at=self.state, downstream=_Downstream(self._batch), **parts)
         self.pause: Pause | None = None
         self._heartbeat_interval_s = heartbeat_interval_s
-        self._settings = CaptureSettings(**settings)
 
     def run(self, *, stopping: Callable[[], bool] | None = None, until: int | None = None) -> "Capture":
         """Run until the script ends, or ``stopping``, or the loop pauses."""
-        clock = self.time.clock()
         self.loop = CaptureLoop(
             stream=self.stream,
-            publisher=self.publisher,
+            batch=self._batch,
             assembler=self.assembler,
-            confirmation=Confirmation(
-                self.stream, clock, interval_s=STATUS_INTERVAL_S, confirmed=Lsn(self.state.end_lsn)
-            ),
-            state=self.state,
-            settings=self._settings,
-            clock=clock,
+            confirmation=self._confirmation,
+            clock=self.time.clock(),
             stopping=stopping or (lambda: self.stream.exhausted),
             heartbeat=lambda: self.heartbeats.append(self.time.now_s),
             heartbeat_interval_s=self._heartbeat_interval_s,
-            report=self.reports.append,
         )
         self.pause = self.loop.run(until=None if until is None else Lsn(until))
         return self

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cdc.capture.assembler import Assembler, Event, PublishedTable
+from cdc.capture.assembler import Assembler, Event
+from cdc.capture.published_table import PublishedTable
 from cdc.kafka.topic_names import table_topic
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName

@@ -18,7 +18,8 @@ import orjson
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc.capture.assembler import Assembler, Event, PublishedTable
+from cdc.capture.assembler import Assembler, Event
+from cdc.capture.published_table import PublishedTable
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import quote_identifier

@@ -5,15 +5,17 @@ the recorded state says were published are counted but not returned.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol, cast
+from typing import Protocol
 
 from cdc.capture.key_moves import KeyMoves
-from cdc.capture.messages_and_outbox import Headers, MessageChannel, OutboxChannel, OutboxRoute
+from cdc.capture.published_table import PublishedTable, shape_difference
+from cdc.capture.side_channels import Headers, MessageChannel, OutboxChannel, OutboxRoute
+from cdc.capture.toast_rows import ToastRows
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName
 from cdc.protocol.control_records import SchemaRecord
-from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
+from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import (
     UNCHANGED,
     Begin,
@@ -33,39 +35,15 @@ from cdc.protocol.pgoutput import (
 )
 from cdc.protocol.walsender import unix_ms
 from cdc.toast.memory import ToastMemory
-from cdc.toast.rule import ToastRule
 
 Event = tuple[str, bytes, bytes | None, bytes | Headers | None]
 """(topic, key, value, a tombstone's tag or headers). A plain tuple: one is made for every row."""
 
+Notice = Callable[[bytes, Mapping[TableName, PublishedTable]], None]
+"""Gets a message for capture itself: its content, and the tables that are followed now."""
+
 _NULL = b"null"
-_NOTHING: Mapping[int, bytes] = {}
-_NO_NOTICES: Mapping[str, Callable[[bytes], None]] = {}
-
-
-class PublishedTable:
-    """A table with where its events go and how they are encoded.
-
-    ``keys_can_swap``: a unique constraint of it is checked late, so two rows may share a key for a moment. ``toast``: which of
-    its values an update may leave out, where the replica identity doesn't send the old row.
-    """
-
-    __slots__ = ("delivers_key", "encoder", "keys_can_swap", "source", "table", "toast", "topic", "unrecorded")
-
-    def __init__(
-        self, topic: str, encoder: TableEncoder, *, keys_can_swap: bool = False, toast: ToastRule | None = None
-    ) -> None:
-        self.topic = topic
-        self.encoder = encoder
-        self.table: Table = encoder.table
-        self.keys_can_swap = keys_can_swap
-        self.toast = toast
-        self.source = b""
-        """The ``source`` block of the current transaction; empty until its first row."""
-        self.delivers_key = True
-        """Whether the replica identity has all columns of the key, as of the last Relation message."""
-        self.unrecorded: SchemaRecord | None = None
-        """The shape's record, when it is new and no row of it has come yet."""
+_NO_NOTICES: Mapping[str, Notice] = {}
 
 
 class Shapes(Protocol):
@@ -88,11 +66,27 @@ class PublishedLog(Protocol):
         ...
 
 
+class Downstream(Protocol):
+    """Where the events go that were returned, and what they left in the store of large values."""
+
+    def commit_pending(self, assembler: "Assembler") -> None:
+        """Commit everything that the assembler has returned so far, if that isn't done yet."""
+        ...
+
+    def reload_toast(self, published: PublishedTable, position: tuple[int, int]) -> None:
+        """Read a table's large values from its topic into the memory again. Nothing is pending.
+
+        ``position`` is the (commit LSN, seq) of the last change that was committed.
+        """
+        ...
+
+
 class Assembler:
     """Follows one stream. ``skip_to`` is the (commit LSN, seq) of the last published change.
 
-    ``shapes``, ``log`` and ``memory`` are asked for what the stream doesn't tell; without them a change that needs one stops the
-    run. ``notices`` get the content of the messages that are for capture itself, by prefix; those are never published.
+    ``shapes``, ``log`` and ``memory`` are asked for what the stream lacks; without them a change that needs one stops
+    the run. Before ``log`` is asked, ``downstream`` commits. ``notices`` get the messages that are for capture itself,
+    by prefix; those are never published.
     """
 
     def __init__(
@@ -107,9 +101,10 @@ class Assembler:
         shapes: Shapes | None = None,
         log: PublishedLog | None = None,
         memory: ToastMemory | None = None,
+        downstream: Downstream | None = None,
         messages: MessageChannel | None = None,
         outbox: OutboxChannel | None = None,
-        notices: Mapping[str, Callable[[bytes], None]] = _NO_NOTICES,
+        notices: Mapping[str, Notice] = _NO_NOTICES,
     ) -> None:
         self._tables = dict(tables)
         self._of_oid = {published.table.oid: name for name, published in tables.items() if published.table.oid}
@@ -118,7 +113,8 @@ class Assembler:
         self._include_before = include_before
         self._shapes = shapes
         self._log = log
-        self._memory = memory
+        self._toast = ToastRows(memory)
+        self._downstream = downstream
         self._messages = messages
         self._outbox = outbox
         self._notices = notices
@@ -141,15 +137,15 @@ class Assembler:
         """When the last complete transaction committed."""
         self.new_shapes: list[SchemaRecord] = []
         """Shapes that came into use and aren't committed yet; whoever commits clears the list."""
-        self.settle: Callable[[], None] = lambda: None
-        """Commits what was returned so far; called before ``log`` is asked."""
-        self.refill: Callable[[PublishedTable], None] = lambda _: None
-        """Reads a table's large values from its topic into ``memory`` again; everything was settled before."""
 
     @property
     def tables(self) -> Mapping[TableName, PublishedTable]:
         """The captured tables in their newest shape."""
         return self._tables
+
+    def _commit_pending(self) -> None:
+        if self._downstream is not None:
+            self._downstream.commit_pending(self)
 
     def feed(self, message: Message, lsn: int) -> Sequence[Event]:
         """The events of one message; ``lsn`` is where it starts in the WAL.
@@ -237,7 +233,7 @@ class Assembler:
         """A message with one of our prefixes. One outside of transactions counts as one of its own."""
         notice = self._notices.get(message.prefix)
         if notice is not None:
-            notice(message.content)
+            notice(message.content, self._tables)
             return ()
         channel = self._messages
         if channel is None or message.prefix not in channel.prefixes:
@@ -264,7 +260,7 @@ class Assembler:
 
     def _relation(self, relation: Relation) -> None:
         self._described[relation.relation_id] = relation
-        # A table keeps its topic when it is renamed; one that was made anew under its name takes it over.
+        # A table keeps its topic when it is renamed; one that was recreated under its name takes it over.
         by_name = TableName(relation.schema, relation.name)
         if self._outbox is not None and by_name == self._outbox.table:
             self._relations[relation.relation_id] = self._outbox.route(relation)
@@ -287,7 +283,7 @@ class Assembler:
         )
         self._relations[relation.relation_id] = published
         if published.keys_can_swap and self.in_transaction and isinstance(before, PublishedTable):
-            was = {column.identity: place for place, column in enumerate(before.table.columns)}
+            was = {column.identity: index for index, column in enumerate(before.table.columns)}
             self._moves.reshape(published.topic, [was.get(column.identity) for column in published.table.columns])
 
     def _record_shape(self, published: PublishedTable, record: SchemaRecord) -> None:
@@ -307,7 +303,7 @@ class Assembler:
     def truncate(self, message: Truncate, lsn: int) -> Iterator[Event]:
         """A delete and a tombstone for every live key of the truncated tables, all of one table with the same tag.
 
-        ``position`` moves on only behind a table's last delete: whoever goes on in the middle finds what is still live.
+        ``position`` moves on only after a table's last delete: whoever goes on in the middle finds what is still live.
         """
         for relation_id in message.relation_ids:
             try:
@@ -325,13 +321,12 @@ class Assembler:
             elif self._log is None:
                 raise UnsupportedChange(f"TRUNCATE of {published.table.name}")
             else:
-                self.settle()
+                self._commit_pending()
                 for key in self._log.live_keys(published.topic):
                     value = event_value(
                         b"d", self._prefix, seq, _NULL, _NULL, self._source(published), lsn, self._transaction_time_ms
                     )
-                    if published.toast is not None and self._memory is not None:
-                        self._memory.forget(published.topic, key)
+                    self._toast.forget(published, key)
                     yield published.topic, key, value, None
                     yield published.topic, key, None, tag_text(self._prefix, seq)
             self.position = (self._commit_lsn, seq)
@@ -373,7 +368,7 @@ class Assembler:
             return ()
         key = encoder.key(new)
         if published.toast is not None:
-            self._remember(published, published.toast, key, new)
+            self._toast.remember(published, key, new)
         return ((published.topic, key, self._value(b"c", published, encoder.row(new), _NULL, lsn), None),)
 
     def _update(self, published: PublishedTable, update: Update, lsn: int) -> Sequence[Event]:
@@ -394,9 +389,9 @@ class Assembler:
         else:
             row = encoder.row(new)
             if published.toast is not None:
-                self._remember(published, published.toast, key, new)
-                if old_key != key and self._memory is not None:
-                    self._memory.forget(published.topic, old_key)
+                self._toast.remember(published, key, new)
+                if old_key != key:
+                    self._toast.forget(published, old_key)
         before = self._before(published, old)
         if old_key == key:
             if published.keys_can_swap and isinstance(old, FullImage):
@@ -404,30 +399,30 @@ class Assembler:
             if not self._counted():
                 return ()
             return ((published.topic, key, self._value(b"u", published, row, before, lsn), None),)
-        left = self._leave(published, old_key, old, before, lsn)
+        vacated = self._vacate(published, old_key, old, before, lsn)
         if published.keys_can_swap:
             self._moves.arrive(published.topic, key, new)
         if not self._counted():
-            return left
+            return vacated
         if row is _NULL:  # the first half was published and the second wasn't
             row = self._completed(published, update, new, key, key)
-        return (*left, (published.topic, key, self._value(b"c", published, row, _NULL, lsn), None))
+        return (*vacated, (published.topic, key, self._value(b"c", published, row, _NULL, lsn), None))
 
     def _delete(self, published: PublishedTable, delete: Delete, lsn: int) -> Sequence[Event]:
         if not published.delivers_key:
             raise _no_key(published.table)
         key = published.encoder.key(delete.old.fields)
-        if published.toast is not None and self._memory is not None and not self._is_repeated():
-            self._memory.forget(published.topic, key)
-        return self._leave(published, key, delete.old, self._before(published, delete.old), lsn)
+        if published.toast is not None and not self._is_repeated():
+            self._toast.forget(published, key)
+        return self._vacate(published, key, delete.old, self._before(published, delete.old), lsn)
 
-    def _leave(
+    def _vacate(
         self, published: PublishedTable, key: bytes, old: KeyImage | FullImage | None, before: bytes, lsn: int
     ) -> Sequence[Event]:
         """A row leaves a key, which then is free, unless another row of a table whose keys can swap is there."""
         rest = None
         if published.keys_can_swap and isinstance(old, FullImage):
-            rest = self._moves.leave(published.topic, key, old.fields)
+            rest = self._moves.vacate(published.topic, key, old.fields)
         row = None
         if rest is KeyMoves.UNKNOWN and (self._commit_lsn, self._seq + 1) > self._skip_to:
             row = self._row_that_stays(published, key)  # before the change counts: it commits what was sent so far
@@ -443,7 +438,7 @@ class Assembler:
         """The row that had this key before the transaction, and has it still."""
         if self._log is None:
             raise UnsupportedChange(f"rows of {published.table.name} changed places within one statement")
-        self.settle()
+        self._commit_pending()
         return self._log.row_before(published.topic, key, self._prefix)
 
     def _deleted(self, published: PublishedTable, key: bytes, before: bytes, lsn: int) -> tuple[Event, ...]:
@@ -473,14 +468,15 @@ class Assembler:
 
     def _completed(self, published: PublishedTable, update: Update, new: Fields, key: bytes, old_key: bytes) -> bytes:
         """The JSON of a row that came without its unchanged large values: from the memory, and from the topic if it forgot."""
-        places = [place for place, value in enumerate(new) if value is UNCHANGED]
-        kept = self._kept(published, old_key, places)
-        if len(kept) < len(places) and self._memory is not None and published.toast is not None:
-            self.settle()
-            self.refill(published)
-            kept = self._kept(published, old_key, places)
+        indexes = [index for index, value in enumerate(new) if value is UNCHANGED]
+        kept = self._toast.known(published, old_key, indexes)
+        if len(kept) < len(indexes) and self._toast.remembers(published):
+            self._commit_pending()
+            if self._downstream is not None:
+                self._downstream.reload_toast(published, self.position)
+            kept = self._toast.known(published, old_key, indexes)
         table = published.table
-        unknown = [table.columns[place].name for place in places if place not in kept]
+        unknown = [table.columns[index].name for index in indexes if index not in kept]
         if unknown:
             raise UnsupportedChange(
                 f"an update of {table.name} left the large values of {', '.join(unknown)} untouched, so PostgreSQL didn't"
@@ -490,66 +486,19 @@ class Assembler:
                 " new snapshot. Nothing was skipped",
             )
         if published.toast is not None:
-            unchanged = [place for place, value in enumerate(update.new) if value is UNCHANGED]
-            self._remember(published, published.toast, key, new, kept, unchanged)
-            if old_key != key and self._memory is not None:
-                self._memory.forget(published.topic, old_key)
+            unchanged = [index for index, value in enumerate(update.new) if value is UNCHANGED]
+            self._toast.remember(published, key, new, kept, unchanged)
+            if old_key != key:
+                self._toast.forget(published, old_key)
         return published.encoder.row_with(new, kept) if kept else published.encoder.row(new)
 
-    def _kept(self, published: PublishedTable, key: bytes, places: Sequence[int]) -> dict[int, bytes]:
-        if not places or self._memory is None or published.toast is None:
-            return {}
-        known = self._memory.get(published.topic, key) or {}
-        columns = published.table.columns
-        return {place: known[columns[place].identity] for place in places if columns[place].identity in known}
-
-    def _remember(
-        self,
-        published: PublishedTable,
-        rule: ToastRule,
-        key: bytes,
-        fields: Fields,
-        kept: Mapping[int, bytes] = _NOTHING,
-        unchanged: Sequence[int] = (),
-    ) -> None:
-        """Keep the JSON of what a later update may not send again; ``unchanged`` are the places that this one didn't."""
-        if self._memory is None:
-            return
-        complete = [kept.get(place, value) for place, value in enumerate(fields)] if kept else fields
-        values = cast(Sequence[bytes | None], complete)
-        self._put(published, key, values, rule.out_of_line(values, unchanged), kept)
-
     def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
-        """A row was read as of this point of the stream: keep what a later update may leave out, as far as the row tells."""
-        if published.toast is not None:
-            values = cast(Sequence[bytes | None], fields)
-            self._put(published, key, values, published.toast.suspects(values))
+        """A row was read as of this point of the stream: keep what a later update may leave out."""
+        self._toast.remember_read(published, key, fields)
 
     def forget(self, published: PublishedTable, key: bytes) -> None:
         """Nothing is known of a row any more: an update that leaves values out has them read from its topic."""
-        if published.toast is not None and self._memory is not None:
-            self._memory.forget(published.topic, key)
-
-    def _put(
-        self,
-        published: PublishedTable,
-        key: bytes,
-        values: Sequence[bytes | None],
-        places: Sequence[int],
-        kept: Mapping[int, bytes] = _NOTHING,
-    ) -> None:
-        if self._memory is None:
-            return
-        columns, encode = published.table.columns, published.encoder.column
-        found = {
-            columns[place].identity: kept[place] if place in kept else encode(place, value)
-            for place in places
-            if (value := values[place]) is not None
-        }
-        if found:
-            self._memory.put(published.topic, key, found)
-        else:  # what was kept of an earlier row must not be taken for this one's
-            self._memory.forget(published.topic, key)
+        self._toast.forget(published, key)
 
 
 def _filled(update: Update) -> Fields:
@@ -575,25 +524,3 @@ def _no_key(table: Table) -> UnsupportedChange:
         hint=f"run: alter table {table.name.sql} replica identity full; that holds for changes from then on, and this one was"
         " made before. Start a pipeline of another name (pipeline.name in lockstep.toml), which takes a new snapshot",
     )
-
-
-def shape_difference(table: Table, relation: Relation) -> str:
-    """How a described relation differs from the table's recorded shape, in words; empty when it doesn't."""
-    known = {column.name: column for column in table.columns}
-    described = {column.name for column in relation.columns}
-    added = [column.name for column in relation.columns if column.name not in known]
-    dropped = [name for name in known if name not in described]
-    changed = [
-        column.name
-        for column in relation.columns
-        if column.name in known
-        and (column.type_oid, column.type_modifier) != (known[column.name].type_oid, known[column.name].type_modifier)
-    ]
-    parts = [
-        f"{word} {', '.join(names)}"
-        for word, names in (("new column", added), ("without column", dropped), ("other type of", changed))
-        if names
-    ]
-    if not parts and [column.name for column in relation.columns] != [column.name for column in table.columns]:
-        return "its columns have another order"
-    return "; ".join(parts)

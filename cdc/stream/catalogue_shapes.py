@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import psycopg
 
-from cdc.capture.assembler import PublishedTable
+from cdc.capture.published_table import PublishedTable
 from cdc.capture.shape_change import AddedValue, changed_shape
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.pipeline import Pipeline

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import orjson
 
-from cdc.capture.assembler import PublishedTable
+from cdc.capture.published_table import PublishedTable
 from cdc.model.table import TableName
 from cdc.postgres.repair_messages import KEYS_MAX, Key, RepairRequest, UnreadableRequest
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
-from cdc.capture.assembler import PublishedTable
+from cdc.capture.published_table import PublishedTable
 from cdc.kafka.control_topics import read_shapes
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader

@@ -6,7 +6,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from cdc.capture.loop import Committed
+from cdc.capture.batch import Committed
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from lockstep.capture.run import Observer

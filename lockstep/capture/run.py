@@ -13,9 +13,12 @@ from typing import Any
 
 import psycopg
 
-from cdc.capture.assembler import Assembler, PublishedTable
-from cdc.capture.loop import CaptureLoop, Clock, Committed, Confirmation, Pause
-from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel
+from cdc.capture.assembler import Assembler
+from cdc.capture.published_table import PublishedTable
+from cdc.capture.batch import Committed
+from cdc.capture.confirmation import Clock, Confirmation
+from cdc.capture.loop import CaptureLoop, Pause
+from cdc.capture.side_channels import MessageChannel, OutboxChannel
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import (

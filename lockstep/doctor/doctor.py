@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.last_records import last_records
+from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS, TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
@@ -142,7 +142,7 @@ def _kafka(config: Config) -> list[Finding]:
                 else "use another pipeline.name, or give the topic back to whoever made it",
             )
         )
-    return findings + foreign_record_findings(last_records(config.kafka.client(), list(config.topics().values())))
+    return findings + foreign_record_findings(newest_records(config.kafka.client(), list(config.topics().values())))
 
 
 def _brokers(cluster: TopicAdmin) -> list[Finding]:

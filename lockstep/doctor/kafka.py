@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc.kafka.last_records import LastRecord
+from cdc.kafka.newest_records import NewestRecord
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.tag import Tag
@@ -110,7 +110,7 @@ def shared_slot_findings(
     ]
 
 
-def foreign_record_findings(records: Sequence[LastRecord]) -> list[Finding]:
+def foreign_record_findings(records: Sequence[NewestRecord]) -> list[Finding]:
     """Records that aren't events of ours: somebody else writes to the topic."""
     foreign = {record.topic: record for record in records if not _is_event(record)}
     return [
@@ -124,7 +124,7 @@ def foreign_record_findings(records: Sequence[LastRecord]) -> list[Finding]:
     ]
 
 
-def _is_event(record: LastRecord) -> bool:
+def _is_event(record: NewestRecord) -> bool:
     try:
         if record.value is None:
             Tag.parse((record.headers.get(TAG_HEADER) or b"").decode())

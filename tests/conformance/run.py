@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import TransactionStatus
 
-from cdc.capture.loop import Committed
+from cdc.capture.batch import Committed
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.last_records import last_records
+from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.table import TableName
@@ -209,7 +209,7 @@ def test_events_are_nobody_elses(endpoints: Endpoints) -> None:
     for number in range(30):
         log.commit([Put(shape, {"id": number % 3})])
     log.close()
-    records = last_records(log.kafka.client(), [log.topic(shape), "no-such-topic"])
+    records = newest_records(log.kafka.client(), [log.topic(shape), "no-such-topic"])
     assert {record.topic for record in records} == {log.topic(shape)}
     assert all(record.value is not None and record.value.startswith(b'{"op":"u"') for record in records)
 

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.last_records import last_records
+from cdc.kafka.newest_records import newest_records
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import table_topic
@@ -136,4 +136,4 @@ def test_a_topic_is_read_to_its_end_as_of_now_while_somebody_writes_all_the_time
     TopicAdmin(settings.client()).create([plan])
     with _writing_without_a_pause(endpoints.kafka_bootstrap, plan.name):
         assert read_compacted(settings.client(), plan.name).keys() == {b"k"}
-        assert [record.key for record in last_records(settings.client(), [plan.name])] == [b"k"]
+        assert [record.key for record in newest_records(settings.client(), [plan.name])] == [b"k"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import psycopg
 import pytest
 
-from cdc.capture.assembler import Assembler, Event, PublishedTable
+from cdc.capture.assembler import Assembler, Event
+from cdc.capture.published_table import PublishedTable
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.assembler import PublishedTable
+from cdc.capture.published_table import PublishedTable
 from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName

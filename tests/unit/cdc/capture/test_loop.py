@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.capture.assembler import PublishedTable
+from cdc.capture.published_table import PublishedTable
 from cdc.model.errors import MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
 from cdc.protocol.control_records import SchemaRecord, ShapeChange

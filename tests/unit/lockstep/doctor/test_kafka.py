@@ -5,7 +5,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from cdc.kafka.last_records import LastRecord
+from cdc.kafka.newest_records import NewestRecord
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.postgres.preflight.finding import Finding, Severity
@@ -114,8 +114,8 @@ def test_our_own_state_of_another_version_is_not_taken_for_none() -> None:
 
 def record(
     value: bytes | None, *, key: bytes | None = b"{}", headers: dict[str, bytes | None] | None = None
-) -> LastRecord:
-    return LastRecord("shop.public.t", 1, 42, key, value, headers or {})
+) -> NewestRecord:
+    return NewestRecord("shop.public.t", 1, 42, key, value, headers or {})
 
 
 EVENT = orjson.dumps({"op": "c", "tag": TAG, "before": None, "after": {"id": 1}, "source": {}, "ts_ms": 1})
@@ -124,7 +124,7 @@ EVENT = orjson.dumps({"op": "c", "tag": TAG, "before": None, "after": {"id": 1},
 @pytest.mark.parametrize(
     "ours", [record(EVENT), record(None, headers={"tag": TAG.encode()})], ids=["event", "tombstone"]
 )
-def test_records_of_ours_are_known(ours: LastRecord) -> None:
+def test_records_of_ours_are_known(ours: NewestRecord) -> None:
     assert foreign_record_findings([ours]) == []
 
 
@@ -143,7 +143,7 @@ def test_records_of_ours_are_known(ours: LastRecord) -> None:
     ],
     ids=["text", "array", "number", "odd tag", "no tag", "no key", "bare tombstone", "empty header", "odd header"],
 )
-def test_records_of_others_are_found(foreign: LastRecord) -> None:
+def test_records_of_others_are_found(foreign: NewestRecord) -> None:
     (found,) = foreign_record_findings([foreign, record(EVENT)])
     assert (found.severity, found.what) == (
         Severity.ERROR,

@@ -17,7 +17,7 @@ _TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class LastRecord:
+class NewestRecord:
     """The newest committed record of a partition."""
 
     topic: str
@@ -28,7 +28,7 @@ class LastRecord:
     headers: Mapping[str, bytes | None]
 
 
-def last_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list[LastRecord]:
+def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list[NewestRecord]:
     """Of every partition of the topics that exist, where it has any near its end. Raises Unavailable."""
     cluster = TopicAdmin(client)
     counts = cluster.partition_counts()
@@ -37,7 +37,7 @@ def last_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list
     if not ends:
         return []
     consumer = open_consumer(client)
-    newest: dict[tuple[str, int], LastRecord] = {}
+    newest: dict[tuple[str, int], NewestRecord] = {}
     unread = set(ends)
     deadline = time.monotonic() + _TIMEOUT_S
     try:
@@ -51,7 +51,7 @@ def last_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list
             at = (message.topic() or "", message.partition() or 0)
             error = message.error()
             if error is None:
-                newest[at] = LastRecord(
+                newest[at] = NewestRecord(
                     *at,
                     message.offset() or 0,
                     _bytes(message.key()),

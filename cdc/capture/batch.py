@@ -1,0 +1,131 @@
+"""The open batch: events that were sent since the last commit, and the commit that ends them. Nothing else confirms."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from cdc.capture.assembler import Assembler, Event
+from cdc.capture.confirmation import Clock, Confirmation
+from cdc.capture.settings import CaptureSettings
+from cdc.capture.side_channels import Headers
+from cdc.model.lsn import Lsn
+from cdc.protocol.control_records import CaptureState, SchemaRecord
+from cdc.toast.memory import DurableMemory, Offsets
+
+
+class Publisher(Protocol):
+    """Takes events, commits them with the state."""
+
+    def send(self, topic: str, key: bytes, value: bytes | None, extra: bytes | Headers | None = None) -> None:
+        """Add an event to the open Kafka transaction; ``extra`` is a tombstone's tag or headers."""
+        ...
+
+    def commit(self, state: CaptureState, schemas: Sequence[SchemaRecord] = ()) -> Offsets | None:
+        """Commit what was sent with the state that describes it, and with the tables' new shapes.
+
+        Returns offsets below which everything lies that was published so far, where they were asked for.
+        """
+        ...
+
+    def owes_progress(self) -> bool:
+        """Whether a commit without events should follow, since nobody knows yet how far the last one got."""
+        ...
+
+    def serve(self) -> None:
+        """Let the client do its housekeeping."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A batch that Kafka has committed, for whoever watches."""
+
+    events: int
+    state: CaptureState
+
+
+class Batch:
+    """Events go in by ``add``; ``commit`` publishes them with the state, and confirms them to PostgreSQL after.
+
+    ``memory`` is what the assembler remembers with. Everything that the publisher raises goes through: the batch is
+    lost then, and the caller starts over from the committed state.
+    """
+
+    def __init__(
+        self,
+        *,
+        publisher: Publisher,
+        confirmation: Confirmation,
+        state: CaptureState,
+        settings: CaptureSettings,
+        clock: Clock,
+        report: Callable[[Committed], None] = lambda _: None,
+        memory: DurableMemory | None = None,
+    ) -> None:
+        self._publisher = publisher
+        self._confirmation = confirmation
+        self._clock = clock
+        self._report = report
+        self._memory = memory
+        self._rows_max = settings.batch_rows
+        self._bytes_max = settings.batch_bytes
+        self._age_max_s = settings.batch_age_ms / 1000
+        self._bytes = 0
+        self._opened_s = clock.monotonic_s()
+        self.state = state
+        """The state that the next commit goes on from."""
+        self.events = 0
+        """Events that aren't committed yet."""
+        self.published_end = Lsn(state.end_lsn)
+        """The end of the last transaction that a commit of ours has covered."""
+        self.committed_s = self._opened_s
+        """When the last commit ended, on the monotonic clock."""
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Send events to Kafka, where no reader sees them before the commit."""
+        for topic, key, value, extra in events:
+            if not self.events:
+                self._opened_s = self._clock.monotonic_s()
+            self._publisher.send(topic, key, value, extra)
+            self.events += 1
+            if value is not None:
+                self._bytes += len(value)
+
+    def is_full(self) -> bool:
+        """Whether it has as many events or bytes as one Kafka transaction takes."""
+        return self.events >= self._rows_max or self._bytes >= self._bytes_max
+
+    def is_overdue(self) -> bool:
+        """Whether its first event has waited as long as an event may."""
+        return self.events > 0 and self._clock.monotonic_s() - self._opened_s > self._age_max_s
+
+    def owes_progress(self) -> bool:
+        """Whether a commit without events should follow, since nobody knows yet how far the last one got."""
+        return not self.events and self._publisher.owes_progress()
+
+    def serve(self) -> None:
+        """Let Kafka's client do its housekeeping."""
+        self._publisher.serve()
+
+    def commit_pending(self, assembler: Assembler) -> None:
+        """Commit what was sent, if anything, in the middle of whatever is going on."""
+        if self.events:
+            self.commit(assembler)
+
+    def commit(self, assembler: Assembler) -> None:
+        """Commit what was sent together with the position and the new shapes of the assembler, then confirm it."""
+        commit_lsn, seq = position = assembler.position
+        shapes = tuple(assembler.new_shapes)
+        self.state = self.state.published(
+            commit_lsn=commit_lsn, seq=seq, end_lsn=assembler.end_lsn, commit_time_ms=assembler.commit_time_ms
+        ).to_be_copied({record.table.name for record in shapes if record.change.rewritten})
+        bounds = self._publisher.commit(self.state, shapes)
+        # Never before Kafka: a memory that is ahead of it would answer with values yet to come.
+        if self._memory is not None:
+            self._memory.commit(position, bounds)
+        assembler.new_shapes.clear()
+        self._confirmation.committed(assembler.end_lsn)
+        self._report(Committed(self.events, self.state))
+        self.published_end = assembler.end_lsn
+        self.events = self._bytes = 0
+        self.committed_s = self._clock.monotonic_s()

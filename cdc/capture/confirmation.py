@@ -1,0 +1,70 @@
+"""What PostgreSQL is told about our position, and when. Pure: clock and stream come in as arguments."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from cdc.model.lsn import Lsn
+from cdc.protocol.walsender import status_update
+
+
+class StatusReceiver(Protocol):
+    """The server's end of the stream."""
+
+    def send(self, frame: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time as arguments: ``monotonic_s`` for intervals, ``unix_us`` for what goes over the wire."""
+
+    monotonic_s: Callable[[], float]
+    unix_us: Callable[[], int]
+
+
+class Confirmation:
+    """Sends status updates. ``confirmed`` grows only by ``committed``; keepalives never raise it."""
+
+    def __init__(self, stream: StatusReceiver, clock: Clock, *, interval_s: float, confirmed: Lsn) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._interval_s = interval_s
+        self._due = 0.0
+        self.received = confirmed
+        self.confirmed = confirmed
+
+    def committed(self, end_lsn: Lsn) -> None:
+        """Kafka has committed everything up to the end of this transaction."""
+        self.confirmed = max(self.confirmed, end_lsn)
+        self.send_status()
+
+    def send_status(self) -> None:
+        """Send a status update now."""
+        self._due = self._clock.monotonic_s() + self._interval_s
+        self.received = max(self.received, self.confirmed)
+        self._stream.send(
+            status_update(received=self.received, confirmed=self.confirmed, unix_time_us=self._clock.unix_us())
+        )
+
+    def send_status_if_due(self) -> None:
+        """Send one when the server would otherwise lose patience. Safe to call all the time."""
+        if self._clock.monotonic_s() >= self._due:
+            self.send_status()
+
+
+class KeepAlive:
+    """Called by whatever takes its time, so that the server doesn't drop a stream that nobody reads meanwhile.
+
+    Before there is a stream, it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._confirmations: list[Confirmation] = []
+
+    def add(self, confirmation: Confirmation) -> None:
+        """There is a stream from now on."""
+        self._confirmations.append(confirmation)
+
+    def __call__(self) -> None:
+        for confirmation in self._confirmations:
+            confirmation.send_status_if_due()

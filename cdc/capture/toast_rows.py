@@ -1,0 +1,81 @@
+"""Which values of a row are kept for a later update that leaves them out."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from cdc.capture.published_table import PublishedTable
+from cdc.protocol.pgoutput import Fields
+from cdc.toast.memory import ToastMemory
+
+_NONE_KNOWN: Mapping[int, bytes] = {}
+
+
+class ToastRows:
+    """Rows of the stream -> JSON values in a memory. Without a memory, and for tables without a rule, it does nothing.
+
+    Values are kept by what a column is, whatever its name; here they are given by the column's index in the row.
+    """
+
+    def __init__(self, memory: ToastMemory | None) -> None:
+        self._memory = memory
+
+    def remembers(self, published: PublishedTable) -> bool:
+        """Whether anything is ever kept of the table's rows."""
+        return self._memory is not None and published.toast is not None
+
+    def known(self, published: PublishedTable, key: bytes, indexes: Sequence[int]) -> dict[int, bytes]:
+        """The JSON of those of these columns that are known of a row, by index."""
+        if not indexes or self._memory is None or published.toast is None:
+            return {}
+        values = self._memory.get(published.topic, key) or {}
+        columns = published.table.columns
+        return {index: values[columns[index].identity] for index in indexes if columns[index].identity in values}
+
+    def remember(
+        self,
+        published: PublishedTable,
+        key: bytes,
+        fields: Fields,
+        known: Mapping[int, bytes] = _NONE_KNOWN,
+        unchanged: Sequence[int] = (),
+    ) -> None:
+        """Keep what a later update may not send again.
+
+        ``known`` is the JSON of values that ``fields`` lack, and ``unchanged`` are the indexes that the update left out.
+        """
+        if self._memory is None or published.toast is None:
+            return
+        complete = [known.get(index, value) for index, value in enumerate(fields)] if known else fields
+        values = cast(Sequence[bytes | None], complete)
+        self._put(published, key, values, published.toast.out_of_line(values, unchanged), known)
+
+    def remember_read(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
+        """The same for a row that was read from the table, which says less of how its values are stored."""
+        if self._memory is not None and published.toast is not None:
+            values = cast(Sequence[bytes | None], fields)
+            self._put(published, key, values, published.toast.suspects(values))
+
+    def forget(self, published: PublishedTable, key: bytes) -> None:
+        """Nothing is known of a row any more."""
+        if self._memory is not None and published.toast is not None:
+            self._memory.forget(published.topic, key)
+
+    def _put(
+        self,
+        published: PublishedTable,
+        key: bytes,
+        values: Sequence[bytes | None],
+        indexes: Sequence[int],
+        known: Mapping[int, bytes] = _NONE_KNOWN,
+    ) -> None:
+        assert self._memory is not None
+        columns, encode = published.table.columns, published.encoder.column
+        large = {
+            columns[index].identity: known[index] if index in known else encode(index, value)
+            for index in indexes
+            if (value := values[index]) is not None
+        }
+        if large:
+            self._memory.put(published.topic, key, large)
+        else:  # what was kept of an earlier row must not be taken for this one's
+            self._memory.forget(published.topic, key)
