@@ -14,9 +14,8 @@ from typing import Any, Final
 import psycopg
 
 from cdc.capture.assembler import Assembler
+from cdc.capture.loop import Pause
 from cdc.capture.published_table import PublishedTable
-from cdc.capture.loop import CaptureLoop, Pause
-from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
@@ -27,10 +26,9 @@ from cdc.postgres.replication import ComingSlot, CreatedSlot
 from cdc.postgres.slot import emit_heartbeat, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.pgoutput import Fields
-from cdc.stream.catalogue_shapes import CatalogueShapes
+from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import not_published
-from cdc.stream.table_watch import TableWatch
 from cdc.stream.toast_cache import ToastCache
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
@@ -56,12 +54,12 @@ class _Point:
     memberships: Mapping[TableName, Membership]
 
 
-class _Memory:
+class _RowMemory:
     """What is remembered of rows beside the log, as ``republish_keys`` wants it."""
 
-    def __init__(self, assembler: Assembler, values: ToastCache) -> None:
+    def __init__(self, assembler: Assembler, toast: ToastCache) -> None:
         self._assembler = assembler
-        self._values = values
+        self._toast = toast
 
     def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
         self._assembler.remember(published, key, fields)
@@ -70,27 +68,20 @@ class _Memory:
         self._assembler.forget(published, key)
 
     def commit(self) -> None:
-        self._values.store.commit(self._assembler.position)
+        self._toast.store.commit(self._assembler.position)
 
 
 class StreamCopies:
-    """The copies of one session. ``loop`` is given before the first one is made."""
-
-    loop: CaptureLoop
+    """The copies of one session, in the middle of its stream."""
 
     def __init__(
         self,
         pipeline: Pipeline,
         sql: psycopg.Connection[Any],
+        stream: LiveStream,
         *,
-        watch: TableWatch,
-        repairs: RepairRequests,
-        publish: Callable[[Table], PublishedTable],
         publisher: Any,
-        assembler: Assembler,
-        shapes: CatalogueShapes,
-        values: ToastCache,
-        log: TopicReader,
+        repairs: RepairRequests,
         say: Callable[[str], None],
         copied: Callable[[CopyProgress], None],
         stopping: Callable[[], bool],
@@ -98,14 +89,11 @@ class StreamCopies:
     ) -> None:
         self._pipeline = pipeline
         self._sql = sql
-        self._watch = watch
-        self._repairs = repairs
-        self._publish = publish
+        self._stream = stream
+        self._loop = stream.loop
+        self._assembler = stream.assembler
         self._publisher = publisher
-        self._assembler = assembler
-        self._shapes = shapes
-        self._values = values
-        self._log = log
+        self._repairs = repairs
         self._say = say
         self._copied = copied
         self._stopping = stopping
@@ -124,9 +112,10 @@ class StreamCopies:
         PostgreSQL makes none before every transaction that is writing has ended, which may take hours, and the stream goes on
         meanwhile. So the first one only tells that the wait is over: the stream may be past it.
         """
-        for name in self._repairs.take_wholes():
-            self._say(f"{name}: copying it anew, as somebody has asked")
-            state = self.loop.state = state.to_be_copied([name])
+        for name in self._repairs.take_whole_tables():
+            self._say(f"{name}: copying it again, as was asked for")
+            state = state.to_be_copied([name])
+            self._loop.adopt(state)
         lacking = self._lacking(state)
         if not lacking and not self._repairable():
             return False
@@ -167,7 +156,7 @@ class StreamCopies:
         """
         assert self._coming is not None
         waited, self._coming = self._coming, None
-        names = self._lacking(self.loop.state)
+        names = self._lacking(self._loop.state)
         point: _Point | None = None
         with contextlib.ExitStack() as opened:
             with self._putting_off_repairs(unless=names):
@@ -175,9 +164,9 @@ class StreamCopies:
                     waited.created()
                 point = self._point(names, opened)
             if point is None:
-                return Pause(self.loop.state, frame)
+                return Pause(self._loop.state, frame)
             emit_heartbeat(self._sql)  # so that something behind the snapshot comes, also when nobody writes
-            pause = self.loop.run(first=frame, until=point.slot.consistent_point)
+            pause = self._loop.run(first=frame, until=point.slot.consistent_point)
             if pause is None:
                 return None
             try:
@@ -218,21 +207,21 @@ class StreamCopies:
 
     def _copy_table(self, point: _Point, name: TableName) -> None:
         """Copy a table as the snapshot shows it, or only its new partitions. Raises Interrupted."""
-        loop, assembler = self.loop, self._assembler
+        loop, assembler = self._loop, self._assembler
         shape, membership = point.shapes[name], point.memberships[name]
-        published = self._publish(shape)
+        published = self._stream.tables.of(shape)
         known = assembler.tables.get(name)
         new = known is None or known.table != shape
         before = loop.state.memberships.get(name)
         change = membership.since(before) if before else None
         # Only where nothing but new partitions is the reason: a table that was altered as well is copied whole.
-        only_leaves = self._watch.take_only_leaves(name, shape.schema_id) and not new
+        only_leaves = self._stream.watch.take_only_leaves(name, shape.schema_id) and not new
         leaves = change.leaves if change is not None and not change.whole and only_leaves else ()
         self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
         # A process that dies behind the copy's last commit must not complete an update from values of before it.
-        self._values.store.clear(published.topic)
-        self._values.store.commit(assembler.position)
-        loop.state = copy_into_stream(
+        self._stream.toast.store.clear(published.topic)
+        self._stream.toast.store.commit(assembler.position)
+        state = copy_into_stream(
             published,
             reader=point.reader,
             publisher=self._publisher,
@@ -240,14 +229,15 @@ class StreamCopies:
             consistent_point=point.slot.consistent_point,
             membership=membership.to_text(),
             leaves=leaves,
-            live_keys=self._log.live_keys,
+            live_keys=self._stream.log.live_keys,
             schemas=[SchemaRecord(shape, point.slot.consistent_point)] if new else [],
             settings=self._pipeline.capture,
-            stopping=self._attentively_stopping,
+            stopping=self._stopping_after_status,
             report=self._copied,
         )
+        loop.adopt(state)
         assembler.replace(published)
-        self._values.refill(published, assembler.position)  # the copy went past it
+        self._stream.toast.reload(published, assembler.position)  # the copy went past it
         if not leaves:
             self._repairs.done(name)
 
@@ -277,7 +267,7 @@ class StreamCopies:
 
     def _current(self, point: _Point, name: TableName) -> PublishedTable | None:
         """How the table is published, in the snapshot's shape; None when the repair isn't to be done now."""
-        loop, assembler = self.loop, self._assembler
+        loop, assembler = self._loop, self._assembler
         shape, known = point.shapes[name], assembler.tables.get(name)
         if known is None or known.table.key != shape.key:
             self._ignore(name, "its key is another one by now")
@@ -285,16 +275,16 @@ class StreamCopies:
         before = loop.state.memberships.get(name)
         if before is None or point.memberships[name].since(before).whole:
             self._say(f"{name}: rows may have changed without an event; copying it anew instead of a repair")
-            loop.state = loop.state.to_be_copied([name])
+            loop.adopt(loop.state.to_be_copied([name]))
         elif known.table.schema_id != shape.schema_id:
             # The stream is past an ALTER TABLE, and has had no row of the table since.
-            relation = self._shapes.by_now(name)
+            relation = self._stream.shapes.current_relation(name)
             if relation is not None:
-                assembler.record(self._shapes.adopt(relation, known))
+                assembler.record(self._stream.shapes.adopt(relation, known))
                 loop.commit()
             known = assembler.tables[name]
             if known.table.schema_id != shape.schema_id:
-                loop.state = loop.state.to_be_copied([name])
+                loop.adopt(loop.state.to_be_copied([name]))
         # A copy of the whole table, which then is next, answers the repair as well.
         return known if name in loop.state.copied else None
 
@@ -306,7 +296,7 @@ class StreamCopies:
         problems: collections.Counter[str],
     ) -> Republished:
         """Those of the keys that PostgreSQL can read; the others count as problems. Raises Interrupted."""
-        if self._attentively_stopping():
+        if self._stopping_after_status():
             raise Interrupted
         try:
             return republish_keys(
@@ -314,11 +304,11 @@ class StreamCopies:
                 keys,
                 reader=point.reader,
                 publisher=self._publisher,
-                memory=_Memory(self._assembler, self._values),
-                state=self.loop.state,
+                memory=_RowMemory(self._assembler, self._stream.toast),
+                state=self._loop.state,
                 consistent_point=point.slot.consistent_point,
                 settings=self._pipeline.capture,
-                stopping=self._attentively_stopping,
+                stopping=self._stopping_after_status,
             )
         except UnreadableKey as error:
             if len(keys) == 1:
@@ -333,7 +323,7 @@ class StreamCopies:
         self._say(f"warning: a repair of {name} is ignored: {why}")
         self._repairs.done(name)
 
-    def _attentively_stopping(self) -> bool:
+    def _stopping_after_status(self) -> bool:
         """Asked between the batches of a copy, while nobody reads the stream: PostgreSQL has to hear from us all the same."""
         self._while_waiting()
         return self._stopping()

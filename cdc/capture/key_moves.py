@@ -1,9 +1,10 @@
 """Which row has a key, while a transaction moves rows between keys. Pure.
 
-A unique constraint that is checked at the end of a statement or transaction lets two rows share a key for a moment: ``set id = id + 1``
-over rows 1 and 2 reaches 2 before row 2 has left it. In the order of the WAL that is delete 1, create 2, delete 2, create 3, and
-taken at its word row 2 would be lost. So a key that one row leaves while another is there stays live. The rows are told apart by
-their old images, which such tables always send (their key can't be a replica identity).
+A unique constraint that is checked at the end of a statement or transaction lets two rows share a key for a moment:
+``set id = id + 1`` over rows 1 and 2 reaches 2 before row 2 has vacated it. In the order of the WAL that is delete 1,
+create 2, delete 2, create 3: taken literally, row 2 would be lost. So a key that one row vacates while another is there
+stays live. The rows are told apart by their old images, which such tables always send: their key can't be a replica
+identity.
 """
 
 from collections.abc import Sequence
@@ -29,24 +30,27 @@ class KeyMoves:
 
     def __init__(self) -> None:
         self._arrived: dict[_Slot, list[Fields]] = {}
-        self._resident_left: set[_Slot] = set()
+        self._resident_vacated: set[_Slot] = set()
         self._resident_now: dict[_Slot, Fields] = {}
 
     def clear(self) -> None:
         """A new transaction: whoever has a key now is its resident."""
-        if self._arrived or self._resident_left or self._resident_now:
+        if self._arrived or self._resident_vacated or self._resident_now:
             self._arrived.clear()
-            self._resident_left.clear()
+            self._resident_vacated.clear()
             self._resident_now.clear()
 
-    def reshape(self, topic: str, places: Sequence[int | None]) -> None:
-        """The table's columns changed within the transaction: ``places`` says where each column was, None for an added one."""
+    def reshape(self, topic: str, indexes: Sequence[int | None]) -> None:
+        """The table's columns changed within the transaction.
+
+        ``indexes`` has each column's index in the shape before, None for an added one.
+        """
 
         def moved(row: Fields) -> Fields:
-            return tuple(UNCHANGED if place is None else row[place] for place in places)
+            return tuple(UNCHANGED if index is None else row[index] for index in indexes)
 
-        for (of_topic, _), rows in self._arrived.items():
-            if of_topic == topic:
+        for (row_topic, _), rows in self._arrived.items():
+            if row_topic == topic:
                 rows[:] = map(moved, rows)
         for slot, row in self._resident_now.items():
             if slot[0] == topic:
@@ -60,37 +64,38 @@ class KeyMoves:
         """A row changed and kept its key."""
         slot = (topic, key)
         arrived = self._arrived.get(slot, [])
-        place = _place(arrived, old)
-        if place is not None:
-            arrived[place] = new
+        index = _index(arrived, old)
+        if index is not None:
+            arrived[index] = new
         else:
             self._resident_now[slot] = new
 
-    def leave(self, topic: str, key: bytes, old: Fields) -> Fields | Literal[_Rest.UNKNOWN] | None:
-        """A row leaves the key. Returns the row that has it now, None when nobody has, and UNKNOWN when that is up to whether
-        there was a resident: one that this transaction hasn't touched.
+    def vacate(self, topic: str, key: bytes, old: Fields) -> Fields | Literal[_Rest.UNKNOWN] | None:
+        """A row vacates the key. Returns the row that has it now, None when none has.
+
+        UNKNOWN when that depends on whether there was a resident that this transaction hasn't touched.
         """
         slot = (topic, key)
         arrived = self._arrived.get(slot, [])
-        place = _place(arrived, old)
-        if place is not None:
-            del arrived[place]
+        index = _index(arrived, old)
+        if index is not None:
+            del arrived[index]
             if arrived:
                 return arrived[-1]
-            if slot in self._resident_left:
+            if slot in self._resident_vacated:
                 return None
             return self._resident_now.get(slot, self.UNKNOWN)
-        self._resident_left.add(slot)
+        self._resident_vacated.add(slot)
         self._resident_now.pop(slot, None)
         return arrived[-1] if arrived else None
 
 
-def _place(rows: Sequence[Fields], row: Fields) -> int | None:
-    """Where a row is among others; the value of a column that was added since may be any."""
-    for place, other in enumerate(rows):
+def _index(rows: Sequence[Fields], row: Fields) -> int | None:
+    """The index of a row among others; the value of a column that was added since may be any."""
+    for index, other in enumerate(rows):
         if other == row or (
             UNCHANGED in other
             and all(value is UNCHANGED or value == new for value, new in zip(other, row, strict=True))
         ):
-            return place
+            return index
     return None

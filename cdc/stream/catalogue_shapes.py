@@ -54,7 +54,7 @@ class CatalogueShapes:
         published.unrecorded = SchemaRecord(table, 0, change)
         return published
 
-    def by_now(self, name: TableName) -> Relation | None:
+    def current_relation(self, name: TableName) -> Relation | None:
         """The table as the stream would describe it now; None when it is gone or not published."""
         table = load_tables(self._sql, [name], self._publication).get(name)
         if table is None:

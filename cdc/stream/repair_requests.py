@@ -21,9 +21,9 @@ class RepairRequests:
         self._say = say
         self._keys_max = keys_max
         self._keys: dict[TableName, dict[bytes, Key]] = {}
-        self._wholes: set[TableName] = set()
+        self._whole_tables: set[TableName] = set()
 
-    def ask(self, content: bytes, captured: Mapping[TableName, PublishedTable]) -> None:
+    def add(self, content: bytes, captured: Mapping[TableName, PublishedTable]) -> None:
         """Take in a message. ``captured`` are the tables that are followed now."""
         try:
             request = RepairRequest.from_bytes(content)
@@ -42,7 +42,7 @@ class RepairRequests:
             self._say(f"warning: a repair of {name} is ignored: it is append-only, so its rows have no keys")
             return
         if request.keys is None:
-            self._wholes.add(name)
+            self._whole_tables.add(name)
             return
         keys = [key for key in request.keys if key.keys() == set(table.key)]
         if len(keys) < len(request.keys):
@@ -63,10 +63,10 @@ class RepairRequests:
         if pending:
             self._keys[name] = pending
 
-    def take_wholes(self) -> set[TableName]:
+    def take_whole_tables(self) -> set[TableName]:
         """The tables that are to be copied whole; they count as done."""
-        wholes, self._wholes = self._wholes, set()
-        return wholes
+        tables, self._whole_tables = self._whole_tables, set()
+        return tables
 
     def tables(self) -> list[TableName]:
         """The tables of which keys wait."""

@@ -33,7 +33,7 @@ class TableWatch:
         self._altered: dict[TableName, Lsn] = {}
         self._only_leaves: dict[TableName, str] = {}
 
-    def look(
+    def inspect(
         self,
         state: CaptureState,
         assembler: Assembler | None = None,
@@ -101,7 +101,7 @@ class TableWatch:
         passed = self._altered.get(name)
         if assembler is None or shapes is None or passed is None or state.end_lsn < passed:
             return False
-        relation, known = shapes.by_now(name), assembler.tables.get(name)
+        relation, known = shapes.current_relation(name), assembler.tables.get(name)
         if relation is not None and known is not None:
             assembler.record(shapes.adopt(relation, known))
         del self._altered[name]

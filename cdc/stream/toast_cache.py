@@ -50,7 +50,7 @@ class ToastCache:
         elif stored != position:
             self._fill(published, position, self.store.offsets())
 
-    def refill(self, table: PublishedTable, position: tuple[int, int]) -> None:
+    def reload(self, table: PublishedTable, position: tuple[int, int]) -> None:
         """Read one table's values again from the beginning of its topic; ``position`` is that of the last committed change."""
         if table.toast is not None:
             self.store.clear(table.topic)

@@ -14,53 +14,53 @@ def row(*values: str) -> Fields:
 
 
 def test_a_key_that_its_row_leaves_is_free() -> None:
-    assert KeyMoves().leave(T, b"1", row("1", "a")) is None
+    assert KeyMoves().vacate(T, b"1", row("1", "a")) is None
 
 
 def test_a_key_that_the_resident_leaves_belongs_to_who_has_arrived() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "a"))
-    assert moves.leave(T, b"2", row("2", "b")) == row("2", "a")
+    assert moves.vacate(T, b"2", row("2", "b")) == row("2", "a")
 
 
 def test_a_guest_that_leaves_may_leave_a_resident_behind() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "a"))
-    assert moves.leave(T, b"2", row("2", "a")) is KeyMoves.UNKNOWN
+    assert moves.vacate(T, b"2", row("2", "a")) is KeyMoves.UNKNOWN
 
 
 def test_a_resident_that_was_changed_meanwhile_is_known() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "a"))
     moves.change(T, b"2", row("2", "b"), row("2", "c"))
-    assert moves.leave(T, b"2", row("2", "a")) == row("2", "c")
+    assert moves.vacate(T, b"2", row("2", "a")) == row("2", "c")
 
 
 def test_after_both_have_left_the_key_is_free() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "a"))
-    moves.leave(T, b"2", row("2", "b"))
-    assert moves.leave(T, b"2", row("2", "a")) is None
+    moves.vacate(T, b"2", row("2", "b"))
+    assert moves.vacate(T, b"2", row("2", "a")) is None
 
 
 def test_another_topic_is_another_key() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "a"))
-    assert moves.leave("other", b"2", row("2", "b")) is None
+    assert moves.vacate("other", b"2", row("2", "b")) is None
 
 
 def test_a_new_transaction_knows_nothing_of_the_last() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "a"))
     moves.clear()
-    assert moves.leave(T, b"2", row("2", "a")) is None
+    assert moves.vacate(T, b"2", row("2", "a")) is None
 
 
 def test_a_row_is_the_same_after_its_table_has_changed_its_columns() -> None:
     moves = KeyMoves()
     moves.arrive(T, b"2", row("2", "gone", "a"))
     moves.reshape(T, [0, 2, None])
-    assert moves.leave(T, b"2", row("2", "a", "added")) is KeyMoves.UNKNOWN
+    assert moves.vacate(T, b"2", row("2", "a", "added")) is KeyMoves.UNKNOWN
 
 
 @given(
@@ -79,7 +79,7 @@ def test_the_row_that_stays_is_the_one_that_is_there(contents: list[str], change
         if old[0] == new[0]:
             moves.change(T, old[0].encode(), row(*old), row(*new))
             continue
-        stays = moves.leave(T, old[0].encode(), row(*old))
+        stays = moves.vacate(T, old[0].encode(), row(*old))
         there = [row(*found) for found in rows.values() if found[0] == old[0]]
         if stays is KeyMoves.UNKNOWN:
             stays = before.get(old[0])

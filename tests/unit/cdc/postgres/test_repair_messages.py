@@ -45,8 +45,8 @@ def test_a_whole_table_is_asked_for_by_saying_so() -> None:
     with pytest.raises(UnreadableRequest):
         RepairRequest.from_bytes(orjson.dumps(fields))
     repairs = Asked(asked.to_bytes()).repairs
-    assert repairs.take_wholes() == {ORDERS}
-    assert repairs.take_wholes() == set()
+    assert repairs.take_whole_tables() == {ORDERS}
+    assert repairs.take_whole_tables() == set()
 
 
 class Asked:
@@ -56,7 +56,7 @@ class Asked:
         self.said: list[str] = []
         self.repairs = RepairRequests(SLOT, self.said.append, keys_max=keys_max)
         for content in contents:
-            self.repairs.ask(content, published(*([shape] if shape else [])))
+            self.repairs.add(content, published(*([shape] if shape else [])))
 
 
 def test_requests_for_a_table_are_merged() -> None:

@@ -1,0 +1,181 @@
+"""One stream with all of its parts, each built before the one that uses it."""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final
+
+import psycopg
+
+from cdc.capture.assembler import Assembler
+from cdc.capture.batch import Batch, Committed, Publisher
+from cdc.capture.confirmation import Clock, Confirmation, KeepAlive
+from cdc.capture.loop import CaptureLoop, Stream
+from cdc.capture.published_table import PublishedTable
+from cdc.capture.side_channels import MessageChannel, OutboxChannel
+from cdc.kafka.control_topics import read_tables
+from cdc.kafka.topic_names import MESSAGES, control_topic, outbox_topic
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.lsn import Lsn
+from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
+from cdc.postgres.connection import connection_error
+from cdc.postgres.repair_messages import REPAIR_PREFIX
+from cdc.postgres.replication import ReplicationConnection
+from cdc.postgres.slot import emit_heartbeat, sender_timeout_s
+from cdc.protocol.control_records import CaptureState
+from cdc.stream.catalogue_shapes import CatalogueShapes
+from cdc.stream.published_tables import PublishedTables
+from cdc.stream.repair_requests import RepairRequests
+from cdc.stream.slot_stream import start_stream
+from cdc.stream.source_checks import require_slot
+from cdc.stream.table_watch import TableWatch
+from cdc.stream.toast_cache import ToastCache
+
+_STATUS_INTERVAL_S: Final = 10.0
+
+StreamWrapper = Callable[[ReplicationConnection], Stream]
+
+
+@dataclass(frozen=True, slots=True)
+class _Downstream:
+    """The open batch, and the store of large values."""
+
+    batch: Batch
+    toast: ToastCache
+
+    def commit_pending(self, assembler: Assembler) -> None:
+        self.batch.commit_pending(assembler)
+
+    def reload_toast(self, published: PublishedTable, position: tuple[int, int]) -> None:
+        self.toast.reload(published, position)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStream:
+    """What follows a slot, and what copies in the middle of the stream work with."""
+
+    loop: CaptureLoop
+    assembler: Assembler
+    tables: PublishedTables
+    watch: TableWatch
+    shapes: CatalogueShapes
+    toast: ToastCache
+    log: TopicReader
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpener:
+    """Opens the stream of a pipeline; what has to be closed goes to ``closing``."""
+
+    pipeline: Pipeline
+    sql: psycopg.Connection[Any]
+    publisher: Publisher
+    repairs: RepairRequests
+    keep_alive: KeepAlive
+    say: Callable[[str], None]
+    committed: Callable[[Committed], None]
+    stopping: Callable[[], bool]
+    closing: contextlib.ExitStack
+    wrap_stream: StreamWrapper
+
+    def open(self, state: CaptureState) -> LiveStream:
+        """Start streaming where ``state`` ends.
+
+        Raises PositionMismatch when the slot doesn't fit the state, Unavailable when PostgreSQL or Kafka can't be
+        reached, and LockstepError for what they refuse.
+        """
+        pipeline, sql = self.pipeline, self.sql
+        require_slot(sql, state)
+        tables = PublishedTables(pipeline, sql, state.database)
+        recorded = read_tables(pipeline.kafka.client(), pipeline.name)
+        # Topics keep the shapes of all tables that were ever captured; those no longer configured are left out.
+        published = {name: tables.of(recorded[name]) for name in pipeline.source.table_names if name in recorded}
+        watch = TableWatch(pipeline, sql, self.say)
+        state = watch.inspect(state)
+        stream = self._stream(state)
+        clock = Clock(time.monotonic, lambda: time.time_ns() // 1000)
+        interval_s = min(_STATUS_INTERVAL_S, sender_timeout_s(sql) / 4)
+        confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=Lsn(state.end_lsn))
+        self.keep_alive.add(confirmation)
+        log = TopicReader(pipeline.kafka.client(), self.keep_alive)
+        shapes = CatalogueShapes(sql, pipeline, tables.of, self.say)
+        toast = ToastCache(pipeline, log, state, published.values(), self.say)
+        self.closing.callback(toast.close)
+        batch = Batch(
+            publisher=self.publisher,
+            confirmation=confirmation,
+            state=state,
+            settings=pipeline.capture,
+            clock=clock,
+            report=self.committed,
+            memory=toast.store,
+        )
+        assembler = self._assembler(state, published, shapes, log, toast, batch)
+        loop = CaptureLoop(
+            stream=stream,
+            batch=batch,
+            assembler=assembler,
+            confirmation=confirmation,
+            clock=clock,
+            stopping=self.stopping,
+            heartbeat=lambda: _heartbeat(sql),
+            heartbeat_interval_s=pipeline.source.heartbeat_interval_s,
+            inspect=lambda state: watch.inspect(state, assembler, shapes),
+        )
+        return LiveStream(loop, assembler, tables, watch, shapes, toast, log)
+
+    def _stream(self, state: CaptureState) -> Stream:
+        connection = start_stream(self.pipeline, self.sql, state, self.say)
+        self.closing.callback(connection.close)
+        return self.wrap_stream(connection)
+
+    def _assembler(
+        self,
+        state: CaptureState,
+        published: Mapping[TableName, PublishedTable],
+        shapes: CatalogueShapes,
+        log: TopicReader,
+        toast: ToastCache,
+        batch: Batch,
+    ) -> Assembler:
+        return Assembler(
+            published,
+            epoch=state.epoch,
+            skip_to=(state.commit_lsn, state.seq),
+            end_lsn=Lsn(state.end_lsn),
+            commit_time_ms=state.commit_time_ms,
+            include_before=self.pipeline.capture.include_before,
+            shapes=shapes,
+            log=log,
+            memory=toast.store,
+            downstream=_Downstream(batch, toast),
+            messages=_message_channel(self.pipeline, state.database),
+            outbox=_outbox_channel(self.pipeline),
+            notices={REPAIR_PREFIX: self.repairs.add},
+        )
+
+
+def _message_channel(pipeline: Pipeline, database: str) -> MessageChannel:
+    return MessageChannel(
+        frozenset(pipeline.source.messages),
+        control_topic(pipeline.name, MESSAGES),
+        server=pipeline.name,
+        database=database,
+        version=version("lockstep"),
+    )
+
+
+def _outbox_channel(pipeline: Pipeline) -> OutboxChannel | None:
+    if pipeline.source.outbox_name is None:
+        return None
+    return OutboxChannel(pipeline.source.outbox_name, lambda kind: outbox_topic(pipeline.name, kind))
+
+
+def _heartbeat(sql: psycopg.Connection[Any]) -> None:
+    try:
+        emit_heartbeat(sql)
+    except psycopg.OperationalError as error:
+        raise connection_error(error) from error

@@ -1,0 +1,36 @@
+"""How captured tables are published: their topics and encoders, and what the catalogue says of keys and large values."""
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import psycopg
+
+from cdc.capture.published_table import PublishedTable
+from cdc.model.table import ReplicaIdentity, Table
+from cdc.pipeline import Pipeline
+from cdc.postgres.catalogue import keys_can_swap
+from cdc.postgres.toast_storage import load_rule
+from cdc.protocol.envelope import TableEncoder
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTables:
+    """The tables of one database, asked about over ``sql``."""
+
+    pipeline: Pipeline
+    sql: psycopg.Connection[Any]
+    database: str
+
+    def of(self, table: Table) -> PublishedTable:
+        """How a table of this shape is published. Raises KeyError for one that isn't captured."""
+        encoder = TableEncoder(table, server=self.pipeline.name, database=self.database, version=version("lockstep"))
+        rule = None
+        if table.replica_identity is not ReplicaIdentity.FULL and table.key:
+            rule = load_rule(self.sql, table)
+        return PublishedTable(
+            self.pipeline.topics()[table.name],
+            encoder,
+            keys_can_swap=keys_can_swap(self.sql, table.oid),
+            toast=rule if rule is not None and rule.positions else None,
+        )

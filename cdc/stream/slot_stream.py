@@ -1,0 +1,68 @@
+"""The start of streaming: an older reader is ended, and the slot must still hold everything after the state."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import psycopg
+
+from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS
+from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.lsn import Lsn, format_lsn
+from cdc.pipeline import Pipeline
+from cdc.postgres.replication import ReplicationConnection
+from cdc.postgres.slot import end_other_reader, find_slot
+from cdc.protocol.control_records import CaptureState
+
+_TAKE_OVER_S: Final = 30.0
+"""How long an older reader may take to let go of the slot."""
+
+
+def start_stream(
+    pipeline: Pipeline, sql: psycopg.Connection[Any], state: CaptureState, say: Callable[[str], None]
+) -> ReplicationConnection:
+    """Stream from the state's end; an older reader of the slot, which is fenced by now, is ended first.
+
+    Raises PositionMismatch when the slot was moved beyond the state, LockstepError when PostgreSQL refuses and
+    Unavailable when it can't be reached.
+    """
+    deadline = time.monotonic() + _TAKE_OVER_S
+    while True:
+        slot = find_slot(sql, state.slot)
+        if slot is not None and slot.active_pid is not None:
+            say(f"slot {slot.name} is still read by pid {slot.active_pid}, which is fenced: ending it")
+            end_other_reader(sql, slot)
+            time.sleep(0.2)
+        stream = ReplicationConnection(pipeline.source)
+        try:
+            stream.start(
+                state.slot,
+                publication=state.publication,
+                at=Lsn(state.end_lsn),
+                only_local=pipeline.source.origin == "none",
+            )
+        except LockstepError as error:
+            stream.close()
+            if "is active for PID" in error.message and time.monotonic() < deadline:
+                continue
+            raise
+        break
+    try:
+        _check_position(sql, state)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> None:
+    """Asked only while we stream: from then on nobody else can move the slot. Raises PositionMismatch."""
+    slot = find_slot(sql, state.slot)
+    if slot is None or slot.confirmed is None or slot.confirmed > state.end_lsn:
+        at = "nowhere" if slot is None or slot.confirmed is None else format_lsn(slot.confirmed)
+        raise PositionMismatch(
+            f"slot {state.slot} is at {at}, but only {format_lsn(state.end_lsn)} was published:"
+            " what lies between is lost to this slot",
+            hint=f"was the slot advanced or recreated by hand? Or did Kafka lose a transaction? {COMMIT_MARKER_LOSS}."
+            " Start a pipeline of another name, which takes a new snapshot",
+        )
