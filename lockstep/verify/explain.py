@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from cdc.kafka.partitioner import partition_of
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import Table, TableName
@@ -10,8 +11,7 @@ from cdc.protocol.envelope import TAG_END, TAG_START
 from lockstep.config import Config
 from lockstep.rejections.commands import open_rejections
 from lockstep.verify.canonical import Key, key_of
-from lockstep.verify.partition import partition_of
-from lockstep.verify.topic_side import NOWHERE
+from lockstep.verify.sides.topic import NOWHERE
 from lockstep.verify.waiting import Patience
 
 KEYS_MAX: Final = 10_000

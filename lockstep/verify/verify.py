@@ -14,16 +14,16 @@ from jobs.executor.shape_history import TableHistory, histories, newest_shapes
 from jobs.spark.computed_columns import opened_row_computer
 from lockstep.config import Config
 from lockstep.verify.canonical import Key, differing_columns, parse_keys
-from lockstep.verify.expected import Expected
+from lockstep.verify.comparing.recheck import ROUNDS_MAX, Finding, Settled, settle, strays
+from lockstep.verify.comparing.search import Candidates, Search
 from lockstep.verify.explain import rejected, topic_tags
-from lockstep.verify.generation_side import GenerationSide
-from lockstep.verify.recheck import ROUNDS_MAX, Finding, Settled, settle, strays
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport, rows_text
-from lockstep.verify.search import Candidates, Search
-from lockstep.verify.sink_side import Copy, SinkSide
-from lockstep.verify.source_side import Load, SourceSide
-from lockstep.verify.topic_side import TopicSide
-from lockstep.verify.view import Deriver, View
+from lockstep.verify.sides.expected import Expected
+from lockstep.verify.sides.generation import GenerationSide
+from lockstep.verify.sides.sink import Copy, SinkSide
+from lockstep.verify.sides.sink_view import Deriver, View
+from lockstep.verify.sides.source import Load, SourceSide
+from lockstep.verify.sides.topic import TopicSide
 from lockstep.verify.waiting import Applied, Mark, Patience, Stalled
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink, projection_of

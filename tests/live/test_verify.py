@@ -22,9 +22,9 @@ from cdc.model.tag import TEXT_LENGTH
 from jobs.dead_letters.store import DeadLetters, RejectedEvent
 from lockstep.config import Config
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
-from lockstep.verify.topic_side import TopicSide
+from lockstep.verify.sides.sink_view import View
+from lockstep.verify.sides.topic import TopicSide
 from lockstep.verify.verify import Step, VerifyOptions, verify
-from lockstep.verify.view import View
 from lockstep.verify.waiting import Patience
 from sinks.contract import Batch, StoredRow
 from sinks.redis.sink import RedisSink

@@ -8,8 +8,8 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.settings import TableOptions
 from lockstep.verify.canonical import fingerprint
-from lockstep.verify.source_side import Load, SourceSide
-from lockstep.verify.view import Deriver, View
+from lockstep.verify.sides.sink_view import Deriver, View
+from lockstep.verify.sides.source import Load, SourceSide
 from lockstep.verify.waiting import Patience
 from sinks.wrappers.projection import Projection
 from tests.databases import Database

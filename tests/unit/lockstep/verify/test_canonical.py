@@ -4,7 +4,6 @@ import pytest
 
 from cdc.model.errors import ConfigurationError
 from lockstep.verify.canonical import differing_columns, fingerprint, key_of, key_values, parse_keys
-from lockstep.verify.partition import murmur2, partition_of
 from tests.builders import column, table
 
 SHAPE = table(column("id", "int8"), column("value"))
@@ -104,16 +103,3 @@ def test_a_key_has_the_type_that_events_have(value_type, right, wrong):
     assert len(parse_keys(shape, (f'{{"id": {right}}}',))) == 1
     with pytest.raises(ConfigurationError):
         parse_keys(shape, (f'{{"id": {wrong}}}',))
-
-
-@pytest.mark.parametrize(
-    ("data", "hashed"),
-    [(b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536), (b"abc", 479470107)],
-)
-def test_murmur2_is_that_of_kafkas_java_client(data, hashed):
-    """The vectors of Kafka's own UtilsTest."""
-    assert murmur2(data) == hashed % 2**32
-
-
-def test_a_partition_is_never_negative():
-    assert {partition_of(str(n).encode(), 3) for n in range(100)} == {0, 1, 2}

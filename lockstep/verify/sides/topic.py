@@ -17,8 +17,8 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_END, TAG_START, row_event, schema_id_of
 from jobs.executor.shape_history import TableHistory
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
-from lockstep.verify.expected import Version
-from lockstep.verify.view import View
+from lockstep.verify.sides.expected import Version
+from lockstep.verify.sides.sink_view import View
 from lockstep.verify.waiting import Mark, Patience
 
 _Taken = TypeVar("_Taken")

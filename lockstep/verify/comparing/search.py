@@ -10,9 +10,9 @@ from typing import Final, TypeVar
 
 from cdc.model.table import Table
 from lockstep.verify.canonical import Fingerprint, Key
-from lockstep.verify.expected import Expected
-from lockstep.verify.ranges import RANGES, RangeGroup, Ranges, range_of
-from lockstep.verify.sink_side import Copy, SinkSide
+from lockstep.verify.comparing.ranges import RANGES, RangeGroup, Ranges, range_of
+from lockstep.verify.sides.expected import Expected
+from lockstep.verify.sides.sink import Copy, SinkSide
 
 _SEEN: Final = b""
 """Stands for the fingerprint of a row that the sink has shown already."""

@@ -27,8 +27,8 @@ from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Field, Fields
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values
-from lockstep.verify.expected import Version, versions_of
-from lockstep.verify.view import View
+from lockstep.verify.sides.expected import Version, versions_of
+from lockstep.verify.sides.sink_view import View
 from lockstep.verify.waiting import Mark, Patience
 from sinks.columns.copy_text import array_literal, plain_text
 

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from lockstep.verify.canonical import fingerprint, key_of
-from lockstep.verify.ranges import Ranges, range_of
-from lockstep.verify.search import Candidates, Search
-from lockstep.verify.sink_side import SinkSide
-from lockstep.verify.source_side import next_chunk_rows
+from lockstep.verify.comparing.ranges import Ranges, range_of
+from lockstep.verify.comparing.search import Candidates, Search
+from lockstep.verify.sides.sink import SinkSide
+from lockstep.verify.sides.source import next_chunk_rows
 from lockstep.verify.waiting import Mark, Patience
 from sinks.contract import StoredRow
 from tests.builders import column, table, tag

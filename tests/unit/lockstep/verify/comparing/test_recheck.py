@@ -10,9 +10,9 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from lockstep.verify.canonical import fingerprint, key_of, key_values
-from lockstep.verify.expected import Version, versions_of
-from lockstep.verify.recheck import Looks, Settled, Verdict, settle, strays, verdict
-from lockstep.verify.sink_side import Copy, SinkSide
+from lockstep.verify.comparing.recheck import Looks, Settled, Verdict, settle, strays, verdict
+from lockstep.verify.sides.expected import Version, versions_of
+from lockstep.verify.sides.sink import Copy, SinkSide
 from lockstep.verify.waiting import Applied, Mark, Patience
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from cdc.model.table import Table
 from lockstep.verify.canonical import Fingerprint, Key, Row
-from lockstep.verify.expected import Version, versions_of
-from lockstep.verify.sink_side import SinkSide
+from lockstep.verify.sides.expected import Version, versions_of
+from lockstep.verify.sides.sink import SinkSide
 from lockstep.verify.waiting import Applied, Mark
 from sinks.contract import TopicPartition
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from cdc.model.table import Table
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values
-from lockstep.verify.source_side import portions
+from lockstep.verify.sides.source import portions
 from lockstep.verify.waiting import Patience
 from sinks.contract import Sink
 

@@ -20,9 +20,9 @@ from typing import Final
 
 from cdc.model.table import Table
 from lockstep.verify.canonical import Fingerprint, Key, Row
-from lockstep.verify.expected import Expected, Version
-from lockstep.verify.sink_side import Copy, SinkSide
-from lockstep.verify.source_side import portions
+from lockstep.verify.sides.expected import Expected, Version
+from lockstep.verify.sides.sink import Copy, SinkSide
+from lockstep.verify.sides.source import portions
 from lockstep.verify.waiting import Applied, Patience
 
 ROUNDS_MAX: Final = 12

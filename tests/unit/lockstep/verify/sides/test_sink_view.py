@@ -1,4 +1,4 @@
-"""lockstep.verify.view"""
+"""lockstep.verify.sides.sink_view"""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ import orjson
 
 from cdc.model.table import TableName
 from lockstep.verify.canonical import key_of
-from lockstep.verify.view import View
+from lockstep.verify.sides.sink_view import View
 from sinks.wrappers.masks import Truncation
 from sinks.wrappers.projection import Projection
 from tests.builders import ORDERS, column, table
