@@ -136,7 +136,7 @@ def verify(
     """
     from lockstep.config import load
     from lockstep.verify.command import run_verify
-    from lockstep.verify.verify import VerifyOptions
+    from lockstep.verify.options import VerifyOptions
 
     options = VerifyOptions(
         sink=sink,

@@ -1,7 +1,8 @@
 """Runs the demonstration: servers, shop, traffic, snapshot, stream, three sinks, and the comparison of every row at the end.
 
-Everything is below one directory: the servers' data in ``stack``, ``logs``, Spark's ``checkpoints``, and a ``lockstep.toml`` that
-the other commands take. Each run empties its servers first, so it doesn't matter how the last one ended.
+Everything is below one directory: the servers' data in ``stack``, ``logs``, Spark's ``checkpoints``, and a
+``lockstep.toml`` that the other commands take. Each run empties its servers first, so it doesn't matter how the last
+one ended.
 """
 
 import contextlib
@@ -79,8 +80,9 @@ _PIPELINE_GRACE_S = 45.0
 def run_demo(*, seconds: float | None, as_json: bool, keep: bool, directory: Path, rate: float) -> int:
     """Run until Ctrl-C, or for so many seconds of traffic and then compare; returns the exit code.
 
-    0: stopped by hand without ``seconds``, or every row of every sink is equal to the source's and nothing was rejected. With
-    ``as_json`` standard output has one JSON document, whatever happened. Raises LockstepError and StackError.
+    0: stopped by hand without ``seconds``, or every row of every sink is equal to the source's and nothing was
+    rejected. With ``as_json`` standard output has one JSON document, whatever happened. Raises LockstepError and
+    StackError.
     """
     if as_json and seconds is None:
         raise LockstepError("--json needs --seconds", hint="for example: lockstep demo --seconds 60 --json")

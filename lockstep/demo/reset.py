@@ -1,8 +1,8 @@
 """Empties the demo's own servers, so that every run begins alike whatever the last one left behind.
 
-A killed run leaves a slot with a reader, topics with an open transaction, indexes, keys, tables. The stack below the demo's directory
-is the demo's alone, so everything in it goes: nothing has to be recognised, and nothing can be overlooked. Its clients are
-imported here and not in the pipeline, which has no use for removing what it didn't make.
+A killed run leaves a slot with a reader, topics with an open transaction, indexes, keys, tables. The stack below the
+demo's directory is the demo's alone, so everything in it goes: nothing has to be recognised, and nothing can be
+overlooked. Its clients are imported here and not in the pipeline, which has no use for removing what it didn't make.
 """
 
 import json

@@ -1,9 +1,9 @@
 """The shop's application: ``python -m lockstep.demo.writer --dsn ... --rate 50 --seed 1``.
 
-It knows nothing of the pipeline. It writes what applications write: inserts, updates, deletes, changed primary keys, transactions
-over several tables, large values, rollbacks, savepoints, now and then a transaction of some 200 rows, and one that stays
-open for a second while others commit. Once a second, and at the end, it prints its counts as a line of JSON. SIGTERM and SIGINT end it
-after the transactions at hand.
+It knows nothing of the pipeline. It writes what applications write: inserts, updates, deletes, changed primary keys,
+transactions over several tables, large values, rollbacks, savepoints, now and then a transaction of some 200 rows, and
+one that stays open for a second while others commit. Once a second, and at the end, it prints its counts as a line of
+JSON. SIGTERM and SIGINT end it after the transactions at hand.
 """
 
 import argparse

@@ -58,8 +58,10 @@ from lockstep.rebuild.build_inputs import (
     topics_trimmed,
     way_out,
 )
+from lockstep.verify.options import VerifyOptions
+from lockstep.verify.progress import Step
 from lockstep.verify.report import Kind, VerifyReport
-from lockstep.verify.verify import Step, VerifyOptions, verify
+from lockstep.verify.verify import verify
 from sinks.contract import Batch, OpenedSink, Progress, TableVersions
 from sinks.registry import SinkSettings, definition, history_tables, open_sink, with_definition
 from sinks.wrappers.retrying import Retries, retrying

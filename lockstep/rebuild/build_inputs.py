@@ -1,7 +1,8 @@
 """What a build stands on: the topics that it reads and the shapes that its tables had when it began.
 
-It is kept with the generation and looked at again while that is built. A topic that was made anew, or has lost records, lacks rows; a
-column that is called otherwise or has another type leaves the rows applied before as they were. Neither passes by waiting.
+It is kept with the generation and looked at again while that is built. A topic that was made anew, or has lost
+records, lacks rows; a column that is called otherwise or has another type leaves the rows applied before as they were.
+Neither passes by waiting.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

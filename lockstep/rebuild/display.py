@@ -15,8 +15,9 @@ from lockstep.config import Config
 from lockstep.console import EXIT_FAILED, say
 from lockstep.rebuild.build import BuildProgress, Interrupted, Observer, Rebuilt, rebuild
 from lockstep.terminal import err, out
+from lockstep.verify.options import SOURCE
+from lockstep.verify.progress import Step
 from lockstep.verify.report import verify_table
-from lockstep.verify.verify import SOURCE, Step
 
 logger = logging.getLogger("lockstep.rebuild.build")
 

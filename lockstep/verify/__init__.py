@@ -1,6 +1,10 @@
 """``lockstep verify``: a sink against the source, the topic or another generation, on a live system, row by row.
 
-Read from the inside out: ``form`` (what is compared), ``ranges`` and ``search`` (which keys may differ), ``settle`` (which of them do),
-``source_side``, ``topic_side``, ``generation_side`` and ``sink_side`` (where rows come from), ``evidence`` (what else is known of a row
-that differs), ``report`` (what is told), ``verify`` (the verb), ``command`` (how it shows itself).
+To read it from the inside out: ``canonical`` (the form that is compared), ``sides/`` (where rows come from, and what
+opens them), ``comparing/`` (which keys may differ, which of them do), ``explain`` and ``repair`` (what else is known
+of a difference, and how it goes), ``report`` (what comes out), ``verify`` (the verb), ``command`` (how it shows
+itself).
+
+``full_comparison`` is another way, without regard for a live system: every row of every table under one snapshot, as
+the demo and the tests do it.
 """

@@ -1,10 +1,12 @@
 """The form in which two rows are compared: canonical JSON, so that equal means the same value of the same type. Pure.
 
-``1``, ``1.0``, ``true`` and ``"1"`` are four different values, and so are a null and an empty text. A column that is not there isn't null.
+``1``, ``1.0``, ``true`` and ``"1"`` are four different values, and so are a null and an empty text. A column that is
+not there isn't null.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import blake2b
+from itertools import islice
 from typing import Final
 
 import orjson
@@ -37,6 +39,13 @@ def key_values(key: Key) -> dict[str, JsonValue]:
     """The other way round."""
     values: dict[str, JsonValue] = orjson.loads(key)
     return values
+
+
+def portions(keys: Collection[Key], size: int) -> Iterator[list[Key]]:
+    """The keys in lists of at most ``size``."""
+    remaining = iter(keys)
+    while portion := list(islice(remaining, size)):
+        yield portion
 
 
 def fingerprint(table: Table, key: Key, row: Row) -> Fingerprint:
@@ -76,7 +85,8 @@ def parse_keys(table: Table, texts: tuple[str, ...]) -> list[Key]:
             for column in table.key_columns:
                 if not _has_the_type(values[column.name], column):
                     raise ConfigurationError(
-                        f"--keys: {column.name!r} of table {table.name} is {column.type_name}, written as {_written(column)}",
+                        f"--keys: {column.name!r} of table {table.name} is {column.type_name},"
+                        f" written as {_written(column)}",
                         hint=_example(table),
                     )
             keys[key_of(table, values)] = None

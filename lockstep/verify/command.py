@@ -9,8 +9,10 @@ from lockstep.config import Config
 from lockstep.console import EXIT_FAILED, StopOnSignals, log_to_stderr
 from lockstep.generations import describe, settings_of_generation
 from lockstep.terminal import out
+from lockstep.verify.options import VerifyOptions
+from lockstep.verify.progress import Step
 from lockstep.verify.report import verify_table
-from lockstep.verify.verify import Step, VerifyOptions, verify
+from lockstep.verify.verify import verify
 
 logger = logging.getLogger("lockstep.verify")
 
@@ -44,10 +46,10 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
 
 def with_built_settings(config: Config, options: VerifyOptions) -> VerifyOptions:
     """The options with the settings of the generations that are compared, which may not be today's."""
-    found = {one.generation.number: one.generation for one in describe(config, options.sink)}
-    live = next((number for number, generation in found.items() if generation.is_live), None)
-    compared = found.get(options.generation or live or 0)
-    other = found.get(int(options.against)) if options.against.isdecimal() else None
+    generations = {each.generation.number: each.generation for each in describe(config, options.sink)}
+    live = next((number for number, generation in generations.items() if generation.is_live), None)
+    compared = generations.get(options.generation or live or 0)
+    other = generations.get(int(options.against)) if options.against.isdecimal() else None
     if compared is not None:
         options = replace(options, settings=settings_of_generation(config, options.sink, compared))
     if other is not None:

@@ -1,6 +1,7 @@
-"""What else is known about the keys that differ: the newest tag on the topic, and whether the sink has rejected the row."""
+"""What else is known of keys that differ: the newest tag on the topic, and whether the sink has rejected the row."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
 from cdc.kafka.partitioner import partition_of
@@ -11,16 +12,61 @@ from cdc.protocol.envelope import TAG_END, TAG_START
 from lockstep.config import Config
 from lockstep.rejections.commands import open_rejections
 from lockstep.verify.canonical import Key, key_of
-from lockstep.verify.sides.topic import NOWHERE
-from lockstep.verify.waiting import Patience
+from lockstep.verify.progress import OnStep, Step
+from lockstep.verify.report import Difference, TableReport
+from lockstep.verify.sides.topic import AFTER_EVERY_END
+from lockstep.verify.waiting import Waiting
 
 KEYS_MAX: Final = 10_000
 READ_MAX_S: Final = 60.0
 """A topic has no index: the tag of one key is found by reading its partition from the beginning."""
 
 
-class _Enough(Exception):
+class _OutOfTime(Exception):
     """The topic is too long to be read in good time."""
+
+
+def explain(
+    config: Config,
+    table: Table,
+    report: TableReport,
+    *,
+    sink: str,
+    generation: int,
+    waiting: Waiting,
+    progress: OnStep,
+) -> TableReport:
+    """The same report with what the topic and the dead letters know of its differences.
+
+    Raises Unavailable when Kafka doesn't answer, LockstepError when a stop is asked for.
+    """
+    if not report.differences:
+        return report
+    keys = {difference.key for difference in report.differences}
+    progress(Step(table.name, "the newest tags on the topic", len(keys)))
+    tags = topic_tags(config.kafka.client(), config.topics()[table.name], keys, waiting=waiting)
+    reasons = rejection_reasons(config, sink=sink, generation=generation, tables=[table])
+    return replace(
+        report,
+        differences=tuple(
+            explained(
+                difference,
+                None if tags is None else tags.get(difference.key),
+                reasons.get((table.name, difference.key)),
+            )
+            for difference in report.differences
+        ),
+    )
+
+
+def explained(difference: Difference, topic_tag: str | None, rejection: str | None) -> Difference:
+    """A difference with its reason, as far as one is known. Pure."""
+    notes = [difference.note] if difference.note else []
+    if rejection is not None:
+        notes.append(f"rejected: {rejection}")
+    if topic_tag is not None and difference.sink_tag is not None and difference.sink_tag > topic_tag:
+        notes.append("its tag is newer than the topic's, so nothing from there can replace it: rebuild the sink")
+    return replace(difference, topic_tag=topic_tag, note="; ".join(notes))
 
 
 def topic_tags(
@@ -28,47 +74,51 @@ def topic_tags(
     topic: str,
     keys: Collection[Key],
     *,
-    patience: Patience,
+    waiting: Waiting,
     read_max_s: float = READ_MAX_S,
 ) -> dict[Key, str] | None:
-    """The tag of the newest event of each of these keys, only of keys that have one; None when it would take too long to find out."""
+    """The tag of the newest event of each of these keys. A key without events is absent.
+
+    None when there are more than ``KEYS_MAX`` keys, or when reading takes longer than ``read_max_s`` seconds. Raises
+    Unavailable when Kafka doesn't answer, LockstepError when a stop is asked for.
+    """
     partitions = TopicAdmin(client).partition_counts().get(topic, 0)
     if not partitions or len(keys) > KEYS_MAX:
         return None if partitions else {}
     wanted = set(keys)
     # Ours are canonical already; another text of the same key would be another key.
-    homes = {partition_of(key, partitions) for key in keys}
-    start = {partition: 0 if partition in homes else NOWHERE for partition in range(partitions)}
-    deadline = patience.now_s() + read_max_s
-    found: dict[Key, str] = {}
+    read = {partition_of(key, partitions) for key in keys}
+    start = {partition: 0 if partition in read else AFTER_EVERY_END for partition in range(partitions)}
+    deadline = waiting.now_s() + read_max_s
+    tags: dict[Key, str] = {}
 
-    def in_time() -> None:
-        patience.check()
-        if patience.now_s() > deadline:
-            raise _Enough
+    def check_time() -> None:
+        waiting.check()
+        if waiting.now_s() > deadline:
+            raise _OutOfTime
 
     try:
-        for record in TopicReader(client, while_waiting=in_time).records(topic, start):
+        for record in TopicReader(client, while_waiting=check_time).records(topic, start):
             # A tombstone's tag is that of the delete event before it.
             if record.value is not None and record.key in wanted:
-                found[record.key] = record.value[TAG_START:TAG_END].decode()
-    except _Enough:
+                tags[record.key] = record.value[TAG_START:TAG_END].decode()
+    except _OutOfTime:
         return None
-    return found
+    return tags
 
 
-def rejected(
+def rejection_reasons(
     config: Config, *, sink: str, generation: int, tables: Collection[Table]
 ) -> dict[tuple[TableName, Key], str]:
-    """The reasons of this generation's open rejections, by table and key."""
+    """The reasons of this generation's open rejections, by table and key. Raises Unavailable."""
     topics = config.topics()
     shapes = {topics[table.name]: table for table in tables}
-    found: dict[tuple[TableName, Key], str] = {}
-    for letter in open_rejections(config):
-        table = shapes.get(letter["topic"])
-        if table is None or letter["sink"] != sink or letter.get("generation", generation) != generation:
+    reasons: dict[tuple[TableName, Key], str] = {}
+    for rejection in open_rejections(config):
+        table = shapes.get(rejection["topic"])
+        if table is None or rejection["sink"] != sink or rejection.get("generation", generation) != generation:
             continue
-        key = letter["key"]
+        key = rejection["key"]
         if isinstance(key, dict) and key.keys() == set(table.key):
-            found[table.name, key_of(table, key)] = letter["reason"]
-    return found
+            reasons[table.name, key_of(table, key)] = rejection["reason"]
+    return reasons

@@ -1,8 +1,8 @@
 """Every row of every table in a sink against the source, value by value.
 
-Both sides are in the event's form: the source's rows go through capture's own encoder, a sink's ``scan`` gives back what it
-keeps. Every sink promises the exact values, JSON's text included, so equal means the same value of the same type: ``1``, ``1.0``,
-``true`` and ``"1"`` are four different ones.
+Both sides are in the event's form: the source's rows go through capture's own encoder, a sink's ``scan`` gives back
+what it keeps. Every sink promises the exact values, JSON's text included, so equal means the same value of the same
+type: ``1``, ``1.0``, ``true`` and ``"1"`` are four different ones.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -100,13 +100,13 @@ def open_source(
 
 def compare_sinks(source: SourceRows, sinks: Mapping[str, tuple[Sink, Projection]]) -> dict[str, list[TableComparison]]:
     """Compare every table in every sink, with what its projection leaves. One table at a time is held in memory."""
-    found: dict[str, list[TableComparison]] = {name: [] for name in sinks}
+    comparisons: dict[str, list[TableComparison]] = {name: [] for name in sinks}
     for table in source.tables.values():
         rows = by_key(table, source.rows(table))
         for name, (sink, projection) in sinks.items():
             expected = {key: projection.row(table.name, row) for key, row in rows.items()} if projection else rows
-            found[name].append(compare_table(table, expected, sink.scan(table)))
-    return found
+            comparisons[name].append(compare_table(table, expected, sink.scan(table)))
+    return comparisons
 
 
 def by_key(table: Table, rows: Iterable[Row]) -> dict[Key, Row]:

@@ -1,4 +1,4 @@
-"""What ``lockstep verify`` found, for people and for programs. Pure. It shows keys, columns and tags, and no other value of a row."""
+"""What ``lockstep verify`` found, for people and programs: keys, columns and tags, no other value of a row. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,9 +54,10 @@ class Difference:
 class TableReport:
     """One table. Row counts are each side's as of its own pass, so under traffic they may differ where the rows don't.
 
-    With chosen keys there is no pass: ``keys`` is how many were looked at, and counts and ranges are None. ``absent`` are those that
-    neither side has. ``unsettled`` rows changed at every look. ``is_complete`` is False when there were too many differences to
-    look into all of them. ``left_out`` are columns that were not compared, with the reason. ``repaired`` were different before.
+    With chosen keys there is no pass: ``keys`` is how many were looked at, and counts and ranges are None. ``absent``
+    are those that neither side has. ``undecided`` rows changed at every look. ``is_complete`` is False when there were
+    too many differences to look into all of them. ``left_out`` are columns that were not compared, with the reason.
+    ``repaired`` were different before.
     """
 
     table: TableName
@@ -67,14 +68,14 @@ class TableReport:
     keys: int | None = None
     absent: tuple[bytes, ...] = ()
     differences: tuple[Difference, ...] = ()
-    unsettled: tuple[bytes, ...] = ()
+    undecided: tuple[bytes, ...] = ()
     is_complete: bool = True
     left_out: tuple[tuple[str, str], ...] = ()
     repaired: tuple[bytes, ...] = ()
 
     @property
     def is_equal(self) -> bool:
-        return self.is_complete and not self.differences and not self.unsettled
+        return self.is_complete and not self.differences and not self.undecided
 
     def count(self, kind: Kind) -> int:
         return sum(1 for difference in self.differences if difference.kind is kind)
@@ -92,7 +93,7 @@ class TableReport:
             "extra": self.count(Kind.EXTRA),
             "different": self.count(Kind.DIFFERENT),
             "differences": [difference.to_json() for difference in self.differences],
-            "unsettled": [orjson.loads(key) for key in self.unsettled],
+            "undecided": [orjson.loads(key) for key in self.undecided],
             "left_out": dict(self.left_out),
             "repaired": [orjson.loads(key) for key in self.repaired],
         }
@@ -100,7 +101,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """All tables of one generation. ``lsn`` is where the source was when the comparison began; None where it wasn't asked."""
+    """All tables of one generation. ``lsn`` is where the source was at the beginning; None where it wasn't asked."""
 
     sink: str
     generation: int
@@ -138,15 +139,15 @@ def verify_table(report: VerifyReport) -> RenderableType:
 
 def _summary(report: VerifyReport) -> RichTable:
     table = RichTable()
-    numbers = ("ranges", "differing", "missing", "extra", "different", "unsettled", "repaired")
+    numbers = ("ranges", "differing", "missing", "extra", "different", "undecided", "repaired")
     for heading in ("table", f"rows in {report.against}", f"rows in {report.sink}", *numbers):
         table.add_column(heading, justify="left" if heading == "table" else "right")
-    for one in report.tables:
+    for compared in report.tables:
         table.add_row(
-            str(one.table),
-            *map(_number, (one.expected_rows, one.sink_rows, one.ranges, one.differing_ranges)),
-            *(_number(one.count(kind)) for kind in Kind),
-            *map(_number, (len(one.unsettled), len(one.repaired))),
+            str(compared.table),
+            *map(_number, (compared.expected_rows, compared.sink_rows, compared.ranges, compared.differing_ranges)),
+            *(_number(compared.count(kind)) for kind in Kind),
+            *map(_number, (len(compared.undecided), len(compared.repaired))),
         )
     return table
 
@@ -155,15 +156,15 @@ def _differences(differences: list[tuple[TableName, Difference]]) -> RichTable:
     table = RichTable()
     for heading in ("table", "kind", "key", "columns", "tag in the sink", "newest tag on the topic", "note"):
         table.add_column(heading, overflow="fold")
-    for name, one in differences:
+    for name, difference in differences:
         table.add_row(
             Text(str(name)),
-            one.kind.value,
-            Text(one.key.decode()),
-            Text(", ".join(one.columns)),
-            one.sink_tag or "-",
-            one.topic_tag or "-",
-            Text(one.note),
+            difference.kind.value,
+            Text(difference.key.decode()),
+            Text(", ".join(difference.columns)),
+            difference.sink_tag or "-",
+            difference.topic_tag or "-",
+            Text(difference.note),
         )
     return table
 
@@ -175,16 +176,16 @@ def sentences(table: TableReport) -> Iterator[str]:
     if table.absent:
         keys = ", ".join(key.decode() for key in table.absent)
         yield f"{table.table}: neither side has a row with the key {keys}"
-    if table.unsettled:
-        keys = ", ".join(key.decode() for key in table.unsettled[:5])
+    if table.undecided:
+        keys = ", ".join(key.decode() for key in table.undecided[:5])
         yield (
-            f"{table.table}: {rows_text(len(table.unsettled))} changed at every look, and whether that is equal nobody can tell"
-            f" ({keys}{', ...' if len(table.unsettled) > 5 else ''}); run it again with --keys"
+            f"{table.table}: {rows_text(len(table.undecided))} changed at every look, so nobody can tell whether they"
+            f" are equal ({keys}{', ...' if len(table.undecided) > 5 else ''}); run it again with --keys"
         )
     if not table.is_complete:
         yield (
-            f"{table.table}: there are more rows that may differ than were looked into; mend these and run it again,"
-            " or rebuild the sink"
+            f"{table.table}: more rows may differ than were looked into; repair these and run it again, or rebuild the"
+            " sink"
         )
 
 
@@ -196,10 +197,10 @@ def _verdict(report: VerifyReport) -> str:
             if report.lsn is None
             else (f"{where} equals the {report.against} (as of {format_lsn(report.lsn)} or later)")
         )
-    found = sum(len(table.differences) for table in report.tables)
+    count = sum(len(table.differences) for table in report.tables)
     return (
-        f"{where} differs from the {report.against} in {rows_text(found)}"
-        if found
+        f"{where} differs from the {report.against} in {rows_text(count)}"
+        if count
         else f"{where} was not compared completely"
     )
 

@@ -1,4 +1,4 @@
-"""Waiting: until a sink has applied something, between two reads of the source, and no longer than until somebody says stop."""
+"""Waits until a sink has applied something, between two reads of the source, and until a stop is asked for."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -18,8 +18,8 @@ class Stalled(LockstepError):
     """Nothing is being applied."""
 
 
-class Patience:
-    """Sleeps, and raises LockstepError once it is to stop."""
+class Waiting:
+    """Sleeps in short slices. Raises LockstepError once ``stopping`` says so."""
 
     def __init__(
         self,
@@ -33,12 +33,12 @@ class Patience:
         self.now_s = monotonic
 
     def check(self) -> None:
-        """Raise when it is to stop."""
+        """Raises LockstepError when a stop was asked for."""
         if self._stopping():
             raise LockstepError("stopped before everything was compared", hint="nothing was changed; start it again")
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, but not beyond the wish to stop."""
+        """Sleep for so long. Raises LockstepError as soon as a stop is asked for."""
         until = self.now_s() + seconds
         self.check()
         while (left := until - self.now_s()) > 0:
@@ -47,22 +47,23 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A point of the stream: an LSN of the source, or offsets of topics, whichever the other side can tell."""
+class SyncPoint:
+    """A point of the stream: an LSN of the source, or next offsets of topics, whichever the other side knows."""
 
     lsn: Lsn | None = None
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def is_applied(self, progress: Progress | None) -> bool:
+        """Whether a sink with this progress has applied everything up to here."""
         if progress is None:
             return False
         if self.lsn is not None and progress.watermark_lsn < self.lsn:
             return False
-        return all(progress.next_offsets.get(at, 0) >= end for at, end in self.offsets.items())
+        return all(progress.next_offsets.get(partition, 0) >= end for partition, end in self.offsets.items())
 
 
 class Applied:
-    """Waits for one generation of a sink. What it waits for must move: a stream that stands still raises Stalled."""
+    """Waits for one generation of a sink. A sink that doesn't get any further raises Stalled."""
 
     def __init__(
         self,
@@ -70,58 +71,63 @@ class Applied:
         *,
         name: str,
         generation: int,
-        patience: Patience,
+        waiting: Waiting,
         stall_s: float,
         say: Callable[[str], None],
     ) -> None:
         self._generations = generations
         self._name = name
         self._generation = generation
-        self._patience = patience
+        self._waiting = waiting
         self._stall_s = stall_s
         self._say = say
 
-    def wait(self, mark: Mark, while_waiting: Callable[[], None] | None = None) -> None:
-        """Return once everything up to the mark is applied."""
-        began = moved = self._patience.now_s()
+    def wait(self, point: SyncPoint, while_waiting: Callable[[], None] | None = None) -> None:
+        """Return once everything up to the point is applied.
+
+        Raises Stalled when the sink hasn't moved for ``stall_s`` seconds, LockstepError when a stop is asked for.
+        """
+        began = moved = self._waiting.now_s()
         last: Progress | None = None
         has_said = False
         while True:
             progress = last
             with suppress(Unavailable):
                 progress = self._generations.load_progress()
-            if mark.is_applied(progress):
+            if point.is_applied(progress):
                 return
-            now = self._patience.now_s()
-            if _place(progress) != _place(last):
+            now = self._waiting.now_s()
+            if _position(progress) != _position(last):
                 last, moved = progress, now
             if now - moved > self._stall_s:
-                raise self._stalled(mark, progress)
+                raise self._stalled(point, progress)
             if now - began > _SAY_AFTER_S and not has_said:
                 has_said = True
-                self._say(f"waiting for sink {self._name!r} to apply {self._missing(mark, progress)}")
+                self._say(f"waiting for sink {self._name!r} to apply {_missing(point, progress)}")
             if while_waiting is not None:
                 while_waiting()
-            self._patience.sleep(_SLICE_S)
+            self._waiting.sleep(_SLICE_S)
 
-    def _stalled(self, mark: Mark, progress: Progress | None) -> Stalled:
+    def _stalled(self, point: SyncPoint, progress: Progress | None) -> Stalled:
         return Stalled(
             f"sink {self._name!r} (generation {self._generation}) hasn't moved for {self._stall_s:.0f} s and lacks"
-            f" {self._missing(mark, progress)}",
-            hint=f"`lockstep apply {self._name}` and `lockstep capture` must be running; `lockstep lag` shows which of them is behind",
+            f" {_missing(point, progress)}",
+            hint=f"`lockstep apply {self._name}` and `lockstep capture` must be running; `lockstep lag` shows which of"
+            " them lags",
         )
 
-    @staticmethod
-    def _missing(mark: Mark, progress: Progress | None) -> str:
-        if progress is None:
-            return "everything: no job has ever applied to it"
-        if mark.lsn is not None:
-            watermark = format_lsn(Lsn(progress.watermark_lsn)) if progress.watermark_lsn else "nothing yet"
-            return f"what was committed up to {format_lsn(mark.lsn)} (applied: {watermark})"
-        behind = sum(max(0, end - progress.next_offsets.get(at, 0)) for at, end in mark.offsets.items())
-        return f"{behind:,} records of its topics"
+
+def _missing(point: SyncPoint, progress: Progress | None) -> str:
+    """What a sink with this progress lacks, in words."""
+    if progress is None:
+        return "everything: no job has ever applied to it"
+    if point.lsn is not None:
+        watermark = format_lsn(Lsn(progress.watermark_lsn)) if progress.watermark_lsn else "nothing yet"
+        return f"what was committed up to {format_lsn(point.lsn)} (applied: {watermark})"
+    lacking = sum(max(0, end - progress.next_offsets.get(partition, 0)) for partition, end in point.offsets.items())
+    return f"{lacking:,} records of its topics"
 
 
-def _place(progress: Progress | None) -> object:
-    # Not updated_at_ms: a job in good health writes it while the log stands still.
+def _position(progress: Progress | None) -> object:
+    # Not updated_at_ms: a job in good health writes it while the log doesn't grow.
     return None if progress is None else (progress.watermark_lsn, dict(progress.next_offsets))

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 import redis
 
+from lockstep.verify.options import VerifyOptions
 from lockstep.verify.report import Kind, VerifyReport
-from lockstep.verify.verify import VerifyOptions, verify
+from lockstep.verify.verify import verify
 from tests.pipeline import Pipeline, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]

@@ -19,7 +19,8 @@ from redis import Redis
 
 from cdc.model.errors import LockstepError
 from cdc.postgres.slot import emit_heartbeat
-from lockstep.verify.verify import VerifyOptions, verify
+from lockstep.verify.options import VerifyOptions
+from lockstep.verify.verify import verify
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.captured import StartCapture

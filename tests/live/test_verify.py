@@ -21,11 +21,13 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import TEXT_LENGTH
 from jobs.dead_letters.store import DeadLetters, RejectedEvent
 from lockstep.config import Config
+from lockstep.verify.options import VerifyOptions
+from lockstep.verify.progress import Step
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
-from lockstep.verify.sides.sink_view import View
+from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.sides.topic import TopicSide
-from lockstep.verify.verify import Step, VerifyOptions, verify
-from lockstep.verify.waiting import Patience
+from lockstep.verify.verify import verify
+from lockstep.verify.waiting import Waiting
 from sinks.contract import Batch, StoredRow
 from sinks.redis.sink import RedisSink
 from sinks.registry import SinkSettings, open_sink
@@ -438,7 +440,7 @@ def test_nothing_else_is_found(broken: Broken) -> None:
     ways |= {DOUBLED} if broken.is_doubled else set()
     assert {orjson.loads(one.key)["id"] for one in broken.account.differences} == ways
     assert not broken.found.is_equal
-    assert broken.account.unsettled == ()
+    assert broken.account.undecided == ()
 
 
 def test_the_topic_finds_the_same(broken: Broken) -> None:
@@ -569,7 +571,7 @@ def test_a_wrong_row_is_found_while_others_are_written(running: Running) -> None
         repaired = verified(running.config, chosen)
 
     assert key in [one.key for one in running.table(report).differences]
-    assert running.table(report).unsettled == ()
+    assert running.table(report).undecided == ()
     assert repaired.is_equal
     assert running.table(repaired).repaired == (key,)
 
@@ -596,7 +598,7 @@ def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running
     assert any("compared with the log" in step.what for step in steps)
     found = running.table(report)
     hot = {b'{"id":%d}' % number for number in (35, 36, 37)}
-    assert not hot & {*found.unsettled, *(one.key for one in found.differences)}
+    assert not hot & {*found.undecided, *(one.key for one in found.differences)}
 
 
 def test_what_comes_behind_the_mark_is_not_read_with_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,8 +609,8 @@ def test_what_comes_behind_the_mark_is_not_read_with_it(running: Running, monkey
         running.config.topics(),
         {},
         keys_max=1_000,
-        patience=Patience(lambda: False),
-        view=View(Projection(), lambda: pytest.fail("there is no expression")),
+        waiting=Waiting(lambda: False),
+        view=SinkView(Projection(), lambda: pytest.fail("there is no expression")),
     )
     fix_ends = side._fix_ends
 
@@ -627,7 +629,7 @@ def test_what_comes_behind_the_mark_is_not_read_with_it(running: Running, monkey
     monkeypatch.setattr(side, "_fix_ends", fix_ends)
     last = side.versions(table, [key])[key]
     assert last != first
-    assert side.passed() == {key: {last.fingerprint}}
+    assert side.versions_between() == {key: {last.fingerprint}}
 
 
 def test_a_server_that_goes_away_while_it_is_read_is_read_again(

@@ -8,9 +8,10 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.settings import TableOptions
 from lockstep.verify.canonical import fingerprint
-from lockstep.verify.sides.sink_view import Deriver, View
-from lockstep.verify.sides.source import Load, SourceSide
-from lockstep.verify.waiting import Patience
+from lockstep.verify.sides.sink_view import RowComputer, SinkView
+from lockstep.verify.sides.source import SourceSide
+from lockstep.verify.source_load import Load
+from lockstep.verify.waiting import Waiting
 from sinks.wrappers.projection import Projection
 from tests.databases import Database
 
@@ -19,11 +20,11 @@ pytestmark = pytest.mark.live
 T = TableName("public", "t")
 
 
-def _no_deriver() -> Deriver:
+def _no_computer() -> RowComputer:
     raise AssertionError("nothing is to be evaluated")
 
 
-UNCHANGED = View(Projection(), _no_deriver)
+UNCHANGED = SinkView(Projection(), _no_computer)
 
 KEY_TYPES = {
     "int2": ["-7", "0", "32767"],
@@ -63,7 +64,7 @@ def side(database: Database, *names: TableName, load: Load | None = None, public
         names=names or (T,),
         publication=publication,
         load=load or Load(pause_ratio=0.0),
-        patience=Patience(lambda: False),
+        waiting=Waiting(lambda: False),
         view=UNCHANGED,
     )
 
@@ -221,7 +222,7 @@ def test_a_configured_key_is_the_key(database: Database) -> None:
     database.execute("create table t (id int primary key, code text not null unique)", "insert into t values (1, 'x')")
     settings = database.source(T).model_copy(update={"options": {"public.t": TableOptions(key=("code",))}})
     source = SourceSide(
-        settings, names=[T], publication="none", load=Load(), patience=Patience(lambda: False), view=UNCHANGED
+        settings, names=[T], publication="none", load=Load(), waiting=Waiting(lambda: False), view=UNCHANGED
     )
 
     assert ids(source) == [b'{"code":"x"}']
@@ -232,7 +233,7 @@ def test_a_missing_grant_says_what_to_grant(database: Database) -> None:
     database.execute("create table t (id int primary key)")
     settings = database.source(T, user=database.role(login="login"))
     source = SourceSide(
-        settings, names=[T], publication="none", load=Load(), patience=Patience(lambda: False), view=UNCHANGED
+        settings, names=[T], publication="none", load=Load(), waiting=Waiting(lambda: False), view=UNCHANGED
     )
 
     with pytest.raises(LockstepError, match="permission denied") as caught:

@@ -1,7 +1,7 @@
-"""Counts and sums of rows per range of keys: two sides that hold the same rows have the same ones, in whatever order. Pure.
+"""Counts and sums of rows per range of keys: the same for two sides with the same rows, in whatever order. Pure.
 
-A range is a set of keys with the same hash. Ranges in key order would be the obvious choice, but Redis and OpenSearch can't be read by
-them: one gives its keys in no order at all, the other would sort by a field that needn't be indexed.
+A range is a set of keys with the same hash. Ranges in key order would be the obvious choice, but Redis and OpenSearch
+can't be read by them: one gives its keys in no order at all, the other would sort by a field that needn't be indexed.
 """
 
 from array import array
@@ -14,7 +14,7 @@ from zlib import crc32
 from lockstep.verify.canonical import FINGERPRINT_BYTES, Fingerprint, Key
 
 RANGES: Final = 1 << 18
-"""40 bytes each; a table of 100 million rows has some 400 in one."""
+"""32 bytes each; a table of 100 million rows has some 400 in one."""
 
 _LANES: Final = Struct("<QQ")
 _LANE: Final = (1 << 64) - 1
@@ -29,16 +29,16 @@ def range_of(key: Key, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RangeGroup:
-    """Ranges to be looked into together, with about so many keys on the side that has more."""
+    """Ranges that are looked into together. ``keys`` is about how many they have on the side that has more."""
 
     ranges: frozenset[int]
     keys: int
 
 
 class Ranges:
-    """Both sides in one: what one side adds the other takes away, and a range that is equal comes out at zero.
+    """Both sides in one: what one side adds the other takes away, and the sum of a range that is equal is zero.
 
-    Fingerprints are summed as two numbers modulo 2**64. That it comes out at zero for different rows has a chance of 2**-128.
+    Fingerprints are summed as two numbers modulo 2**64. Different rows have a sum of zero with a chance of 2**-128.
     """
 
     def __init__(self, count: int = RANGES) -> None:
@@ -49,19 +49,21 @@ class Ranges:
         self._expected = array("Q", bytes(8 * count))
         self._stored = array("Q", bytes(8 * count))
 
-    def add_expected(self, key: Key, of_row: Fingerprint) -> None:
-        at = range_of(key, self.count)
-        low, high = _LANES.unpack(of_row)
-        self._low[at] = (self._low[at] + low) & _LANE
-        self._high[at] = (self._high[at] + high) & _LANE
-        self._expected[at] += 1
+    def add_expected(self, key: Key, row_fingerprint: Fingerprint) -> None:
+        """Count a row of the expected side."""
+        index = range_of(key, self.count)
+        low, high = _LANES.unpack(row_fingerprint)
+        self._low[index] = (self._low[index] + low) & _LANE
+        self._high[index] = (self._high[index] + high) & _LANE
+        self._expected[index] += 1
 
-    def add_stored(self, key: Key, of_row: Fingerprint) -> None:
-        at = range_of(key, self.count)
-        low, high = _LANES.unpack(of_row)
-        self._low[at] = (self._low[at] - low) & _LANE
-        self._high[at] = (self._high[at] - high) & _LANE
-        self._stored[at] += 1
+    def add_stored(self, key: Key, row_fingerprint: Fingerprint) -> None:
+        """Count a row of the sink."""
+        index = range_of(key, self.count)
+        low, high = _LANES.unpack(row_fingerprint)
+        self._low[index] = (self._low[index] - low) & _LANE
+        self._high[index] = (self._high[index] - high) & _LANE
+        self._stored[index] += 1
 
     @property
     def compared(self) -> int:
@@ -69,24 +71,25 @@ class Ranges:
         return sum(1 for expected, stored in zip(self._expected, self._stored, strict=True) if expected or stored)
 
     def differing(self) -> list[int]:
+        """The ranges in which the sides differ, by number."""
         return [
-            at
-            for at, (low, high, expected, stored) in enumerate(
+            index
+            for index, (low, high, expected, stored) in enumerate(
                 zip(self._low, self._high, self._expected, self._stored, strict=True)
             )
             if low or high or expected != stored
         ]
 
     def groups(self, differing: Sequence[int], *, keys_max: int) -> Iterator[RangeGroup]:
-        """The differing ranges in portions of at most ``keys_max`` keys; a range that alone has more is a portion of its own."""
+        """The differing ranges in portions of at most ``keys_max`` keys. A larger range is a portion of its own."""
         ranges: list[int] = []
         keys = 0
-        for at in differing:
-            held = max(self._expected[at], self._stored[at])
+        for index in differing:
+            held = max(self._expected[index], self._stored[index])
             if ranges and keys + held > keys_max:
                 yield RangeGroup(frozenset(ranges), keys)
                 ranges, keys = [], 0
-            ranges.append(at)
+            ranges.append(index)
             keys += held
         if ranges:
             yield RangeGroup(frozenset(ranges), keys)

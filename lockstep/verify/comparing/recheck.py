@@ -1,31 +1,29 @@
 """Which candidates really differ, while rows go on changing.
 
-A round reads the expected rows, takes a mark behind them, waits until the sink has applied everything up to it, reads the sink's rows, and
-reads the expected rows again. Then, for one key:
+A round reads the expected rows, takes a sync point after them, waits until the sink has applied everything up to it,
+reads the sink's rows, and reads the expected rows again. Then, for one key:
 
-* The sink has what was expected before, afterwards, or at a look in between: equal. It is at least as far as the first look, so what it has
-  is no old version.
+* The sink has what was expected before, afterwards, or at a look in between: equal. It is at least as far as the first
+  look, so what it has is no old version.
 * What is expected has changed meanwhile: nobody can tell. It takes part in the next round.
-* What is expected hasn't changed and the sink has something else: suspect. When the next round finds both sides as they were, it differs.
+* What is expected hasn't changed and the sink has something else: suspect. When the next round finds both sides as they
+  were, it differs.
 
-Why not at once: a row can come and go between the two looks, and the sink may be seen in the middle of that. Then the sink's row has a
-tag of its own, and by the next round's mark it must have moved on. The second look is also later than a commit takes that is in the
-WAL already and not yet visible to others.
+Why not at once: a row can come and go between the two looks, and the sink may be seen in the middle of that. Then the
+sink's row has a tag of its own, and by the next round's sync point it must have moved on. The second look is also later
+than a commit takes that is in the WAL already and not yet visible to others.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from cdc.model.table import Table
-from lockstep.verify.canonical import Fingerprint, Key, Row
+from lockstep.verify.canonical import Fingerprint, Key, Row, portions
 from lockstep.verify.sides.expected import Expected, Version
 from lockstep.verify.sides.sink import Copy, SinkSide
-from lockstep.verify.sides.source import portions
-from lockstep.verify.waiting import Applied, Patience
-
-ROUNDS_MAX: Final = 12
+from lockstep.verify.waiting import Applied, Waiting
 
 _PAUSE_S: Final = 0.25
 _PAUSE_MAX_S: Final = 4.0
@@ -37,6 +35,8 @@ _DETAILS_AT_ONCE: Final = 200
 
 
 class Verdict(Enum):
+    """What one round says about a key; the module's docstring has the rules."""
+
     EQUAL = "equal"
     CHANGED = "changed"
     SUSPECT = "suspect"
@@ -44,8 +44,8 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Looks:
-    """What one round has seen of a key. None is no row. ``between`` are fingerprints of versions in between, None among them for no row."""
+class Observation:
+    """What one round has seen of a key. None is no row. ``between`` are fingerprints of the versions in between."""
 
     before: Version | None
     after: Version | None
@@ -53,11 +53,11 @@ class Looks:
     between: frozenset[Fingerprint | None] = frozenset()
 
 
-def verdict(now: Looks, suspicion: Looks | None) -> Verdict:
-    """What a round says about a key; ``suspicion`` is the round in which it was suspect, where the last one was."""
+def verdict(now: Observation, suspicion: Observation | None) -> Verdict:
+    """What a round says about a key. ``suspicion`` is the last round's observation where the key was suspect. Pure."""
     expected = {_fingerprint(now.before), _fingerprint(now.after), *now.between}
-    held: set[Fingerprint | None] = {copy.fingerprint for copy in now.copies} or {None}
-    if held & expected:
+    stored: set[Fingerprint | None] = {copy.fingerprint for copy in now.copies} or {None}
+    if stored & expected:
         return Verdict.EQUAL
     if now.before != now.after:
         return Verdict.CHANGED
@@ -80,52 +80,60 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Settled:
-    """What became of the keys. ``copies`` is what the sink had of those that are equal: nothing where it had no row, rightly."""
+class Rechecked:
+    """What the keys turned out to be. ``copies`` is what the sink has of equal keys: nothing where no row is expected.
+
+    ``undecided`` are those that changed in every round.
+    """
 
     copies: dict[Key, tuple[Copy, ...]] = field(default_factory=dict)
     different: dict[Key, Finding] = field(default_factory=dict)
-    unsettled: list[Key] = field(default_factory=list)
+    undecided: list[Key] = field(default_factory=list)
 
 
-def settle(
+def recheck(
     table: Table,
     keys: Iterable[Key],
     *,
     expected: Expected,
     sink: SinkSide,
     applied: Applied,
-    patience: Patience,
-    rounds_max: int = ROUNDS_MAX,
-) -> Settled:
-    """Look at these keys until each is equal or different, or ``rounds_max`` rounds have passed."""
-    settled = Settled()
-    suspicions: dict[Key, Looks] = {}
+    waiting: Waiting,
+    rounds_max: int,
+) -> Rechecked:
+    """Look at these keys until each is equal or different, or ``rounds_max`` rounds have passed.
+
+    Raises Stalled when nothing is applied, and what the sides raise.
+    """
+    rechecked = Rechecked()
+    suspicions: dict[Key, Observation] = {}
     remaining = list(keys)
-    for place in range(rounds_max):
+    for index in range(rounds_max):
         if not remaining:
             break
-        if place:
-            patience.sleep(min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** (place - 1)))
-        looks = _look(table, remaining, expected, sink, applied)
-        verdicts = {key: verdict(seen, suspicions.get(key)) for key, seen in looks.items()}
-        certain = {key: looks[key] for key, found in verdicts.items() if found is Verdict.DIFFERENT}
-        settled.different |= _details(table, certain, expected, sink)
-        settled.copies |= {key: looks[key].copies for key, found in verdicts.items() if found is Verdict.EQUAL}
-        # One whose details couldn't be had any more stays a suspect, and the next round sees whether it has changed.
+        if index:
+            waiting.sleep(min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** (index - 1)))
+        seen = _observe(table, remaining, expected, sink, applied)
+        verdicts = {key: verdict(observation, suspicions.get(key)) for key, observation in seen.items()}
+        certain = {key: seen[key] for key, result in verdicts.items() if result is Verdict.DIFFERENT}
+        rechecked.different |= _details(table, certain, expected, sink)
+        rechecked.copies |= {key: seen[key].copies for key, result in verdicts.items() if result is Verdict.EQUAL}
+        # A key that changed while its details were read stays a suspect: the next round decides.
         suspicions = {
-            key: looks[key]
-            for key, found in verdicts.items()
-            if found is Verdict.SUSPECT or (found is Verdict.DIFFERENT and key not in settled.different)
+            key: seen[key]
+            for key, result in verdicts.items()
+            if result is Verdict.SUSPECT or (result is Verdict.DIFFERENT and key not in rechecked.different)
         }
         remaining = [
-            key for key, found in verdicts.items() if found is not Verdict.EQUAL and key not in settled.different
+            key for key, result in verdicts.items() if result is not Verdict.EQUAL and key not in rechecked.different
         ]
-    settled.unsettled = remaining
-    return settled
+    rechecked.undecided = remaining
+    return rechecked
 
 
-def _look(table: Table, keys: Sequence[Key], expected: Expected, sink: SinkSide, applied: Applied) -> dict[Key, Looks]:
+def _observe(
+    table: Table, keys: Sequence[Key], expected: Expected, sink: SinkSide, applied: Applied
+) -> dict[Key, Observation]:
     """One round."""
     between: dict[Key, set[Fingerprint | None]] = {}
 
@@ -135,22 +143,24 @@ def _look(table: Table, keys: Sequence[Key], expected: Expected, sink: SinkSide,
             between.setdefault(key, set()).add(_fingerprint(versions.get(key)))
 
     before = expected.versions(table, keys)
-    mark = expected.mark()
+    point = expected.sync_point()
     is_cheap = expected.can_be_asked_often and len(keys) <= _LOOKS_IN_BETWEEN_KEYS_MAX
-    applied.wait(mark, look_again if is_cheap else None)
+    applied.wait(point, look_again if is_cheap else None)
     copies = sink.copies(table, keys)
     after = expected.versions(table, keys)
-    for key, versions in expected.passed().items():
+    for key, versions in expected.versions_between().items():
         between.setdefault(key, set()).update(versions)
     return {
-        key: Looks(before.get(key), after.get(key), copies.get(key, ()), frozenset(between.get(key, ())))
+        key: Observation(before.get(key), after.get(key), copies.get(key, ()), frozenset(between.get(key, ())))
         for key in keys
     }
 
 
-def _details(table: Table, certain: Mapping[Key, Looks], expected: Expected, sink: SinkSide) -> dict[Key, Finding]:
+def _details(
+    table: Table, certain: Mapping[Key, Observation], expected: Expected, sink: SinkSide
+) -> dict[Key, Finding]:
     """The values of rows that differ, to say in which columns. Left out are keys of which a side has moved on since."""
-    found: dict[Key, Finding] = {}
+    findings: dict[Key, Finding] = {}
     for portion in portions(certain, _DETAILS_AT_ONCE):
         wanted = expected.rows(table, portion)
         stored = sink.rows(table, portion)
@@ -159,29 +169,5 @@ def _details(table: Table, certain: Mapping[Key, Looks], expected: Expected, sin
             copies = stored.get(key, [])
             if version == certain[key].after and tuple(copy for copy, _ in copies) == certain[key].copies:
                 first = copies[0] if copies else None
-                found[key] = Finding(row, first[1] if first else None, first[0].tag if first else None)
-    return found
-
-
-def strays(
-    shown: Mapping[Key, Sequence[Copy]], doubled: Collection[Key], settled: Settled
-) -> tuple[dict[Key, Copy], dict[Key, Copy]]:
-    """Rows that a pass over the sink showed and that don't stand where their key is looked for. Pure.
-
-    The first are certain: a second copy of a key. The others are gone by now, or were never to be found under their key: they are
-    strays when another pass shows the same row again, since a key's tags only grow.
-    """
-    second: dict[Key, Copy] = {}
-    perhaps: dict[Key, Copy] = {}
-    for key, copies in settled.copies.items():
-        if len(copies) > 1:
-            second[key] = copies[-1]
-        elif key in doubled:
-            others = [copy for copy in shown[key] if copy not in copies]
-            second[key] = (others or list(shown[key]))[0]
-        elif not copies and shown.get(key):
-            perhaps[key] = shown[key][0]
-    for key in settled.different:
-        if key in doubled:
-            second[key] = shown[key][-1]
-    return second, perhaps
+                findings[key] = Finding(row, first[1] if first else None, first[0].tag if first else None)
+    return findings

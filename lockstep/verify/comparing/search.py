@@ -1,7 +1,7 @@
-"""Which keys may differ: both sides are read once, summed up by ranges of keys, and ranges that differ are read again key by key.
+"""Which keys may differ: both sides are summed up by ranges of keys, and differing ranges are read key by key.
 
-Memory is bounded: the sums, and ``keys_max`` keys. A table with fewer rows than that is done in the first pass. Under traffic the keys
-that were written between the two reads are among the candidates; ``settle`` sorts them out.
+Memory is bounded: the sums, and ``keys_max`` keys. A table with fewer rows than that is done in the first pass. Under
+traffic the keys that were written between the two reads are among the candidates; ``recheck`` decides about them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -15,14 +15,14 @@ from lockstep.verify.sides.expected import Expected
 from lockstep.verify.sides.sink import Copy, SinkSide
 
 _SEEN: Final = b""
-"""Stands for the fingerprint of a row that the sink has shown already."""
+"""In place of the fingerprint of a row that the sink has shown already."""
 
-_TELL_EVERY_ROWS: Final = 5000
+_REPORT_EVERY_ROWS: Final = 5000
 
-_Of = TypeVar("_Of")
+_Row = TypeVar("_Row")
 
-Tell = Callable[[str, int], None]
-"""What is being read, and how many rows of it were."""
+ReportCount = Callable[[str, int], None]
+"""Gets what is being read, and how many rows of it were."""
 
 
 @dataclass(slots=True)
@@ -51,47 +51,54 @@ class Search:
     """One table's search. ``candidates`` yields them in portions; ``counts`` is known once the first is there."""
 
     def __init__(
-        self, table: Table, expected: Expected, sink: SinkSide, *, keys_max: int, tell: Tell, ranges: int = RANGES
+        self,
+        table: Table,
+        expected: Expected,
+        sink: SinkSide,
+        *,
+        keys_max: int,
+        report_count: ReportCount,
+        ranges: int = RANGES,
     ) -> None:
         self.counts = Counts(0, 0, 0, 0)
         self._table = table
         self._expected = expected
         self._sink = sink
         self._keys_max = keys_max
-        self._tell = tell
+        self._report_count = report_count
         self._ranges = Ranges(ranges)
 
     def candidates(self) -> Iterator[Candidates]:
-        """Portions of candidates; what one holds is forgotten before the next is looked for."""
+        """Portions of candidates; each is forgotten before the next is looked for. Raises what the sides raise."""
         rows, kept = self._read_expected()
         if kept is not None:
-            found = Candidates()
-            sink_rows = self._compare(kept, self._counted_in_ranges(), found)
+            candidates = Candidates()
+            sink_rows = self._compare(kept, self._summed_sink_rows(), candidates)
             kept.clear()
             self._count(rows, sink_rows)
-            yield found
+            yield candidates
             return
-        sink_rows = sum(1 for _ in self._counted_in_ranges())
+        sink_rows = sum(1 for _ in self._summed_sink_rows())
         differing = self._count(rows, sink_rows)
         groups = list(self._ranges.groups(differing, keys_max=self._keys_max))
-        for place, group in enumerate(groups, 1):
-            yield self._look_into(group, f"range group {place} of {len(groups)}")
+        for number, group in enumerate(groups, 1):
+            yield self._look_into(group, f"range group {number} of {len(groups)}")
 
     def _read_expected(self) -> tuple[int, dict[Key, Fingerprint] | None]:
         """Sum up the expected side. Its keys come along as long as they are few."""
         kept: dict[Key, Fingerprint] | None = {}
         rows = 0
-        for key, of_row in self._told(self._expected.name, self._expected.scan(self._table)):
+        for key, fingerprint in self._reported(self._expected.name, self._expected.scan(self._table)):
             rows += 1
-            self._ranges.add_expected(key, of_row)
+            self._ranges.add_expected(key, fingerprint)
             if kept is not None:
-                kept[key] = of_row
+                kept[key] = fingerprint
                 if len(kept) > self._keys_max:
                     kept = None
         return rows, kept
 
-    def _counted_in_ranges(self) -> Iterator[tuple[Key, Copy]]:
-        for key, copy in self._told("sink", self._sink.scan(self._table)):
+    def _summed_sink_rows(self) -> Iterator[tuple[Key, Copy]]:
+        for key, copy in self._reported("sink", self._sink.scan(self._table)):
             self._ranges.add_stored(key, copy.fingerprint)
             yield key, copy
 
@@ -101,49 +108,49 @@ class Search:
         return differing
 
     def _look_into(self, group: RangeGroup, what: str) -> Candidates:
-        def within(rows: Iterable[tuple[Key, _Of]]) -> Iterator[tuple[Key, _Of]]:
+        def within(rows: Iterable[tuple[Key, _Row]]) -> Iterator[tuple[Key, _Row]]:
             return (pair for pair in rows if range_of(pair[0], self._ranges.count) in group.ranges)
 
         kept: dict[Key, Fingerprint] = {}
-        found = Candidates()
-        expected = self._told(f"{self._expected.name}, {what}", self._expected.scan(self._table))
-        for key, of_row in within(expected):
+        candidates = Candidates()
+        expected = self._reported(f"{self._expected.name}, {what}", self._expected.scan(self._table))
+        for key, fingerprint in within(expected):
             if len(kept) >= 2 * self._keys_max:  # it has grown that much, or one range is that large
-                found.is_complete = False
+                candidates.is_complete = False
                 break
-            kept[key] = of_row
-        self._compare(kept, within(self._told(f"sink, {what}", self._sink.scan(self._table))), found)
-        return found
+            kept[key] = fingerprint
+        self._compare(kept, within(self._reported(f"sink, {what}", self._sink.scan(self._table))), candidates)
+        return candidates
 
-    def _compare(self, kept: dict[Key, Fingerprint], stored: Iterable[tuple[Key, Copy]], found: Candidates) -> int:
-        """Compare the sink's rows with the kept ones, which end up marked or among the candidates. Returns the sink's rows."""
+    def _compare(self, kept: dict[Key, Fingerprint], stored: Iterable[tuple[Key, Copy]], candidates: Candidates) -> int:
+        """Compare the sink's rows with the kept ones, which become seen or candidates. Returns the rows' count."""
         rows = 0
         for key, copy in stored:
             rows += 1
-            wanted = kept.get(key)
-            if wanted == copy.fingerprint:
+            expected = kept.get(key)
+            if expected == copy.fingerprint:
                 kept[key] = _SEEN
                 continue
-            if wanted == _SEEN or key in found.shown:
-                found.doubled.add(key)
-            if wanted is not None:
+            if expected == _SEEN or key in candidates.shown:
+                candidates.doubled.add(key)
+            if expected is not None:
                 kept[key] = _SEEN
-            self._add(found, key, copy)
-        for key, of_row in kept.items():
-            if of_row != _SEEN:
-                self._add(found, key)
+            self._add(candidates, key, copy)
+        for key, fingerprint in kept.items():
+            if fingerprint != _SEEN:
+                self._add(candidates, key)
         return rows
 
-    def _add(self, found: Candidates, key: Key, *copies: Copy) -> None:
-        if key not in found.shown and len(found.shown) >= self._keys_max:
-            found.is_complete = False
+    def _add(self, candidates: Candidates, key: Key, *copies: Copy) -> None:
+        if key not in candidates.shown and len(candidates.shown) >= self._keys_max:
+            candidates.is_complete = False
             return
-        found.shown.setdefault(key, []).extend(copies)
+        candidates.shown.setdefault(key, []).extend(copies)
 
-    def _told(self, what: str, rows: Iterable[_Of]) -> Iterator[_Of]:
+    def _reported(self, what: str, rows: Iterable[_Row]) -> Iterator[_Row]:
         count = 0
         for count, row in enumerate(rows, 1):
-            if count % _TELL_EVERY_ROWS == 0:
-                self._tell(what, count)
+            if count % _REPORT_EVERY_ROWS == 0:
+                self._report_count(what, count)
             yield row
-        self._tell(what, count)
+        self._report_count(what, count)

@@ -1,1 +1,1 @@
-"""Where the rows of a comparison come from: the sink, and what it is compared with (source, topic, another generation)."""
+"""Where the rows of a comparison come from: the sink, and the source, the topic or another generation beside it."""

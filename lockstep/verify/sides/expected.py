@@ -6,7 +6,7 @@ from typing import Protocol
 
 from cdc.model.table import Table
 from lockstep.verify.canonical import Fingerprint, Key, Row
-from lockstep.verify.waiting import Mark
+from lockstep.verify.waiting import SyncPoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,29 +22,35 @@ class Expected(Protocol):
 
     name: str
     can_be_asked_often: bool
-    """Whether ``versions`` of a few keys is cheap enough to be called again and again while the sink catches up."""
+    """Whether ``versions`` of a few keys is cheap enough to be asked again and again while the sink catches up."""
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
-        """Every row once. Rows that are written meanwhile may be seen before or after, and ones whose key changes not at all."""
+        """Every row once.
+
+        A row that is written meanwhile comes as it was before or after. One whose key changes may not come at all.
+        """
         ...
 
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
         """The rows of these keys that are there now; keys without a row are absent."""
         ...
 
-    def passed(self) -> Mapping[Key, Collection[Fingerprint | None]]:
-        """Where this side sees every version: those that the keys of the last ``versions`` have had since the call before. None is
-        no row."""
+    def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
+        """Where this side sees every version: what the keys of the last ``versions`` were since the call before it.
+
+        None is no row.
+        """
         ...
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         """The same with their values; for few keys."""
         ...
 
-    def mark(self) -> Mark:
-        """A point at or behind everything that was read so far: a sink that is there has applied it."""
+    def sync_point(self) -> SyncPoint:
+        """A point that isn't before anything that was read so far: a sink that is there has applied all of it."""
         ...
 
 
 def versions_of(rows: Mapping[Key, tuple[Version, Row]]) -> dict[Key, Version]:
+    """The versions without the values."""
     return {key: version for key, (version, _) in rows.items()}

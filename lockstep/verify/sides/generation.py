@@ -6,12 +6,12 @@ from cdc.model.table import Table
 from lockstep.verify.canonical import Fingerprint, Key, Row
 from lockstep.verify.sides.expected import Version, versions_of
 from lockstep.verify.sides.sink import SinkSide
-from lockstep.verify.waiting import Applied, Mark
+from lockstep.verify.waiting import Applied, SyncPoint
 from sinks.contract import TopicPartition
 
 
 class GenerationSide:
-    """``log_ends`` tells where the topics end now: whatever this generation holds comes from before."""
+    """``log_ends`` asks where the topics end now: whatever this generation holds comes from before."""
 
     can_be_asked_often = False
 
@@ -23,8 +23,8 @@ class GenerationSide:
         self._applied = applied
         self._log_ends = log_ends
 
-    def mark(self) -> Mark:
-        return Mark(offsets=self._log_ends())
+    def sync_point(self) -> SyncPoint:
+        return SyncPoint(offsets=self._log_ends())
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
         return ((key, copy.fingerprint) for key, copy in self._rows.scan(table))
@@ -32,13 +32,13 @@ class GenerationSide:
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
         return versions_of(self.rows(table, keys))
 
-    def passed(self) -> Mapping[Key, Collection[Fingerprint | None]]:
-        """Nothing: it shows how things are, not how they came to be so."""
+    def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
+        """Nothing: it knows the newest version only."""
         return {}
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
-        # Else the other one, ahead of this one, would hold what looks like nobody's row, again and again.
-        self._applied.wait(self.mark())
+        # Else rows of a sink that is ahead of this generation would look like rows that nobody wrote.
+        self._applied.wait(self.sync_point())
         return {
             key: (Version(copies[0][0].fingerprint, copies[0][0].tag), copies[0][1])
             for key, copies in self._rows.rows(table, keys).items()

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.model.table import Table
-from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values
-from lockstep.verify.sides.source import portions
-from lockstep.verify.waiting import Patience
+from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values, portions
+from lockstep.verify.waiting import Waiting
 from sinks.contract import Sink
 
 _KEYS_AT_ONCE: Final = 500
@@ -23,33 +22,36 @@ class Copy:
 
 
 class SinkSide:
-    """Reads a sink. It can't be asked for a range of keys, only for all rows or for some by their keys."""
+    """Reads a sink: all of its rows, or some by their keys. Sinks can't be asked for a range of keys.
 
-    def __init__(self, sink: Sink, patience: Patience) -> None:
+    Every method raises Unavailable when the sink doesn't answer, and LockstepError when a stop is asked for.
+    """
+
+    def __init__(self, sink: Sink, waiting: Waiting) -> None:
         self._sink = sink
-        self._patience = patience
+        self._waiting = waiting
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Copy]]:
         """Every row; one key twice where the sink holds it twice."""
         for count, stored in enumerate(self._sink.scan(table)):
             if count % _CHECK_EVERY_ROWS == 0:
-                self._patience.check()
+                self._waiting.check()
             key = key_of(table, stored.key)
             yield key, Copy(stored.tag, fingerprint(table, key, stored.row))
 
     def copies(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Copy, ...]]:
-        """What is found under these keys; keys without a row are absent. More than one copy is one too many."""
-        return {key: tuple(copy for copy, _ in found) for key, found in self.rows(table, keys).items()}
+        """What is stored under these keys; keys without a row are absent. More than one copy is one too many."""
+        return {key: tuple(copy for copy, _ in rows) for key, rows in self.rows(table, keys).items()}
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, list[tuple[Copy, Row]]]:
         """The same with their values."""
-        found: dict[Key, list[tuple[Copy, Row]]] = {}
+        rows: dict[Key, list[tuple[Copy, Row]]] = {}
         for portion in portions(keys, _KEYS_AT_ONCE):
-            self._patience.check()
+            self._waiting.check()
             asked = set(portion)
             for stored in self._sink.rows(table, [key_values(key) for key in portion]):
                 key = key_of(table, stored.key)
                 if key in asked:  # a row under the wrong key isn't what readers ask for
                     copy = Copy(stored.tag, fingerprint(table, key, stored.row))
-                    found.setdefault(key, []).append((copy, stored.row))
-        return found
+                    rows.setdefault(key, []).append((copy, stored.row))
+        return rows

@@ -1,4 +1,4 @@
-"""What a sink gets to see of the other side's rows: its masks, computed columns and filters, applied to them before they are compared."""
+"""What a sink gets to see of the other side's rows: masks, computed columns and filters, applied before comparing."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
@@ -14,27 +14,30 @@ _ROWS_AT_ONCE: Final = 10_000
 _BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 
 _REFUSED: Final[Row] = {}
-"""Stands for a row that no sink of these settings takes: whatever is found in its place differs from it."""
+"""A row that no sink of these settings takes: whatever a sink holds under its key differs from this."""
 
 
-class Deriver(Protocol):
+class RowComputer(Protocol):
     """Evaluates a sink's expressions."""
 
     def derive(self, table: TableName, rows: list[bytes]) -> list[bytes]:
-        """What is derived of each row, as ``jobs.executor.computed_row`` reads it."""
+        """The results for each row, in order, in the form that ``jobs.executor.computed_row`` reads."""
         ...
 
 
-class View:
-    """``open_deriver`` is called once, when the first row needs it: what it opens takes seconds to start."""
+class SinkView:
+    """Brings rows into what the sink is to have. ``open_computer`` is asked once, when the first row needs it.
 
-    def __init__(self, projection: Projection, open_deriver: Callable[[], Deriver]) -> None:
+    What ``open_computer`` opens takes seconds to start, so a comparison that needs no expression doesn't start it.
+    """
+
+    def __init__(self, projection: Projection, open_computer: Callable[[], RowComputer]) -> None:
         self._projection = projection
-        self._open_deriver = open_deriver
-        self._deriver: Deriver | None = None
+        self._open_computer = open_computer
+        self._computer: RowComputer | None = None
 
     def changes(self, table: TableName) -> bool:
-        """Whether rows of a table look otherwise than at the source, columns that are left out aside."""
+        """Whether rows of a table look different than at the source, columns that are left out aside."""
         return table in self._projection.masks or table in self._projection.derived
 
     def evaluates(self, table: TableName) -> bool:
@@ -58,8 +61,8 @@ class View:
         if not self.changes(table):
             yield from rows
             return
-        shown = self._evaluated(table, rows) if self.evaluates(table) else rows
-        for key, row in shown:
+        evaluated = self._evaluated(table, rows) if self.evaluates(table) else rows
+        for key, row in evaluated:
             yield key, self.row(table, row)
 
     def _evaluated(self, table: TableName, rows: Iterable[tuple[Key, Row]]) -> Iterator[tuple[Key, Row]]:
@@ -72,18 +75,18 @@ class View:
             texts.append(orjson.dumps(row))
             size += len(texts[-1])
             if len(keys) >= _ROWS_AT_ONCE or size >= _BYTES_AT_ONCE:
-                yield from self._derived(table, keys, texts)
+                yield from self._computed(table, keys, texts)
                 keys, texts, size = [], [], 0
         if keys:
-            yield from self._derived(table, keys, texts)
+            yield from self._computed(table, keys, texts)
 
-    def _derived(self, table: TableName, keys: list[Key], texts: list[bytes]) -> Iterator[tuple[Key, Row]]:
-        if self._deriver is None:
-            self._deriver = self._open_deriver()
+    def _computed(self, table: TableName, keys: list[Key], texts: list[bytes]) -> Iterator[tuple[Key, Row]]:
+        if self._computer is None:
+            self._computer = self._open_computer()
         columns = self._projection.computed.get(table, ())
-        for key, text, results in zip(keys, texts, self._deriver.derive(table, texts), strict=True):
-            found = computed_row(text, results, columns)
-            if found.refused:
+        for key, text, results in zip(keys, texts, self._computer.derive(table, texts), strict=True):
+            computed = computed_row(text, results, columns)
+            if computed.refused:
                 yield key, _REFUSED
-            elif found.row is not None:
-                yield key, orjson.loads(found.row)
+            elif computed.row is not None:
+                yield key, orjson.loads(computed.row)

@@ -1,7 +1,7 @@
-"""The rows that a table's topic leaves: the newest event of every key. For when the source can't be reached, or isn't to be asked.
+"""The rows that a table's topic leaves: the newest event of every key. For when the source can't or shan't be asked.
 
-The topic may hold many events per key, and which one is the newest shows at its end. So a partition whose rows are too
-many for memory is read several times, each time for a slice of its keys.
+The topic may hold many events per key, and only its end tells which one is the newest. A partition with too many rows
+for memory is read several times, each time for a slice of its keys.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,20 +18,23 @@ from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_END, TAG_START, row_
 from jobs.executor.shape_history import TableHistory
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
 from lockstep.verify.sides.expected import Version
-from lockstep.verify.sides.sink_view import View
-from lockstep.verify.waiting import Mark, Patience
+from lockstep.verify.sides.sink_view import SinkView
+from lockstep.verify.waiting import SyncPoint, Waiting
 
-_Taken = TypeVar("_Taken")
+_Kept = TypeVar("_Kept")
 
 _BYTES_MAX: Final = 128 * 1024 * 1024
 """Of rows that have to be kept whole, since expressions are evaluated of many at once."""
 
-NOWHERE: Final = 1 << 62
-"""An offset behind every end: a partition that is to be read from there isn't read."""
+AFTER_EVERY_END: Final = 1 << 62
+"""An offset after every end: a partition that is to be read from there isn't read."""
 
 
 class TopicSide:
-    """The topics of the captured tables. ``histories`` bring events of earlier shapes into the newest one."""
+    """The topics of the captured tables. ``histories`` bring events of earlier shapes into the newest one.
+
+    Every method raises Unavailable when Kafka doesn't answer, and LockstepError when a stop is asked for.
+    """
 
     name = "topic"
     can_be_asked_often = False
@@ -43,24 +46,24 @@ class TopicSide:
         histories: Mapping[TableName, TableHistory],
         *,
         keys_max: int,
-        patience: Patience,
-        view: View,
+        waiting: Waiting,
+        view: SinkView,
     ) -> None:
         self._topics = topics
         self._histories = histories
         self._keys_max = keys_max
         self._view = view
         self._cluster = TopicAdmin(client)
-        self._reader = TopicReader(client, while_waiting=patience.check)
+        self._reader = TopicReader(client, while_waiting=waiting.check)
         self._ends: dict[tuple[str, int], int] = {}
         # Of the keys that were asked for last: what is known, and from where on it isn't.
         self._known: dict[Key, Version | None] = {}
         self._known_table: TableName | None = None
         self._known_ends: dict[int, int] = {}
-        self._passed: dict[Key, set[Fingerprint | None]] = {}
+        self._between: dict[Key, set[Fingerprint | None]] = {}
 
-    def mark(self) -> Mark:
-        return Mark(offsets=dict(self._ends))
+    def sync_point(self) -> SyncPoint:
+        return SyncPoint(offsets=dict(self._ends))
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
         for partition in self._fix_ends(table):
@@ -75,28 +78,28 @@ class TopicSide:
 
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
         ends = self._fix_ends(table)
-        self._passed = {}
-        goes_on = self._known_table == table.name and all(key in self._known for key in keys)
-        if not goes_on:
+        self._between = {}
+        is_continued = self._known_table == table.name and all(key in self._known for key in keys)
+        if not is_continued:
             self._known_table, self._known, self._known_ends = table.name, dict.fromkeys(keys), {}
         start = self._known_ends
         seen: list[tuple[Key, Row | None, str]] = []
         newest: dict[Key, tuple[Key, Row | None, str]] = {}
         for record in self._reader.records(self._topics[table.name], start):
-            if record.offset >= ends.get(record.partition, NOWHERE):
-                continue  # behind the mark: a sink that is just there has the version before this one
+            if record.offset >= ends.get(record.partition, AFTER_EVERY_END):
+                continue  # after the sync point: a sink that is just there has the version before this one
             key = _canonical(table, record)
             if key in self._known and record.value is not None:  # a delete event has come before its tombstone
                 _, row = self._row(table, record)
                 event = (key, row, _tag(record.value))
-                if goes_on:
+                if is_continued:
                     seen.append(event)
                 else:
                     newest[key] = event
-        for key, version in self._versions(table, seen if goes_on else list(newest.values())):
+        for key, version in self._versions(table, seen if is_continued else list(newest.values())):
             self._known[key] = version
-            if goes_on:
-                self._passed.setdefault(key, set()).add(None if version is None else version.fingerprint)
+            if is_continued:
+                self._between.setdefault(key, set()).add(None if version is None else version.fingerprint)
         self._known_ends = ends
         return {key: version for key in keys if (version := self._known[key]) is not None}
 
@@ -104,15 +107,15 @@ class TopicSide:
         self, table: Table, rows: Sequence[tuple[Key, Row | None, str]]
     ) -> Iterator[tuple[Key, Version | None]]:
         """Keys, rows and tags -> what the sink is to have of them, in the same order."""
-        # A key may come several times, so rows are called by their places meanwhile.
-        there = ((b"%d" % place, row) for place, (_, row, _) in enumerate(rows) if row is not None)
-        shown = dict(self._view.rows(table.name, there))
-        for place, (key, _, tag) in enumerate(rows):
-            row = shown.get(b"%d" % place)
+        # A key may come several times, so meanwhile a row's index is its key.
+        live_rows = ((b"%d" % index, row) for index, (_, row, _) in enumerate(rows) if row is not None)
+        seen_by_sink = dict(self._view.rows(table.name, live_rows))
+        for index, (key, _, tag) in enumerate(rows):
+            row = seen_by_sink.get(b"%d" % index)
             yield key, None if row is None else Version(fingerprint(table, key, row), tag)
 
-    def passed(self) -> Mapping[Key, Collection[Fingerprint | None]]:
-        return self._passed
+    def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
+        return self._between
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         self._fix_ends(table)
@@ -126,15 +129,15 @@ class TopicSide:
                     newest.pop(key, None)
                 else:
                     newest[key] = row, _tag(record.value)
-        shown = self._view.rows(table.name, ((key, row) for key, (row, _) in newest.items()))
-        return {key: (Version(fingerprint(table, key, row), newest[key][1]), row) for key, row in shown}
+        seen_by_sink = self._view.rows(table.name, ((key, row) for key, (row, _) in newest.items()))
+        return {key: (Version(fingerprint(table, key, row), newest[key][1]), row) for key, row in seen_by_sink}
 
     def _slice(self, table: Table, partition: int, count: int, number: int) -> dict[Key, Fingerprint] | None:
         """The live rows of one of ``count`` slices of a partition's keys; None when they are too many for memory."""
         if not self._view.evaluates(table.name):
-            shown = self._view.row
+            seen_by_sink = self._view.row
             return self._newest(
-                table, partition, count, number, lambda key, row: fingerprint(table, key, shown(table.name, row))
+                table, partition, count, number, lambda key, row: fingerprint(table, key, seen_by_sink(table.name, row))
             )
         kept = self._newest(table, partition, count, number, lambda _, row: row, bytes_max=_BYTES_MAX)
         if kept is None:
@@ -147,14 +150,14 @@ class TopicSide:
         partition: int,
         count: int,
         number: int,
-        take: Callable[[Key, Row], _Taken],
+        kept_of: Callable[[Key, Row], _Kept],
         *,
         bytes_max: int | None = None,
-    ) -> dict[Key, _Taken] | None:
-        """What is to be kept of each live row; None when they are too many, or were too large all together."""
-        newest: dict[Key, _Taken] = {}
+    ) -> dict[Key, _Kept] | None:
+        """What is to be kept of each live row; None when they are too many, or too large all together."""
+        newest: dict[Key, _Kept] = {}
         size = 0
-        start = {other: NOWHERE for other in self._partitions(table) if other != partition}
+        start = {other: AFTER_EVERY_END for other in self._partitions(table) if other != partition}
         for record in self._reader.records(self._topics[table.name], start):
             if crc32(record.key) % count != number:
                 continue
@@ -162,7 +165,7 @@ class TopicSide:
             if row is None:
                 newest.pop(key, None)
                 continue
-            newest[key] = take(key, row)
+            newest[key] = kept_of(key, row)
             size += len(record.value or b"")
             is_large = bytes_max is not None and size > bytes_max and len(newest) > 1
             if len(newest) > self._keys_max or is_large:
@@ -183,12 +186,12 @@ class TopicSide:
         key = _canonical(table, record)
         if record.value is None or record.value[OP_OFFSET] == DELETE_OP:
             return key, None
-        at = Position(self._topics[table.name], record.partition, record.offset)
-        event = row_event(table.name, record.key, record.value, None, at)
+        position = Position(self._topics[table.name], record.partition, record.offset)
+        event = row_event(table.name, record.key, record.value, None, position)
         history = self._histories.get(table.name)
         if history is not None:
-            carried = history.translate(event, schema_id_of(record.value))
-            return key, None if carried is None else carried.row
+            translated = history.translate(event, schema_id_of(record.value))
+            return key, None if translated is None else translated.row
         return key, event.row
 
 

@@ -9,7 +9,8 @@ from rich.console import Console
 from cdc.model.table import TableName
 from lockstep.rebuild.build import BuildProgress
 from lockstep.rebuild.display import Bars
-from lockstep.verify.verify import SOURCE, Step
+from lockstep.verify.options import SOURCE
+from lockstep.verify.progress import Step
 
 ORDERS = TableName("public", "orders")
 

@@ -7,7 +7,8 @@ import pytest
 
 from cdc.model.errors import ConfigurationError
 from lockstep.config import Config, load
-from lockstep.verify.verify import VerifyOptions, verify
+from lockstep.verify.options import VerifyOptions
+from lockstep.verify.verify import verify
 
 CONFIG = """
 [pipeline]

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from lockstep.verify.canonical import fingerprint, key_of, key_values
-from lockstep.verify.comparing.recheck import Looks, Settled, Verdict, settle, strays, verdict
+from lockstep.verify.comparing.recheck import Observation, Rechecked, Verdict, recheck, verdict
 from lockstep.verify.sides.expected import Version, versions_of
 from lockstep.verify.sides.sink import Copy, SinkSide
-from lockstep.verify.waiting import Applied, Mark, Patience
+from lockstep.verify.waiting import Applied, SyncPoint, Waiting
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import batch, column, delete, table, upsert
@@ -28,19 +27,19 @@ HELD_A, HELD_B, HELD_C = (Copy(f"tag {name}", name.encode()) for name in "abc")
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        (Looks(A, A, (HELD_A,)), Verdict.EQUAL),
-        (Looks(None, None), Verdict.EQUAL),
-        (Looks(A, B, (HELD_A,)), Verdict.EQUAL),
-        (Looks(A, B, (HELD_B,)), Verdict.EQUAL),
-        (Looks(A, B, (HELD_C,)), Verdict.CHANGED),
-        (Looks(A, B, (HELD_C,), frozenset([b"c"])), Verdict.EQUAL),
-        (Looks(A, A_AGAIN, (HELD_B,)), Verdict.CHANGED),
-        (Looks(None, A), Verdict.EQUAL),
-        (Looks(A, A, (), frozenset([None])), Verdict.EQUAL),
-        (Looks(A, A), Verdict.SUSPECT),
-        (Looks(None, None, (HELD_A,)), Verdict.SUSPECT),
-        (Looks(A, A, (HELD_B,)), Verdict.SUSPECT),
-        (Looks(A, A, (HELD_B, HELD_A)), Verdict.EQUAL),
+        (Observation(A, A, (HELD_A,)), Verdict.EQUAL),
+        (Observation(None, None), Verdict.EQUAL),
+        (Observation(A, B, (HELD_A,)), Verdict.EQUAL),
+        (Observation(A, B, (HELD_B,)), Verdict.EQUAL),
+        (Observation(A, B, (HELD_C,)), Verdict.CHANGED),
+        (Observation(A, B, (HELD_C,), frozenset([b"c"])), Verdict.EQUAL),
+        (Observation(A, A_AGAIN, (HELD_B,)), Verdict.CHANGED),
+        (Observation(None, A), Verdict.EQUAL),
+        (Observation(A, A, (), frozenset([None])), Verdict.EQUAL),
+        (Observation(A, A), Verdict.SUSPECT),
+        (Observation(None, None, (HELD_A,)), Verdict.SUSPECT),
+        (Observation(A, A, (HELD_B,)), Verdict.SUSPECT),
+        (Observation(A, A, (HELD_B, HELD_A)), Verdict.EQUAL),
     ],
     ids=str,
 )
@@ -51,14 +50,14 @@ def test_one_round_alone_finds_nothing_different(now, expected):
 @pytest.mark.parametrize(
     ("before", "now", "expected"),
     [
-        (Looks(A, A, (HELD_B,)), Looks(A, A, (HELD_B,)), Verdict.DIFFERENT),
-        (Looks(A, A), Looks(A, A), Verdict.DIFFERENT),
-        (Looks(None, None, (HELD_A,)), Looks(None, None, (HELD_A,)), Verdict.DIFFERENT),
-        (Looks(A, A, (HELD_B,)), Looks(A, A, (HELD_C,)), Verdict.SUSPECT),
-        (Looks(None, None, (HELD_A,)), Looks(None, None, (Copy("tag b", b"a"),)), Verdict.SUSPECT),
-        (Looks(A, A, (HELD_B,)), Looks(A_AGAIN, A_AGAIN, (HELD_B,)), Verdict.SUSPECT),
-        (Looks(A, A, (HELD_B,)), Looks(A, B, (HELD_C,)), Verdict.CHANGED),
-        (Looks(A, A, (HELD_B,)), Looks(A, A, (HELD_A,)), Verdict.EQUAL),
+        (Observation(A, A, (HELD_B,)), Observation(A, A, (HELD_B,)), Verdict.DIFFERENT),
+        (Observation(A, A), Observation(A, A), Verdict.DIFFERENT),
+        (Observation(None, None, (HELD_A,)), Observation(None, None, (HELD_A,)), Verdict.DIFFERENT),
+        (Observation(A, A, (HELD_B,)), Observation(A, A, (HELD_C,)), Verdict.SUSPECT),
+        (Observation(None, None, (HELD_A,)), Observation(None, None, (Copy("tag b", b"a"),)), Verdict.SUSPECT),
+        (Observation(A, A, (HELD_B,)), Observation(A_AGAIN, A_AGAIN, (HELD_B,)), Verdict.SUSPECT),
+        (Observation(A, A, (HELD_B,)), Observation(A, B, (HELD_C,)), Verdict.CHANGED),
+        (Observation(A, A, (HELD_B,)), Observation(A, A, (HELD_A,)), Verdict.EQUAL),
     ],
     ids=str,
 )
@@ -130,14 +129,14 @@ class Source:
     def __init__(self, world):
         self._world = world
 
-    def mark(self):
+    def sync_point(self):
         self._world.step()
-        return Mark(lsn=Lsn(len(self._world.commits)))
+        return SyncPoint(lsn=Lsn(len(self._world.commits)))
 
     def versions(self, of, keys):
         return versions_of(self.rows(of, keys))
 
-    def passed(self):
+    def versions_between(self):
         return {}
 
     def rows(self, of, keys):
@@ -167,7 +166,7 @@ class Everything(Source):
         self._begin, self._end = self._end, len(self._world.commits)
         return found
 
-    def passed(self):
+    def versions_between(self):
         seen = {}
         for _, number, value in self._world.commits[self._begin : self._end]:
             key = key_of(SHAPE, {"id": number})
@@ -192,21 +191,21 @@ class LateSink:
         return self._world.generations.load_progress()
 
 
-def settled(world, *, keys=None, expected=None, rounds_max=12) -> Settled:
+def rechecked(world, *, keys=None, expected=None, rounds_max=12) -> Rechecked:
     def sleep(seconds):
         until = world.now_s + seconds
         while world.now_s < until:
             world.step()
 
-    patience = Patience(lambda: False, monotonic=lambda: world.now_s, sleep=sleep)
+    waiting = Waiting(lambda: False, monotonic=lambda: world.now_s, sleep=sleep)
     sink = LateSink(world)
-    return settle(
+    return recheck(
         SHAPE,
         [key_of(SHAPE, {"id": number}) for number in range(keys or world.keys)],
         expected=expected or Source(world),
-        sink=SinkSide(sink, patience),
-        applied=Applied(sink, name="s", generation=1, patience=patience, stall_s=60.0, say=lambda _: None),
-        patience=patience,
+        sink=SinkSide(sink, waiting),
+        applied=Applied(sink, name="s", generation=1, waiting=waiting, stall_s=60.0, say=lambda _: None),
+        waiting=waiting,
         rounds_max=rounds_max,
     )
 
@@ -215,32 +214,32 @@ def settled(world, *, keys=None, expected=None, rounds_max=12) -> Settled:
 def test_a_right_sink_never_differs(seed):
     world = World(random.Random(seed), keys=random.Random(seed).choice([1, 3, 30]))
 
-    found = settled(world)
+    found = rechecked(world)
 
     assert found.different == {}
-    assert len(found.copies) + len(found.unsettled) == world.keys
+    assert len(found.copies) + len(found.undecided) == world.keys
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_rows_that_never_stand_still_are_settled_by_who_sees_every_version(seed):
+def test_rows_that_never_stand_still_are_decided_by_who_sees_every_version(seed):
     world = World(random.Random(seed), keys=3, change_probability=0.7)
     world.values = itertools.cycle(map(str, range(100)))
 
-    found = settled(world, expected=Everything(world), rounds_max=1)
+    found = rechecked(world, expected=Everything(world), rounds_max=1)
 
     assert len(found.copies) == world.keys
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_all_settles_once_nothing_is_written(seed):
+def test_all_is_decided_once_nothing_is_written(seed):
     world = World(random.Random(seed), keys=10)
     for _ in range(50):
         world.step()
     world.is_quiet = True
 
-    found = settled(world)
+    found = rechecked(world)
 
-    assert (found.different, found.unsettled) == ({}, [])
+    assert (found.different, found.undecided) == ({}, [])
     assert sum(map(bool, found.copies.values())) == len(world.source())
 
 
@@ -256,7 +255,7 @@ def test_a_change_that_the_sink_has_not_applied_is_found(seed):
     world.commits.append((len(world.commits) + 1, lost, "lost"))
     world.skips = frozenset([len(world.commits)])
 
-    found = settled(world)
+    found = rechecked(world)
 
     assert list(found.different) == [key_of(SHAPE, {"id": lost})]
     (finding,) = found.different.values()
@@ -270,7 +269,7 @@ def test_a_wrong_row_is_found_while_others_are_written(seed):
     world.commits = [(number + 1, number, "right") for number in range(11)]
     world.skips = frozenset([11])  # of row 10, which nobody writes again
 
-    found = settled(world, keys=11)
+    found = rechecked(world, keys=11)
 
     assert list(found.different) == [b'{"id":10}']
 
@@ -285,97 +284,6 @@ def test_a_row_that_changes_at_every_look_is_neither_equal_nor_different():
         def rows(self, of, keys):
             return {key: (Version(b"new", str(next(numbers))), _row(0, "new")) for key in keys}
 
-    found = settled(world, expected=Restless(world), rounds_max=4)
+    found = rechecked(world, expected=Restless(world), rounds_max=4)
 
-    assert (found.different, found.copies, found.unsettled) == ({}, {}, [b'{"id":0}'])
-
-
-def test_a_sink_that_nothing_is_applied_to_says_so():
-    world = World(random.Random(1), keys=1)
-    world.commits = [(1, 0, "a")]
-    said = []
-
-    class Stuck:
-        def load_progress(self):
-            return Progress({}, 0x16_B374D848, 0, int(world.now_s), {})  # alive, but it doesn't move
-
-    def sleep(seconds):
-        world.now_s += seconds
-
-    patience = Patience(lambda: False, monotonic=lambda: world.now_s, sleep=sleep)
-    applied = Applied(Stuck(), name="cache", generation=3, patience=patience, stall_s=30.0, say=said.append)
-
-    with pytest.raises(LockstepError, match=r"'cache' \(generation 3\) hasn't moved for 30 s.*16/B374D849") as caught:
-        applied.wait(Mark(lsn=Lsn(0x16_B374D849)))
-
-    assert "lockstep apply cache" in (caught.value.hint or "")
-    assert len(said) == 1
-    assert 30 <= world.now_s < 32
-
-
-def test_a_sink_that_never_had_a_job_says_so():
-    world = World(random.Random(1), keys=1)
-
-    class Empty:
-        def load_progress(self):
-            return None
-
-    def sleep(seconds):
-        world.now_s += seconds
-
-    patience = Patience(lambda: False, monotonic=lambda: world.now_s, sleep=sleep)
-    applied = Applied(Empty(), name="cache", generation=1, patience=patience, stall_s=1.0, say=lambda _: None)
-
-    with pytest.raises(LockstepError, match="no job has ever applied to it"):
-        applied.wait(Mark(offsets={("t", 0): 5}))
-
-
-def test_it_waits_as_long_as_the_sink_moves():
-    now = [0.0]
-
-    class Slow:
-        def load_progress(self):
-            return Progress({("t", 0): int(now[0])}, 0, 0, 0, {})
-
-    patience = Patience(lambda: False, monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
-    applied = Applied(Slow(), name="cache", generation=1, patience=patience, stall_s=2.0, say=lambda _: None)
-    applied.wait(Mark(offsets={("t", 0): 50}))
-
-    assert 50 <= now[0] < 51
-
-
-def test_waiting_ends_when_it_is_told_to_stop():
-    patience = Patience(lambda: True, sleep=lambda _: None)
-
-    with pytest.raises(LockstepError, match="stopped"):
-        patience.sleep(60.0)
-
-
-# Rows that stand where nobody looks for them.
-
-
-def test_a_second_copy_is_astray_for_certain():
-    key = b'{"id":1}'
-    same = Settled(copies={key: (HELD_A,)})
-
-    assert strays({key: [HELD_A]}, {key}, same) == ({key: HELD_A}, {})
-    assert strays({key: [HELD_B]}, {key}, same) == ({key: HELD_B}, {})
-    assert strays({key: [HELD_A, HELD_B]}, {key}, same) == ({key: HELD_B}, {})
-
-
-def test_a_row_that_changed_between_the_passes_is_not_astray():
-    key = b'{"id":1}'
-
-    assert strays({key: [HELD_B]}, set(), Settled(copies={key: (HELD_A,)})) == ({}, {})
-
-
-def test_a_row_that_is_not_found_under_its_key_may_be_astray():
-    key = b'{"id":1}'
-
-    assert strays({key: [HELD_B]}, set(), Settled(copies={key: ()})) == ({}, {key: HELD_B})
-
-
-def test_a_key_that_one_look_finds_twice_is_astray():
-    key = b'{"id":1}'
-
-    assert strays({}, set(), Settled(copies={key: (HELD_A, HELD_B)})) == ({key: HELD_B}, {})
+    assert (found.different, found.copies, found.undecided) == ({}, {}, [b'{"id":0}'])

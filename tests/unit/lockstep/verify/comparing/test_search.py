@@ -8,8 +8,7 @@ from lockstep.verify.canonical import fingerprint, key_of
 from lockstep.verify.comparing.ranges import Ranges, range_of
 from lockstep.verify.comparing.search import Candidates, Search
 from lockstep.verify.sides.sink import SinkSide
-from lockstep.verify.sides.source import next_chunk_rows
-from lockstep.verify.waiting import Mark, Patience
+from lockstep.verify.waiting import SyncPoint, Waiting
 from sinks.contract import StoredRow
 from tests.builders import column, table, tag
 
@@ -34,8 +33,8 @@ class Rows:
         for one in self._rows:
             yield StoredRow({"id": one["id"]}, one, tag(1))
 
-    def mark(self):
-        return Mark()
+    def sync_point(self):
+        return SyncPoint()
 
 
 class Expected(Rows):
@@ -46,13 +45,13 @@ class Expected(Rows):
 
 
 def searched(expected, stored, *, keys_max, ranges=64) -> tuple[Search, list[Candidates]]:
-    patience = Patience(lambda: False)
+    waiting = Waiting(lambda: False)
     search = Search(
         SHAPE,
         Expected(expected),
-        SinkSide(Rows(stored), patience),
+        SinkSide(Rows(stored), waiting),
         keys_max=keys_max,
-        tell=lambda *_: None,
+        report_count=lambda *_: None,
         ranges=ranges,
     )
     return search, list(search.candidates())
@@ -140,10 +139,10 @@ def test_ranges_find_one_wrong_row_among_many_whatever_the_order():
     order = random.Random(7)
     ranges = Ranges(1024)
     both = [(b'{"id":%d}' % n, bytes([n % 251] * 16)) for n in range(5000)]
-    for key, of_row in order.sample(both, len(both)):
-        ranges.add_expected(key, of_row)
-    for key, of_row in order.sample(both, len(both)):
-        ranges.add_stored(key, b"\xff" * 16 if key == b'{"id":77}' else of_row)
+    for key, value in order.sample(both, len(both)):
+        ranges.add_expected(key, value)
+    for key, value in order.sample(both, len(both)):
+        ranges.add_stored(key, b"\xff" * 16 if key == b'{"id":77}' else value)
 
     assert ranges.differing() == [range_of(b'{"id":77}', 1024)]
 
@@ -164,14 +163,3 @@ def test_groups_of_ranges_hold_so_many_keys_at_most():
     assert sum(group.keys for group in groups) == 640
     assert all(group.keys <= 50 or len(group.ranges) == 1 for group in groups)
     assert sum(len(group.ranges) for group in groups) == len(frozenset().union(*(group.ranges for group in groups)))
-
-
-def test_chunks_come_to_take_the_time_that_they_should():
-    rows, per_row_s = 1000, 0.0001
-    for _ in range(10):
-        rows = next_chunk_rows(rows, took_s=rows * per_row_s, chunk_s=1.0)
-
-    assert 9000 <= rows <= 11000
-    assert next_chunk_rows(10_000, took_s=100.0, chunk_s=1.0) == 2500
-    assert next_chunk_rows(60, took_s=100.0, chunk_s=1.0) == 50
-    assert next_chunk_rows(1000, took_s=0.0, chunk_s=1.0) == 4000

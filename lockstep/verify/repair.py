@@ -1,0 +1,70 @@
+"""Has the rows that differ published again, in order with the stream, and compares them again."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from cdc.model.table import Table
+from lockstep.verify.canonical import Key
+from lockstep.verify.comparing.table_comparer import TableComparer, ordered
+from lockstep.verify.options import SOURCE, VerifyOptions
+from lockstep.verify.report import TableReport, rows_text
+from lockstep.verify.sides.opening import Sides
+from lockstep.verify.waiting import Waiting
+
+_ASK_AGAIN_S: Final = 10.0
+"""A capture that ends forgets the requests that it has seen but not fulfilled, so they are sent again."""
+
+
+def repair(
+    table: Table,
+    before: TableReport,
+    *,
+    sides: Sides,
+    comparer: TableComparer,
+    options: VerifyOptions,
+    slot: str,
+    waiting: Waiting,
+    say: Callable[[str], None],
+) -> TableReport:
+    """Repair what differs, through the capture of this slot. Returns the report of how the table is then.
+
+    Asks again and again until everything is equal or ``options.repair_timeout_s`` seconds have passed. Raises Stalled
+    when nothing is applied, Unavailable when a server can't be reached, LockstepError when a stop is asked for.
+    """
+    keys = sorted({difference.key for difference in before.differences})
+    misplaced = [difference for difference in before.differences if difference.note]
+    deadline = waiting.now_s() + options.repair_timeout_s
+    asked: Iterable[Key] = keys
+    while True:
+        chosen = sorted(asked)
+        say(f"asking capture to publish {rows_text(len(chosen))} of {table.name} again")
+        point = sides.source.request_repair(table.name, chosen, slot=slot)
+        ask_again_at = waiting.now_s() + _ASK_AGAIN_S
+        # A topic or a generation has no LSNs of the source to wait for. There the loop alone sees that it is done.
+        if options.against == SOURCE:
+            sides.applied.wait(point)
+        while True:
+            rechecked = comparer.recheck(table, keys)
+            wrong = rechecked.different.keys() | set(rechecked.undecided)
+            now_s = waiting.now_s()
+            if not wrong or now_s > min(deadline, ask_again_at):
+                break
+        if not wrong or now_s > deadline:
+            break
+        asked = wrong
+    remaining = [*comparer.differences(table, rechecked), *comparer.still_misplaced(table, misplaced)]
+    different = {difference.key for difference in remaining}
+    repaired = [key for key in keys if key not in different and key not in rechecked.undecided]
+    if rechecked.different:
+        say(
+            f"still different {options.repair_timeout_s:.0f} s after it was asked for:"
+            f" {rows_text(len(rechecked.different))} of {table.name};"
+            " `lockstep capture` and the sink's job must be running for a repair"
+        )
+    return replace(
+        before,
+        differences=ordered(remaining),
+        undecided=tuple(sorted({*before.undecided, *rechecked.undecided})),
+        repaired=tuple(repaired),
+    )

@@ -1,0 +1,212 @@
+"""Opens both sides of a comparison, as its options need them, and closes what it has opened."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from cdc.kafka.control_topics import read_schema_records
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import LockstepError
+from cdc.model.table import Table, TableName
+from jobs.executor.shape_history import histories, newest_shapes
+from jobs.spark.computed_columns import opened_row_computer
+from lockstep.config import Config
+from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, generation_number
+from lockstep.verify.sides.compared_columns import ComparedTable, compared_table, has_all_columns
+from lockstep.verify.sides.expected import Expected
+from lockstep.verify.sides.generation import GenerationSide
+from lockstep.verify.sides.sink import SinkSide
+from lockstep.verify.sides.sink_view import RowComputer, SinkView
+from lockstep.verify.sides.source import SourceSide
+from lockstep.verify.sides.topic import TopicSide
+from lockstep.verify.waiting import Applied, SyncPoint, Waiting
+from sinks.contract import OpenedSink, TopicPartition
+from sinks.registry import SinkSettings, open_sink, projection_of
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A sink's generation and what it is compared with, open.
+
+    ``settings`` are those that the generation was built with, ``other_settings`` those of the generation that it is
+    compared with, else the same. ``applied`` waits for the generation. ``source`` is the side that asks for repairs,
+    and the expected one where the options say so. ``new_topic_side`` gives another reader of the topics.
+    """
+
+    generation: int
+    settings: SinkSettings
+    other_settings: SinkSettings
+    sink: SinkSide
+    applied: Applied
+    expected: Expected
+    source: SourceSide
+    new_topic_side: Callable[[], TopicSide]
+    log_ends: Callable[[], Mapping[TopicPartition, int]]
+    tables: tuple[ComparedTable, ...]
+
+    @property
+    def is_against_source(self) -> bool:
+        return self.expected is self.source
+
+    def sync_point(self) -> SyncPoint:
+        """Where the stream is now: an LSN where the source is asked, else the ends of the topics."""
+        return self.source.sync_point() if self.is_against_source else SyncPoint(offsets=self.log_ends())
+
+
+@contextmanager
+def open_sides(
+    config: Config,
+    options: VerifyOptions,
+    settings: SinkSettings,
+    names: Sequence[TableName],
+    *,
+    waiting: Waiting,
+    say: Callable[[str], None],
+) -> Iterator[Sides]:
+    """Both sides until the block ends, with these tables of a sink with these settings.
+
+    Raises LockstepError for a generation or a table that isn't there, Unavailable when a server can't be reached.
+    """
+    client = config.kafka.client()
+    cluster = TopicAdmin(client)
+    topics = config.topics()
+
+    def log_ends() -> Mapping[TopicPartition, int]:
+        counts = cluster.partition_counts()
+        partitions = [(topics[name], number) for name in names for number in range(counts.get(topics[name], 0))]
+        return cluster.end_offsets(partitions, while_waiting=waiting.check)
+
+    with ExitStack() as closing:
+        generations = _Generations(options, closing, waiting=waiting, say=say)
+        generation = generations.live(settings) if options.generation is None else options.generation
+        sink, applied = generations.open(settings, generation)
+        records = read_schema_records(client, config.pipeline.name)
+        shapes = _logged_shapes(newest_shapes(records), names, config.pipeline.name)
+        earlier_shapes = histories(records)
+
+        def open_computer() -> RowComputer:
+            say("starting Spark: this sink's settings have expressions, which it evaluates")
+            return closing.enter_context(opened_row_computer(config.spark, settings.expressions(), shapes))
+
+        view = SinkView(projection_of(settings), open_computer)
+        source = SourceSide(
+            config.source,
+            names=names,
+            publication=config.publication,
+            load=options.load,
+            waiting=waiting,
+            view=view,
+        )
+        closing.callback(source.close)
+
+        def new_topic_side() -> TopicSide:
+            return TopicSide(client, topics, earlier_shapes, keys_max=options.keys_max, waiting=waiting, view=view)
+
+        expected: Expected
+        origins, theirs = shapes, settings
+        if options.against == SOURCE:
+            expected = source
+            origins = _source_tables(source, names, shapes, view)
+        elif options.against == TOPIC:
+            expected = new_topic_side()
+        else:
+            number = generation_number(options.against)
+            theirs = options.other_settings or settings
+            other_sink, other_applied = generations.open(theirs, number)
+            expected = GenerationSide(number, other_sink, other_applied, log_ends)
+        yield Sides(
+            generation,
+            settings,
+            theirs,
+            sink,
+            applied,
+            expected,
+            source,
+            new_topic_side,
+            log_ends,
+            tuple(
+                compared_table(origins[name], shapes[name], view, ours=settings, theirs=theirs, against=expected.name)
+                for name in names
+            ),
+        )
+
+
+class _Generations:
+    """Opens generations of one sink, which ``closing`` closes."""
+
+    def __init__(
+        self, options: VerifyOptions, closing: ExitStack, *, waiting: Waiting, say: Callable[[str], None]
+    ) -> None:
+        self._name = options.sink
+        self._stall_s = options.stall_s
+        self._closing = closing
+        self._waiting = waiting
+        self._say = say
+
+    def live(self, settings: SinkSettings) -> int:
+        """The generation that readers see. Raises LockstepError when there is none."""
+        live = self._open(settings, 1).generations.live()
+        if live is None:
+            raise LockstepError(
+                f"sink {self._name!r} has no live generation: nothing was ever applied to it",
+                hint=f"start `lockstep apply {self._name}`",
+            )
+        return live
+
+    def open(self, settings: SinkSettings, generation: int) -> tuple[SinkSide, Applied]:
+        """A generation's rows, and what waits for it. Raises LockstepError when there is no such generation."""
+        opened = self._open(settings, generation)
+        existing = opened.generations.numbers()
+        if generation not in existing:
+            raise LockstepError(
+                f"sink {self._name!r} has no generation {generation}",
+                hint=f"it has: {', '.join(map(str, existing)) or 'none'}",
+            )
+        applied = Applied(
+            opened.generations,
+            name=self._name,
+            generation=generation,
+            waiting=self._waiting,
+            stall_s=self._stall_s,
+            say=self._say,
+        )
+        return SinkSide(opened.sink, self._waiting), applied
+
+    def _open(self, settings: SinkSettings, generation: int) -> OpenedSink:
+        opened = open_sink(self._name, settings, generation)
+        self._closing.callback(opened.sink.close)
+        return opened
+
+
+def _logged_shapes(
+    newest: Mapping[TableName, Table], names: Sequence[TableName], pipeline: str
+) -> dict[TableName, Table]:
+    """The newest shapes that the log knows of these tables. Raises LockstepError where it knows none."""
+    missing = [name for name in names if name not in newest]
+    if missing:
+        raise LockstepError(
+            f"table {missing[0]} isn't in the log of pipeline {pipeline!r} yet",
+            hint="start `lockstep capture`, and verify when it has copied the table",
+        )
+    return {name: newest[name] for name in names}
+
+
+def _source_tables(
+    source: SourceSide, names: Sequence[TableName], logged: Mapping[TableName, Table], view: SinkView
+) -> dict[TableName, Table]:
+    """The tables' shapes in the source. Raises LockstepError for one that is gone, or that can't be compared yet."""
+    tables = source.tables()
+    gone = [name for name in names if name not in tables]
+    if gone:
+        raise LockstepError(
+            f"table {gone[0]} isn't in the source any more",
+            hint="compare the other tables with --table, or with --against topic",
+        )
+    for name in names:
+        if view.evaluates(name) and not has_all_columns(tables[name], logged[name]):
+            raise LockstepError(
+                f"table {name} has another shape in the source than in the log,"
+                " and this sink's expressions are evaluated by the log's",
+                hint="compare again once a row of it was written, or with --against topic",
+            )
+    return tables

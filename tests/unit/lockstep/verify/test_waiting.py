@@ -1,0 +1,68 @@
+"""Waiting for a sink: as long as it moves, and no longer than that."""
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import Lsn
+from lockstep.verify.waiting import Applied, SyncPoint, Waiting
+from sinks.contract import Progress
+
+
+def test_a_sink_that_nothing_is_applied_to_says_so():
+    now = [0.0]
+    said = []
+
+    class Stuck:
+        def load_progress(self):
+            return Progress({}, 0x16_B374D848, 0, int(now[0]), {})  # alive, but it doesn't move
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    waiting = Waiting(lambda: False, monotonic=lambda: now[0], sleep=sleep)
+    applied = Applied(Stuck(), name="cache", generation=3, waiting=waiting, stall_s=30.0, say=said.append)
+
+    with pytest.raises(LockstepError, match=r"'cache' \(generation 3\) hasn't moved for 30 s.*16/B374D849") as caught:
+        applied.wait(SyncPoint(lsn=Lsn(0x16_B374D849)))
+
+    assert "lockstep apply cache" in (caught.value.hint or "")
+    assert len(said) == 1
+    assert 30 <= now[0] < 32
+
+
+def test_a_sink_that_never_had_a_job_says_so():
+    now = [0.0]
+
+    class Empty:
+        def load_progress(self):
+            return None
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    waiting = Waiting(lambda: False, monotonic=lambda: now[0], sleep=sleep)
+    applied = Applied(Empty(), name="cache", generation=1, waiting=waiting, stall_s=1.0, say=lambda _: None)
+
+    with pytest.raises(LockstepError, match="no job has ever applied to it"):
+        applied.wait(SyncPoint(offsets={("t", 0): 5}))
+
+
+def test_it_waits_as_long_as_the_sink_moves():
+    now = [0.0]
+
+    class Slow:
+        def load_progress(self):
+            return Progress({("t", 0): int(now[0])}, 0, 0, 0, {})
+
+    waiting = Waiting(lambda: False, monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    applied = Applied(Slow(), name="cache", generation=1, waiting=waiting, stall_s=2.0, say=lambda _: None)
+    applied.wait(SyncPoint(offsets={("t", 0): 50}))
+
+    assert 50 <= now[0] < 51
+
+
+def test_waiting_ends_when_it_is_told_to_stop():
+    waiting = Waiting(lambda: True, sleep=lambda _: None)
+
+    with pytest.raises(LockstepError, match="stopped"):
+        waiting.sleep(60.0)
