@@ -1,4 +1,4 @@
-"""``lockstep generations``, ``lockstep switch``: what builds of a sink's data there are, which one readers see, and dropping one."""
+"""``lockstep generations`` and ``switch``: which builds of a sink's data there are, which one readers see, dropping one."""
 
 import time
 from contextlib import suppress
@@ -34,8 +34,10 @@ _DROP_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A generation for people: ``differs`` names the settings that today's configuration has otherwise, and columns that the source has
-    renamed since: what a rebuild would change."""
+    """A generation for people. ``differs`` is what a rebuild would change.
+
+    These are settings that are different in today's configuration, and columns that the source has renamed since.
+    """
 
     generation: Generation
     progress: Progress | None
@@ -118,7 +120,9 @@ def find(config: Config, name: str, number: int) -> Generation:
 
 
 def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> tuple[int | None, int]:
-    """Make a generation live: ``number``, else with ``back`` the one before the last switch, else the newest. Returns before and after.
+    """Make a generation live: ``number``, else with ``back`` the one before the last switch, else the newest.
+
+    Returns which was live before, and which is now.
 
     Raises LockstepError when there is none, when it is still being built or when it is behind.
     """
@@ -142,7 +146,7 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
 
 
 def drop(config: Config, name: str, number: int) -> None:
-    """Stop applying to a generation and remove it. Raises LockstepError when it is live or a job doesn't let go of it."""
+    """Stop applying to a generation and remove it. Raises LockstepError when it is live or a job keeps applying to it."""
     settings = settings_of(config, name)
     generation = find(config, name, number)
     record = generation.record or Record(config.pipeline.name, definition(settings))

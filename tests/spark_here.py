@@ -9,7 +9,8 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
-from lockstep.rebuild.build import Observer, Rebuilt, rebuild
+from lockstep.rebuild.outcome import Observer, Rebuilt
+from lockstep.rebuild.rebuild import rebuild
 from tests.job_reports import Reports, seen
 
 

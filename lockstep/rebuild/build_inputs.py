@@ -1,8 +1,7 @@
-"""What a build stands on: the topics that it reads and the shapes that its tables had when it began.
+"""What a build is made from: the topics that it reads, and the shapes that its tables had when it began.
 
-It is kept with the generation and looked at again while that is built. A topic that was made anew, or has lost
-records, lacks rows; a column that is called otherwise or has another type leaves the rows applied before as they were.
-Neither passes by waiting.
+They are kept with the generation and looked at again while that is built. A topic that was recreated or trimmed lacks
+rows. A column that was renamed or retyped leaves the rows applied before as they were. Waiting mends neither.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +18,16 @@ from cdc.model.table import Column, Table, TableName
 from lockstep.config import Config
 from sinks.contract import CoordinationRecords, TopicPartition
 
-_NOTE: Final = "basis"
+_FORMAT: Final = 1
+"""Of the coordination record. A build of another format is begun again."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildInputs:
-    """Kafka's id of each table's topic, and the tables as the log knows them. What isn't there yet, or any more, is left out."""
+    """Kafka's id of each table's topic, and the tables' shapes as the log knows them.
+
+    A table is absent where its topic or shape isn't there yet, or any more.
+    """
 
     topic_ids: Mapping[TableName, str]
     shapes: Mapping[TableName, Table]
@@ -32,6 +35,7 @@ class BuildInputs:
     def to_json(self) -> str:
         return orjson.dumps(
             {
+                "format": _FORMAT,
                 "topics": [[name.schema, name.name, topic_id] for name, topic_id in self.topic_ids.items()],
                 "shapes": [shape.to_json() for shape in self.shapes.values()],
             }
@@ -39,7 +43,10 @@ class BuildInputs:
 
     @classmethod
     def from_json(cls, text: str) -> "BuildInputs":
+        """Raises ValueError for a record of another format."""
         fields: dict[str, Any] = orjson.loads(text)
+        if fields.get("format") != _FORMAT:
+            raise ValueError(f"format {fields.get('format')}, not {_FORMAT}")
         shapes = map(Table.from_json, fields["shapes"])
         return cls(
             {TableName(schema, name): topic_id for schema, name, topic_id in fields["topics"]},
@@ -48,8 +55,8 @@ class BuildInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """A partition that begins at ``begin``, where ``wanted`` is what is still to be read."""
+class TrimmedPartition:
+    """A partition that begins at offset ``begin``, after ``wanted``, which is still to be read."""
 
     table: TableName
     partition: int
@@ -57,14 +64,14 @@ class Lost:
     wanted: int
 
 
-def read_basis(config: Config, tables: Sequence[TableName]) -> BuildInputs:
-    """How it is now. Raises Unavailable."""
+def read_inputs(config: Config, tables: Sequence[TableName]) -> BuildInputs:
+    """The inputs as they are now. Raises Unavailable."""
     topics = {config.topics()[name]: name for name in tables}
     client = config.kafka.client()
     cluster = TopicAdmin(client)
     existing = cluster.partition_counts()
-    found = [topic for topic in topics if topic in existing]
-    ids = cluster.topic_ids(found) if found else {}
+    there = [topic for topic in topics if topic in existing]
+    ids = cluster.topic_ids(there) if there else {}
     shapes = (
         read_tables(client, config.pipeline.name) if control_topic(config.pipeline.name, SCHEMA) in existing else {}
     )
@@ -74,101 +81,119 @@ def read_basis(config: Config, tables: Sequence[TableName]) -> BuildInputs:
     )
 
 
-def check_complete(basis: BuildInputs, tables: Sequence[TableName]) -> None:
-    """Raise LockstepError while capture hasn't published something of a table that is to be read."""
+def check_complete(inputs: BuildInputs, tables: Sequence[TableName]) -> None:
+    """Raises LockstepError while capture hasn't published something of a table that is to be read. Pure."""
     for name in tables:
-        if name not in basis.topic_ids or name not in basis.shapes:
+        if name not in inputs.topic_ids or name not in inputs.shapes:
             raise LockstepError(
                 f"table {name} isn't in the log",
-                hint="start capture: it creates the topics and publishes the tables' shapes before the first row",
+                hint="start `lockstep capture`: it creates the topics and publishes the tables' shapes before any row",
             )
 
 
-def load_basis(records: CoordinationRecords, generation: int) -> BuildInputs | None:
-    """What a generation was begun on; None where nothing was read for it yet."""
-    text = records.load(f"g{generation}.{_NOTE}")
-    return None if text is None else BuildInputs.from_json(text)
+def load_inputs(records: CoordinationRecords, generation: int) -> BuildInputs | None:
+    """What a generation was begun with; None where nothing was read for it yet.
+
+    Raises LockstepError for a record that another version of Lockstep has written, and Unavailable.
+    """
+    text = records.load(_record_name(generation))
+    if text is None:
+        return None
+    try:
+        return BuildInputs.from_json(text)
+    except ValueError as error:
+        raise LockstepError(
+            f"generation {generation} was begun by another version of Lockstep: its build inputs have {error}",
+            hint=f"drop it with `lockstep generations SINK --drop {generation}`, then run the rebuild again",
+        ) from None
 
 
-def save_basis(records: CoordinationRecords, generation: int, basis: BuildInputs) -> None:
-    records.save(f"g{generation}.{_NOTE}", basis.to_json())
+def save_inputs(records: CoordinationRecords, generation: int, inputs: BuildInputs) -> None:
+    """Keep them with the generation. Raises Unavailable."""
+    records.save(_record_name(generation), inputs.to_json())
 
 
-def made_anew(begun: BuildInputs, now: BuildInputs) -> list[TableName]:
+def _record_name(generation: int) -> str:
+    return f"g{generation}.build_inputs"
+
+
+def recreated_topics(begun: BuildInputs, now: BuildInputs) -> list[TableName]:
     """The tables whose topics aren't those of the beginning. Pure."""
     return [name for name, topic_id in begun.topic_ids.items() if now.topic_ids.get(name) != topic_id]
 
 
-def misfit(begun: BuildInputs, now: BuildInputs) -> str | None:
+def incompatible_change(begun: BuildInputs, now: BuildInputs) -> str | None:
     """Why rows that were applied since the beginning can't be right any more, or None. Pure."""
     for name, before in begun.shapes.items():
         after = now.shapes.get(name)
-        why = None if after is None else _misfit(before, after)
+        why = None if after is None else _incompatible_change(before, after)
         if why is not None:
             return f"table {name}: {why}"
     return None
 
 
-def _misfit(before: Table, after: Table) -> str | None:
+def _incompatible_change(before: Table, after: Table) -> str | None:
     if before.key != after.key:
         return f"its key was ({', '.join(before.key)}) and is ({', '.join(after.key)})"
-    # Numbers tell which column is which only within one table: one that was made anew counts from 1 again.
+    # Numbers identify columns within one table only: a table that was recreated counts from 1 again.
     numbered = {column.number: column for column in after.columns if column.number and before.oid == after.oid}
     named = {column.name: column for column in after.columns}
     for column in before.columns:
         same = numbered.get(column.number)
-        other = named.get(column.name)
+        namesake = named.get(column.name)
         if same is not None and same.name != column.name:
-            return f"column {column.name!r} is called {same.name!r} now"
-        if same is None and other is not None and column.number and numbered:
+            return f"column {column.name!r} was renamed to {same.name!r}"
+        if same is None and namesake is not None and column.number and numbered:
             return f"column {column.name!r} was dropped, and another one has its name"
-        if other is not None and _form(column) != _form(other):
-            return f"column {column.name!r} was {_typed(column)} and is {_typed(other)}"
+        if namesake is not None and _type(column) != _type(namesake):
+            return f"column {column.name!r} was {_type(column)} and is {_type(namesake)}"
     return None
 
 
-def _form(column: Column) -> tuple[str, bool]:
-    return column.value_type, column.is_array
-
-
-def _typed(column: Column) -> str:
+def _type(column: Column) -> str:
     return column.value_type + ("[]" if column.is_array else "")
 
 
-def lost_beginnings(
+def trimmed_partitions(
     config: Config, tables: Sequence[TableName], next_offsets: Mapping[TopicPartition, int]
-) -> list[Lost]:
+) -> list[TrimmedPartition]:
     """The partitions that have lost what is to be read next. Raises Unavailable."""
     topics = {config.topics()[name]: name for name in tables}
     cluster = TopicAdmin(config.kafka.client())
     counts = cluster.partition_counts()
-    begins = cluster.begin_offsets([(topic, n) for topic in topics for n in range(counts.get(topic, 0))])
-    found = (Lost(topics[at[0]], at[1], begin, next_offsets.get(at, 0)) for at, begin in sorted(begins.items()))
-    return [lost for lost in found if lost.begin > lost.wanted]
+    begins = cluster.begin_offsets([(topic, number) for topic in topics for number in range(counts.get(topic, 0))])
+    return [
+        TrimmedPartition(topics[topic], partition, begin, wanted)
+        for (topic, partition), begin in sorted(begins.items())
+        if begin > (wanted := next_offsets.get((topic, partition), 0))
+    ]
 
 
-def topics_made_anew(config: Config, tables: Sequence[TableName], *, commands: Sequence[str]) -> LockstepError:
+def recreated_topics_error(config: Config, tables: Sequence[TableName], *, commands: Sequence[str]) -> LockstepError:
     """The error for topics that aren't the same any more; ``commands`` are those for when the copies are there."""
     topics = ", ".join(config.topics()[name] for name in tables)
     return PositionMismatch(
-        f"topic {topics} was deleted or created anew since it was begun to be read: it lacks the rows that weren't written since then",
-        hint=way_out(tables, commands),
+        f"topic {topics} was deleted or recreated since this build began to read it: it lacks the rows that weren't"
+        " written since then",
+        hint=recopy_hint(tables, commands),
     )
 
 
-def topics_trimmed(config: Config, lost: Sequence[Lost], *, commands: Sequence[str]) -> LockstepError:
+def trimmed_topics_error(
+    config: Config, trimmed: Sequence[TrimmedPartition], *, commands: Sequence[str]
+) -> LockstepError:
     """The error for topics that have lost records which are still to be read."""
-    first = lost[0]
-    more = f" (and so with {len(lost) - 1} more partitions)" if len(lost) > 1 else ""
+    first = trimmed[0]
+    more = f" (and so with {len(trimmed) - 1} more partitions)" if len(trimmed) > 1 else ""
     return PositionMismatch(
         f"topic {config.topics()[first.table]}, partition {first.partition}, begins at {first.begin}: the records from"
         f" {first.wanted} on, which are still to be read, were deleted{more}",
-        hint=way_out(dict.fromkeys(one.table for one in lost), commands),
+        hint=recopy_hint(dict.fromkeys(partition.table for partition in trimmed), commands),
     )
 
 
-def way_out(tables: Iterable[TableName], commands: Sequence[str]) -> str:
-    """How rows that a log lacks come back into it, and what then."""
+def recopy_hint(tables: Iterable[TableName], commands: Sequence[str]) -> str:
+    """How rows that a log lacks come back into it, and what to run then. Pure."""
     return (
         f"let capture copy what is missing: lockstep snapshot table {' '.join(map(str, tables))}\n"
         f"and when its log says that this is done: {', then '.join(commands)}"

@@ -13,13 +13,14 @@ from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextC
 from cdc.model.table import TableName
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED, say
-from lockstep.rebuild.build import BuildProgress, Interrupted, Observer, Rebuilt, rebuild
+from lockstep.rebuild.outcome import BuildProgress, Interrupted, Observer, Rebuilt
+from lockstep.rebuild.rebuild import rebuild
 from lockstep.terminal import err, out
 from lockstep.verify.options import SOURCE
 from lockstep.verify.progress import Step
 from lockstep.verify.report import verify_table
 
-logger = logging.getLogger("lockstep.rebuild.build")
+logger = logging.getLogger("lockstep.rebuild")
 
 _LINE_EVERY_S = 5.0
 _PASSES = (SOURCE, "sink")
@@ -150,13 +151,13 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, in_place: bool,
 
 def _tell_result(name: str, built: Rebuilt) -> None:
     for change in built.explained:
-        say(f"built otherwise than the live generation: {change}")
+        say(f"built with another setting than the live generation: {change}")
     if not built.report.is_equal and built.is_live:
         say(f"generation {built.generation} of {name}, which readers see, is NOT equal to the source")
     elif not built.report.is_equal:
         say(
-            f"generation {built.generation} of {name} is NOT equal to the source and wasn't switched to; run this again to go on,"
-            f" or `lockstep generations {name} --drop {built.generation}`"
+            f"generation {built.generation} of {name} is NOT equal to the source and wasn't switched to; run this again to"
+            f" go on, or `lockstep generations {name} --drop {built.generation}`"
         )
     elif built.is_live:
         back = (
@@ -165,8 +166,8 @@ def _tell_result(name: str, built: Rebuilt) -> None:
         say(f"generation {built.generation} of {name} is equal to the source, and readers see it now{back}")
     else:
         say(
-            f"generation {built.generation} of {name} is equal to the source; `lockstep switch {name}` lets readers see it."
-            " A running `lockstep apply` keeps it up to date until then"
+            f"generation {built.generation} of {name} is equal to the source; `lockstep switch {name}` lets readers"
+            " see it. A running `lockstep apply` keeps it up to date until then"
         )
 
 

@@ -172,7 +172,7 @@ def test_a_topic_that_is_made_anew_ends_the_build_that_reads_it(pipeline: Pipeli
         sql.execute(f"update {account} set owner = 'new' where id = 2")
 
     told = _finish(_lockstep(pipeline, "rebuild", sink), 1)
-    assert "was deleted or created anew" in told
+    assert "was deleted or recreated" in told
     assert _offered(told) == [
         ["snapshot", "table", account],
         ["generations", sink, "--drop", "1"],
@@ -188,7 +188,7 @@ def test_a_topic_that_is_made_anew_ends_the_build_that_reads_it(pipeline: Pipeli
     _wait_says(build, "comparing with the source")
     _delete_topic(pipeline, "account")
     told = _finish(build, 1)
-    assert "was deleted or created anew" in told
+    assert "was deleted or recreated" in told
     assert _generations(pipeline, sink) == [(2, False, "building")]
 
     pipeline.capture = _stream(pipeline)  # type: ignore[attr-defined]
@@ -199,7 +199,7 @@ def test_a_topic_that_is_made_anew_ends_the_build_that_reads_it(pipeline: Pipeli
 
     _delete_topic(pipeline, "account")
     told = _finish(_lockstep(pipeline, "rebuild", sink, "--in-place"), 1)
-    assert "was deleted or created anew" in told
+    assert "was deleted or recreated" in told
     assert _offered(told) == [["snapshot", "table", account], ["rebuild", sink]]
     assert _generations(pipeline, sink) == [(3, True, "ready")]
     assert pipeline.stop(pipeline.capture) == 0  # type: ignore[attr-defined]

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from cdc.model.table import TableName
-from lockstep.rebuild.build import BuildProgress
 from lockstep.rebuild.display import Bars
+from lockstep.rebuild.outcome import BuildProgress
 from lockstep.verify.options import SOURCE
 from lockstep.verify.progress import Step
 
@@ -78,7 +78,7 @@ def test_elsewhere_there_is_a_line_now_and_then_and_nothing_else(caplog: pytest.
     console = Console(file=io.StringIO(), force_terminal=False)
     now = 100.0
     bars = Bars(console, monotonic=lambda: now)
-    with caplog.at_level(logging.INFO, "lockstep.rebuild.build"):
+    with caplog.at_level(logging.INFO, "lockstep.rebuild"):
         bars.compared(Step(ORDERS, SOURCE, 8000))
         bars.compared(Step(ORDERS, "sink", 1000))
         now += 60

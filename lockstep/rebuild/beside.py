@@ -1,0 +1,265 @@
+"""Builds a generation beside the live one: loads, catches up, compares, switches.
+
+The destination keeps how far it is: the generation's record, its build inputs, its progress and Spark's checkpoint. So
+a build that was interrupted goes on when the command is run again.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Final
+
+from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from jobs.generations.record import (
+    Phase,
+    Record,
+    begin_generation,
+    check_owner,
+    list_generations,
+    load_record,
+    save_record,
+    switch,
+)
+from lockstep.config import Config
+from lockstep.generations import log_ends, remove
+from lockstep.rebuild.build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
+from lockstep.rebuild.build_inputs import (
+    BuildInputs,
+    check_complete,
+    load_inputs,
+    read_inputs,
+    recopy_hint,
+    recreated_topics,
+    save_inputs,
+)
+from lockstep.rebuild.inputs_watch import InputsWatch, cause_in_inputs
+from lockstep.rebuild.outcome import InputsChanged, Rebuilt
+from lockstep.verify.report import Kind
+from sinks.contract import OpenedSink, Progress
+from sinks.registry import SinkSettings, definition, open_sink, with_definition
+
+_BUILDS_MAX: Final = 4
+"""How many generations one command begins, where tables keep changing."""
+
+
+def begin_beside(config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]) -> tuple[int, Record]:
+    """The generation to build: one that was begun with the same settings, else a new one.
+
+    Raises LockstepError for a generation of another pipeline, and what the destination raises.
+    """
+    with open_generation(name, settings, 1) as opened:
+        wanted = definition(settings)
+        for generation in list_generations(opened):
+            record, number = generation.record, generation.number
+            if record is None or record.phase is not Phase.BUILDING:
+                continue
+            check_owner(name, number, record, config.pipeline.name)
+            if generation.is_live:
+                say(f"generation {number} was switched to by a rebuild that ended there: it is in use now")
+                save_record(opened.records, number, replace(record, phase=Phase.READY, loaded=True))
+            elif definition(with_definition(settings, record.definition)) == wanted:
+                say(f"going on with generation {number}")
+                return number, record
+            elif record.shown:
+                say(f"generation {number} was begun with other settings, and readers may have seen it: it is kept")
+                save_record(opened.records, number, replace(record, phase=Phase.READY, loaded=True))
+            else:
+                say(f"generation {number} was begun with other settings: dropping it")
+                with open_generation(name, settings, number) as half_built:
+                    drop_half_built(config, name, half_built, number)
+        record = Record(
+            config.pipeline.name, wanted, phase=Phase.BUILDING, loaded=False, created_at_ms=time.time_ns() // 1_000_000
+        )
+        number = begin_generation(opened, record)
+        live = opened.generations.live()
+    beside = "" if live is None else f" beside generation {live}, which readers go on to see"
+    say(f"building generation {number}{beside}")
+    return number, record
+
+
+def drop_half_built(config: Config, name: str, opened: OpenedSink, number: int) -> None:
+    """Drop what was being built. Raises LockstepError when readers see it, or may have seen it."""
+    record = load_record(opened.records, number)
+    if (
+        record is None
+        or record.phase is not Phase.BUILDING
+        or record.shown
+        or record.pipeline != config.pipeline.name
+        or opened.generations.live() == number
+    ):
+        raise LockstepError(
+            f"generation {number} of sink {name!r} isn't dropped: readers may have seen it",
+            hint=f"if nobody needs it: lockstep generations {name} --drop {number}; then run this again",
+        )
+    remove(config, name, opened, number, record)
+
+
+def build_beside(context: RebuildContext, number: int, record: Record, *, switch_over: bool) -> Rebuilt:
+    """Build this generation, and another one where a table changes so that this one can't become right.
+
+    ``switch_over`` lets readers see it when it is equal to the source. They see it as well where they saw none before.
+    Raises Interrupted, and LockstepError when it fails or when tables don't stop to change.
+    """
+    for builds in count(1):
+        with open_generation(context.name, context.settings, number) as opened:
+            try:
+                outcome = _Generation(context, number, record, opened).build(switch_over=switch_over)
+            except PositionMismatch:  # which says itself how to begin again
+                raise
+            except LockstepError:
+                context.observer.say(
+                    f"generation {number} is kept as far as it is: run this again when the reason is mended, or begin"
+                    f" again after `lockstep generations {context.name} --drop {number}`"
+                )
+                raise
+            if isinstance(outcome, Rebuilt):
+                return outcome
+            if builds == _BUILDS_MAX:
+                raise LockstepError(
+                    f"generation {number} can't become right any more, nor could the {_BUILDS_MAX - 1} before it: "
+                    f"{outcome.why}",
+                    hint=f"run `lockstep rebuild {context.name}` when nobody changes the tables: it drops this generation"
+                    " and begins again",
+                )
+            context.observer.say(
+                f"generation {number} can't become right any more: {outcome.why}; dropping it and beginning again"
+            )
+            drop_half_built(context.config, context.name, opened, number)
+        number, record = begin_beside(context.config, context.name, context.settings, context.observer.say)
+    raise AssertionError("it returns or raises")
+
+
+class _Generation:
+    """One generation, from what is there of it to what readers may see."""
+
+    def __init__(self, context: RebuildContext, number: int, record: Record, opened: OpenedSink) -> None:
+        self._context = context
+        self._number = number
+        self._record = record
+        self._opened = opened
+
+    def build(self, *, switch_over: bool) -> Rebuilt | InputsChanged:
+        """Build it. Returns InputsChanged when it can't become what the source has by now."""
+        watch = self._watch_inputs()
+        if isinstance(watch, InputsChanged):
+            return watch
+        try:
+            return self._build(watch, switch_over=switch_over)
+        except LockstepError as failure:
+            changed = cause_in_inputs(failure, watch, partial(self._check_not_trimmed, has_read=True))
+            if changed is not None:
+                return changed
+            raise
+
+    def _watch_inputs(self) -> InputsWatch | InputsChanged:
+        """See what is to be read, before anything is. Raises LockstepError where topics lack rows."""
+        context = self._context
+        begun = load_inputs(self._opened.records, self._number)
+        if begun is not None and begun.topic_ids.keys() != set(context.tables):
+            return InputsChanged("it was begun with other tables")
+        now = read_inputs(context.config, context.tables)
+        inputs = begun
+        if inputs is None:
+            ids_read = topic_ids_read(context.config, context.tables, self._opened.generations)
+            inputs = replace(now, topic_ids={**now.topic_ids, **ids_read})
+        watch = InputsWatch(
+            context.config, context.tables, inputs, again=[self._drop_command, f"lockstep rebuild {context.name}"]
+        )
+        changed = watch.check(now)
+        if changed is not None:
+            return changed
+        check_complete(now, context.tables)
+        if begun is None:
+            save_inputs(self._opened.records, self._number, now)
+        if not context.trimmed:
+            self._check_not_trimmed(has_read=begun is not None)
+        return watch
+
+    def _build(self, watch: InputsWatch, *, switch_over: bool) -> Rebuilt | InputsChanged:
+        build = Build(self._context, self._number, self._opened, watch)
+        if not self._record.loaded:
+            changed = build.load()
+            if changed is not None:
+                return changed
+            self._save(replace(self._record, loaded=True))
+        job = build.start()
+        try:
+            changed = build.catch_up(job)
+            if changed is not None:
+                return changed
+            report = build.compare(job)
+            if isinstance(report, InputsChanged):
+                return report
+            changed = watch.look()
+            if changed is not None:
+                return changed
+            live = self._opened.generations.live()
+            explained = self._explained(live)
+            if not report.is_equal:
+                if live is not None and any(table.count(Kind.MISSING) for table in report.tables):
+                    self._say_what_topics_lack(live, watch)
+                return build.result(report, is_live=live == self._number, explained=explained)
+            is_switched = switch_over or live is None
+            # Our job still applies to it: it must not fall back before readers see it.
+            before = self._switch() if is_switched else None
+        finally:
+            job.stop()
+        # From now on a running `lockstep apply` keeps it up to date.
+        self._save(replace(self._record, phase=Phase.READY, loaded=True))
+        return build.result(report, is_live=is_switched, switched_from=before, explained=explained)
+
+    def _switch(self) -> int | None:
+        """Let readers see it. Returns what they saw before."""
+        context = self._context
+        self._save(replace(self._record, shown=True))
+        return switch(
+            partial(open_sink, context.name, context.settings), self._number, log_ends=partial(log_ends, context.config)
+        )
+
+    def _save(self, record: Record) -> None:
+        self._record = record
+        save_record(self._opened.records, self._number, record)
+
+    def _explained(self, live: int | None) -> tuple[str, ...]:
+        """What readers will find different from the live generation, by what it was built with."""
+        record = None if live is None or live == self._number else load_record(self._opened.records, live)
+        if record is None:
+            return ()
+        settings = self._context.settings
+        now, before = definition(settings), definition(with_definition(settings, record.definition))
+        return tuple(
+            f"{setting} was {before[setting]!r} and is {now[setting]!r}"
+            for setting in sorted(now)
+            if now[setting] != before[setting]
+        )
+
+    def _say_what_topics_lack(self, live: int, watch: InputsWatch) -> None:
+        """Tell of topics that were recreated before this build began, after the live generation had read them."""
+        context = self._context
+        with open_generation(context.name, context.settings, live) as opened:
+            ids_read = topic_ids_read(context.config, context.tables, opened.generations)
+        recreated = recreated_topics(BuildInputs(ids_read, {}), watch.begun)
+        if recreated:
+            topics = ", ".join(context.config.topics()[name] for name in recreated)
+            context.observer.say(
+                f"topic {topics} isn't the one that generation {live} has read: it lacks the rows that weren't written"
+                f" since it was recreated; {recopy_hint(recreated, [f'lockstep rebuild {context.name}'])}"
+            )
+
+    def _check_not_trimmed(self, *, has_read: bool) -> None:
+        again = f"lockstep rebuild {self._context.name} --trimmed"
+        check_not_trimmed(
+            self._context, self._progress(), commands=[*([self._drop_command] if has_read else []), again]
+        )
+
+    def _progress(self) -> Progress | None:
+        try:
+            return self._opened.generations.load_progress()
+        except Unavailable:
+            return None
+
+    @property
+    def _drop_command(self) -> str:
+        return f"lockstep generations {self._context.name} --drop {self._number}"

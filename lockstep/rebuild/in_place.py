@@ -1,0 +1,238 @@
+"""Writes the live generation again, in its place: every row of the log, and nothing that isn't the source's."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+import orjson
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.event import Position, RowEvent, TableEvents
+from cdc.model.tag import Tag
+from jobs.dead_letters.store import DeadLetters
+from jobs.generations.record import Phase, Record, check_owner, is_running, list_generations, save_record
+from jobs.query.column_backfill import load_columns, save_columns
+from jobs.query.start_position import begin_at_start_position, end_replay, load_start_position
+from lockstep.config import Config
+from lockstep.generations import take
+from lockstep.rebuild.build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
+from lockstep.rebuild.build_inputs import BuildInputs, check_complete, read_inputs
+from lockstep.rebuild.inputs_watch import InputsWatch, cause_in_inputs
+from lockstep.rebuild.outcome import InputsChanged, Rebuilt
+from lockstep.verify.report import Kind, VerifyReport
+from sinks.contract import Batch, CoordinationRecords, Generations, OpenedSink, Progress, Sink, TableVersions
+from sinks.registry import SinkSettings, definition, history_tables, with_definition
+from sinks.wrappers.retrying import Retries, retrying
+
+_REMOVAL_S: Final = 60.0
+"""How long readers may keep a table of the destination from being removed."""
+
+
+def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]) -> tuple[int, Record]:
+    """The live generation, from its log's beginning again, which nobody else applies to from now on.
+
+    Raises LockstepError when there is none or when a job doesn't let go of it, ConfigurationError for settings that it
+    can't get in place.
+    """
+    with open_generation(name, settings, 1) as opened:
+        live = next((generation for generation in list_generations(opened) if generation.is_live), None)
+    if live is None or live.phase not in (Phase.READY, Phase.REPLAYING):
+        raise LockstepError(
+            f"sink {name!r} has no live generation that could be written again",
+            hint=f"`lockstep rebuild {name}` builds one",
+        )
+    wanted = definition(settings)
+    record = live.record or Record(config.pipeline.name, wanted)
+    check_owner(name, live.number, record, config.pipeline.name)
+    with open_generation(name, settings, live.number) as opened:
+        check_in_place(settings, with_definition(settings, record.definition))
+        is_begun = (
+            record.phase is Phase.REPLAYING and load_start_position(opened.records, live.number).overwrite_equal_tags
+        )
+        if is_begun and definition(with_definition(settings, record.definition)) == wanted:
+            say(f"going on with generation {live.number}")
+        else:
+            say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
+            take(opened, live.number, record, Phase.REPLAYING)
+            begin_at_start_position(opened.records, live.number, None, overwrite_equal_tags=True)
+            record = replace(record, definition=wanted, phase=Phase.REPLAYING)
+            save_record(opened.records, live.number, record)
+        if is_running(opened.records, live.number):
+            raise LockstepError(
+                f"a job still applies to generation {live.number}", hint="try again when its batch is done"
+            )
+    return live.number, record
+
+
+def check_in_place(settings: SinkSettings, built_with: SinkSettings) -> None:
+    """Raises ConfigurationError for settings that a generation can't get in place. Pure."""
+    now, before = definition(settings), definition(built_with)
+    problems = [
+        f"{name}: rows would be stored in another place or form, beside those that are there"
+        for name in sorted(settings.PLACING)
+        if now[name] != before[name]
+    ]
+    if now.get("history") or before.get("history"):
+        problems += [
+            f"{name}: versions that the log doesn't have any more would show what is to be hidden"
+            for name in ("exclude", "mask")
+            if now[name] != before[name]
+        ]
+    if problems:
+        raise ConfigurationError(
+            "these settings can't be changed in place",
+            problems=problems,
+            hint="build a generation beside: lockstep rebuild, without --in-place",
+        )
+
+
+def rebuild_in_place(context: RebuildContext, number: int, record: Record) -> Rebuilt:
+    """Write every row of the live generation again, and remove those that aren't the source's.
+
+    Raises Interrupted, and LockstepError when it fails. Whoever applies has the generation back then, unless it was
+    interrupted: rows of old and new settings are side by side in it.
+    """
+    with (
+        open_generation(context.name, context.settings, number) as opened,
+        _given_back(context, number, record, opened.records),
+    ):
+        watch = _watch_topics(context, opened.generations)
+        try:
+            build = Build(context, number, opened, watch)
+            report = _write_again(context, build, opened.sink)
+            _remove_tables_that_left(context, number, opened)
+        except LockstepError as failure:
+            cause_in_inputs(failure, watch, lambda: _check_not_trimmed(context))
+            raise
+    return build.result(report, is_live=True)
+
+
+@contextmanager
+def _given_back(context: RebuildContext, number: int, record: Record, records: CoordinationRecords) -> Iterator[None]:
+    """Readers see this generation, so it is kept up to date again whether the replay ends well or fails."""
+
+    def give_back() -> None:
+        end_replay(records, number)
+        save_record(records, number, replace(record, phase=Phase.READY))
+
+    try:
+        yield
+    except LockstepError:
+        try:
+            give_back()
+        except LockstepError:
+            context.observer.say(
+                f"generation {number} couldn't be given back: nobody applies to what readers see until"
+                f" `lockstep rebuild {context.name} --in-place` has ended"
+            )
+        raise
+    give_back()
+
+
+def _watch_topics(context: RebuildContext, generations: Generations) -> InputsWatch:
+    """See whether the log has everything. Every row is written again, so tables may change, but topics may not."""
+    now = read_inputs(context.config, context.tables)
+    ids_read = topic_ids_read(context.config, context.tables, generations)
+    watch = InputsWatch(
+        context.config,
+        context.tables,
+        BuildInputs({**now.topic_ids, **ids_read}, {}),
+        again=[f"lockstep rebuild {context.name}"],
+    )
+    watch.check(now)
+    check_complete(now, context.tables)
+    return watch
+
+
+def _check_not_trimmed(context: RebuildContext) -> None:
+    check_not_trimmed(context, None, commands=[f"lockstep rebuild {context.name} --in-place --trimmed"])
+
+
+def _write_again(context: RebuildContext, build: Build, sink: Sink) -> VerifyReport:
+    """Apply the whole log, compare, and remove what neither the log nor the source has."""
+    _unchanged(build.read_to_end())
+    job = build.start()
+    try:
+        _unchanged(build.catch_up(job))
+        report = _report(build.compare(job))
+        if any(table.count(Kind.EXTRA) for table in report.tables):
+            job.stop()  # where there is a fence, one writer has it
+            _remove_extra_rows(context, sink, report)
+            job = build.start()
+            report = _report(build.compare(job))
+        return report
+    finally:
+        job.stop()
+
+
+def _unchanged(changed: InputsChanged | None) -> None:
+    assert changed is None, "shapes aren't watched in place"
+
+
+def _report(outcome: VerifyReport | InputsChanged) -> VerifyReport:
+    assert isinstance(outcome, VerifyReport), "shapes aren't watched in place"
+    return outcome
+
+
+def _remove_extra_rows(context: RebuildContext, sink: Sink, report: VerifyReport) -> None:
+    """Rows that neither the log nor the source has: what other code, or a hand, has put there."""
+    deletes = [
+        RowEvent(table.table, orjson.loads(row.key), row.sink_tag, None, Position("", 0, 0))
+        for table in report.tables
+        for row in table.differences
+        # One with a note is a second copy of a row that is right: a delete of its key would take the right one.
+        if row.kind is Kind.EXTRA and row.sink_tag is not None and not row.note
+    ]
+    context.observer.say(f"removing {len(deletes)} rows that the source doesn't have")
+    versions = []
+    for name in history_tables(context.settings, {delete.table for delete in deletes}):
+        # After the version that is there, which is a true one: what was lost is the deletion.
+        later = [replace(delete, tag=_next_tag(delete.tag)) for delete in deletes if delete.table == name]
+        events, now_ms = TableEvents.of(name, later), time.time_ns() // 1_000_000
+        versions.append(TableVersions(events, ["d"] * len(later), [now_ms] * len(later)))
+    sink.apply(Batch(deletes, fence=sink.claim(), overwrite_equal_tags=True, versions=versions))
+
+
+def _next_tag(text: str) -> str:
+    tag = Tag.parse(text)
+    return str(replace(tag, seq=tag.seq + 1))
+
+
+def _remove_tables_that_left(context: RebuildContext, number: int, opened: OpenedSink) -> None:
+    """Remove what today's settings don't produce. Not before the end: until then they could have been taken back."""
+    retries = Retries(
+        sleep=time.sleep,
+        monotonic=time.monotonic,
+        random=random.random,
+        on_wait=lambda waiting: context.observer.say(f"waiting: {waiting.reason}"),
+        give_up_after_s=_REMOVAL_S,
+    )
+    destination = retrying(opened, retries)
+    kept = {context.config.topics()[name] for name in context.tables}
+    progress = destination.generations.load_progress()
+    left = {topic for topic, _ in progress.next_offsets} - kept if progress is not None else set()
+    if progress is not None and left:
+        # First: who reads such a topic again one day must not believe that its rows are here.
+        destination.sink.claim()
+        destination.generations.save_progress(_only_of(progress, kept))
+        pipeline = context.config.pipeline.name
+        DeadLetters(context.config.kafka.client(), pipeline, sink=context.name, generation=number).close_all(left)
+    removed = destination.generations.keep_only(context.tables)
+    columns = load_columns(destination.records, number)
+    if columns is not None:
+        save_columns(destination.records, number, columns.only(context.tables))
+    if removed:
+        names = ", ".join(map(str, removed))
+        context.observer.say(f"removed tables that this sink doesn't have any more: {names}")
+
+
+def _only_of(progress: Progress, topics: set[str]) -> Progress:
+    """The progress without what it says of other topics."""
+    return replace(
+        progress,
+        next_offsets={at: offset for at, offset in progress.next_offsets.items() if at[0] in topics},
+        skipped={at: offset for at, offset in progress.skipped.items() if at[0] in topics},
+    )

@@ -1,0 +1,58 @@
+"""What a rebuild tells while it runs, and what comes out of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jobs.report import Reporter, log_report
+from lockstep.verify.progress import OnStep
+from lockstep.verify.report import VerifyReport
+
+
+@dataclass(frozen=True, slots=True)
+class BuildProgress:
+    """How far a build is: ``read`` of ``total`` offsets of the log, and the events applied by this process."""
+
+    generation: int
+    read: int
+    total: int
+    events: int
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What came out. ``switched_from`` is what readers saw before, where they see this generation now.
+
+    ``explained`` are the settings that shape its rows in another way than those of the live one. ``loaded`` records
+    were read from the log's beginning in ``load_s`` seconds by this process, and compared in ``compare_s`` seconds.
+    """
+
+    generation: int
+    report: VerifyReport
+    switched_from: int | None
+    is_live: bool
+    explained: tuple[str, ...]
+    loaded: int
+    load_s: float
+    compare_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class InputsChanged:
+    """A table has changed so that rows which were applied before can't be right any more. ``why`` says how."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """Who watches: ``say`` gets sentences, ``progress`` and ``compared`` numbers, ``report`` what jobs tell."""
+
+    say: Callable[[str], None]
+    progress: Callable[[BuildProgress], None]
+    compared: OnStep
+    report: Reporter = log_report
+
+
+class Interrupted(Exception):
+    """A stop was asked for. The build goes on the next time."""

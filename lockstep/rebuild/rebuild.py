@@ -1,0 +1,75 @@
+"""``lockstep rebuild SINK``: its rows from the log's beginning, in a generation beside the live one or in its place.
+
+A lock in the source keeps a second rebuild of the sink out, and goes with the process that holds it.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import LockstepError
+from cdc.postgres.connection import connect, connection_error
+from jobs.driver import Source, session
+from lockstep.apply import spark_settings
+from lockstep.config import Config
+from lockstep.generations import log_ends, settings_of
+from lockstep.rebuild.beside import begin_beside, build_beside
+from lockstep.rebuild.build import RebuildContext
+from lockstep.rebuild.in_place import begin_in_place, rebuild_in_place
+from lockstep.rebuild.outcome import Observer, Rebuilt
+
+_LONG_LOG: Final = 1_000_000
+"""From so many offsets on, a compiler that takes its time is worth it; a shorter log is read before it is done."""
+
+
+def rebuild(
+    config: Config,
+    name: str,
+    *,
+    switch_over: bool,
+    in_place: bool = False,
+    trimmed: bool = False,
+    stop: threading.Event,
+    observer: Observer,
+    opened: SparkSession | None = None,
+) -> Rebuilt:
+    """Build, catch up, compare, and switch when asked to.
+
+    ``in_place`` writes the live generation again instead. ``trimmed`` reads topics that have lost their beginning; the
+    comparison tells whether that was harmless. ``opened`` is a session to run in; else one is started.
+
+    Raises Interrupted when a stop is asked for, ConfigurationError for a sink that isn't there or settings that can't
+    be changed in place, and LockstepError when another rebuild runs or this one fails.
+    """
+    settings = settings_of(config, name)
+    with _only_rebuild(config, name):
+        source = Source(config.pipeline.name, config.kafka, config.source.keyed_names, spark_settings(config))
+        begin = begin_in_place if in_place else begin_beside
+        number, record = begin(config, name, settings, observer.say)
+        is_long = sum(log_ends(config).values()) >= _LONG_LOG
+        with session(source, stop, [settings], bulk=is_long, opened=opened) as spark:
+            context = RebuildContext(config, source, name, settings, spark, stop, observer, trimmed)
+            if in_place:
+                return rebuild_in_place(context, number, record)
+            return build_beside(context, number, record, switch_over=switch_over)
+
+
+@contextmanager
+def _only_rebuild(config: Config, name: str) -> Iterator[None]:
+    """Hold the lock that one rebuild of a sink has. Raises LockstepError when another one runs."""
+    lock = f"lockstep rebuild {config.pipeline.name} {name}"
+    try:
+        with connect(config.source, application="lockstep rebuild") as connection:
+            row = connection.execute("select pg_try_advisory_lock(hashtextextended(%s, 0))", (lock,)).fetchone()
+            if row is None or not row[0]:
+                raise LockstepError(
+                    f"sink {name!r} is being rebuilt already",
+                    hint="wait for the other `lockstep rebuild`, or stop it: this one then goes on where it was",
+                )
+            yield
+    except psycopg.OperationalError as error:
+        raise connection_error(error) from error
