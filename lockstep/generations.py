@@ -1,4 +1,4 @@
-"""``lockstep generations`` and ``switch``: which builds of a sink's data there are, which one readers see, dropping one."""
+"""``lockstep generations`` and ``switch``: which builds of a sink's data exist, which one readers see, dropping one."""
 
 import time
 from contextlib import suppress
@@ -146,7 +146,7 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
 
 
 def drop(config: Config, name: str, number: int) -> None:
-    """Stop applying to a generation and remove it. Raises LockstepError when it is live or a job keeps applying to it."""
+    """Stop applying to a generation and remove it. Raises LockstepError when it is live or a job goes on with it."""
     settings = settings_of(config, name)
     generation = find(config, name, number)
     record = generation.record or Record(config.pipeline.name, definition(settings))

@@ -120,8 +120,8 @@ def build_beside(context: RebuildContext, number: int, record: Record, *, switch
                 raise LockstepError(
                     f"generation {number} can't become right any more, nor could the {_BUILDS_MAX - 1} before it: "
                     f"{outcome.why}",
-                    hint=f"run `lockstep rebuild {context.name}` when nobody changes the tables: it drops this generation"
-                    " and begins again",
+                    hint=f"run `lockstep rebuild {context.name}` when nobody changes the tables: it drops this"
+                    " generation and begins again",
                 )
             context.observer.say(
                 f"generation {number} can't become right any more: {outcome.why}; dropping it and beginning again"

@@ -156,8 +156,8 @@ def _tell_result(name: str, built: Rebuilt) -> None:
         say(f"generation {built.generation} of {name}, which readers see, is NOT equal to the source")
     elif not built.report.is_equal:
         say(
-            f"generation {built.generation} of {name} is NOT equal to the source and wasn't switched to; run this again to"
-            f" go on, or `lockstep generations {name} --drop {built.generation}`"
+            f"generation {built.generation} of {name} is NOT equal to the source and wasn't switched to; run this again"
+            f" to go on, or `lockstep generations {name} --drop {built.generation}`"
         )
     elif built.is_live:
         back = (
