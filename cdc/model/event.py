@@ -12,7 +12,7 @@ from cdc.model.table import TableName
 
 _JsonScalar = str | int | float | bool | None
 JsonValue = _JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
-"""A column's value as it stands in an event. Numbers that JSON can't hold exactly are text; see the README's table."""
+"""A column's value as it stands in an event. Numbers that JSON can't hold exactly are text; see docs/types.md."""
 
 
 @dataclass(frozen=True, slots=True)
