@@ -24,7 +24,7 @@ from stack.process import Launch, ProcessId
 SPARK_HOME = Path(pyspark.__file__).parent
 
 _READY_S = 120
-_DAEMON = "jobs.executor.daemon"
+_DAEMON = "jobs.spark.worker_daemon"
 
 
 class SparkCluster:

@@ -32,8 +32,8 @@ _SETTINGS: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     # Compiling a class for each plan takes longer than running it over a few rows: 12 ms.
     "spark.sql.codegen.wholeStage": "false",
-    # Loads the modules once, before the fork: 15 % of the latency and most of the workers' CPU. See jobs.executor.daemon.
-    "spark.python.daemon.module": "jobs.executor.daemon",
+    # Loads the modules once, before the fork: 15 % of the latency and most of the workers' CPU. See jobs.spark.worker_daemon.
+    "spark.python.daemon.module": "jobs.spark.worker_daemon",
     # Workers hold the sinks' connections from batch to batch.
     "spark.python.worker.reuse": "true",
     # Nothing here needs them, and each costs time per batch or memory.

@@ -7,7 +7,7 @@ from zipfile import BadZipFile, ZipFile
 from cdc.model.errors import ConfigurationError
 
 PACKAGES: Final = ("cdc", "jobs", "sinks")
-"""What tasks import (``jobs.executor.daemon`` is their way in), as whole packages: some modules are imported only once they are needed."""
+"""What tasks import (``jobs.spark.worker_daemon`` is their way in), as whole packages: some modules are imported only once they are needed."""
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 

@@ -150,7 +150,7 @@ class Running:
 def _is_daemon(process: psutil.Process) -> bool:
     """PySpark's daemon or a worker, which it forks."""
     try:
-        return "jobs.executor.daemon" in process.cmdline()
+        return "jobs.spark.worker_daemon" in process.cmdline()
     except psutil.Error:  # it has ended
         return False
 

@@ -50,7 +50,7 @@ def test_with_its_packages_it_is_all_that_a_bare_python_needs(tmp_path: Path) ->
     spark = os.pathsep.join(str(file) for file in SPARK_PYTHON.glob("*.zip"))
     code = """\
 import importlib, sys
-import jobs.executor.daemon, opensearchpy, redis, psycopg, sqlalchemy.dialects.postgresql.psycopg
+import jobs.spark.worker_daemon, opensearchpy, redis, psycopg, sqlalchemy.dialects.postgresql.psycopg
 assert psycopg.pq.__impl__ == "binary", psycopg.pq.__impl__
 ours = [name for name in sys.modules if name.split(".")[0] in ("cdc", "jobs", "sinks")]
 assert all("unpacked" in sys.modules[name].__file__ for name in ours), ours

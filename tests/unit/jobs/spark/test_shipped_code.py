@@ -9,7 +9,7 @@ import pytest
 from cdc.model.errors import ConfigurationError
 from jobs.spark.shipped_code import PACKAGES, check_archive, source_files
 
-CODE = {"cdc/__init__.py": "", "jobs/executor/daemon.py": "x = 1", "sinks/contract.py": "y = 2"}
+CODE = {"cdc/__init__.py": "", "jobs/spark/worker_daemon.py": "x = 1", "sinks/contract.py": "y = 2"}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def archive(path: Path, content: Mapping[str, str]) -> Path:
 
 def test_sources_are_listed_by_name_and_nothing_else_is() -> None:
     names = list(source_files())
-    assert "jobs/executor/daemon.py" in names
+    assert "jobs/spark/worker_daemon.py" in names
     assert names == sorted(names)
     assert {name.split("/")[0] for name in names} == set(PACKAGES)
     assert {Path(name).suffix for name in names} == {".py"}
@@ -45,7 +45,7 @@ def test_an_archive_of_the_same_code_is_accepted_whatever_else_it_holds(root: Pa
 @pytest.mark.parametrize(
     "content",
     [
-        CODE | {"jobs/executor/daemon.py": "x = 2"},
+        CODE | {"jobs/spark/worker_daemon.py": "x = 2"},
         CODE | {"jobs/gone.py": ""},
         {name: text for name, text in CODE.items() if name != "sinks/contract.py"},
     ],
