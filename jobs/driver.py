@@ -17,7 +17,8 @@ from pyspark.sql import SparkSession
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
-from jobs.executor.deliver import Failure, OpenSink
+from jobs.executor.result import Failure
+from jobs.executor.task import OpenSink
 from jobs.generations.record import (
     Generation,
     Phase,

@@ -47,9 +47,10 @@ def test_the_order_of_the_packages_is_a_contract() -> None:
     assert ["lockstep", "monitor", "jobs", "sinks | snapshot", "cdc"] in layers
 
 
-def test_the_order_inside_cdc_is_a_contract_over_all_of_its_parts() -> None:
+@pytest.mark.parametrize("package", ["cdc", "jobs"])
+def test_the_order_inside_a_package_is_a_contract_over_all_of_its_parts(package: str) -> None:
     contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
-    assert [contract["exhaustive"] for contract in contracts if contract.get("containers") == ["cdc"]] == [True]
+    assert [contract["exhaustive"] for contract in contracts if contract.get("containers") == [package]] == [True]
 
 
 def test_no_contract_makes_an_exception() -> None:

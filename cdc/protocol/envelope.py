@@ -201,6 +201,13 @@ def schema_id_of(value: bytes) -> str:
     return value[start : value.find(b'"', start)].decode() if start >= len(_SCHEMA_ID) else ""
 
 
+def commit_time_ms_of(value: bytes) -> int:
+    """An event's commit time in milliseconds since 1970, without parsing its value; 0 where it doesn't end in one."""
+    # ``ts_ms`` is the last member: ``...,"ts_ms":1700000000000}``.
+    _, _, tail = value.rpartition(b":")
+    return int(tail[:-1]) if tail[:-1].isdigit() else 0
+
+
 class RowReader:
     """Takes events' rows and schema ids out of their bytes, without parsing them.
 

@@ -9,20 +9,7 @@ from cdc.kafka.control_topics import ClientSettings
 from jobs.dead_letters.limit import check_open
 from jobs.dead_letters.record import DeadLetter, dead_letter_key
 from jobs.dead_letters.topic import DeadLetterTopic
-
-
-@dataclass(frozen=True, slots=True)
-class RejectedEvent:
-    """An event that a sink refused for good. ``key`` and ``value`` are the record's own bytes; no value is a tombstone."""
-
-    topic: str
-    partition: int
-    offset: int
-    key: bytes
-    value: bytes | None
-    tag: str
-    reason: str
-
+from jobs.executor.result import RejectedEvent
 
 Row = tuple[str, bytes]
 """Topic and key of an event."""
@@ -37,9 +24,9 @@ def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejec
         {
             "sink": sink,
             "generation": generation,
-            "topic": event.topic,
-            "partition": event.partition,
-            "offset": event.offset,
+            "topic": event.position.topic,
+            "partition": event.position.partition,
+            "offset": event.position.offset,
             "key": orjson.Fragment(event.key),
             "tag": event.tag,
             "reason": event.reason,
@@ -74,7 +61,7 @@ class KnownLetters:
         reasons = {row: letters[max(letters)].reason for row, letters in self.rows.items()}
         for row in void:
             reasons.pop(row, None)
-        reasons |= {(event.topic, event.key): event.reason for event in rejected}
+        reasons |= {(event.position.topic, event.key): event.reason for event in rejected}
         return list(reasons.values())
 
     def take(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
@@ -114,7 +101,7 @@ class DeadLetters:
         given, gone = list(rejected), list(void)
         if given and len(self._known.reasons_with(given, gone)) > max_open:
             # Commands close rejections too, and a job doesn't hear of it.
-            self._known = self._read(self._topics | {event.topic for event in given})
+            self._known = self._read(self._topics | {event.position.topic for event in given})
             check_open(self._sink, self._generation, self._known.reasons_with(given, gone), max_open=max_open)
         # First: a row of these may have been rejected again in the same batch, in a newer version that stays.
         self.close(gone)
@@ -135,9 +122,11 @@ class DeadLetters:
             )
             for event in given
         )
-        void = [key for event in given for key in self._known.take((event.topic, event.key), older_than=event.tag)]
+        void = [
+            key for event in given for key in self._known.take((event.position.topic, event.key), older_than=event.tag)
+        ]
         for event in given:
-            self._known.add((event.topic, event.key), event.tag, self._record_key(event), event.reason)
+            self._known.add((event.position.topic, event.key), event.tag, self._record_key(event), event.reason)
         self._close(void)
 
     def close(self, rows: Iterable[Row]) -> None:
@@ -163,7 +152,7 @@ class DeadLetters:
         return (letter.sink, letter.generation) == (self._sink, self._generation)
 
     def _record_key(self, event: RejectedEvent) -> bytes:
-        return dead_letter_key(self._sink, self._generation, event.topic, event.key, event.tag)
+        return dead_letter_key(self._sink, self._generation, event.position.topic, event.key, event.tag)
 
     def _close(self, record_keys: list[bytes]) -> None:
         if record_keys:

@@ -1,4 +1,4 @@
-"""What Spark has derived of a row, as it travels beside it, and the row with it (pure)."""
+"""What Spark has computed of a row, as it travels beside the row, and the row with it. Pure."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -9,15 +9,15 @@ import orjson
 from cdc.model.event import JsonValue
 from cdc.model.table import Column
 
-DERIVED: Final = "derived"
-"""The records' column that holds it: JSON, the text of each result under its name, null where its evaluation failed."""
+COMPUTED: Final = "computed"
+"""The records' column of results: JSON, each result's text under its name, null where its evaluation failed."""
 
 _INTEGERS: Final = frozenset({"int2", "int4", "int8"})
 _FLOATS: Final = frozenset({"float4", "float8"})
 
 
 def condition_name(columns: Collection[str]) -> str:
-    """What the condition's result is called beside these columns."""
+    """The name of the condition's result, beside these columns."""
     name = "where"
     while name in columns:
         name += "_"
@@ -26,15 +26,18 @@ def condition_name(columns: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ComputedRow:
-    """``row``: the row with its computed columns; None where it doesn't meet the condition. ``refused`` says why there is neither."""
+    """A row with its computed columns, or None where it doesn't meet the condition.
+
+    Where an expression can't be evaluated, ``refused`` says which.
+    """
 
     row: bytes | None
     refused: str = ""
 
 
-def computed_row(row: bytes, derived: bytes | str, columns: Collection[Column]) -> ComputedRow:
-    """A row's JSON and what was derived of it. A condition that is null isn't met, as everywhere in SQL."""
-    results: Mapping[str, Mapping[str, str | None] | None] = orjson.loads(derived)
+def computed_row(row: bytes, computed: bytes | str, columns: Collection[Column]) -> ComputedRow:
+    """A row's JSON and the value of ``COMPUTED`` -> the row. A condition that is null isn't met, as everywhere in SQL."""
+    results: Mapping[str, Mapping[str, str | None] | None] = orjson.loads(computed)
     condition = condition_name([column.name for column in columns])
     met = results.get(condition)
     if met is not None and met["v"] != "true":
@@ -52,14 +55,14 @@ def computed_row(row: bytes, derived: bytes | str, columns: Collection[Column]) 
     return ComputedRow(row[:-1] + (b"," if len(row) > 2 else b"") + values + b"}")
 
 
-def _value(text: str | None, of_type: str) -> JsonValue:
+def _value(text: str | None, value_type: str) -> JsonValue:
     """A result in the form that its type has in events."""
     if text is None:
         return None
-    if of_type == "bool":
+    if value_type == "bool":
         return text == "true"
-    if of_type in _INTEGERS:
+    if value_type in _INTEGERS:
         return int(text)
-    if of_type in _FLOATS:
+    if value_type in _FLOATS:
         return text if text in ("NaN", "Infinity", "-Infinity") else float(text)
     return text

@@ -1,9 +1,11 @@
 """Events of a table's earlier shapes, as rows of its newest one. Pure.
 
-A compacted topic keeps a row's last event for as long as the row isn't changed, so a log that is read from its beginning has events of
-every shape that the table ever had. Columns are followed by their number at the source, whatever they were called; a column that was
-added later has the value that the source gave to the rows that were there. Values of another type, or another key, can't be carried over
-where capture has copied the whole table since, and are left out; where it hasn't, the values are the same in both types.
+A compacted topic keeps a row's last event for as long as the row isn't changed. A log that is read from its beginning
+has events of every shape that the table ever had. Columns are followed by their number at the source, whatever their
+names were. A column that was added later has the value that the source gave to the rows that were there.
+
+Where capture has copied the whole table since, events with another key or with values of another type are left out.
+Where it hasn't, the values are the same in both types.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,20 +16,23 @@ from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 
-Source = tuple[str, str | None, JsonValue]
-"""A column's name, what it is called in the event (None: the event doesn't have it), and the value it has then."""
+ColumnOrigin = tuple[str, str | None, JsonValue]
+"""A column's name, its name in the event (None: the event doesn't have it), and the value that it has without one."""
 
-Carry = tuple[Source, ...]
-"""A row of the newest shape from one of an earlier; empty where the row fits as it is."""
+Translation = tuple[ColumnOrigin, ...]
+"""How a row of an earlier shape becomes one of the newest; empty where the row fits as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableHistory:
-    """One table's shapes by schema id; None are those whose rows a later copy has replaced. ``key`` is that of the newest shape."""
+    """One table's shapes by schema id; ``key`` is that of the newest shape.
+
+    None are the shapes whose rows a later copy has replaced.
+    """
 
     table: TableName
     key: tuple[str, ...]
-    shapes: Mapping[str, Carry | None]
+    shapes: Mapping[str, Translation | None]
 
     def translate(self, event: RowEvent, schema_id: str) -> RowEvent | None:
         """The event in the newest shape; None when a later copy of the table made it void. A tombstone has no schema id.
@@ -40,14 +45,14 @@ class TableHistory:
             return None
         if event.row is None:
             return event
-        carry = self.shapes[schema_id]
-        if carry is None:
+        translation = self.shapes[schema_id]
+        if translation is None:
             return None
-        if not carry:
+        if not translation:
             return event
         row = event.row
         return replace(
-            event, row={name: default if before is None else row.get(before) for name, before, default in carry}
+            event, row={name: default if before is None else row.get(before) for name, before, default in translation}
         )
 
 
@@ -69,7 +74,7 @@ def histories(records: Iterable[SchemaRecord]) -> dict[TableName, TableHistory]:
     by_table: dict[TableName, list[SchemaRecord]] = {}
     for record in records:
         by_table.setdefault(record.table.name, []).append(record)
-    return {name: _history(name, of_table) for name, of_table in by_table.items() if len(of_table) > 1}
+    return {name: _history(name, table_records) for name, table_records in by_table.items() if len(table_records) > 1}
 
 
 def _history(name: TableName, records: Sequence[SchemaRecord]) -> TableHistory:
@@ -77,19 +82,20 @@ def _history(name: TableName, records: Sequence[SchemaRecord]) -> TableHistory:
     added = [
         (record.table.column(column), value) for record in records for column, value in record.change.defaults.items()
     ]
-    shapes: dict[str, Carry | None] = {}
+    shapes: dict[str, Translation | None] = {}
     is_copied = False
     for record in reversed(records):
         # The newest record of a shape counts.
-        shapes.setdefault(record.table.schema_id, _carry(record.table, newest, added, is_copied=is_copied))
+        shapes.setdefault(record.table.schema_id, _translation(record.table, newest, added, is_copied=is_copied))
         is_copied = is_copied or bool(record.change.rewritten)
     return TableHistory(name, newest.key, shapes)
 
 
 def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, JsonValue]:
-    """What rows from before show in columns that the table got since its first shape, where that isn't null.
+    """Column -> what rows from before show in it, for columns that the table got since its first shape; no nulls.
 
-    ``records`` are the table's, in the order of the topic. Not among them are columns whose values come with a copy of the table.
+    ``records`` are the table's, in the order of the topic. Columns whose values come with a copy of the table are left
+    out.
     """
     added: list[tuple[Column, JsonValue]] = []
     for record in records:
@@ -97,40 +103,42 @@ def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, Js
             added = []
         else:
             added += [(record.table.column(name), value) for name, value in record.change.defaults.items()]
-    found: dict[str, JsonValue] = {}
+    values: dict[str, JsonValue] = {}
     for column in newest.columns:
         for known, value in added:
             if _is_same(known, column):
-                found.pop(column.name, None)  # where numbers aren't known, an earlier column of that name
+                values.pop(column.name, None)  # where numbers aren't known, an earlier column of that name
                 if value is not None:
-                    found[column.name] = value
-    return found
+                    values[column.name] = value
+    return values
 
 
-def _is_same(one: Column, other: Column) -> bool:
+def _is_same(column: Column, other: Column) -> bool:
     """Whether two shapes mean one column. By number: it may have been renamed; by name where a number isn't known."""
-    if one.number and other.number:
-        return one.number == other.number
-    return one.name == other.name
+    if column.number and other.number:
+        return column.number == other.number
+    return column.name == other.name
 
 
-def _carry(old: Table, newest: Table, added: Sequence[tuple[Column, JsonValue]], *, is_copied: bool) -> Carry | None:
+def _translation(
+    old: Table, newest: Table, added: Sequence[tuple[Column, JsonValue]], *, is_copied: bool
+) -> Translation | None:
     """``added`` are columns with the value that rows from before have in them; ``is_copied``: all rows have come again since."""
     if old.schema_id == newest.schema_id:
         return ()
     if old.key != newest.key:
         return None
-    carry: list[Source] = []
+    translation: list[ColumnOrigin] = []
     for column in newest.columns:
         before = next((held for held in old.columns if _is_same(held, column)), None)
         if before is None:
             # The last one: where numbers aren't known, a column that was dropped and added again has the same name.
             value = next((value for known, value in reversed(added) if _is_same(known, column)), None)
-            carry.append((column.name, None, value))
+            translation.append((column.name, None, value))
         elif is_copied and (before.value_type, before.is_array) != (column.value_type, column.is_array):
             return None
         else:
-            carry.append((column.name, before.name, None))
-    if all(name == before for name, before, _ in carry) and len(carry) == len(old.columns):
+            translation.append((column.name, before.name, None))
+    if all(name == before for name, before, _ in translation) and len(translation) == len(old.columns):
         return ()
-    return tuple(carry)
+    return tuple(translation)

@@ -1,7 +1,8 @@
 """Log records -> the newest record of each key, before anything is parsed.
 
-Keys change many times in a batch, and only their newest state matters to a sink: folding first saves the parsing and the writing of
-all the others. Values stay in Arrow's memory until then, since as Python objects they would cost more than all of the rest.
+Keys change many times in a batch, and only their newest state matters to a sink. Folding first saves the parsing and
+the writing of all the others. Until then values stay in Arrow's memory: as Python objects they would cost more than
+all of the rest.
 """
 
 from operator import le
@@ -12,7 +13,8 @@ import pyarrow.compute
 
 from cdc.model.errors import LockstepError
 from cdc.model.tag import TEXT_LENGTH
-from cdc.protocol.envelope import TAG_END, TAG_START
+from cdc.protocol.envelope import TAG_END, TAG_START, commit_time_ms_of
+from sinks.contract import TopicPartition
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute
@@ -21,39 +23,110 @@ _LABEL: Final = b'","tag":"'
 _LABELLED: Final = len(_LABEL) + TEXT_LENGTH
 
 
-def newest(records: pa.Table) -> pa.Table:
-    """Per topic and key the record with the greatest tag. ``records`` are what ``with_tags`` returns, or several of these together.
+class Window:
+    """The newest record of each key among those that have come, and how far they reach in each partition.
 
-    Each partition's records stand in its order, and do so in the result. Where tags are equal the later record stays: a delete's
-    tombstone rather than the delete event, and a re-published event rather than its first copy; both say the same.
+    With ``folds`` false it keeps all records.
+    """
+
+    def __init__(self, bytes_max: int, *, folds: bool = True) -> None:
+        self._bytes_max = bytes_max
+        self._folds = folds
+        self._batches: list[pa.RecordBatch] = []
+        self._folded: pa.Table | None = None
+        self._bytes = 0
+        self._ends: dict[TopicPartition, tuple[int, int]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._ends
+
+    @property
+    def next_offsets(self) -> dict[TopicPartition, int]:
+        return {partition: offset + 1 for partition, (offset, _) in self._ends.items()}
+
+    @property
+    def commit_time_ms(self) -> int:
+        """The newest of the partitions' last commit times, in milliseconds since 1970."""
+        return max((commit_time_ms for _, commit_time_ms in self._ends.values()), default=0)
+
+    def add(self, batch: pa.RecordBatch) -> bool:
+        """Take records in. True when they are too many now, however they are folded. Raises as ``records``."""
+        if not batch.num_rows:
+            return False
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        self._reach(batch)
+        if self._bytes < self._bytes_max:
+            return False
+        if not self._folds:
+            return True
+        # What was superseded makes room. Where little was, folding again and again would gain little.
+        self._bytes = self.records().nbytes
+        return self._bytes > self._bytes_max // 2
+
+    def records(self) -> pa.Table:
+        """The newest records, or all, with a column ``tag`` more. Raises LockstepError for a record without a tag."""
+        if self._batches:
+            tables = [] if self._folded is None else [self._folded]
+            tables.append(with_tags(pa.Table.from_batches(self._batches)))
+            self._batches = []
+            taken = pa.concat_tables(tables)
+            self._folded = newest(taken) if self._folds else taken
+        assert self._folded is not None
+        return self._folded
+
+    def _reach(self, batch: pa.RecordBatch) -> None:
+        topics, partitions = batch.column("topic"), batch.column("partition")
+        if len(partitions.unique()) == len(topics.unique()) == 1:
+            last = [batch.num_rows - 1]
+        else:
+            pairs = zip(topics.to_pylist(), partitions.to_pylist(), strict=True)
+            last = list({partition: index for index, partition in enumerate(pairs)}.values())
+        values = batch.column("value")
+        for index in last:
+            # Of a tombstone, the commit time of the delete before it.
+            value = values[index].as_py() or (values[index - 1].as_py() if index else None)
+            commit_time_ms = 0 if value is None else commit_time_ms_of(value)
+            offset = batch.column("offset")[index].as_py()
+            self._ends[topics[index].as_py(), partitions[index].as_py()] = offset, commit_time_ms
+
+
+def newest(records: pa.Table) -> pa.Table:
+    """Per topic and key the record with the greatest tag; ``records`` have the columns that ``with_tags`` returns.
+
+    Each partition's records come in its order, and so they do in the result. Of equal tags the later record stays: a
+    delete's tombstone rather than the delete event, and a re-published event rather than its first copy.
+    Both say the same.
     """
     keys: list[Any] = records.column("key").to_pylist()
     topics = records.column("topic")
     if _compute.count_distinct(topics).as_py() > 1:
         keys = list(zip(topics.to_pylist(), keys, strict=True))
-    # Tuned: a dict takes the last place of each key without a line of Python being run for it.
-    place_of = dict(zip(keys, range(len(keys)), strict=True))
-    if len(place_of) == len(keys):
+    # Tuned: a dict takes the last index of each key without a line of Python being run for it.
+    index_of = dict(zip(keys, range(len(keys)), strict=True))
+    if len(index_of) == len(keys):
         return records
     tags: list[bytes] = records.column("tag").to_pylist()
     # The log has each key's tags in order, but for what capture publishes again after a crash or a resumed snapshot.
-    if not all(map(le, tags, map(tags.__getitem__, map(place_of.__getitem__, keys)))):
-        place_of = {}
-        for place, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            known = place_of.get(key)
+    if not all(map(le, tags, map(tags.__getitem__, map(index_of.__getitem__, keys)))):
+        index_of = {}
+        for index, (key, tag) in enumerate(zip(keys, tags, strict=True)):
+            known = index_of.get(key)
             if known is None or tag >= tags[known]:
-                place_of[key] = place
+                index_of[key] = index
     kept = bytearray(len(keys))
-    for place in place_of.values():
-        kept[place] = 1
+    for index in index_of.values():
+        kept[index] = 1
     mask = pa.Array.from_buffers(pa.uint8(), len(kept), [None, pa.py_buffer(kept)])
     return records.filter(mask.cast(pa.bool_()))
 
 
 def with_tags(records: pa.Table) -> pa.Table:
-    """Records with a column ``tag`` more. Columns ``value``, ``topic``, ``partition``, ``offset``, ``tombstone_tag``, and any others.
+    """Records with a column ``tag`` more: 28 hex digits as bytes.
 
-    ``tombstone_tag`` holds the tag from the header where the value is null, and is not looked at elsewhere.
+    ``records`` have the columns ``value``, ``topic``, ``partition``, ``offset`` and ``tombstone_tag``, and any others.
+    ``tombstone_tag`` is the tag from the header where the value is null, and isn't looked at elsewhere.
 
     Raises LockstepError for a record without a tag: it isn't ours, and dropping it in silence would hide that.
     """

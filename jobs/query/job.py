@@ -22,19 +22,12 @@ from cdc.kafka.topic_names import SCHEMA, control_topic, table_topic
 from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
-from jobs.dead_letters.store import DeadLetters, RejectedEvent
-from jobs.executor.deliver import (
-    RESULT_SCHEMA,
-    Delivered,
-    OpenSink,
-    RejectedRecord,
-    Task,
-    check_rejections,
-    deliver,
-    from_arrow,
-)
+from jobs.dead_letters.store import DeadLetters
+from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, ranges
+from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_arrow
 from jobs.executor.shape_history import histories, newest_shapes
+from jobs.executor.task import OpenSink, Task
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.prepared import preparing
 from jobs.generations.record import GenerationLease, require_in_use
@@ -619,22 +612,22 @@ class _Run:
         wanted = ranges(self._starts(batch_id), ends)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
         is_small = sum(one.end - (one.start or 0) for one in wanted) <= self._plan.spark.small_batch_rows
-        delivered = self._deliver(self._records(frame, wanted, one_task=is_small))
-        self._keep_rejections(delivered)
-        progress = self._keeper.batch_applied(ends, rejected=len(delivered.rejected))
+        result = self._deliver(self._records(frame, wanted, one_task=is_small))
+        self._keep_rejections(result)
+        progress = self._keeper.batch_applied(ends, rejected=len(result.rejected))
         self._previous_ends = (batch_id, ends)
         self._report(
             StatusReport(
                 sink=self._task.sink,
                 generation=self._task.generation,
                 batch_id=batch_id,
-                rows=delivered.rows,
-                applied=delivered.applied,
-                stale=delivered.stale,
-                rejected=len(delivered.rejected),
+                rows=result.rows,
+                applied=result.applied,
+                stale=result.stale,
+                rejected=len(result.rejected),
                 rejected_total=progress.rejected,
                 duration_ms=round((time.monotonic() - began) * 1000),
-                newest_commit_ms=delivered.commit_time_ms,
+                newest_commit_ms=result.commit_time_ms,
                 watermark_lsn=progress.watermark_lsn,
             )
         )
@@ -662,19 +655,19 @@ class _Run:
             frame.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if whether else "NO_CODEGEN")
             self._compiles = whether
 
-    def _deliver(self, records: DataFrame) -> Delivered:
+    def _deliver(self, records: DataFrame) -> Result:
         """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
         backoff = _Backoff()
         while True:
             if self._task.versions:
                 self._write = self._writer()  # it says since when versions may have been compacted away
             work = self._write(records)
-            delivered = from_arrow(work.toArrow())
-            errors = [failure.error() for failure in delivered.failures]
+            result = from_arrow(work.toArrow())
+            errors = [failure.error() for failure in result.failures]
             # What needs somebody comes before what ends by itself.
             errors.sort(key=lambda error: isinstance(error, Unavailable))
             if not errors:
-                return delivered
+                return result
             first = errors[0]
             if not isinstance(first, Unavailable):
                 raise first
@@ -683,14 +676,14 @@ class _Run:
             if self._stop.wait(retry_in_s):
                 raise _Stopping
 
-    def _keep_rejections(self, delivered: Delivered) -> None:
+    def _keep_rejections(self, result: Result) -> None:
         """Write dead letters, remove those that are void, and let the next batch know. Raises LockstepError for too many."""
-        if not (delivered.rejected or delivered.resolved):
+        if not (result.rejected or result.resolved):
             return
-        check_rejections(self._task.sink, delivered.rejected)
+        check_rejections(self._task.sink, result.rejected)
         self._rejections = self._dead_letters.keep(
-            map(_rejected_event, delivered.rejected),
-            delivered.resolved,
+            result.rejected,
+            result.resolved,
             rejected_at_ms=_now_ms(),
             max_open=self._plan.settings.max_open_rejections,
         )
@@ -740,18 +733,6 @@ class _Run:
         error = query.exception()
         if error is not None:
             raise spark_error(self._task.sink, str(error))
-
-
-def _rejected_event(record: RejectedRecord) -> RejectedEvent:
-    return RejectedEvent(
-        topic=record.position.topic,
-        partition=record.position.partition,
-        offset=record.position.offset,
-        key=record.key,
-        value=record.value,
-        tag=record.tag,
-        reason=record.reason,
-    )
 
 
 def spark_error(sink: str, text: str) -> LockstepError:

@@ -49,14 +49,6 @@ def check_resume(
         _check_destination(point, point.committed)
 
 
-def complete_from_ms(complete_at_ms: int, *, lag_ms: int, now_ms: int) -> int | None:
-    """Since when compaction can have taken no version away that hadn't been read by ``now_ms``; None: none at all.
-
-    ``complete_at_ms`` is when the whole log had been read last, ``lag_ms`` how long topics keep each version at least.
-    """
-    return None if now_ms - complete_at_ms < lag_ms else now_ms - lag_ms
-
-
 def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
     """What is still to be read must be there. Compaction doesn't move a topic's beginning, so somebody has deleted records."""
     reads_from = point.start if point.committed is None else point.committed

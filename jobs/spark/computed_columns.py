@@ -28,7 +28,7 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import Column as SourceColumn
 from cdc.model.table import Table, TableName
-from jobs.executor.computed_row import DERIVED, condition_name
+from jobs.executor.computed_row import COMPUTED, condition_name
 from jobs.executor.shape_history import TableHistory
 from jobs.settings import SparkSettings
 from jobs.spark.session import open_session
@@ -114,11 +114,11 @@ def with_derived(records: DataFrame, plans: Mapping[str, TablePlan]) -> DataFram
     """Records with a column ``derived`` more, null where there is nothing to derive. ``plans`` are by topic."""
     frame = records.select(
         *[f.col(name).alias(_PRIVATE + name) for name in records.columns],
-        f.lit(None).cast("string").alias(_PRIVATE + DERIVED),
+        f.lit(None).cast("string").alias(_PRIVATE + COMPUTED),
     )
     for topic, plan in plans.items():
         frame = _derived(frame, f.col(_PRIVATE + "topic") == f.lit(topic), plan)
-    return frame.select(*[f.col(_PRIVATE + name).alias(name) for name in (*records.columns, DERIVED)])
+    return frame.select(*[f.col(_PRIVATE + name).alias(name) for name in (*records.columns, COMPUTED)])
 
 
 def _derived(frame: DataFrame, concerns: Column, plan: TablePlan) -> DataFrame:
@@ -162,8 +162,8 @@ def _derived(frame: DataFrame, concerns: Column, plan: TablePlan) -> DataFrame:
 
     results = [result(sql, of_type).alias(name) for name, sql, of_type in _named(plan.expressions)]
     document = f.to_json(f.struct(*results), {"ignoreNullFields": "false"})
-    derived = f.when(f.col(_PRIVATE + "has_row"), document).otherwise(f.col(_PRIVATE + DERIVED))
-    return frame.select(*kept[:-1], derived.alias(_PRIVATE + DERIVED))
+    derived = f.when(f.col(_PRIVATE + "has_row"), document).otherwise(f.col(_PRIVATE + COMPUTED))
+    return frame.select(*kept[:-1], derived.alias(_PRIVATE + COMPUTED))
 
 
 def _named(expressions: Expressions) -> list[tuple[str, str, str]]:
@@ -344,8 +344,8 @@ class RowComputer:
         values = [b'{"after":%b}' % row for row in rows]
         records = pa.table({"place": range(len(rows)), "value": values, "topic": ["" for _ in rows]})
         frame = with_derived(self._spark.createDataFrame(records), {"": plan})
-        found: pa.Table = frame.select("place", DERIVED).toArrow()
-        by_place = dict(zip(found.column("place").to_pylist(), found.column(DERIVED).to_pylist(), strict=True))
+        found: pa.Table = frame.select("place", COMPUTED).toArrow()
+        by_place = dict(zip(found.column("place").to_pylist(), found.column(COMPUTED).to_pylist(), strict=True))
         return [by_place[place].encode() for place in range(len(rows))]
 
 

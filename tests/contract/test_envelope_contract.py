@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table
 from cdc.protocol.envelope import TAG_HEADER, TableEncoder, event_value, tag_prefix, tag_text
-from jobs.executor.deliver import Task, events_of
+from jobs.executor.decode import decode
+from jobs.executor.task import Task
 from jobs.executor.window import newest, with_tags
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import select_records
@@ -114,7 +115,7 @@ def events(rows: Sequence[Mapping[str, Any]], shape: Table) -> list[Any]:
         retry_s=1.0,
         run="only",
     )
-    found = events_of(newest(with_tags(records)), task).events
+    found = decode(newest(with_tags(records)), task).events
     return list(found)
 
 

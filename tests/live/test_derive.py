@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from jobs.executor.computed_row import DERIVED, computed_row
+from jobs.executor.computed_row import COMPUTED, computed_row
 from jobs.executor.shape_history import TableHistory
 from jobs.spark.computed_columns import RowComputer, TablePlan, checked_plans, opened_row_computer, with_derived
 from sinks.table_settings import Computed, Expressions, TableSettings
@@ -129,7 +129,7 @@ def test_rows_of_earlier_shapes_have_the_values_that_they_are_carried_over_with(
     ]
     records = pa.table({"place": range(4), "topic": ["t"] * 4, "value": pa.array(values, pa.binary())})
     frame = with_derived(spark.createDataFrame(records), {"t": plan, "other": replace(plan, history=None)})
-    found = {row.place: row[DERIVED] for row in frame.select("place", DERIVED).collect()}
+    found = {row.place: row[COMPUTED] for row in frame.select("place", COMPUTED).collect()}
     assert found == {
         0: '{"c":{"v":"a-7.000000000000000000"}}',
         1: '{"c":{"v":"b-8.000000000000000000"}}',

@@ -15,12 +15,13 @@ import pytest
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.model.errors import ConfigurationError, LockstepError
-from cdc.model.event import JsonValue
+from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter, dead_letter_key
-from jobs.dead_letters.store import DeadLetters, RejectedEvent
+from jobs.dead_letters.store import DeadLetters
 from jobs.dead_letters.topic import DeadLetterTopic
+from jobs.executor.result import RejectedEvent
 from jobs.generations.prepared import load_prepared
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
@@ -176,7 +177,9 @@ tables = ["public.labels"]
         at = self.log.lsn if lsn is None else lsn
         value = value_bytes(put.table, "u", put.row, lsn=at, seq=1)
         key = key_bytes(put.table, put.row)
-        return RejectedEvent(self.log.topic(of or put.table), 0, 10**6, key, value, f"0001{at:016x}00000001", "no room")
+        return RejectedEvent(
+            Position(self.log.topic(of or put.table), 0, 10**6), key, value, f"0001{at:016x}00000001", "no room"
+        )
 
 
 @pytest.fixture(scope="module")

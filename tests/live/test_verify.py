@@ -19,7 +19,8 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import TEXT_LENGTH
-from jobs.dead_letters.store import DeadLetters, RejectedEvent
+from jobs.dead_letters.store import DeadLetters
+from jobs.executor.result import RejectedEvent
 from lockstep.config import Config
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.progress import Step
@@ -286,7 +287,7 @@ def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
     kind: str = request.param
     topic = next(topic for name, topic in running.config.topics().items() if name.name == "account")
     letters = DeadLetters(running.pipeline.client, running.schema, sink=running.sink(kind), generation=1)
-    event = RejectedEvent(topic, 0, 0, orjson.dumps({"id": REJECTED}), None, FIRST_TAG, "a field has no room")
+    event = RejectedEvent(Position(topic, 0, 0), orjson.dumps({"id": REJECTED}), None, FIRST_TAG, "a field has no room")
     is_doubled = break_in_all_ways(running, kind)
     letters.publish([event], rejected_at_ms=1)
     said: list[str] = []

@@ -14,13 +14,16 @@ from jobs.dead_letters.record import (
     event_value,
     read_dead_letter,
 )
-from jobs.dead_letters.store import RejectedEvent, dead_letter_value
+from jobs.dead_letters.store import dead_letter_value
+from jobs.executor.result import RejectedEvent
 
 TOPIC = "shop.public.orders"
 TAG = f"{7:028x}"
 # A name and a value that look like what surrounds them.
 KEY = b'{"a,\\"]":"]","id":12345678901234567890}'
-EVENT = RejectedEvent(TOPIC, 2, 17, KEY, b'{"op":"u","after":{"n":"1.10","big":9007199254740993}}', TAG, "no room")
+EVENT = RejectedEvent(
+    Position(TOPIC, 2, 17), KEY, b'{"op":"u","after":{"n":"1.10","big":9007199254740993}}', TAG, "no room"
+)
 RECORD_KEY = dead_letter_key("search", 3, TOPIC, KEY, TAG)
 VALUE = dead_letter_value("search", 3, EVENT, rejected_at_ms=5)
 LETTER = DeadLetter("search", 3, Position(TOPIC, 2, 17), KEY, TAG, "no room", 5, RECORD_KEY, 99)
@@ -38,7 +41,7 @@ def test_a_letter_is_read_as_it_was_written() -> None:
 
 
 def test_a_tombstone_has_no_value() -> None:
-    event = RejectedEvent(TOPIC, 2, 17, KEY, None, TAG, "no room")
+    event = RejectedEvent(Position(TOPIC, 2, 17), KEY, None, TAG, "no room")
     value = dead_letter_value("search", 3, event, rejected_at_ms=5)
     assert read_dead_letter(RECORD_KEY, value, 99) == LETTER
     assert event_value(value) is None

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import orjson
 
-from jobs.dead_letters.store import KnownLetters, RejectedEvent, dead_letter_value
+from cdc.model.event import Position
+from jobs.dead_letters.store import KnownLetters, dead_letter_value
+from jobs.executor.result import RejectedEvent
 
 EVENT = RejectedEvent(
-    topic="shop.public.orders",
-    partition=2,
-    offset=17,
+    position=Position("shop.public.orders", 2, 17),
     key=b'{"id":12345678901234567890}',
     value=b'{"op":"u","tag":"0","after":{"price":1.10}}',
     tag="0" * 28,
     reason="mapper_parsing_exception",
 )
-ROW = (EVENT.topic, EVENT.key)
-OTHER = (EVENT.topic, b'{"id":2}')
+ROW = (EVENT.position.topic, EVENT.key)
+OTHER = (EVENT.position.topic, b'{"id":2}')
 TAGS = [f"{number:028x}" for number in range(4)]
 
 
@@ -43,7 +43,7 @@ def test_the_facts_are_there() -> None:
 
 
 def test_a_tombstone_has_no_value() -> None:
-    event = RejectedEvent("t", 0, 1, b"{}", None, "0" * 28, "no")
+    event = RejectedEvent(Position("t", 0, 1), b"{}", None, "0" * 28, "no")
     assert orjson.loads(dead_letter_value("search", 1, event, rejected_at_ms=5))["value"] is None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import PositionMismatch
 from jobs.offsets import Offsets
-from jobs.query.resume import ResumePoint, TopicFacts, check_resume, check_same_topics, complete_from_ms
+from jobs.query.resume import ResumePoint, TopicFacts, check_resume, check_same_topics
 from sinks.contract import Progress
 
 TOPIC = "shop.public.orders"
@@ -130,9 +130,3 @@ def test_a_topic_that_is_made_anew_under_a_running_job_is_refused() -> None:
 def test_partitions_that_are_added_under_a_running_job_are_refused() -> None:
     with pytest.raises(PositionMismatch, match="has 3 partitions, sink 'search' has read 2"):
         same(partitions=3)
-
-
-def test_what_may_have_been_compacted_away_before_it_was_read_is_known() -> None:
-    assert complete_from_ms(1_000, lag_ms=500, now_ms=1_400) is None
-    assert complete_from_ms(1_000, lag_ms=500, now_ms=1_500) == 1_000
-    assert complete_from_ms(1_000, lag_ms=0, now_ms=1_000) == 1_000

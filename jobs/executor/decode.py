@@ -1,0 +1,152 @@
+"""Records with tags -> events in the shapes that the generation has, with their computed columns."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute
+
+from cdc.model.event import Events, Position, TableEvents, parse_key
+from cdc.model.table import Column, TableName
+from cdc.protocol.envelope import RowReader
+from jobs.executor.computed_row import COMPUTED, computed_row
+from jobs.executor.shape_history import TableHistory, unknown_shape
+from jobs.executor.task import Task
+from sinks.contract import Rejection
+
+# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+_compute: Any = pyarrow.compute
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Events in the shapes that the generation has.
+
+    ``has_translated``: some had an earlier shape. ``rejections`` are events of which an expression can't be evaluated:
+    no sink gets to see them. ``indexes`` say, by table, which of the topic's records the events come from.
+    """
+
+    events: Events
+    has_translated: bool
+    rejections: Sequence[Rejection] = ()
+    indexes: Mapping[TableName, Sequence[int]] = field(default_factory=dict)
+
+
+def decode(records: pa.Table, task: Task) -> Decoded:
+    """Records as ``with_tags`` returns them -> events. Those that a later copy of their table made void are left out.
+
+    Raises LockstepError for what is no event, and for a shape that the generation was not prepared for.
+    """
+    topics = records.column("topic")
+    distinct = topics.unique().to_pylist()
+    if len(distinct) == 1:
+        return decode_topic(records, distinct[0], task)
+    parts = [decode_topic(records.filter(_compute.equal(topics, topic)), topic, task) for topic in distinct]
+    return Decoded(
+        Events(table_events for part in parts for table_events in part.events.tables),
+        any(part.has_translated for part in parts),
+        [rejection for part in parts for rejection in part.rejections],
+        {table: indexes for part in parts for table, indexes in part.indexes.items()},
+    )
+
+
+def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
+    """The same for the records of one topic. Raises as ``decode``."""
+    table = task.tables[topic]
+    keys: list[bytes] = records.column("key").to_pylist()
+    rows, others = _read_rows(records.column("value").to_pylist(), newest_shape=task.shapes[table].schema_id)
+    events = _table_events(records, topic, table, keys, rows)
+    history = task.histories.get(table)
+    void: set[int] = set()
+    has_translated = False
+    if history is not None:
+        has_translated = _translate(events, rows, others, history, void)
+    else:
+        # A tombstone alone doesn't say what shape it is of, but for its key.
+        key_columns = task.shapes[table].key
+        if any(schema_id or tuple(parse_key(keys[index])) != key_columns for index, schema_id in others):
+            raise unknown_shape(table)
+    rejections = []
+    if table in task.computed:
+        for index, reason in _compute_columns(rows, records.column(COMPUTED).to_pylist(), task.computed[table]):
+            if index not in void:
+                rejections.append(Rejection(events[index], reason))
+                void.add(index)
+    kept: Sequence[int] = range(len(keys))
+    if void:
+        kept = [index for index in kept if index not in void]
+        events = events.select(kept)
+    return Decoded(Events([events]), has_translated, rejections, {table: kept})
+
+
+def _read_rows(
+    values: Sequence[bytes | None], *, newest_shape: str
+) -> tuple[list[bytes | None], list[tuple[int, str]]]:
+    """The rows' JSON, and index and schema id of the records that aren't of the newest shape; a tombstone's id is empty."""
+    rows: list[bytes | None] = []
+    others: list[tuple[int, str]] = []
+    read = RowReader().read
+    for index, value in enumerate(values):
+        if value is None:
+            rows.append(None)
+            others.append((index, ""))
+            continue
+        row, schema_id = read(value)
+        rows.append(row)
+        if schema_id != newest_shape:
+            others.append((index, schema_id))
+    return rows, others
+
+
+def _table_events(
+    records: pa.Table, topic: str, table: TableName, keys: list[bytes], rows: list[bytes | None]
+) -> TableEvents:
+    """Events that look into ``rows`` when they are asked for theirs: what is put there afterwards counts."""
+    partitions, offsets = records.column("partition"), records.column("offset")
+
+    def position_at(index: int) -> Position:
+        return Position(topic, partitions[index].as_py(), offsets[index].as_py())
+
+    tags: list[str] = records.column("tag").cast(pa.string()).to_pylist()
+    return TableEvents.from_log(table, keys, tags, rows, position_at)
+
+
+def _translate(
+    events: TableEvents,
+    rows: list[bytes | None],
+    others: Sequence[tuple[int, str]],
+    history: TableHistory,
+    void: set[int],
+) -> bool:
+    """Put rows of earlier shapes into the newest one, and add the indexes of void events to ``void``.
+
+    Returns whether there were any such rows. Raises LockstepError for an unknown shape.
+    """
+    has_translated = False
+    for index, schema_id in others:
+        event = history.translate(events[index], schema_id)
+        if event is None:
+            void.add(index)
+        elif event.row is not None:
+            rows[index] = orjson.dumps(event.row)
+            has_translated = True
+    return has_translated
+
+
+def _compute_columns(
+    rows: list[bytes | None], results: Sequence[str | None], columns: Sequence[Column]
+) -> Iterator[tuple[int, str]]:
+    """Give the rows their computed columns, and take those away that don't meet their condition.
+
+    Yields the index of each event of which an expression can't be evaluated, and why.
+    """
+    for index, (row, result) in enumerate(zip(rows, results, strict=True)):
+        if row is None:
+            continue
+        assert result is not None, "each row of such a table has been evaluated"
+        computed = computed_row(row, result, columns)
+        if computed.refused:
+            yield index, computed.refused
+        rows[index] = computed.row

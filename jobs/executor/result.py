@@ -1,0 +1,168 @@
+"""What a task returns to the driver, and its form in Arrow: counts, offsets, rejected events and errors."""
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
+from cdc.model.event import Position
+from sinks.contract import TopicPartition
+
+RESULT_SCHEMA: Final = "facts string, value binary"
+"""Spark's schema of what a task returns: JSON, and for a rejection the event's original value."""
+
+_ARROW_SCHEMA: Final = pa.schema([("facts", pa.string()), ("value", pa.binary())])
+
+REJECTIONS_MAX: Final = 10_000
+"""Rejections of one batch. More of them mean a wrong mapping: the job stops, and nothing of the batch counts as done."""
+
+_REJECTED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Keys and values of one batch's rejections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error on its way to the driver."""
+
+    kind: str
+    message: str
+    hint: str | None = None
+    retry_after_s: float = 0.0
+
+    @classmethod
+    def of(cls, error: Exception) -> "Failure":
+        """An error without what may quote a row."""
+        if isinstance(error, Unavailable):
+            return cls("Unavailable", error.message, error.hint, error.retry_after_s)
+        if isinstance(error, LockstepError):
+            return cls(type(error).__name__, error.message, error.hint)
+        # A bug. Where it happened is told, but not its text, which may quote a row.
+        frames = [
+            f"{frame.filename.rpartition('/')[2]}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+        ]
+        return cls(
+            type(error).__name__, f"{type(error).__name__} in {' > '.join(frames[-4:])}", "this is a bug of Lockstep's"
+        )
+
+    def error(self) -> LockstepError:
+        """The error again, as near to its own class as matters to the driver."""
+        if self.kind == "Unavailable":
+            return Unavailable(self.message, hint=self.hint, retry_after_s=self.retry_after_s)
+        for cls in (Fenced, PositionMismatch, UnsupportedChange):
+            if self.kind == cls.__name__:
+                return cls(self.message, hint=self.hint)
+        return LockstepError(self.message, hint=self.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedEvent:
+    """A ``Rejection`` as it reaches the driver: ``key`` and ``value`` are its record's own bytes.
+
+    A tombstone has no value. ``tag`` has 28 hex digits.
+    """
+
+    position: Position
+    key: bytes
+    value: bytes | None
+    tag: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of the records of a task, or of a whole batch.
+
+    ``rows`` counts records; ``applied`` and ``stale`` count folded events. ``commit_time_ms`` is the newest of them, in
+    milliseconds since 1970.
+    """
+
+    rows: int = 0
+    applied: int = 0
+    stale: int = 0
+    next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    commit_time_ms: int = 0
+    rejected: list[RejectedEvent] = field(default_factory=list)
+    resolved: list[tuple[str, bytes]] = field(default_factory=list)
+    """Topic and key of earlier rejections that this batch has made void."""
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, other: "Result") -> None:
+        """Take another task's results in. Two tasks never share a partition."""
+        self.rows += other.rows
+        self.applied += other.applied
+        self.stale += other.stale
+        self.next_offsets |= other.next_offsets
+        self.commit_time_ms = max(self.commit_time_ms, other.commit_time_ms)
+        self.rejected += other.rejected
+        self.resolved += other.resolved
+        self.failures += other.failures
+
+
+def check_rejections(sink: str, rejected: Sequence[RejectedEvent]) -> None:
+    """Raise LockstepError when so many were rejected that it can't be the rows."""
+    size = sum(len(event.key) + len(event.value or b"") for event in rejected)
+    if len(rejected) > REJECTIONS_MAX or size > _REJECTED_BYTES_MAX:
+        raise LockstepError(
+            f"sink {sink!r} rejected {len(rejected)} events of one batch, which isn't the rows' fault; "
+            f"the first reason: {rejected[0].reason}",
+            hint="mend what the reason says and start the job again; the batch is read again, nothing was skipped",
+        )
+
+
+def to_arrow(result: Result) -> pa.RecordBatch:
+    """A row with counts, offsets and failures, then a row per rejection, in ``RESULT_SCHEMA``."""
+    facts: list[dict[str, Any]] = [
+        {
+            "rows": result.rows,
+            "applied": result.applied,
+            "stale": result.stale,
+            "next_offsets": [[*partition, offset] for partition, offset in result.next_offsets.items()],
+            "commit_time_ms": result.commit_time_ms,
+            "resolved": [[topic, key.decode()] for topic, key in result.resolved],
+            "failures": [
+                [failure.kind, failure.message, failure.hint, failure.retry_after_s] for failure in result.failures
+            ],
+        }
+    ]
+    facts += [
+        {
+            "position": [event.position.topic, event.position.partition, event.position.offset],
+            "key": event.key.decode(),
+            "tag": event.tag,
+            "reason": event.reason,
+        }
+        for event in result.rejected
+    ]
+    values = [None, *(event.value for event in result.rejected)]
+    return pa.RecordBatch.from_arrays(
+        [pa.array([orjson.dumps(fact).decode() for fact in facts], pa.string()), pa.array(values, pa.binary())],
+        schema=_ARROW_SCHEMA,
+    )
+
+
+def from_arrow(table: pa.Table) -> Result:
+    """What all tasks of a batch returned -> one result."""
+    total = Result()
+    for text, value in zip(table.column("facts").to_pylist(), table.column("value").to_pylist(), strict=True):
+        fact = orjson.loads(text)
+        if "position" in fact:
+            total.rejected.append(
+                RejectedEvent(Position(*fact["position"]), fact["key"].encode(), value, fact["tag"], fact["reason"])
+            )
+        else:
+            total.add(
+                Result(
+                    rows=fact["rows"],
+                    applied=fact["applied"],
+                    stale=fact["stale"],
+                    next_offsets={(topic, partition): offset for topic, partition, offset in fact["next_offsets"]},
+                    commit_time_ms=fact["commit_time_ms"],
+                    resolved=[(topic, key.encode()) for topic, key in fact["resolved"]],
+                    failures=[Failure(*failure) for failure in fact["failures"]],
+                )
+            )
+    return total

@@ -1,0 +1,49 @@
+"""What every task of a batch is told by the driver."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cdc.model.table import Column, Table, TableName
+from jobs.executor.log_reader import Client
+from jobs.executor.shape_history import TableHistory
+from sinks.contract import OpenedSink
+from sinks.registry import SinkSettings, open_sink
+
+OpenSink = Callable[[str, SinkSettings, int], OpenedSink]
+"""Opens a sink by its name, its settings and the number of a generation."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What every task of a batch needs to know. Travels to the executors."""
+
+    sink: str
+    settings: SinkSettings
+    generation: int
+    fence: int
+    tables: Mapping[str, TableName]
+    """Topic -> table."""
+    shapes: Mapping[TableName, Table]
+    """What the generation was prepared for last."""
+    window_bytes: int
+    """Records that a task holds and folds before it applies them. More are applied window by window, in order."""
+    retry_s: float
+    run: str
+    """A new one for each run of the query: an open sink may know nothing of a table's new shape."""
+    rejected_before: Mapping[tuple[str, bytes], str] = field(default_factory=dict)
+    """Topic and key -> tag of events that this sink has rejected and that nothing has replaced yet."""
+    computed: Mapping[TableName, Sequence[Column]] = field(default_factory=dict)
+    """The tables that have expressions, each with its computed columns."""
+    versions: Collection[TableName] = ()
+    """The tables of which the sink keeps all versions. Where there are any, versions are taken before the fold."""
+    complete_at_ms: int = 0
+    """When the whole log had been read last, in milliseconds since 1970."""
+    compaction_lag_ms: int = 0
+    """How long the log keeps each version at least."""
+    histories: Mapping[TableName, TableHistory] = field(default_factory=dict)
+    """Of the tables that had other shapes before."""
+    overwrite_equal_tags: bool = False
+    """Rows of the same tag are written again."""
+    client: Client | None = field(default=None, repr=False)
+    """How the task reads its records from the log by itself. None: Spark has read them. Holds the password."""
+    open: OpenSink = open_sink

@@ -1,0 +1,83 @@
+"""Records with tags -> all versions of the tables of which the sink keeps them."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from cdc.model.event import TableEvents
+from cdc.model.table import TableName
+from cdc.protocol.envelope import OP_OFFSET, commit_time_ms_of
+from jobs.executor.decode import Decoded, decode_topic
+from jobs.executor.task import Task
+from sinks.contract import TableVersions
+
+# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+_compute: Any = pyarrow.compute
+
+
+def versions_of(records: pa.Table, task: Task) -> list[TableVersions]:
+    """One entry per table of ``task.versions`` that has records here. Raises as ``decode``."""
+    topics = records.column("topic")
+    return [
+        _table_versions(records.filter(_compute.equal(topics, topic)), topic, task.tables[topic], task)
+        for topic in topics.unique().to_pylist()
+        if task.tables[topic] in task.versions
+    ]
+
+
+def complete_from_ms(complete_at_ms: int, *, lag_ms: int, now_ms: int) -> int | None:
+    """Since when compaction can have taken no version away that hadn't been read by ``now_ms``; None: none at all.
+
+    Times are in milliseconds since 1970. ``complete_at_ms`` is when the whole log had been read last, ``lag_ms`` how
+    long topics keep each version at least.
+    """
+    return None if now_ms - complete_at_ms < lag_ms else now_ms - lag_ms
+
+
+def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task) -> TableVersions:
+    """The versions in one topic's records."""
+    decoded = decode_topic(records, topic, task)
+    values: list[bytes | None] = records.column("value").to_pylist()
+    published_ms = records.column("timestamp_ms")
+    events = next(iter(decoded.events.tables), TableEvents.of(table, []))
+    indexes = decoded.indexes[table]
+    since_ms = complete_from_ms(task.complete_at_ms, lag_ms=task.compaction_lag_ms, now_ms=now_ms())
+    if decoded.rejections:
+        # No history gets these versions, so it is complete after them at best.
+        rejected_ms = _rejected_times_ms(records, values, decoded)
+        since_ms = max([since_ms or 0, *(time_ms + 1 for time_ms in rejected_ms)])
+    deleted = {(events.keys[n], events.tags[n]) for n, index in enumerate(indexes) if values[index] is not None}
+    kept, operations, committed_ms = [], [], []
+    for n, index in enumerate(indexes):
+        value = values[index]
+        if value is None:
+            if (events.keys[n], events.tags[n]) in deleted:
+                continue  # the delete event says the same, and when
+            operations.append("d")
+            committed_ms.append(published_ms[index].as_py())
+        else:
+            operations.append("d" if events.rows[n] is None else chr(value[OP_OFFSET]))
+            committed_ms.append(commit_time_ms_of(value))
+        kept.append(n)
+    return TableVersions(events.select(kept), operations, committed_ms, since_ms)
+
+
+def _rejected_times_ms(records: pa.Table, values: Sequence[bytes | None], decoded: Decoded) -> list[int]:
+    """When the rejected events were committed."""
+    rejected = {
+        (rejection.event.position.partition, rejection.event.position.offset) for rejection in decoded.rejections
+    }
+    positions = zip(records.column("partition").to_pylist(), records.column("offset").to_pylist(), strict=True)
+    return [
+        commit_time_ms_of(value)
+        for value, position in zip(values, positions, strict=True)
+        if value and position in rejected
+    ]
+
+
+def now_ms() -> int:
+    """The time in milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,116 @@
+"""Records of the log, tasks and sinks, for tests of what runs inside Spark's tasks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import pyarrow as pa
+
+from cdc.model.event import RowEvent
+from jobs.executor.deliver import deliver
+from jobs.executor.result import Result, from_arrow
+from jobs.executor.task import Task
+from sinks.contract import Batch, OpenedSink, Outcome, Sink
+from sinks.memory import MemorySink, MemoryStore, open_memory
+from sinks.redis.sink import RedisSettings
+from sinks.registry import SinkSettings
+from tests.builders import table
+from tests.events import key_bytes, value_bytes
+
+ORDERS = table()
+TOPIC = "shop.public.orders"
+Record = tuple[bytes, bytes | None, str, int, int, bytes | None]
+"""Key, value, topic, partition, offset, and a tombstone's tag."""
+
+offsets = count()
+
+
+def task(sink: Sink, fence: int = 0) -> Task:
+    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
+        return replace(open_memory(MemoryStore()), sink=sink)
+
+    return Task(
+        "cache",
+        RedisSettings(),
+        1,
+        fence,
+        {TOPIC: ORDERS.name},
+        {ORDERS.name: ORDERS},
+        window_bytes=1 << 20,
+        retry_s=0.01,
+        run="first",
+        open=open_it,
+    )
+
+
+def put(key: int, note: str, *, lsn: int, partition: int = 0) -> Record:
+    row = {"id": key, "note": note}
+    value = value_bytes(ORDERS, "u", row, lsn=lsn, seq=1, commit_time_ms=lsn * 10)
+    return key_bytes(ORDERS, row), value, TOPIC, partition, next(offsets), None
+
+
+def tombstone(key: int, *, lsn: int, partition: int = 0) -> Record:
+    tag = f"0001{lsn:016x}00000001".encode()
+    return key_bytes(ORDERS, {"id": key}), None, TOPIC, partition, next(offsets), tag
+
+
+def event(op: str, key: int, note: str | None, *, lsn: int) -> Record:
+    row = {"id": key, "note": note}
+    value = value_bytes(ORDERS, op, row, lsn=lsn, seq=1, commit_time_ms=lsn * 10)
+    return key_bytes(ORDERS, row), value, TOPIC, 0, next(offsets), None
+
+
+def batch_of(records: Sequence[Record]) -> pa.RecordBatch:
+    schema = pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("tombstone_tag", pa.binary()),
+        ]
+    )
+    columns = zip(*records, strict=True) if records else [[]] * 6
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def run(what: Task, *batches: Sequence[Record]) -> Result:
+    return from_arrow(pa.Table.from_batches(list(deliver(what, [batch_of(records) for records in batches]))))
+
+
+def rows(store: MemoryStore) -> dict[object, object]:
+    return {row.key["id"]: row.row["note"] for row in MemorySink(store, 1).scan(ORDERS)}
+
+
+class Recording(MemorySink):
+    """Remembers the batches it is given."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store, 1)
+        self.batches: list[Batch] = []
+
+    def apply(self, batch: Batch) -> Outcome:
+        self.batches.append(batch)
+        return super().apply(batch)
+
+
+class Failing(MemorySink):
+    """Raises what it is told to."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(MemoryStore(), 1)
+        self._error = error
+        self.closed = False
+
+    def apply(self, batch: Batch) -> Outcome:
+        raise self._error
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def refuse_twos(event: RowEvent) -> str | None:
+    return "no twos" if event.key["id"] == 2 else None

@@ -1,0 +1,93 @@
+"""Events of records, in the shapes and with the columns that the generation has."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from cdc.model.event import Position, RowEvent
+from jobs.executor.computed_row import COMPUTED
+from jobs.executor.deliver import deliver
+from jobs.executor.result import from_arrow
+from jobs.executor.shape_history import TableHistory
+from sinks.contract import Batch
+from sinks.memory import MemorySink, MemoryStore
+from tests.builders import column, table
+from tests.events import key_bytes, value_bytes
+from tests.task_records import ORDERS, TOPIC, Record, batch_of, offsets, put, rows, run, task, tombstone
+
+
+def test_events_of_an_earlier_shape_become_rows_of_the_newest(store: MemoryStore) -> None:
+    before = table(ORDERS.columns[0], replace(ORDERS.columns[1], name="remark"))
+    carry = (("id", "id", None), ("note", "remark", None))
+    history = TableHistory(ORDERS.name, ORDERS.key, {ORDERS.schema_id: (), before.schema_id: carry, "gone": None})
+    old = value_bytes(before, "u", {"id": 1, "remark": "a"}, lsn=8, seq=1)
+    gone = old.replace(before.schema_id.encode(), b"gone")
+    records: list[Record] = [
+        (key_bytes(before, {"id": 1}), old, TOPIC, 0, next(offsets), None),
+        put(2, "b", lsn=16),
+        (key_bytes(before, {"id": 3}), gone, TOPIC, 0, next(offsets), None),
+        tombstone(4, lsn=24),
+    ]
+    delivered = run(replace(task(MemorySink(store, 1)), histories={ORDERS.name: history}), records)
+    assert rows(store) == {1: "a", 2: "b"}
+    assert (delivered.rows, delivered.applied, delivered.failures) == (4, 3, [])
+    assert delivered.next_offsets == {(TOPIC, 0): records[-1][4] + 1}
+
+
+def test_an_event_of_an_earlier_shape_replaces_what_was_stored_of_it_in_that_shape(store: MemoryStore) -> None:
+    before = table(ORDERS.columns[0])
+    history = TableHistory(
+        ORDERS.name, ORDERS.key, {ORDERS.schema_id: (), before.schema_id: (("id", "id", None), ("note", None, "new"))}
+    )
+    old = value_bytes(before, "u", {"id": 1}, lsn=8, seq=1)
+    record: Record = (key_bytes(before, {"id": 1}), old, TOPIC, 0, next(offsets), None)
+    late = RowEvent(ORDERS.name, {"id": 1}, f"0001{8:016x}00000001", {"id": 1, "note": None}, Position(TOPIC, 0, 0))
+    MemorySink(store, 1).apply(Batch([late]))
+    run(replace(task(MemorySink(store, 1)), histories={ORDERS.name: history}), [record])
+    assert rows(store) == {1: "new"}
+
+
+def test_a_tombstone_with_another_key_is_of_another_shape(store: MemoryStore) -> None:
+    run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)])
+    record: Record = (b'{"code":"1"}', None, TOPIC, 0, next(offsets), f"0001{16:016x}00000001".encode())
+    [failure] = run(task(MemorySink(store, 1)), [record]).failures
+    assert "was not prepared for" in failure.message
+    assert rows(store) == {1: "a"}
+
+
+def test_an_event_of_a_shape_that_nobody_prepared_stops_the_task(store: MemoryStore) -> None:
+    what = replace(task(MemorySink(store, 1)), shapes={ORDERS.name: table(ORDERS.columns[0])})
+    [failure] = run(what, [put(1, "a", lsn=8)]).failures
+    assert "was not prepared for" in failure.message
+    assert rows(store) == {}
+
+
+def test_what_was_evaluated_of_a_row_is_in_it_or_takes_it_away(store: MemoryStore) -> None:
+    wide = table(*ORDERS.columns, column("size", "int4"))
+    MemorySink(store, 1).prepare([wide])
+    records = [put(1, "a", lsn=1), put(2, "b", lsn=2), put(3, "c", lsn=3), put(3, "d", lsn=4), tombstone(4, lsn=5)]
+    results = [
+        '{"size":{"v":"1"},"where":{"v":"true"}}',
+        '{"size":null,"where":{"v":"true"}}',
+        None,
+        '{"size":{"v":"1"},"where":{"v":"false"}}',
+        None,
+    ]
+    arrow = batch_of(records).append_column(COMPUTED, pa.array(results, pa.string()))
+    computing = replace(task(MemorySink(store, 1)), computed={ORDERS.name: wide.columns[-1:]})
+    delivered = from_arrow(pa.Table.from_batches(list(deliver(computing, [arrow]))))
+    assert delivered.failures == []
+    assert (delivered.applied, delivered.next_offsets) == (3, {(TOPIC, 0): records[-1][4] + 1})
+    [refused] = delivered.rejected
+    assert (refused.key, refused.reason) == (
+        records[1][0],
+        "expression: computed column 'size' can't be evaluated for this row",
+    )
+    assert [stored.row for stored in MemorySink(store, 1).scan(wide)] == [{"id": 1, "note": "a", "size": 1}]
+
+
+def test_a_record_that_is_no_event_stops_the_job() -> None:
+    alien: Record = (b'{"id":1}', b'{"id":1,"note":"by hand"}', TOPIC, 0, 5, None)
+    [failure] = run(task(MemorySink(MemoryStore(), 1)), [alien]).failures
+    assert "offset 5" in failure.message
+    assert "by hand" not in failure.message

@@ -1,0 +1,40 @@
+"""How long a worker keeps its sink open."""
+
+from dataclasses import replace
+
+from cdc.model.errors import LockstepError
+from jobs.executor import open_sinks
+from sinks.contract import OpenedSink
+from sinks.memory import MemorySink, MemoryStore, open_memory
+from sinks.redis.sink import RedisSettings
+from sinks.registry import SinkSettings
+from tests.task_records import Failing, Recording, put, run, task
+
+
+def test_after_an_error_the_sink_is_opened_anew() -> None:
+    sink = Failing(LockstepError("the disk is full"))
+    run(task(sink), [put(1, "a", lsn=8)])
+    assert sink.closed
+    assert not open_sinks._open
+
+
+def test_a_sink_stays_open_from_task_to_task(store: MemoryStore) -> None:
+    opened = []
+
+    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
+        opened.append(1)
+        return open_memory(store, 1)
+
+    what = replace(task(MemorySink(store, 1)), open=open_it)
+    run(what, [put(1, "a", lsn=8)])
+    run(what, [put(1, "b", lsn=16)])
+    assert len(opened) == 1
+    run(replace(what, settings=RedisSettings(prefix="other")), [put(1, "c", lsn=24)])
+    assert len(opened) == 2
+
+
+def test_another_run_opens_the_sink_anew(store: MemoryStore) -> None:
+    first, second = MemorySink(store, 1), Recording(store)
+    run(task(first), [put(1, "a", lsn=8)])
+    run(replace(task(second), run="second"), [put(1, "b", lsn=16)])
+    assert len(second.batches) == 1

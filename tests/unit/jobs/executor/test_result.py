@@ -1,0 +1,57 @@
+"""What a task returns, on its way to the driver."""
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.model.event import Position
+from jobs.executor import result
+from jobs.executor.result import Failure, RejectedEvent, Result, from_arrow, to_arrow
+from sinks.memory import MemorySink, MemoryStore
+from tests.task_records import TOPIC, Failing, put, run, task
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Unavailable("the server is away", hint="wait", retry_after_s=7.0),
+        Fenced("another job writes here", hint="look for it"),
+        LockstepError("the disk is full"),
+    ],
+)
+def test_an_error_travels_as_itself(error: LockstepError) -> None:
+    [failure] = run(task(Failing(error)), [put(1, "a", lsn=8)]).failures
+    arrived = failure.error()
+    assert (type(arrived), arrived.message, arrived.hint) == (type(error), error.message, error.hint)
+    if isinstance(error, Unavailable):
+        assert isinstance(arrived, Unavailable)
+        assert arrived.retry_after_s == error.retry_after_s
+
+
+def test_a_bug_is_told_without_its_text() -> None:
+    [failure] = run(task(Failing(KeyError("a customer's name"))), [put(1, "a", lsn=8)]).failures
+    assert "customer" not in str(failure.error())
+    assert "KeyError in " in str(failure.error())
+
+
+def test_too_many_rejections_stop_the_job(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result, "REJECTIONS_MAX", 1)
+    sink = MemorySink(store, 1, refuse=lambda _: "never")
+    [failure] = run(task(sink), [put(1, "a", lsn=8), put(2, "b", lsn=16)]).failures
+    assert "rejected 2 events of one batch" in failure.message
+    assert "never" in failure.message
+
+
+def test_results_survive_the_way_to_the_driver() -> None:
+    sent = Result(
+        rows=3,
+        applied=1,
+        stale=1,
+        next_offsets={(TOPIC, 0): 9},
+        commit_time_ms=5,
+        rejected=[RejectedEvent(Position(TOPIC, 0, 8), orjson.dumps({"id": "ü"}), None, "0" * 28, "no")],
+        resolved=[(TOPIC, b'{"id":1}')],
+        failures=[Failure("Unavailable", "away", None, 1.5)],
+    )
+    assert from_arrow(pa.Table.from_batches([to_arrow(sent)])) == sent

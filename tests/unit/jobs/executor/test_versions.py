@@ -1,0 +1,70 @@
+"""What sinks that keep all versions of a table are given."""
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from jobs.executor.computed_row import COMPUTED
+from jobs.executor.deliver import deliver
+from jobs.executor.result import from_arrow
+from jobs.executor.versions import complete_from_ms, now_ms
+from sinks.memory import MemoryStore
+from tests.task_records import ORDERS, Recording, batch_of, event, task, tombstone
+
+
+def test_a_sink_that_keeps_all_versions_gets_them_beside_the_newest(store: MemoryStore) -> None:
+    sink = Recording(store)
+    records = [
+        event("c", 1, "a", lsn=1),
+        event("u", 1, "b", lsn=2),
+        event("d", 1, None, lsn=3),
+        tombstone(1, lsn=3),
+        tombstone(2, lsn=4),
+    ]
+    arrow = batch_of(records).append_column("timestamp_ms", pa.array([7] * len(records), pa.int64()))
+    keeping = replace(task(sink), versions={ORDERS.name}, complete_at_ms=now_ms(), compaction_lag_ms=60_000)
+    delivered = from_arrow(pa.Table.from_batches(list(deliver(keeping, [arrow]))))
+    assert delivered.failures == []
+    [got] = sink.batches
+    assert [(event.key["id"], event.row) for event in got.events] == [(1, None), (2, None)]
+    [versions] = got.versions
+    assert versions.operations == ["c", "u", "d", "d"]  # a deletion and its tombstone are one version
+    assert versions.commit_times_ms == [10, 20, 30, 7]  # a tombstone alone knows when it was published
+    assert [event.row and event.row["note"] for event in versions.events] == ["a", "b", None, None]
+    assert versions.complete_from_ms is None
+
+
+def test_a_history_says_when_versions_may_be_missing_before_they_were_read(store: MemoryStore) -> None:
+    sink = Recording(store)
+    arrow = batch_of([event("c", 1, "a", lsn=1)]).append_column("timestamp_ms", pa.array([7], pa.int64()))
+    lagging = replace(task(sink), versions={ORDERS.name}, complete_at_ms=1, compaction_lag_ms=60_000)
+    began_ms = now_ms()
+    list(deliver(lagging, [arrow]))
+    [versions] = sink.batches[0].versions
+    assert versions.complete_from_ms is not None
+    assert began_ms - 60_000 <= versions.complete_from_ms <= now_ms() - 60_000
+
+
+def test_a_version_that_no_expression_can_be_evaluated_of_ends_what_the_history_is_complete_for(
+    store: MemoryStore,
+) -> None:
+    sink = Recording(store)
+    records = [event("c", 1, "a", lsn=1), event("u", 1, "b", lsn=2)]
+    arrow = batch_of(records).append_column("timestamp_ms", pa.array([7, 7], pa.int64()))
+    arrow = arrow.append_column(COMPUTED, pa.array(['{"where":null}', '{"where":{"v":"true"}}']))
+    keeping = replace(
+        task(sink),
+        versions={ORDERS.name},
+        computed={ORDERS.name: ()},
+        complete_at_ms=now_ms(),
+        compaction_lag_ms=60_000,
+    )
+    list(deliver(keeping, [arrow]))
+    [versions] = sink.batches[0].versions
+    assert (len(versions), versions.complete_from_ms) == (1, 11)
+
+
+def test_what_may_have_been_compacted_away_before_it_was_read_is_known() -> None:
+    assert complete_from_ms(1_000, lag_ms=500, now_ms=1_400) is None
+    assert complete_from_ms(1_000, lag_ms=500, now_ms=1_500) == 1_000
+    assert complete_from_ms(1_000, lag_ms=0, now_ms=1_000) == 1_000
