@@ -19,13 +19,13 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from jobs.executor.result import Failure
 from jobs.executor.task import OpenSink
+from jobs.generations.lease import is_running
 from jobs.generations.record import (
     Generation,
     Phase,
     Record,
     begin_unless_begun,
     check_owner,
-    is_running,
     list_generations,
     save_record,
 )

@@ -11,7 +11,8 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.driver import run_sinks
-from jobs.generations.record import Phase, check_owner, is_running, list_generations
+from jobs.generations.lease import is_running
+from jobs.generations.record import Phase, check_owner, list_generations
 from jobs.query.start_position import begin_at_start_position, offsets_behind_lsn
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings

@@ -4,7 +4,7 @@ import sys
 
 from cdc.model.errors import LockstepError
 from jobs.settings import SparkSettings
-from jobs.spark.class_archive import make_archive
+from jobs.spark.archive_maker import make_archive
 from stack.errors import StackError
 from stack.java import java_home_for_spark
 

@@ -12,17 +12,9 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from jobs.dead_letters.store import DeadLetters
-from jobs.generations.record import (
-    PREVIOUS,
-    Generation,
-    Phase,
-    Record,
-    check_owner,
-    is_running,
-    list_generations,
-    save_record,
-    switch,
-)
+from jobs.generations.lease import is_running
+from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record
+from jobs.generations.switch import PREVIOUS, switch
 from jobs.offsets import Offsets
 from lockstep.config import Config
 from sinks.contract import OpenedSink, Progress

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,55 @@ def test_the_order_inside_a_package_is_a_contract_over_all_of_its_parts(package:
 def test_no_contract_makes_an_exception() -> None:
     contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
     assert [contract["name"] for contract in contracts if "ignore_imports" in contract] == []
+
+
+def dotted_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path, known: Collection[str]) -> set[str]:
+    """The modules of ours that one imports, at its top or in a function."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            found |= (names & set(known)) or {base}
+    return found & set(known)
+
+
+def cycles(imports: Mapping[str, Collection[str]]) -> list[list[str]]:
+    """The groups of modules that import each other, directly or through others."""
+
+    def reach(module: str) -> set[str]:
+        seen: set[str] = set()
+        waiting = [*imports[module]]
+        while waiting:
+            other = waiting.pop()
+            if other not in seen:
+                seen.add(other)
+                waiting += imports[other]
+        return seen
+
+    reached = {module: reach(module) for module in imports}
+    groups = {
+        tuple(sorted(other for other in reached[module] if module in reached[other]))
+        for module in imports
+        if module in reached[module]
+    }
+    return sorted(map(list, groups))
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = {dotted_name(path) for path in MODULES}
+    assert cycles({dotted_name(path): imports_of(path, known) for path in MODULES}) == []
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    circle = {"a": ["b"], "b": ["c"], "c": ["b", "d"], "d": [], "e": ["e"]}
+    assert cycles(circle) == [["b", "c"], ["e"]]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -29,8 +29,9 @@ from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_a
 from jobs.executor.shape_history import histories, newest_shapes
 from jobs.executor.task import OpenSink, Task
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
-from jobs.generations.record import GenerationLease, require_in_use
+from jobs.generations.record import require_in_use
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import (
@@ -424,10 +425,10 @@ def _shown(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
             if stop.is_set():
                 gate.close(0)
             with suppress(LockstepError):
-                runner.tend()
+                runner.heartbeat()
 
     with suppress(LockstepError):
-        runner.tend()  # who wants this generation to stand still may have asked before we came
+        runner.heartbeat()  # who wants this generation to stand still may have asked before we came
     thread = threading.Thread(target=tend, name=f"runner-{plan.name}", daemon=True)
     thread.start()
     try:
@@ -487,7 +488,7 @@ class _Run:
             # Before the first batch: what was published while this sink was away is what it is behind.
             self._learn()
             with suppress(LockstepError):
-                self._runner.tend()  # who wants this generation to stand still may have asked before we came
+                self._runner.heartbeat()  # who wants this generation to stand still may have asked before we came
             query = self._start()
             self._report(SinkStarted(self._task.sink, self._task.generation, self._checkpoint.location))
             self._attend(query)
@@ -591,7 +592,7 @@ class _Run:
             try:
                 # The batches have the same destination, and tell what is wrong with it.
                 with suppress(LockstepError):
-                    self._runner.tend()
+                    self._runner.heartbeat()
             except Exception as error:  # without its tending, batches could wait for ever for one who has asked them to
                 self._fail(error)
 

@@ -454,13 +454,13 @@ def test_a_notes_history_does_not_grow_for_ever(lake: Lake) -> None:
     sink = lake.sink(1, ITEMS)
     log = lake.root / "shop_live" / "_delta_log"
     for number in range(150):
-        sink.save("g1.runner", str(number))
+        sink.save("g1.heartbeat", str(number))
     for file in log.iterdir():
         os.utime(file, (time.time() - 48 * 3600,) * 2)
     for number in range(110):
-        sink.save("g1.runner", str(number))
+        sink.save("g1.heartbeat", str(number))
     assert len(list(log.glob("*.json"))) < 200
-    assert lake.sink(1).load("g1.runner") == "109"
+    assert lake.sink(1).load("g1.heartbeat") == "109"
 
 
 # Leftovers

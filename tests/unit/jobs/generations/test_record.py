@@ -9,25 +9,18 @@ import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import HEARTBEAT_S, PAUSE_MAX_S, Clock, GenerationLease, is_running, wait_for_pause
 from jobs.generations.record import (
-    BEAT_S,
-    HOLD_S,
-    PREVIOUS,
-    Clock,
-    GenerationLease,
     Phase,
     Record,
     begin_generation,
     begin_unless_begun,
-    behind,
     check_owner,
-    is_running,
     list_generations,
     require_in_use,
     save_record,
-    stands_still,
-    switch,
 )
+from jobs.generations.switch import PREVIOUS, missing_records, switch
 from sinks.contract import Progress
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
@@ -181,7 +174,7 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     store, now = _store(1), Time()
     runner = _runner(store, BatchGate(), now)
     assert not is_running(MemoryRecords(store), 1, now.clock())
-    runner.tend()
+    runner.heartbeat()
     now.every = runner.tend
     assert is_running(MemoryRecords(store), 1, now.clock())
     now.every = lambda: None
@@ -192,7 +185,7 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     assert now.now == began
     # A job that was fenced ends after its successor has begun, and must not make that one look dead.
     successor = _runner(store, BatchGate(), now)
-    successor.tend()
+    successor.heartbeat()
     runner.end()
     now.every = successor.tend
     assert is_running(MemoryRecords(store), 1, now.clock())
@@ -201,11 +194,11 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
 def test_a_hold_that_nobody_takes_back_is_removed_by_the_job() -> None:
     store, now, gate = _store(1), Time(), BatchGate()
     runner = _runner(store, gate, now)
-    MemoryRecords(store).save("g1.hold", "of a switch that was killed")
-    runner.tend()
-    now.now += HOLD_S + 1
-    runner.tend()
-    assert "g1.hold" not in store.records
+    MemoryRecords(store).save("g1.pause_request", "of a switch that was killed")
+    runner.heartbeat()
+    now.now += PAUSE_MAX_S + 1
+    runner.heartbeat()
+    assert "g1.pause_request" not in store.records
 
 
 def test_a_dropped_generation_is_not_made_anew() -> None:
@@ -223,22 +216,22 @@ def test_a_dropped_generation_is_not_made_anew() -> None:
 def test_a_job_stands_still_while_it_is_asked_to_and_not_for_ever() -> None:
     store, now, gate = _store(1), Time(), BatchGate()
     runner = _runner(store, gate, now)
-    runner.tend()
-    MemoryRecords(store).save("g1.hold", "mine")
+    runner.heartbeat()
+    MemoryRecords(store).save("g1.pause_request", "mine")
     now.every = runner.tend
-    assert stands_still(MemoryRecords(store), 1, "mine", now.clock())
+    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
     assert not _may_enter(gate)
-    now.now += HOLD_S + 1
-    runner.tend()
+    now.now += PAUSE_MAX_S + 1
+    runner.heartbeat()
     assert _may_enter(gate)
-    now.now += BEAT_S
-    runner.tend()  # the same wish is not fulfilled twice
+    now.now += HEARTBEAT_S
+    runner.heartbeat()  # the same wish is not fulfilled twice
     assert _may_enter(gate)
-    MemoryRecords(store).save("g1.hold", "another")
-    runner.tend()
+    MemoryRecords(store).save("g1.pause_request", "another")
+    runner.heartbeat()
     assert not _may_enter(gate)
-    MemoryRecords(store).save("g1.hold", None)
-    runner.tend()
+    MemoryRecords(store).save("g1.pause_request", None)
+    runner.heartbeat()
     assert _may_enter(gate)
 
 
@@ -262,29 +255,29 @@ def test_a_job_stands_still_only_when_its_batch_is_over() -> None:
     store, now, gate = _store(1), Time(), BatchGate()
     runner = _runner(store, gate, now)
     assert gate.enter()
-    MemoryRecords(store).save("g1.hold", "mine")
+    MemoryRecords(store).save("g1.pause_request", "mine")
     now.every = runner.tend
-    runner.tend()
+    runner.heartbeat()
     with pytest.raises(Unavailable, match="long batch"):
-        stands_still(MemoryRecords(store), 1, "mine", now.clock())
+        wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
     gate.leave()
-    assert stands_still(MemoryRecords(store), 1, "mine", now.clock())
+    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
 
 
 def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> None:
     store, now, gate = _store(1), Time(), BatchGate()
     opened = open_memory(store, 1)
     runner = GenerationLease(opened.records, 1, gate, monotonic=lambda: now.now)
-    opened.records.save("g1.hold", "mine")
-    runner.tend()
+    opened.records.save("g1.pause_request", "mine")
+    runner.heartbeat()
 
     def fails(_: str) -> str | None:
         raise Unavailable("away")
 
     opened.records.load = fails  # type: ignore[method-assign]
-    now.now += HOLD_S + 1
+    now.now += PAUSE_MAX_S + 1
     with suppress(Unavailable):
-        runner.tend()
+        runner.heartbeat()
     assert _may_enter(gate)
 
 
@@ -298,14 +291,14 @@ def test_the_first_generation_is_switched_to_at_once() -> None:
 def test_a_switch_waits_until_the_new_generation_has_all_that_the_old_one_shows() -> None:
     store, now, gate = _store(1, 2), Time(), BatchGate()
     runner = _runner(store, gate, now)
-    runner.tend()
+    runner.heartbeat()
     _at(store, 1, 10)
     _at(store, 2, 7)
     steps = iter(range(8, 100))
 
     def every() -> None:
-        runner.tend()
-        if store.records.get("g1.hold") and now.now > 102:
+        runner.heartbeat()
+        if store.records.get("g1.pause_request") and now.now > 102:
             _at(store, 2, min(10, next(steps)))
         assert store.live == 1 or store.generations[2].progress.next_offsets[AT] == 10  # type: ignore[union-attr]
 
@@ -314,7 +307,7 @@ def test_a_switch_waits_until_the_new_generation_has_all_that_the_old_one_shows(
     assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: next(ends), clock=now.clock()) == 1
     assert store.live == 2
     assert store.records[PREVIOUS] == "1"
-    assert "g1.hold" not in store.records
+    assert "g1.pause_request" not in store.records
     assert store.generations[2].progress.next_offsets == {AT: 10}  # type: ignore[union-attr]
 
 
@@ -325,7 +318,7 @@ def test_a_generation_that_is_far_behind_catches_up_before_the_old_one_is_held()
     steps = iter(range(1, 100))
 
     def every() -> None:
-        assert "g1.hold" not in store.records
+        assert "g1.pause_request" not in store.records
         if now.now % 30 < 1:  # a batch takes long
             _at(store, 2, min(10, next(steps)))
 
@@ -340,7 +333,7 @@ def test_a_generation_that_does_not_catch_up_is_not_switched_to() -> None:
     with pytest.raises(LockstepError, match="lacks 3 events"):
         switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
     assert store.live == 1
-    assert "g1.hold" not in store.records
+    assert "g1.pause_request" not in store.records
 
 
 def test_the_new_generation_needs_all_that_the_log_has_whatever_the_old_one_says_of_itself() -> None:
@@ -355,5 +348,5 @@ def test_the_new_generation_needs_all_that_the_log_has_whatever_the_old_one_says
 
 
 def test_topics_that_the_new_generation_does_not_read_are_not_waited_for() -> None:
-    assert behind(Progress({AT: 3}, 0, 0, 0, {AT[0]: "id"}), {AT: 5, ("shop.public.other", 0): 9}) == 2
-    assert behind(None, {AT: 5}) == 5
+    assert missing_records(Progress({AT: 3}, 0, 0, 0, {AT[0]: "id"}), {AT: 5, ("shop.public.other", 0): 9}) == 2
+    assert missing_records(None, {AT: 5}) == 5

@@ -7,7 +7,9 @@ from typing import Any, cast
 import pytest
 
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
-from jobs.query.job import SinkPlan, _shown, spark_error
+from jobs.query.failures import spark_error
+from jobs.query.plan import SinkPlan
+from jobs.query.threads import leased
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 from tests.databases import until
@@ -44,13 +46,13 @@ def test_a_job_without_a_query_shows_itself_stands_still_on_demand_and_ends_when
     stop = threading.Event()
 
     def runner() -> dict[str, Any]:
-        return dict(json.loads(opened.records.load("g1.runner") or "{}"))
+        return dict(json.loads(opened.records.load("g1.heartbeat") or "{}"))
 
-    with _shown(plan, stop) as gate:
+    with leased(plan, stop) as gate:
         assert gate.enter()
         until(lambda: runner().get("beats"))
         gate.leave()
-        opened.records.save("g1.hold", "a switch")
-        until(lambda: runner()["holding"] == "a switch")
+        opened.records.save("g1.pause_request", "a switch")
+        until(lambda: runner()["paused_for"] == "a switch")
         threading.Timer(0.1, stop.set).start()
         assert not gate.enter(), "it waits, and is told to end"

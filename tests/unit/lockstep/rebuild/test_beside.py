@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Config:
     [
         Record("shop", {}, Phase.READY),
         Record("shop", {}, Phase.REPLAYING),
-        Record("shop", {}, Phase.BUILDING, shown=True),
+        Record("shop", {}, Phase.BUILDING, exposed=True),
         Record("another", {}, Phase.BUILDING),
     ],
 )

@@ -1,0 +1,171 @@
+"""Who applies to a generation: the job shows that it runs, and commands see that and ask it to pause.
+
+Both are coordination records of the destination, so there is one truth wherever commands are run:
+
+``g<n>.heartbeat``
+    Written again and again by the generation's job. Who wants to know whether there is one looks twice: clocks of
+    several machines don't agree, but a counter that moves is alive.
+``g<n>.pause_request``
+    Asks that job to let no batch begin until the record is gone. The job confirms it in its heartbeat. It doesn't pause
+    longer than ``PAUSE_MAX_S``: whoever asked may have died.
+"""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from cdc.model.errors import Unavailable
+from jobs.generations.batch_gate import BatchGate
+from sinks.contract import CoordinationRecords
+
+PAUSE_MAX_S: Final = 90.0
+"""How long a job pauses at most when it was asked to: whoever asked may have died."""
+
+HEARTBEAT_S: Final = 2.0
+"""How often a job shows that it runs."""
+
+_SILENCE_S: Final = 3 * HEARTBEAT_S
+"""A job without a heartbeat for so long doesn't run."""
+
+_BUSY_MAX_S: Final = PAUSE_MAX_S / 2
+"""How long a pause request waits for the batch that is under way."""
+
+_LOOK_S: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time as arguments, in seconds."""
+
+    monotonic_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+SYSTEM_CLOCK: Final = Clock()
+
+
+class GenerationLease:
+    """A job's side: shows that it runs, and pauses when it is asked to.
+
+    ``heartbeat`` is called about twice a second by a thread of its own, with a sink of its own. What it raises can be
+    ignored.
+    """
+
+    def __init__(
+        self,
+        records: CoordinationRecords,
+        generation: int,
+        gate: BatchGate,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._records = records
+        self._heartbeat_name = _heartbeat_name(generation)
+        self._request_name = pause_request_name(generation)
+        self._gate = gate
+        self._monotonic = monotonic
+        self._run = uuid.uuid4().hex
+        self._beats = 0
+        self._beat_at: float | None = None
+        self._paused_for: str | None = None
+        self._paused_at = 0.0
+        self._expired = ""
+
+    def heartbeat(self) -> None:
+        """Pause or go on as a pause request says, and show that the job runs. Raises what the destination raises."""
+        now = self._monotonic()
+        # Before anything that may fail: a destination that doesn't answer must not keep the job paused.
+        expired = self._paused_for is not None and now - self._paused_at > PAUSE_MAX_S
+        if expired:
+            self._go_on()
+        request = self._records.load(self._request_name)
+        if expired and request == self._expired:
+            # Whoever asked has died, and the next job need not wait.
+            self._records.save(self._request_name, None)
+            request = None
+        if request != self._paused_for and self._paused_for is not None:
+            self._go_on()
+            self._beat(now)
+        if request is None:
+            self._gate.release()
+        elif request not in (self._paused_for, self._expired) and self._gate.hold(0):
+            # Where a batch is still under way, the next call looks again, and no other one begins.
+            self._paused_for, self._paused_at = request, now
+            self._beat(now)
+        if self._beat_at is None or now - self._beat_at >= HEARTBEAT_S:
+            self._beat(now)
+
+    def end(self) -> None:
+        """The job is over, nobody has to wait for it. Raises what the destination raises."""
+        self._gate.release()
+        known = self._records.load(self._heartbeat_name)
+        if known is None or orjson.loads(known)["run"] == self._run:  # else another job has taken over
+            beat = {"run": self._run, "ended": True, "paused_for": None}
+            self._records.save(self._heartbeat_name, orjson.dumps(beat).decode())
+
+    def _go_on(self) -> None:
+        self._expired, self._paused_for = self._paused_for or "", None
+        self._gate.release()
+
+    def _beat(self, now: float) -> None:
+        self._beats += 1
+        self._beat_at = now
+        beat = {"run": self._run, "beats": self._beats, "paused_for": self._paused_for}
+        self._records.save(self._heartbeat_name, orjson.dumps(beat).decode())
+
+
+def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """Whether a job applies to a generation.
+
+    It takes some seconds to see that one has died without a word, or that there is none yet.
+    """
+    name = _heartbeat_name(generation)
+    first = records.load(name)
+    deadline = clock.monotonic_s() + _SILENCE_S
+    while clock.monotonic_s() < deadline:
+        beat = records.load(name)
+        if _has_ended(beat):
+            return False
+        if beat != first:
+            return True
+        clock.sleep(_LOOK_S)
+    return False
+
+
+def wait_for_pause(records: CoordinationRecords, generation: int, request: str, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """Wait until a generation's job confirms this pause request; False when there is no job.
+
+    Raises Unavailable when the job is busy with a batch for too long.
+    """
+    name = _heartbeat_name(generation)
+    last, moved_at = None, clock.monotonic_s()
+    deadline = moved_at + _BUSY_MAX_S
+    while clock.monotonic_s() < deadline:
+        beat = records.load(name)
+        if beat is None or _has_ended(beat):
+            return False
+        if orjson.loads(beat)["paused_for"] == request:
+            return True
+        if beat != last:
+            last, moved_at = beat, clock.monotonic_s()
+        elif clock.monotonic_s() - moved_at > _SILENCE_S:
+            return False
+        clock.sleep(_LOOK_S)
+    raise Unavailable(f"generation {generation} is in the middle of a long batch", hint="try again in a moment")
+
+
+def pause_request_name(generation: int) -> str:
+    """The coordination record that asks a generation's job to pause; its text is the request's own id."""
+    return f"g{generation}.pause_request"
+
+
+def _heartbeat_name(generation: int) -> str:
+    return f"g{generation}.heartbeat"
+
+
+def _has_ended(beat: str | None) -> bool:
+    return beat is not None and bool(orjson.loads(beat).get("ended"))

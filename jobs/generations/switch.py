@@ -1,0 +1,106 @@
+"""Making a generation the live one, so that no reader sees a row go back."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from cdc.model.errors import LockstepError
+from jobs.generations.lease import PAUSE_MAX_S, SYSTEM_CLOCK, Clock, pause_request_name, wait_for_pause
+from jobs.offsets import Offsets
+from sinks.contract import OpenedSink, Progress
+
+PREVIOUS: Final = "previous"
+"""The coordination record that names the generation that was live before the last switch."""
+
+_SWITCH_S: Final = PAUSE_MAX_S / 2
+"""How long a switch may take once it has asked the old generation's job to pause."""
+
+_APPROACH_S: Final = 300.0
+"""How long a switch lets the new generation come close before it asks the old one's job to pause."""
+
+_LOOK_S: Final = 0.2
+
+
+def switch(
+    open_generation: Callable[[int], OpenedSink],
+    target: int,
+    *,
+    log_ends: Callable[[], Offsets],
+    clock: Clock = SYSTEM_CLOCK,
+) -> int | None:
+    """Make a generation the live one, and return which was live before. No reader sees a row go back.
+
+    The live generation's job pauses until the new one has applied all that readers may have seen. The progress of the
+    live one doesn't tell that: a job that failed in the middle of a batch has written rows and saved no progress. So
+    the new one has to apply all that the log has by then.
+
+    Raises LockstepError when the new one lacks something and doesn't catch up, and what ``Generations.switch`` raises.
+    """
+    with _opened(open_generation, target) as new:
+        live = new.generations.live()
+        if live == target:
+            return live
+        if live is None:
+            new.generations.switch()
+            return None
+        _approach(new, target, live, log_ends, clock)
+        with _opened(open_generation, live) as old:
+            request, request_name = uuid.uuid4().hex, pause_request_name(live)
+            began = clock.monotonic_s()
+            old.records.save(request_name, request)
+            try:
+                wait_for_pause(old.records, live, request, clock)
+                wanted = log_ends()
+                while (lacking := missing_records(new.generations.load_progress(), wanted)) > 0:
+                    if clock.monotonic_s() - began > _SWITCH_S:
+                        raise _lacks_events(target, live, lacking)
+                    clock.sleep(_LOOK_S)
+                new.records.save(PREVIOUS, str(live))
+                new.generations.switch()
+            finally:
+                old.records.save(request_name, None)
+    return live
+
+
+def missing_records(progress: Progress | None, wanted: Offsets) -> int:
+    """How many records a generation has still to apply to reach these offsets, of the topics that it reads."""
+    if progress is None:
+        return sum(wanted.values())
+    return sum(
+        max(0, offset - progress.next_offsets.get((topic, partition), 0))
+        for (topic, partition), offset in wanted.items()
+        if topic in progress.topic_ids
+    )
+
+
+def _approach(new: OpenedSink, target: int, live: int, log_ends: Callable[[], Offsets], clock: Clock) -> None:
+    """Wait until the new generation has what the log has now: it may have fallen behind while it was compared.
+
+    Raises LockstepError when it doesn't catch up.
+    """
+    wanted, began = log_ends(), clock.monotonic_s()
+    last, moved_at = None, began
+    while (lacking := missing_records(new.generations.load_progress(), wanted)) > 0:
+        now = clock.monotonic_s()
+        if lacking != last:
+            last, moved_at = lacking, now
+        if now - moved_at > _SWITCH_S or now - began > _APPROACH_S:
+            raise _lacks_events(target, live, lacking)
+        clock.sleep(_LOOK_S)
+
+
+def _lacks_events(target: int, live: int, lacking: int) -> LockstepError:
+    return LockstepError(
+        f"generation {target} lacks {lacking} events that readers may have seen in generation {live}: they would see older rows",
+        hint="let `lockstep apply` or `lockstep run` bring it up to date, then try again",
+    )
+
+
+@contextmanager
+def _opened(open_generation: Callable[[int], OpenedSink], number: int) -> Iterator[OpenedSink]:
+    opened = open_generation(number)
+    try:
+        yield opened
+    finally:
+        opened.sink.close()

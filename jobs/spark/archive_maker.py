@@ -1,0 +1,87 @@
+"""Makes the archive of ``jobs.spark.class_archive``: starts Spark once, runs a batch, and keeps what the JVM has loaded."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from cdc.model.errors import LockstepError
+from jobs.settings import SparkSettings
+from jobs.spark.arrow_map import ArrowMap
+from jobs.spark.class_archive import QUIET, archive_file
+from jobs.spark.session import open_session
+
+_BATCH_S: Final = 60.0
+_EXIT_S: Final = 120.0
+
+
+def make_archive(settings: SparkSettings) -> Path:
+    """Start Spark, run a batch as the jobs do, and keep what the JVM has loaded.
+
+    Returns the file, which may have been there before.
+
+    Raises LockstepError where that isn't possible; all works without.
+    """
+    file = archive_file(settings.java_home)
+    if file is None:
+        raise LockstepError("it isn't known which Java runs Spark", hint="set spark.java_home, or JAVA_HOME")
+    if file.exists():
+        return file
+    unfinished = file.with_suffix(f".{os.getpid()}")
+    # In a process of its own: the JVM writes the archive when it ends, and it ends with the process that it serves.
+    arguments = f"{str(settings.java_home)!r}, {str(unfinished)!r}"
+    program = f"from jobs.spark.archive_maker import run_a_batch; run_a_batch({arguments})"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        )
+        deadline = time.monotonic() + _EXIT_S
+        while done.returncode == 0 and not unfinished.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if done.returncode or not unfinished.exists():
+            raise LockstepError(
+                "Java wrote no class archive", hint="nothing is wrong without it but that Spark takes longer to start"
+            )
+        unfinished.rename(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return file
+
+
+def run_a_batch(java_home: str, archive: str) -> None:
+    """What a process is for whose JVM writes an archive. It returns when the JVM has ended."""
+    settings = SparkSettings(master="local[1]", java_home=Path(java_home))
+    spark = open_session(settings, name="class archive", more_options=(f"-XX:ArchiveClassesAtExit={archive}", *QUIET))
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    jvm = gateway.proc
+    run = ArrowMap(_pass_on, "value long")
+
+    def batch(frame: DataFrame, _number: int) -> None:
+        run(frame.select("value").coalesce(1)).toArrow()
+
+    query = (
+        spark.readStream.format("rate")
+        .load()
+        .writeStream.foreachBatch(batch)
+        .trigger(processingTime="0 seconds")
+        .start()
+    )
+    deadline = time.monotonic() + _BATCH_S
+    while not query.recentProgress and query.isActive and time.monotonic() < deadline:
+        time.sleep(0.1)
+    query.stop()
+    spark.stop()
+    gateway.shutdown()
+    jvm.stdin.close()
+    jvm.wait(_EXIT_S)
+
+
+def _pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
