@@ -29,7 +29,8 @@ from jobs.generations.record import (
     list_generations,
     save_record,
 )
-from jobs.query.job import SinkJob, SinkPlan
+from jobs.query.job import SinkJob
+from jobs.query.plan import SinkPlan
 from jobs.report import DefinitionDiffers, Reporter, SinkFailed, SinkStopped, SinkWaiting, log_report
 from jobs.settings import SparkSettings
 from jobs.spark.session import open_session

@@ -13,7 +13,7 @@ from cdc.model.table import TableName
 from jobs.driver import run_sinks
 from jobs.generations.lease import is_running
 from jobs.generations.record import Phase, check_owner, list_generations
-from jobs.query.start_position import begin_at_start_position, offsets_behind_lsn
+from jobs.query.start_position import begin_at_start_position, offsets_after_lsn
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
 from lockstep.config import Config
@@ -54,7 +54,7 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
     counts = cluster.partition_counts()
     partitions = [(config.topics()[table], n) for table in tables for n in range(counts.get(config.topics()[table], 0))]
     if lsn is not None:
-        start = offsets_behind_lsn(read_progress(config.kafka.client(), config.pipeline.name), lsn, partitions)
+        start = offsets_after_lsn(read_progress(config.kafka.client(), config.pipeline.name), lsn, partitions)
     else:
         assert time_ms is not None
         start = cluster.offsets_at(partitions, time_ms)

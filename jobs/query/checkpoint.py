@@ -12,9 +12,9 @@ from jobs.query.start_position import StartPosition
 _VERSION = "v1"
 
 
-def checkpoint_location(directory: str, *, sink: str, generation: int, reading: StartPosition | None = None) -> str:
-    """One checkpoint per sink, generation and reading: ``<directory>/<sink>/g<n>``, ``g<n>-1`` and so on."""
-    return f"{directory.rstrip('/')}/{sink}/g{generation}{reading.directory if reading else ''}"
+def checkpoint_location(directory: str, *, sink: str, generation: int, start: StartPosition | None = None) -> str:
+    """One checkpoint per sink, generation and start position: ``<directory>/<sink>/g<n>``, ``g<n>-1`` and so on."""
+    return f"{directory.rstrip('/')}/{sink}/g{generation}{start.directory if start else ''}"
 
 
 def parse_offsets(text: str) -> Offsets:
@@ -45,14 +45,14 @@ class Checkpoint:
         self._files = self._path_of(location).getFileSystem(context._jsc.hadoopConfiguration())
 
     def end_offsets(self, batch_id: int) -> Offsets:
-        """Where a batch ends. Spark writes it before the batch runs. Raises LockstepError when it isn't there."""
+        """Where a batch ends. Spark writes it before the batch runs. Raises LockstepError when it isn't there, or unknown."""
         text = self._read(f"offsets/{batch_id}")
         if text is None:
             raise LockstepError(f"the checkpoint {self.location} has no offsets of batch {batch_id}")
         return parse_offsets(text)
 
     def committed(self) -> Offsets | None:
-        """Where the last complete batch ends, or None when there is none."""
+        """Where the last complete batch ends, or None when there is none. Raises LockstepError when that isn't known."""
         batch_id = self._last_commit()
         return None if batch_id is None else self.end_offsets(batch_id)
 

@@ -1,16 +1,17 @@
-"""Columns that a table gets while a generation holds rows of it: which of those rows are to show what, and carrying them over.
+"""Column backfill: rows that a generation has already get the columns that their table gets later.
 
-The source gives a new column's default to the rows that are there without writing one of them, so no event tells of it. Events of
-earlier shapes get the value as they are read (``shape_history``). Rows that were applied before get it here, from the destination's
-own DDL where it has such a thing, else one by one under their own tag, so that whatever came meanwhile wins.
+The source gives a new column's default to the rows that are there without writing one of them, so no event says so.
+Events of earlier shapes get the value as they are read (``shape_history``). Rows that were applied before get it here:
+from the destination's own DDL where it has such a thing, else one by one under their own tag, so that newer ones win.
 
-The note ``g<n>.columns`` says which columns a generation has had and which values its rows still lack. It is written before the
-destination is prepared, and again when all rows are carried over: who is killed in between goes on at the next start. Rows that have
-the column by then, null included, are known by it and left alone.
+The coordination record ``g<n>.columns`` says which columns a generation has had and which values its rows still lack.
+It is written before the destination is prepared, and again when all rows have their values: a job that is killed in
+between goes on at the next start. Rows that have the column by then, null included, are left alone.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -20,22 +21,27 @@ from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import added_values
+from jobs.generations.batch_gate import BatchGate
+from jobs.report import ColumnBackfillProgress, Reporter
 from sinks.contract import AddedValues, Batch, CoordinationRecords, Sink, StoredRow
 from sinks.wrappers.projection import Projection
 
-_NOTE: Final = "columns"
+_RECORD: Final = "columns"
 
 _ROWS: Final = 500
 _BYTES: Final = 8 * 1024 * 1024
-"""How many rows are carried over at once, and how large they may be together, but for the last one."""
+"""How many rows are written at once, and how large they may be together, but for the last one."""
+
+_REPORT_S: Final = 5.0
+"""How often a long column backfill is reported."""
 
 _NOWHERE: Final = Position("", 0, 0)
-"""The events made here don't come from the log."""
+"""These events don't come from the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTable:
-    """What a generation has of a table: the shape that it was prepared for last, and the number of each column that it ever had."""
+    """The shape that a generation's table was prepared for last, and the number of each column that it ever had."""
 
     schema_id: str
     columns: Mapping[str, int]
@@ -43,7 +49,7 @@ class HeldTable:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A generation's note. ``lacking`` are the values that rows applied earlier are still to get."""
+    """The columns of a generation's tables. ``lacking`` are the values that rows applied earlier are still to get."""
 
     tables: Mapping[TableName, HeldTable] = field(default_factory=dict)
     lacking: AddedValues = field(default_factory=dict)
@@ -59,7 +65,7 @@ class Columns:
         ).decode()
 
     def only(self, tables: Collection[TableName]) -> "Columns":
-        """The note of a generation that has lost all other tables."""
+        """The same of a generation that has lost all other tables."""
         return Columns(
             {name: held for name, held in self.tables.items() if name in tables},
             {name: values for name, values in self.lacking.items() if name in tables},
@@ -67,21 +73,22 @@ class Columns:
 
     @classmethod
     def from_json(cls, text: str) -> "Columns":
-        note: dict[str, Any] = orjson.loads(text)
+        fields: dict[str, Any] = orjson.loads(text)
         return cls(
-            {TableName(schema, name): HeldTable(shape, columns) for schema, name, shape, columns in note["tables"]},
-            {TableName(schema, name): values for schema, name, values in note["lacking"]},
+            {TableName(schema, name): HeldTable(shape, columns) for schema, name, shape, columns in fields["tables"]},
+            {TableName(schema, name): values for schema, name, values in fields["lacking"]},
         )
 
 
 def load_columns(records: CoordinationRecords, generation: int) -> Columns | None:
-    """What is known of a generation's columns; None when it never was prepared by a version that keeps this note."""
-    text = records.load(f"g{generation}.{_NOTE}")
+    """A generation's columns; None when it never was prepared."""
+    text = records.load(f"g{generation}.{_RECORD}")
     return None if text is None else Columns.from_json(text)
 
 
 def save_columns(records: CoordinationRecords, generation: int, columns: Columns) -> None:
-    records.save(f"g{generation}.{_NOTE}", columns.to_json())
+    """Replace what is known of a generation's columns."""
+    records.save(f"g{generation}.{_RECORD}", columns.to_json())
 
 
 def next_columns(
@@ -92,22 +99,22 @@ def next_columns(
     projection: Projection,
     has_rows: bool,
 ) -> Columns:
-    """The note for a generation that is about to be prepared for these tables. Pure.
+    """The columns of a generation that is about to be prepared for these tables. Pure.
 
-    ``records`` are all shapes in the order of the topic; of columns that the ``projection`` leaves out the note tells nothing. Where
-    nothing is known of a generation that ``has_rows``, every added column counts as lacking: rows that have it are left alone.
-    Raises LockstepError for a column that took another one's name.
+    ``records`` are all shapes in the order of the topic. Columns that the ``projection`` leaves out aren't among them.
+    Where nothing is known of a generation that ``has_rows``, every added column counts as lacking: rows that have it
+    are left alone. Raises LockstepError for a column that took another one's name.
     """
     held_tables = {} if known is None else dict(known.tables)
     lacking: dict[TableName, Mapping[str, JsonValue]] = {}
     for whole in tables:
         table = projection.table(whole)
-        of_table = [record for record in records if record.table.name == table.name]
-        added = added_values(table, of_table)
+        table_records = [record for record in records if record.table.name == table.name]
+        added = added_values(table, table_records)
         held = held_tables.get(table.name)
         missing: dict[str, JsonValue]
         if held is not None:
-            _check_columns(table, held, of_table)
+            _check_columns(table, held, table_records)
             numbers = {number for number in held.columns.values() if number}
             missing = {
                 name: value
@@ -166,7 +173,10 @@ def _check_columns(table: Table, held: HeldTable, records: Sequence[SchemaRecord
 
 @dataclass(frozen=True, slots=True)
 class ColumnBackfill:
-    """How far a table's rows are carried over. ``reason`` is why the first of the ``refused`` ones was; they stay as they were."""
+    """How many of a table's rows have got their values. ``reason`` is why the first of the ``refused`` ones was.
+
+    Refused rows stay as they were.
+    """
 
     rows: int = 0
     refused: int = 0
@@ -185,8 +195,8 @@ def backfill_columns(
 ) -> ColumnBackfill:
     """Give these columns' values to the rows that lack the columns.
 
-    ``enter`` is called before each step, and False ends it before all is done; ``leave`` behind each step. Repeating it is harmless,
-    also while others apply newer events.
+    ``enter`` is called before each step, and False ends it before all is done; ``leave`` after each step. Repeating it
+    is harmless, also while others apply newer events. Raises what the sink raises.
     """
     rows = refused = 0
     reason = ""
@@ -206,6 +216,70 @@ def backfill_columns(
             reason = outcome.rejections[0].reason
         leave(ColumnBackfill(rows, refused, reason))
     return ColumnBackfill(rows, refused, reason, is_over=True)
+
+
+class BackfillReporter:
+    """Reports a generation's column backfill: each table's end, and what is done so far every few seconds."""
+
+    def __init__(self, sink: str, generation: int, report: Reporter) -> None:
+        self._sink = sink
+        self._generation = generation
+        self._report = report
+        self._next_at = 0.0
+
+    def report_if_due(self, table: TableName, columns: tuple[str, ...], done: ColumnBackfill) -> None:
+        if time.monotonic() >= self._next_at:
+            self.report(table, columns, done)
+
+    def report(self, table: TableName, columns: tuple[str, ...], done: ColumnBackfill) -> None:
+        self._next_at = time.monotonic() + _REPORT_S
+        self._report(
+            ColumnBackfillProgress(
+                self._sink,
+                self._generation,
+                str(table),
+                columns,
+                rows=done.rows,
+                refused=done.refused,
+                reason=done.reason,
+                is_over=done.is_over,
+            )
+        )
+
+
+def backfill_tables(
+    sink: Sink,
+    tables: Mapping[TableName, Table],
+    columns: Columns,
+    lacking: AddedValues,
+    *,
+    fence: int,
+    gate: BatchGate,
+    report: BackfillReporter,
+) -> Columns | None:
+    """Give the rows that lack a column what the source shows in it; ``lacking`` is what the destination's DDL has left.
+
+    Returns the columns with what is lacking still, or None when the gate was closed before it was done. Raises what the
+    sink raises.
+    """
+    still = dict(columns.lacking)
+    for name in columns.lacking:
+        values = lacking.get(name, {})
+        if values:
+            names = tuple(values)
+
+            def leave(done: ColumnBackfill, table: TableName = name, names: tuple[str, ...] = names) -> None:
+                gate.leave()
+                report.report_if_due(table, names, done)
+
+            done = backfill_columns(sink, tables[name], values, fence=fence, enter=gate.enter, leave=leave)
+            report.report(name, names, done)
+            if not done.is_over:
+                return None
+            if done.refused:
+                continue  # they are tried again at the next start
+        del still[name]
+    return replace(columns, lacking=still)
 
 
 def _portions(rows: Iterable[StoredRow]) -> Iterator[list[Mapping[str, JsonValue]]]:

@@ -1,7 +1,7 @@
-"""From where a generation reads the log. A new start is a new *reading*, with a checkpoint of its own and an offset for every partition.
+"""From where a generation reads the log. Each start position has a number and a checkpoint of its own.
 
-Going back is always safe: what has been applied is known by its tag. Going forward leaves something out, and that is kept with the
-progress: the watermark stays before the gap until it has been read after all.
+Going back is always safe: what has been applied is known by its tag. Going forward leaves something out, and that is
+kept with the progress: the watermark stays before the gap until it has been read after all.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,62 +14,67 @@ from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
 from sinks.contract import CoordinationRecords, Progress, TopicPartition
 
-_NOTE: Final = "reading"
+_RECORD: Final = "start_position"
 
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """The ``number``-th start of a generation; ``start`` is None for the log's beginning.
+    """The ``number``-th start of a generation; ``offsets`` names every partition, None is the log's beginning.
 
     ``overwrite_equal_tags`` says that events which the destination has in the same version are to be written again.
     """
 
     number: int = 0
-    start: Offsets | None = None
+    offsets: Offsets | None = None
     overwrite_equal_tags: bool = False
 
     @property
     def directory(self) -> str:
-        """What is added to the generation in the name of its checkpoint."""
+        """What the name of its checkpoint has after the generation's."""
         return f"-{self.number}" if self.number else ""
 
 
 def load_start_position(records: CoordinationRecords, generation: int) -> StartPosition:
-    """The reading that is under way."""
-    text = records.load(f"g{generation}.{_NOTE}")
+    """The generation's newest start position."""
+    text = records.load(f"g{generation}.{_RECORD}")
     if text is None:
         return StartPosition()
-    note: dict[str, Any] = orjson.loads(text)
-    start = note["start"]
+    fields: dict[str, Any] = orjson.loads(text)
+    offsets = fields["offsets"]
     return StartPosition(
-        note["number"],
-        None if start is None else {(topic, partition): offset for topic, partition, offset in start},
-        note["overwrite_equal_tags"],
+        fields["number"],
+        None if offsets is None else {(topic, partition): offset for topic, partition, offset in offsets},
+        fields["overwrite_equal_tags"],
     )
 
 
 def begin_at_start_position(
-    records: CoordinationRecords, generation: int, start: Offsets | None, *, overwrite_equal_tags: bool = False
+    records: CoordinationRecords, generation: int, offsets: Offsets | None, *, overwrite_equal_tags: bool = False
 ) -> StartPosition:
-    """Start anew; the next job of the generation reads from there."""
-    reading = StartPosition(load_start_position(records, generation).number + 1, start, overwrite_equal_tags)
-    _save(records, generation, reading)
-    return reading
+    """The next job of the generation reads from these offsets, with a new checkpoint."""
+    position = StartPosition(load_start_position(records, generation).number + 1, offsets, overwrite_equal_tags)
+    _save(records, generation, position)
+    return position
 
 
-def end_replay(records: CoordinationRecords, generation: int) -> None:
+def leave_equal_tags(records: CoordinationRecords, generation: int) -> None:
     """From now on, a row of the same tag is left as it is again."""
     _save(records, generation, replace(load_start_position(records, generation), overwrite_equal_tags=False))
 
 
-def _save(records: CoordinationRecords, generation: int, reading: StartPosition) -> None:
-    start = reading.start
-    pairs = None if start is None else [[topic, partition, offset] for (topic, partition), offset in start.items()]
-    note = {"number": reading.number, "start": pairs, "overwrite_equal_tags": reading.overwrite_equal_tags}
-    records.save(f"g{generation}.{_NOTE}", orjson.dumps(note).decode())
+def _save(records: CoordinationRecords, generation: int, position: StartPosition) -> None:
+    offsets = None
+    if position.offsets is not None:
+        offsets = [[topic, partition, offset] for (topic, partition), offset in position.offsets.items()]
+    fields = {
+        "number": position.number,
+        "offsets": offsets,
+        "overwrite_equal_tags": position.overwrite_equal_tags,
+    }
+    records.save(f"g{generation}.{_RECORD}", orjson.dumps(fields).decode())
 
 
-def offsets_behind_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition]) -> Offsets:
+def offsets_after_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition]) -> Offsets:
     """Where to read on for everything that was committed after ``lsn``, and as little as possible of what was before.
 
     ``records`` are all that the progress topic still holds, in order. A partition of which they know nothing is read from its start.
@@ -80,13 +85,17 @@ def offsets_behind_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: 
             break
         for topic, ends in record.bounds.items():
             bounds.update({(topic, partition): end for partition, end in enumerate(ends)})
-    return {at: bounds.get(at, 0) for at in partitions}
+    return {partition: bounds.get(partition, 0) for partition in partitions}
 
 
 def skipped_by(start: Offsets | None, progress: Progress | None) -> Mapping[TopicPartition, int]:
-    """Partitions of which something before ``start`` has not been applied, with the offset behind what has been beyond the gap."""
+    """Partitions of which something before ``start`` has not been applied, with the end of what has been after the gap."""
     if start is None:
         return {}
     applied = {} if progress is None else progress.next_offsets
     beyond = {} if progress is None else progress.skipped
-    return {at: max(offset, beyond.get(at, 0)) for at, offset in start.items() if offset > applied.get(at, 0)}
+    return {
+        partition: max(offset, beyond.get(partition, 0))
+        for partition, offset in start.items()
+        if offset > applied.get(partition, 0)
+    }

@@ -6,7 +6,7 @@ from jobs.query.start_position import (
     StartPosition,
     begin_at_start_position,
     load_start_position,
-    offsets_behind_lsn,
+    offsets_after_lsn,
     skipped_by,
 )
 from jobs.spark.source import starting_offsets
@@ -23,13 +23,13 @@ RECORDS = [
 
 
 def test_what_was_committed_after_an_lsn_lies_behind_the_newest_bounds_before_it() -> None:
-    assert offsets_behind_lsn(RECORDS, 250, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 3}
-    assert offsets_behind_lsn(RECORDS, 300, PARTITIONS) == {(ORDERS, 0): 9, (ORDERS, 1): 9, (ITEMS, 0): 3}
+    assert offsets_after_lsn(RECORDS, 250, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 3}
+    assert offsets_after_lsn(RECORDS, 300, PARTITIONS) == {(ORDERS, 0): 9, (ORDERS, 1): 9, (ITEMS, 0): 3}
 
 
 def test_where_nothing_is_known_of_a_partition_it_is_read_from_its_start() -> None:
-    assert offsets_behind_lsn(RECORDS, 150, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 0}
-    assert offsets_behind_lsn(RECORDS, 99, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
+    assert offsets_after_lsn(RECORDS, 150, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 0}
+    assert offsets_after_lsn(RECORDS, 99, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
 
 
 def test_a_reading_comes_back_and_each_has_its_own_checkpoint() -> None:

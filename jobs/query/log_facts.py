@@ -1,0 +1,96 @@
+"""What the log says of a sink's tables before its job reads them: their shapes, their topics, and whether these are there."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cdc.kafka.control_topics import read_schema_records
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import SCHEMA, control_topic, table_topic
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import Table, TableName
+from cdc.protocol.control_records import SchemaRecord
+from jobs.executor.shape_history import TableHistory, histories, newest_shapes
+from jobs.query.plan import SinkPlan
+from jobs.query.resume import TopicFacts
+from sinks.contract import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """The log as it was when the job looked."""
+
+    tables: Mapping[TableName, Table]
+    """The newest shapes."""
+    records: Sequence[SchemaRecord]
+    """All shapes that these tables had, in the order of the topic."""
+    topics: Mapping[str, TopicFacts]
+    """By topic."""
+    table_of: Mapping[str, TableName]
+    """Topic -> table."""
+
+    @property
+    def histories(self) -> dict[TableName, TableHistory]:
+        """Of the tables that had other shapes before."""
+        return histories(self.records)
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        return [(topic, number) for topic, facts in self.topics.items() for number in range(facts.partitions)]
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        return {topic: facts.topic_id for topic, facts in self.topics.items()}
+
+    @property
+    def compaction_lag_ms(self) -> int:
+        """How long all of the topics keep each version at least."""
+        return min((facts.compaction_lag_ms for facts in self.topics.values()), default=0)
+
+
+def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
+    """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError."""
+    tables, records = _read_tables(plan, cluster)
+    table_of = {table_topic(plan.pipeline, name): name for name in plan.tables}
+    return LogFacts(tables, records, _topic_facts(plan, cluster, list(table_of)), table_of)
+
+
+def have_shapes_changed(plan: SinkPlan, prepared: Mapping[TableName, Table]) -> bool:
+    """Whether the log has other shapes than the sink was prepared for. Raises Unavailable."""
+    known = newest_shapes(read_schema_records(plan.kafka.client(), plan.pipeline))
+    return any(known.get(name, table) != table for name, table in prepared.items())
+
+
+def _read_tables(plan: SinkPlan, cluster: TopicAdmin) -> tuple[dict[TableName, Table], list[SchemaRecord]]:
+    """This sink's tables, and all shapes that they had, in order."""
+    records = []
+    if control_topic(plan.pipeline, SCHEMA) in cluster.partition_counts():
+        records = read_schema_records(plan.kafka.client(), plan.pipeline)
+    known = newest_shapes(records)
+    missing = [name for name in plan.tables if name not in known]
+    if missing:
+        raise _not_yet(plan, f"table {missing[0]} isn't in the log of pipeline {plan.pipeline!r}")
+    mine = [record for record in records if record.table.name in plan.tables]
+    return {name: known[name] for name in plan.tables}, mine
+
+
+def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> dict[str, TopicFacts]:
+    counts = cluster.partition_counts()
+    missing = [topic for topic in topics if topic not in counts]
+    if missing:
+        raise _not_yet(plan, f"topic {missing[0]} doesn't exist")
+    ids = cluster.topic_ids(topics)
+    configs = {topic: cluster.config(topic) for topic in topics}
+    return {
+        topic: TopicFacts(
+            ids[topic],
+            counts[topic],
+            int(configs[topic]["delete.retention.ms"]),
+            int(configs[topic]["min.compaction.lag.ms"]),
+        )
+        for topic in topics
+    }
+
+
+def _not_yet(plan: SinkPlan, message: str) -> LockstepError:
+    hint = "start capture: it creates the topics and publishes the tables' shapes before the first row"
+    return LockstepError(message, hint=hint) if plan.once else Unavailable(message, hint=hint)

@@ -1,0 +1,297 @@
+"""One Structured Streaming query of a sink's job, and its batches: records from the log to the tasks, results kept.
+
+``jobs.query.threads`` lists the threads beside it.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from threading import Event
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from cdc.kafka.control_topics import ProgressReader
+from cdc.model.errors import LockstepError, Unavailable
+from jobs.dead_letters.store import DeadLetters
+from jobs.executor.deliver import deliver
+from jobs.executor.log_reader import Range, ranges
+from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_arrow
+from jobs.executor.task import Task
+from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import GenerationLease
+from jobs.offsets import Offsets
+from jobs.query.checkpoint import Checkpoint
+from jobs.query.failures import Backoff, spark_error
+from jobs.query.plan import SinkPlan
+from jobs.query.progress import ProgressKeeper
+from jobs.query.start_position import StartPosition
+from jobs.query.threads import POLL_S, QueryState, follow_watermark, keep_lease, report_long_batches, side_threads
+from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.spark.arrow_map import ArrowMap
+from jobs.spark.computed_columns import TablePlan, with_computed
+from jobs.spark.source import range_frame, read_topics
+
+
+class _Stopping(Exception):
+    """Ends a query from inside its batch because the job is asked to stop."""
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """What a query is made of. ``computed`` has the tables with expressions, by topic."""
+
+    sink: SinkPlan
+    task: Task
+    checkpoint: Checkpoint
+    start: StartPosition
+    computed: Mapping[str, TablePlan]
+
+
+class SinkQuery:
+    """One query: its batches, its watermark, its end."""
+
+    def __init__(
+        self,
+        plan: QueryPlan,
+        spark: SparkSession,
+        keeper: ProgressKeeper,
+        *,
+        stop: Event,
+        leaving: Event,
+        report: Reporter,
+    ) -> None:
+        """``stop`` ends this query, ``leaving`` says that no other one is to follow in this process."""
+        self._plan = plan.sink
+        self._spark = spark
+        self._task = plan.task
+        self._checkpoint = plan.checkpoint
+        self._keeper = keeper
+        self._start_position = plan.start
+        self._computed = plan.computed
+        self._stop = stop
+        self._leaving = leaving
+        self._report = report
+        client = self._plan.kafka.client()
+        task = plan.task
+        self._dead_letters = DeadLetters(client, self._plan.pipeline, sink=task.sink, generation=task.generation)
+        self._rejections = self._dead_letters.read(task.tables)
+        self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
+        self._write = self._writer()
+        self._state = QueryState()
+        self._gate = BatchGate()
+        self._opened = self._plan.opened()  # for a thread of its own
+        self._lease = GenerationLease(self._opened.records, task.generation, self._gate)
+        self._previous_ends: tuple[int, Offsets] | None = None
+        self._compiles = True
+
+    def run(self) -> None:
+        """Run the query to its end. Raises Unavailable or LockstepError with the first cause."""
+        try:
+            # Before the first batch: this sink lacks all that was published while it was away.
+            self._read_progress()
+            with suppress(LockstepError):
+                self._lease.heartbeat()  # somebody may have asked for a pause before we came
+            query = self._start()
+            self._report(SinkStarted(self._task.sink, self._task.generation, self._checkpoint.location))
+            self._run_to_end(query)
+        finally:
+            self._progress_reader.close()
+            with suppress(LockstepError):
+                self._lease.end()
+            self._opened.sink.close()
+        self._raise_failure(query)
+
+    def _run_to_end(self, query: StreamingQuery) -> None:
+        """Wait until the query has ended, or end it when the job is asked to stop; the side threads run meanwhile."""
+        state, sink = self._state, self._task.sink
+        targets = {
+            "watermark": partial(follow_watermark, state, sink, self._read_progress, self._report),
+            "heartbeat": partial(keep_lease, state, self._lease),
+            "batches": partial(report_long_batches, state, self._plan, self._report),
+        }
+        with side_threads(state, sink, targets):
+            while query.isActive and not self._stop.is_set() and state.failure is None:
+                state.ended.wait(POLL_S)
+            self._end(query)
+
+    def _writer(self) -> ArrowMap:
+        task = replace(
+            self._task,
+            rejected_before=dict(self._rejections),
+            complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
+        )
+        return ArrowMap(partial(deliver, task), RESULT_SCHEMA)
+
+    def _start(self) -> StreamingQuery:
+        settings = self._plan.spark
+        frame = read_topics(
+            self._spark,
+            self._plan.kafka,
+            list(self._task.tables),
+            max_offsets_per_trigger=(
+                settings.bulk_offsets_per_trigger if self._plan.bulk else settings.max_offsets_per_trigger
+            ),
+            start=self._start_position.offsets,
+            with_times=bool(self._task.versions),
+        )
+        if self._computed:
+            # Here rather than for each batch: analysing these takes longer than evaluating them for a few rows.
+            frame = with_computed(frame, self._computed)
+        writer = (
+            frame.writeStream.foreachBatch(self._batch)
+            .option("checkpointLocation", self._checkpoint.location)
+            .queryName(f"{self._task.sink}-g{self._task.generation}-{time.monotonic_ns()}")
+        )
+        trigger: dict[str, Any] = (
+            {"availableNow": True} if self._plan.once else {"processingTime": f"{settings.trigger_ms} milliseconds"}
+        )
+        return writer.trigger(**trigger).start()
+
+    def _end(self, query: StreamingQuery) -> None:
+        """Let the running batch finish, and stop the query.
+
+        That may take as long as a server that hangs. Who leaves waits for a bounded time. Else the next query has to
+        wait, since two at once would fence each other off.
+        """
+        limit_s = self._plan.spark.stop_timeout_s
+        while query.isActive:
+            self._gate.close(limit_s)
+            try:
+                query.stop()
+            except PySparkException:
+                message = f"the last batch of sink {self._task.sink!r} hasn't ended yet"
+                if self._leaving.is_set():  # it ends with the process, and is read again
+                    self._state.keep_failure(LockstepError(message))
+                    return
+                self._report(SinkWaiting(self._task.sink, message, limit_s))
+
+    def _batch(self, frame: DataFrame, batch_id: int) -> None:
+        """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
+        if not self._gate.enter():
+            raise _Stopping
+        self._state.under_way = (batch_id, time.monotonic())
+        try:
+            self._run_batch(frame, batch_id)
+        except Exception as error:
+            if not isinstance(error, _Stopping):
+                self._state.keep_failure(error)
+            # Spark looks for its own words in the text of what is raised here. Its stack overflows on a JVM's trace.
+            raise _Stopping from None
+        finally:
+            self._state.under_way = None
+            self._gate.leave()
+            self._state.batch_done.set()
+
+    def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
+        began = time.monotonic()
+        ends = self._checkpoint.end_offsets(batch_id)
+        wanted = ranges(self._starts(batch_id), ends)
+        # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
+        is_small = sum(part.end - (part.start or 0) for part in wanted) <= self._plan.spark.small_batch_rows
+        result = self._deliver(self._records(frame, wanted, one_task=is_small))
+        self._keep_rejections(result)
+        progress = self._keeper.batch_applied(ends, rejected=len(result.rejected))
+        self._previous_ends = (batch_id, ends)
+        self._report(
+            StatusReport(
+                sink=self._task.sink,
+                generation=self._task.generation,
+                batch_id=batch_id,
+                rows=result.rows,
+                applied=result.applied,
+                stale=result.stale,
+                rejected=len(result.rejected),
+                rejected_total=progress.rejected,
+                duration_ms=round((time.monotonic() - began) * 1000),
+                newest_commit_ms=result.commit_time_ms,
+                watermark_lsn=progress.watermark_lsn,
+            )
+        )
+
+    def _starts(self, batch_id: int) -> Offsets:
+        """Where a batch begins: its predecessor's end, else the query's start position."""
+        if self._previous_ends is not None and self._previous_ends[0] == batch_id - 1:
+            return self._previous_ends[1]
+        if batch_id:
+            return self._checkpoint.end_offsets(batch_id - 1)
+        return dict(self._start_position.offsets or {})
+
+    def _records(self, frame: DataFrame, wanted: Sequence[Range], *, one_task: bool) -> DataFrame:
+        """The batch's records, or the ranges of the log that tasks read; each partition belongs to one task."""
+        if self._task.client is not None:
+            self._compile(frame, whether=False)
+            return range_frame(frame.sparkSession, wanted, one_task=one_task)
+        self._compile(frame, whether=not one_task)
+        # coalesce keeps each partition's records together and in order.
+        return frame.coalesce(1) if one_task else frame
+
+    def _compile(self, frame: DataFrame, *, whether: bool) -> None:
+        """Whether expressions become Java classes: generating these for each task takes longer than a few rows."""
+        if whether != self._compiles:
+            frame.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if whether else "NO_CODEGEN")
+            self._compiles = whether
+
+    def _deliver(self, records: DataFrame) -> Result:
+        """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
+        backoff = Backoff()
+        while True:
+            if self._task.versions:
+                self._write = self._writer()  # it says since when versions may have been compacted
+            work = self._write(records)
+            result = from_arrow(work.toArrow())
+            errors = [failure.error() for failure in result.failures]
+            # What needs somebody comes before what ends by itself.
+            errors.sort(key=lambda error: isinstance(error, Unavailable))
+            if not errors:
+                return result
+            first = errors[0]
+            if not isinstance(first, Unavailable):
+                raise first
+            retry_in_s = backoff.next_s(first)
+            self._report(SinkWaiting(self._task.sink, first.message, retry_in_s))
+            if self._stop.wait(retry_in_s):
+                raise _Stopping
+
+    def _keep_rejections(self, result: Result) -> None:
+        """Write dead letters, remove those that are void, and let the next batch know. Raises LockstepError for too many."""
+        if not (result.rejected or result.resolved):
+            return
+        check_rejections(self._task.sink, result.rejected)
+        self._rejections = self._dead_letters.keep(
+            result.rejected,
+            result.resolved,
+            rejected_at_ms=_now_ms(),
+            max_open=self._plan.settings.max_open_rejections,
+        )
+        self._write = self._writer()
+
+    def _read_progress(self) -> None:
+        progress = self._keeper.learn(self._progress_reader.new_records())
+        if progress is not None:
+            self._report(
+                WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)
+            )
+
+    def _raise_failure(self, query: StreamingQuery) -> None:
+        failure = self._state.failure
+        if isinstance(failure, LockstepError):
+            raise failure
+        if self._stop.is_set():
+            return  # a batch that was interrupted is read again
+        if isinstance(failure, PySparkException | Py4JError):
+            raise spark_error(self._task.sink, str(failure)) from failure
+        if failure is not None:
+            raise failure
+        error = query.exception()
+        if error is not None:
+            raise spark_error(self._task.sink, str(error))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,200 @@
+"""The threads beside a query's batches, and what they share.
+
+========================  =====================================  =================================  ==================
+thread                    reads                                  writes                             ends when
+========================  =====================================  =================================  ==================
+``sink-<sink>-g<n>``      whether the query is active            starts and stops the query         the job is over
+``SinkJob.run``
+Spark's own               the checkpoint, the task's results     the destination, dead letters,     the query ends
+``SinkQuery._batch``                                             progress, ``QueryState``
+``watermark-<sink>``      ``__progress``                         progress (``ProgressKeeper``       ``ended``, after a
+``follow_watermark``                                             locks), ``failure``                last look
+``heartbeat-<sink>``      the pause request                      the heartbeat, the batch gate,     ``ended``
+``keep_lease``                                                   ``failure``
+``batches-<sink>``        ``under_way``                          reports                            ``ended``
+``report_long_batches``
+``stop-<sink>``           the job's ``stop``                     ``ending``                         the query is over
+``ended_early``
+``schema-<sink>``         ``__schema``, the topics' identities   ``ending``, ``refusal``            soon after the
+``ended_early``                                                                                     query; not awaited
+========================  =====================================  =================================  ==================
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
+from cdc.model.table import Table, TableName
+from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import GenerationLease
+from jobs.query.plan import SinkPlan
+from jobs.query.resume import TopicFacts, check_same_topics
+from jobs.query.schema_watch import SchemaWatch
+from jobs.report import BatchGoesOn, Reporter, SinkWaiting
+
+POLL_S: Final = 0.1
+
+_TICK_S: Final = 0.5
+"""How often an idle sink looks for progress records; a batch makes it look at once."""
+
+_SCHEMA_LOOK_S: Final = 1.0
+"""How often a running job looks whether a table has got another shape."""
+
+_LONG_BATCH_S: Final = 15.0
+"""A batch that takes longer is reported again and again: a server that hangs says nothing, and neither does a lock."""
+
+
+class QueryState:
+    """What the threads of one query share."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.batch_done = threading.Event()
+        self.failure: Exception | None = None
+        """The first one."""
+        self.under_way: tuple[int, float] | None = None
+        """The id of the running batch, and since when it runs in seconds of the monotonic clock."""
+
+    def keep_failure(self, error: Exception) -> None:
+        self.failure = self.failure or error
+
+    def fail(self, error: Exception) -> None:
+        """From a thread beside the batches: end the query."""
+        self.keep_failure(error)
+        self.ended.set()
+
+
+@contextmanager
+def side_threads(state: QueryState, sink: str, targets: Mapping[str, Callable[[], None]]) -> Iterator[None]:
+    """Run these functions, each in a thread, until the block ends: then ``ended`` is set and they are awaited."""
+    threads = [threading.Thread(target=target, name=f"{name}-{sink}", daemon=True) for name, target in targets.items()]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        state.ended.set()
+        state.batch_done.set()
+        for thread in threads:
+            thread.join()
+
+
+def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], None], report: Reporter) -> None:
+    """Raise the watermark when progress records arrive, also while no batch runs. ``read_progress`` reads them."""
+    waiting = last = False
+    while not last:
+        state.batch_done.wait(_TICK_S)
+        state.batch_done.clear()
+        last = state.ended.is_set()  # once more after the last batch: what it applied is to be known
+        try:
+            read_progress()
+            waiting = False
+        except DataLost as error:
+            state.fail(error)
+        except Unavailable as error:
+            if not waiting:
+                report(SinkWaiting(sink, error.message, _TICK_S))
+            waiting = True
+        except Exception as error:  # a bug of ours must not leave a job whose watermark never moves
+            state.fail(error)
+
+
+def keep_lease(state: QueryState, lease: GenerationLease) -> None:
+    """Show others that a job applies to this generation, and pause when they ask for it."""
+    while not state.ended.wait(_TICK_S):
+        try:
+            # The batches have the same destination, and tell what is wrong with it.
+            with suppress(LockstepError):
+                lease.heartbeat()
+        except Exception as error:  # without it, batches could wait for ever for one who has asked them to
+            state.fail(error)
+
+
+def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> None:
+    """Report a batch that waits for its server without end."""
+    told_at = 0.0
+    while not state.ended.wait(_TICK_S):
+        under_way, now = state.under_way, time.monotonic()
+        if under_way is not None and now - max(under_way[1], told_at) >= _LONG_BATCH_S:
+            told_at = now
+            report(BatchGoesOn(plan.name, plan.generation, under_way[0], elapsed_s=now - under_way[1]))
+
+
+@contextmanager
+def leased(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
+    """A gate for work without a query: others see that the job runs, and can pause it. ``stop`` closes the gate."""
+    gate, over = BatchGate(), threading.Event()
+    opened = plan.opened()
+    lease = GenerationLease(opened.records, plan.generation, gate)
+
+    def work() -> None:
+        while not over.wait(_TICK_S):
+            if stop.is_set():
+                gate.close(0)
+            with suppress(LockstepError):
+                lease.heartbeat()
+
+    with suppress(LockstepError):
+        lease.heartbeat()  # somebody may have asked for a pause before we came
+    thread = threading.Thread(target=work, name=f"heartbeat-{plan.name}", daemon=True)
+    thread.start()
+    try:
+        yield gate
+    finally:
+        over.set()
+        thread.join()
+        opened.sink.close()
+
+
+@dataclass(slots=True)
+class EarlyEnd:
+    """Why a query is to end before its job: ``refusal`` is for good, anything else lets the next query begin."""
+
+    ending: threading.Event = field(default_factory=threading.Event)
+    refusal: PositionMismatch | None = None
+
+
+@contextmanager
+def ended_early(
+    plan: SinkPlan,
+    cluster: TopicAdmin,
+    tables: Mapping[TableName, Table],
+    topics: Mapping[str, TopicFacts],
+    stop: threading.Event,
+) -> Iterator[EarlyEnd]:
+    """Set ``ending`` when the job is asked to stop, a table has got another shape, or a topic isn't the same."""
+    early, over = EarlyEnd(), threading.Event()
+    watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables)
+
+    def pass_on_stop() -> None:
+        while not over.is_set() and not early.ending.is_set():
+            if stop.wait(POLL_S):
+                early.ending.set()
+
+    def watch_log() -> None:
+        while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
+            # The batches read the log too and tell when it can't be read; and no bug may end the looking.
+            with suppress(Exception):
+                try:
+                    check_same_topics(plan.name, topics, cluster.identities(list(topics)))
+                except PositionMismatch as error:
+                    early.refusal = error
+                    early.ending.set()
+                if watch.has_moved():
+                    early.ending.set()
+
+    passing = threading.Thread(target=pass_on_stop, name=f"stop-{plan.name}", daemon=True)
+    passing.start()
+    if not plan.once:
+        # Nobody waits for its end, which may take as long as brokers that don't answer.
+        threading.Thread(target=watch_log, name=f"schema-{plan.name}", daemon=True).start()
+    try:
+        yield early
+    finally:
+        over.set()
+        passing.join()
