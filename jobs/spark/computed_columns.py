@@ -1,13 +1,14 @@
 """Computed columns and row filters: Spark SQL over the source's row, before a sink gets to see it.
 
-The expressions are evaluated by Spark itself, one after the other and each so that its failure is a fact about one row and not the end of
-a batch (``TryEval``). What comes out travels beside the record as JSON, which ``ComputedRow`` reads: the values of the computed columns,
-whether the row is to be here at all, and what could not be evaluated.
+Spark evaluates each expression so that its failure is a fact about one row and not the end of a batch (``TryEval``).
+The results travel beside the record as JSON, which ``computed_row`` reads: the values of the computed columns, whether
+the row meets its condition, and which expressions failed.
 
-Columns have these types in expressions: integers, booleans, floats, ``date``, ``timestamp`` (``timestamp_ntz``) and ``timestamptz``
-(``timestamp``) the natural ones; ``numeric(p,s)`` is ``decimal(p,s)`` and ``numeric`` without a size ``decimal(38,18)``; everything else,
-arrays and jsonb included, is a string in the form that it has in events. A value that its type can't hold in Spark (``NaN``, ``infinity``,
-a year beyond 9999, more digits) makes the expressions fail that use its column, for that row.
+Columns have these types in expressions. Integers, booleans, floats, ``date``, ``timestamp`` (``timestamp_ntz``) and
+``timestamptz`` (``timestamp``) have the natural ones. ``numeric(p,s)`` is ``decimal(p,s)``, and ``numeric`` without a
+size is ``decimal(38,18)``. Everything else, arrays and jsonb included, is a string in the form that it has in events.
+A value that its type can't hold in Spark (``NaN``, ``infinity``, a year beyond 9999, more digits) makes the expressions
+fail that use its column, for that row.
 """
 
 import re
@@ -35,7 +36,7 @@ from jobs.spark.session import open_session
 from sinks.table_settings import Expressions
 
 _PRIVATE: Final = "__lockstep_"
-"""Columns of the frame that are called so are in no expression's reach."""
+"""Columns of the frame whose names begin so are in no expression's reach."""
 
 _TYPES: Final[Mapping[str, str]] = {
     "bool": "boolean",
@@ -68,8 +69,8 @@ _RESULTS: Final[Mapping[str, str]] = {
 }
 
 _CHANGING: Final = re.compile(
-    r"(?i)\b(now|current_\w+|localtimestamp|curdate|unix_timestamp(?=\s*\(\s*\))|rand|randn|random|uuid|shuffle|randstr|uniform"
-    r"|monotonically_increasing_id|input_file_\w+|user|session_user|spark_partition_id)\s*\("
+    r"(?i)\b(now|current_\w+|localtimestamp|curdate|unix_timestamp(?=\s*\(\s*\))|rand|randn|random|uuid|shuffle|randstr"
+    r"|uniform|monotonically_increasing_id|input_file_\w+|user|session_user|spark_partition_id)\s*\("
 )
 _QUOTED: Final = re.compile(r"`(?:[^`]|``)*`|'(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.|\"\")*\"")
 """Names and texts in which such a word means nothing."""
@@ -95,8 +96,8 @@ def checked_plans(
 ) -> dict[TableName, TablePlan]:
     """The plans of those tables that have expressions. Raises ConfigurationError with everything that is wrong with them."""
     plans = {
-        name: TablePlan(tables[name], of_table, (histories or {}).get(name))
-        for name, of_table in expressions.items()
+        name: TablePlan(tables[name], table_expressions, (histories or {}).get(name))
+        for name, table_expressions in expressions.items()
         if name in tables
     }
     problems = [problem for plan in plans.values() for problem in _problems(spark, plan)]
@@ -104,31 +105,31 @@ def checked_plans(
         raise ConfigurationError(
             "expressions of this sink can't be evaluated",
             problems=problems,
-            hint="mend computed and where: Spark SQL over the columns that the source's table has; a generation that was built with them"
-            " takes `lockstep rebuild SINK --switch`",
+            hint="mend computed and where: Spark SQL over the columns that the source's table has; a generation that was"
+            " built with them takes `lockstep rebuild SINK --switch`",
         )
     return plans
 
 
-def with_derived(records: DataFrame, plans: Mapping[str, TablePlan]) -> DataFrame:
-    """Records with a column ``derived`` more, null where there is nothing to derive. ``plans`` are by topic."""
+def with_computed(records: DataFrame, plans: Mapping[str, TablePlan]) -> DataFrame:
+    """Records with a column ``COMPUTED`` more, null where there is nothing to evaluate. ``plans`` are by topic."""
     frame = records.select(
         *[f.col(name).alias(_PRIVATE + name) for name in records.columns],
         f.lit(None).cast("string").alias(_PRIVATE + COMPUTED),
     )
     for topic, plan in plans.items():
-        frame = _derived(frame, f.col(_PRIVATE + "topic") == f.lit(topic), plan)
+        frame = _with_results(frame, f.col(_PRIVATE + "topic") == f.lit(topic), plan)
     return frame.select(*[f.col(_PRIVATE + name).alias(name) for name in (*records.columns, COMPUTED)])
 
 
-def _derived(frame: DataFrame, concerns: Column, plan: TablePlan) -> DataFrame:
-    """The frame with what is derived of one table's rows, where a record is of that table and has a row."""
+def _with_results(frame: DataFrame, concerns: Column, plan: TablePlan) -> DataFrame:
+    """The frame with the results for one table's rows, where a record is of that table (``concerns``) and has a row."""
     spark = frame.sparkSession
     kept = [f.col(name) for name in frame.columns]
     used = _used_columns(spark, plan)
     names = _names_in_events(plan, used)
-    # Each step in a frame of its own: Spark evaluates once what the next step uses several times. What is parsed is named by place, since
-    # a column may be called anything.
+    # Each step in a frame of its own: Spark evaluates once what the next step uses several times. What is parsed is
+    # named by its index, since a column may have any name.
     members = ", ".join(f"`{name.replace('`', '``')}` string" for name in names)
     after = f"struct<{members}>" if members else "string"
     event = f.from_json(
@@ -137,33 +138,33 @@ def _derived(frame: DataFrame, concerns: Column, plan: TablePlan) -> DataFrame:
     )
     frame = frame.select(*kept, event.alias(_PRIVATE + "event"))
     row = f.col(_PRIVATE + "event").getField("after")
-    places = {column.name: place for place, column in enumerate(used)}
-    texts = [f.col(f"{_PRIVATE}text_{place}") for place in range(len(used))]
+    indexes = {column.name: index for index, column in enumerate(used)}
+    texts = [f.col(f"{_PRIVATE}text_{index}") for index in range(len(used))]
     frame = frame.select(
         *kept,
         row.isNotNull().alias(_PRIVATE + "has_row"),
-        *[_text(plan, column).alias(f"{_PRIVATE}text_{place}") for place, column in enumerate(used)],
+        *[_text(plan, column).alias(f"{_PRIVATE}text_{index}") for index, column in enumerate(used)],
     )
     frame = frame.select(
         *kept,
         f.col(_PRIVATE + "has_row"),
         *[_typed(column, text).alias(column.name) for column, text in zip(used, texts, strict=True)],
         *[
-            _is_lost(column, text).alias(f"{_PRIVATE}lost_{place}")
-            for place, (column, text) in enumerate(zip(used, texts, strict=True))
+            _is_lost(column, text).alias(f"{_PRIVATE}lost_{index}")
+            for index, (column, text) in enumerate(zip(used, texts, strict=True))
         ],
     )
 
-    def result(sql: str, of_type: str) -> Column:
-        lost = [f.col(f"{_PRIVATE}lost_{places[name]}") for name in _references(spark, sql)]
+    def result(sql: str, value_type: str) -> Column:
+        lost = [f.col(f"{_PRIVATE}lost_{indexes[name]}") for name in _references(spark, sql)]
         return f.when(reduce(Column.__or__, lost, f.lit(False)), f.lit(None)).otherwise(
-            _tried(f.struct(_as_text(sql, of_type).alias("v")))
+            _tried(f.struct(_as_text(sql, value_type).alias("v")))
         )
 
-    results = [result(sql, of_type).alias(name) for name, sql, of_type in _named(plan.expressions)]
+    results = [result(sql, value_type).alias(name) for name, sql, value_type in _named(plan.expressions)]
     document = f.to_json(f.struct(*results), {"ignoreNullFields": "false"})
-    derived = f.when(f.col(_PRIVATE + "has_row"), document).otherwise(f.col(_PRIVATE + COMPUTED))
-    return frame.select(*kept[:-1], derived.alias(_PRIVATE + COMPUTED))
+    computed = f.when(f.col(_PRIVATE + "has_row"), document).otherwise(f.col(_PRIVATE + COMPUTED))
+    return frame.select(*kept[:-1], computed.alias(_PRIVATE + COMPUTED))
 
 
 def _named(expressions: Expressions) -> list[tuple[str, str, str]]:
@@ -173,11 +174,11 @@ def _named(expressions: Expressions) -> list[tuple[str, str, str]]:
 
 
 def _names_in_events(plan: TablePlan, used: Sequence[SourceColumn]) -> list[str]:
-    """What the used columns are called in events of any shape."""
+    """The names of the used columns in events of any shape."""
     names = {column.name: None for column in used}
     if plan.history is not None:
-        for carry in plan.history.shapes.values():
-            names |= {before: None for name, before, _ in carry or () if before is not None and name in names}
+        for translation in plan.history.shapes.values():
+            names |= {before: None for name, before, _ in translation or () if before is not None and name in names}
     return list(names)
 
 
@@ -189,8 +190,8 @@ def _text(plan: TablePlan, column: SourceColumn) -> Column:
     if plan.history is None:
         return value
     schema_id = event.getField("source").getField("schema_id")
-    for shape, carry in plan.history.shapes.items():
-        for name, before, default in carry or ():
+    for shape, translation in plan.history.shapes.items():
+        for name, before, default in translation or ():
             if name == column.name:
                 text = f.lit(_text_of(default)).cast("string") if before is None else row.getField(before)
                 value = f.when(schema_id == f.lit(shape), text).otherwise(value)
@@ -202,7 +203,7 @@ def _text_of(value: Any) -> str | None:
 
 
 def spark_type(column: SourceColumn) -> str:
-    """What a column is in expressions."""
+    """The type that a column has in expressions."""
     if column.is_array:
         return "string"
     if column.value_type == "numeric":
@@ -233,20 +234,20 @@ def _is_lost(column: SourceColumn, text: Column) -> Column:
     if column.value_type == "numeric":
         lost = lost | (f.length(f.regexp_extract(text, r"\.(\d+)", 1)) > f.lit(_size(column)[1]))
     if column.value_type in _FORMS:
-        # Spark overlooks what stands behind a date: years before Christ would lose their BC.
+        # Spark overlooks what follows a date: years before Christ would lose their BC.
         lost = lost | ~text.rlike(_FORMS[column.value_type])
     return f.coalesce(lost, f.lit(False))
 
 
-def _as_text(sql: str, of_type: str) -> Column:
+def _as_text(sql: str, value_type: str) -> Column:
     """An expression's value as text, in the form that its type has in events."""
-    value = f.expr(sql).cast(_RESULTS[of_type])
-    if of_type == "numeric":
+    value = f.expr(sql).cast(_RESULTS[value_type])
+    if value_type == "numeric":
         # Without the zeros that the scale adds; a number of many digits would get an exponent from a shorter way.
         return f.regexp_replace(value.cast("string"), r"\.?0+$", "")
-    if of_type in ("timestamp", "timestamptz"):
+    if value_type in ("timestamp", "timestamptz"):
         text = f.regexp_replace(value.cast("string"), " ", "T")
-        return f.concat(text, f.lit("Z")) if of_type == "timestamptz" else text
+        return f.concat(text, f.lit("Z")) if value_type == "timestamptz" else text
     return value.cast("string")
 
 
@@ -273,17 +274,17 @@ def _references(spark: SparkSession, sql: str) -> list[str]:
 def _leaves(spark: SparkSession, sql: str) -> list[tuple[str, str]]:
     session: Any = spark
     leaves = session._jsparkSession.sessionState().sqlParser().parseExpression(sql).collectLeaves()
-    found = []
-    for place in range(leaves.size()):
-        leaf = leaves.apply(place)
+    names = []
+    for index in range(leaves.size()):
+        leaf = leaves.apply(index)
         kind = leaf.getClass().getSimpleName()
-        found.append((kind, leaf.nameParts().apply(0) if kind == "UnresolvedAttribute" else ""))
-    return found
+        names.append((kind, leaf.nameParts().apply(0) if kind == "UnresolvedAttribute" else ""))
+    return names
 
 
 def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
     known = {column.name for column in plan.table.columns}
-    for name, sql, of_type in _named(plan.expressions):
+    for name, sql, value_type in _named(plan.expressions):
         what = (
             f"where of {plan.table.name}"
             if name == condition_name(plan.expressions.columns)
@@ -308,7 +309,7 @@ def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
                 for column in plan.table.columns
                 if column.name in {c for _, c in leaves}
             ]
-            analysed = spark.range(0).select(*columns).select(_as_text(sql, of_type))
+            analysed = spark.range(0).select(*columns).select(_as_text(sql, value_type))
             logical: Any = analysed._jdf.queryExecution().analyzed()
             if not logical.deterministic():
                 yield f"{what}: its value must follow from the row alone, the same whenever it is asked for"
@@ -332,30 +333,30 @@ def _first_line(error: Exception) -> str:
 
 
 class RowComputer:
-    """Derives of rows that are at hand, for comparisons and retries."""
+    """Evaluates the expressions for rows that are at hand, for comparisons and retries."""
 
     def __init__(self, spark: SparkSession, plans: Mapping[TableName, TablePlan]) -> None:
         self._spark = spark
         self._plans = plans
 
-    def derive(self, table: TableName, rows: Sequence[bytes]) -> list[bytes]:
-        """What is derived of each row, in order; the rows are JSON of the newest shape."""
+    def compute(self, table: TableName, rows: Sequence[bytes]) -> list[bytes]:
+        """Each row's results, in order, as ``computed_row`` reads them; the rows are JSON of the newest shape."""
         plan = TablePlan(self._plans[table].table, self._plans[table].expressions)
         values = [b'{"after":%b}' % row for row in rows]
-        records = pa.table({"place": range(len(rows)), "value": values, "topic": ["" for _ in rows]})
-        frame = with_derived(self._spark.createDataFrame(records), {"": plan})
-        found: pa.Table = frame.select("place", COMPUTED).toArrow()
-        by_place = dict(zip(found.column("place").to_pylist(), found.column(COMPUTED).to_pylist(), strict=True))
-        return [by_place[place].encode() for place in range(len(rows))]
+        records = pa.table({"index": range(len(rows)), "value": values, "topic": ["" for _ in rows]})
+        frame = with_computed(self._spark.createDataFrame(records), {"": plan})
+        results: pa.Table = frame.select("index", COMPUTED).toArrow()
+        by_index = dict(zip(results.column("index").to_pylist(), results.column(COMPUTED).to_pylist(), strict=True))
+        return [by_index[index].encode() for index in range(len(rows))]
 
 
 @contextmanager
 def opened_row_computer(
     settings: SparkSettings, expressions: Mapping[TableName, Expressions], tables: Mapping[TableName, Table]
 ) -> Iterator[RowComputer]:
-    """A deriver in this process, whatever cluster the jobs run on. Where Spark runs in it already, that one is used and left alone.
+    """A RowComputer in this process, whatever cluster the jobs run on.
 
-    Raises as ``checked_plans`` and ``open_session``.
+    Where Spark runs in this process already, that one is used and left alone. Raises as ``checked_plans`` and ``open_session``.
     """
     running = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if running is not None:

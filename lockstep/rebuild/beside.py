@@ -20,8 +20,8 @@ from jobs.generations.record import (
     list_generations,
     load_record,
     save_record,
-    switch,
 )
+from jobs.generations.switch import switch
 from lockstep.config import Config
 from lockstep.generations import log_ends, remove
 from lockstep.rebuild.build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
@@ -62,7 +62,7 @@ def begin_beside(config: Config, name: str, settings: SinkSettings, say: Callabl
             elif definition(with_definition(settings, record.definition)) == wanted:
                 say(f"going on with generation {number}")
                 return number, record
-            elif record.shown:
+            elif record.exposed:
                 say(f"generation {number} was begun with other settings, and readers may have seen it: it is kept")
                 save_record(opened.records, number, replace(record, phase=Phase.READY, loaded=True))
             else:
@@ -85,7 +85,7 @@ def drop_half_built(config: Config, name: str, opened: OpenedSink, number: int) 
     if (
         record is None
         or record.phase is not Phase.BUILDING
-        or record.shown
+        or record.exposed
         or record.pipeline != config.pipeline.name
         or opened.generations.live() == number
     ):
@@ -213,7 +213,7 @@ class _Generation:
     def _switch(self) -> int | None:
         """Let readers see it. Returns what they saw before."""
         context = self._context
-        self._save(replace(self._record, shown=True))
+        self._save(replace(self._record, exposed=True))
         return switch(
             partial(open_sink, context.name, context.settings), self._number, log_ends=partial(log_ends, context.config)
         )

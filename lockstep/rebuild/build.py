@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from jobs.driver import JobThread, Source, tables_of
-from jobs.generations.record import behind
+from jobs.generations.switch import missing_records
 from jobs.offsets import Offsets
 from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport
 from lockstep.config import Config
@@ -110,7 +110,7 @@ class Build:
             changed = self._wait_a_moment(job)
             if changed is not None:
                 return changed
-            lacking = behind(self._applied(), ends)
+            lacking = missing_records(self._applied(), ends)
             self._report_progress(ends, finished=not lacking)
             if not lacking:
                 return None
@@ -176,7 +176,7 @@ class Build:
 
     def _report_progress(self, ends: Offsets, *, finished: bool) -> None:
         total = sum(ends.values())
-        read = total - behind(self._applied(), ends)
+        read = total - missing_records(self._applied(), ends)
         self._context.observer.progress(BuildProgress(self._number, read, total, self._events, finished))
 
     def _applied(self) -> Progress | None:

@@ -13,9 +13,10 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.tag import Tag
 from jobs.dead_letters.store import DeadLetters
-from jobs.generations.record import Phase, Record, check_owner, is_running, list_generations, save_record
+from jobs.generations.lease import is_running
+from jobs.generations.record import Phase, Record, check_owner, list_generations, save_record
 from jobs.query.column_backfill import load_columns, save_columns
-from jobs.query.start_position import begin_at_start_position, end_replay, load_start_position
+from jobs.query.start_position import begin_at_start_position, leave_equal_tags, load_start_position
 from lockstep.config import Config
 from lockstep.generations import take
 from lockstep.rebuild.build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
@@ -115,7 +116,7 @@ def _given_back(context: RebuildContext, number: int, record: Record, records: C
     """Readers see this generation, so it is kept up to date again whether the replay ends well or fails."""
 
     def give_back() -> None:
-        end_replay(records, number)
+        leave_equal_tags(records, number)
         save_record(records, number, replace(record, phase=Phase.READY))
 
     try:

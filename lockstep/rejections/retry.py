@@ -153,8 +153,8 @@ def _evaluation(config: Config, settings: SinkSettings, mine: Sequence[Rejection
     if not any(one.table in expressions for one in mine):
         return lambda made: made
     shapes = newest_shapes(read_schema_records(config.kafka.client(), config.pipeline.name))
-    deriver = closing.enter_context(opened_row_computer(config.spark, expressions, shapes))
-    return partial(evaluated, projection=projection, derive=deriver.derive)
+    computer = closing.enter_context(opened_row_computer(config.spark, expressions, shapes))
+    return partial(evaluated, projection=projection, compute=computer.compute)
 
 
 class _Attempt:
@@ -360,24 +360,24 @@ def versions_of(made: Made, keeps: Collection[TableName]) -> list[TableVersions]
 
 
 def evaluated(
-    made: Made, *, projection: Projection, derive: Callable[[TableName, Sequence[bytes]], Sequence[bytes]]
+    made: Made, *, projection: Projection, compute: Callable[[TableName, Sequence[bytes]], Sequence[bytes]]
 ) -> Made:
-    """Events with what ``derive`` finds of their rows; those of which an expression still fails are refused."""
+    """Events with what ``compute`` says of their rows; those of which an expression still fails are refused."""
     found = Made(refused=list(made.refused), void=made.void, origins=made.origins)
     for table in dict.fromkeys(event.table for _, event in made.events):
         of_table = [(one, event) for one, event in made.events if event.table == table]
-        if table not in projection.derived:
+        if table not in projection.evaluated:
             found.events += of_table
             continue
         found.events += [(one, event) for one, event in of_table if event.row is None]
         rows = [(one, event, orjson.dumps(event.row)) for one, event in of_table if event.row is not None]
-        results = derive(table, [row for _, _, row in rows])
+        results = compute(table, [row for _, _, row in rows])
         for (one, event, row), result in zip(rows, results, strict=True):
-            derived = computed_row(row, result, projection.computed.get(table, ()))
-            if derived.refused:
-                found.refused.append(Refused(one, derived.refused))
+            computed = computed_row(row, result, projection.computed.get(table, ()))
+            if computed.refused:
+                found.refused.append(Refused(one, computed.refused))
             else:
-                shown = None if derived.row is None else orjson.loads(derived.row)
+                shown = None if computed.row is None else orjson.loads(computed.row)
                 found.events.append((one, replace(event, row=shown)))
     return found
 

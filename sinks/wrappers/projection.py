@@ -82,7 +82,7 @@ class Projection:
         return bool(self.excluded or self.masks or self.computed or self.conditions)
 
     @cached_property
-    def derived(self) -> frozenset[TableName]:
+    def evaluated(self) -> frozenset[TableName]:
         """The tables of which a row alone doesn't say what is to be seen: expressions have to be evaluated first."""
         return frozenset({*self.computed, *self.conditions})
 

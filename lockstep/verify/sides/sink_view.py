@@ -20,7 +20,7 @@ _REFUSED: Final[Row] = {}
 class RowComputer(Protocol):
     """Evaluates a sink's expressions."""
 
-    def derive(self, table: TableName, rows: list[bytes]) -> list[bytes]:
+    def compute(self, table: TableName, rows: list[bytes]) -> list[bytes]:
         """The results for each row, in order, in the form that ``jobs.executor.computed_row`` reads."""
         ...
 
@@ -38,11 +38,11 @@ class SinkView:
 
     def changes(self, table: TableName) -> bool:
         """Whether rows of a table look different than at the source, columns that are left out aside."""
-        return table in self._projection.masks or table in self._projection.derived
+        return table in self._projection.masks or table in self._projection.evaluated
 
     def evaluates(self, table: TableName) -> bool:
         """Whether expressions have to be evaluated of rows."""
-        return table in self._projection.derived
+        return table in self._projection.evaluated
 
     def row(self, table: TableName, row: Row) -> Row:
         """A row whose expressions, if there are any, are evaluated."""
@@ -84,7 +84,7 @@ class SinkView:
         if self._computer is None:
             self._computer = self._open_computer()
         columns = self._projection.computed.get(table, ())
-        for key, text, results in zip(keys, texts, self._computer.derive(table, texts), strict=True):
+        for key, text, results in zip(keys, texts, self._computer.compute(table, texts), strict=True):
             computed = computed_row(text, results, columns)
             if computed.refused:
                 yield key, _REFUSED

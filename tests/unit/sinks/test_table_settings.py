@@ -27,7 +27,7 @@ def test_settings_become_what_a_sink_sees() -> None:
     assert projection.excluded == {ORDERS: {"a", "c"}}
     assert projection.masks == {ORDERS: {"d": Truncation(truncate=3)}}
     assert [(held.name, held.value_type) for held in projection.computed[ORDERS]] == [("e", "int8")]
-    assert projection.derived == {ORDERS, TableName("public", "items")}
+    assert projection.evaluated == {ORDERS, TableName("public", "items")}
     assert settings.renaming().names == {ORDERS: {"b": "bee"}}
     expressions = settings.expressions()
     assert (expressions[ORDERS].where, expressions[ORDERS].columns["e"].sql) == ("b > 1", "b + 1")

@@ -1,4 +1,4 @@
-"""jobs.executor.computed_row; what Spark makes of expressions is in tests/live/test_derive.py"""
+"""jobs.executor.computed_row; what Spark makes of expressions is in tests/live/test_computed_columns.py"""
 
 import orjson
 

@@ -18,7 +18,7 @@ PAIRS = [(key_of(SHAPE, row), row) for row in ({"id": n, "note": f"note {n}"} fo
 class RowComputer:
     """Doubles the id; leaves 1 out and can't evaluate 2."""
 
-    def derive(self, table: TableName, rows: Sequence[bytes]) -> list[bytes]:
+    def compute(self, table: TableName, rows: Sequence[bytes]) -> list[bytes]:
         ids = [orjson.loads(row)["id"] for row in rows]
         results = [
             {"double": None if n == 2 else {"v": str(2 * n)}, "where": {"v": "false" if n == 1 else "true"}}

@@ -12,7 +12,7 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from jobs.executor.computed_row import COMPUTED, computed_row
 from jobs.executor.shape_history import TableHistory
-from jobs.spark.computed_columns import RowComputer, TablePlan, checked_plans, opened_row_computer, with_derived
+from jobs.spark.computed_columns import RowComputer, TablePlan, checked_plans, opened_row_computer, with_computed
 from sinks.table_settings import Computed, Expressions, TableSettings
 from tests.builders import column, table
 from tests.job_process import spark_settings
@@ -38,7 +38,7 @@ ROW = {
 }  # fmt: skip
 
 
-def derived(
+def computed_rows(
     spark: SparkSession, computed: dict[str, Computed], *rows: dict[str, object], where: str | None = None
 ) -> list[object]:
     """Each row's computed values; None where it isn't to be seen, and the reason where it is refused."""
@@ -50,7 +50,7 @@ def derived(
         .computed.get(T.name, ())
     )
     found: list[object] = []
-    for text, result in zip(texts, RowComputer(spark, plans).derive(T.name, texts), strict=True):
+    for text, result in zip(texts, RowComputer(spark, plans).compute(T.name, texts), strict=True):
         shown = computed_row(text, result, columns)
         row = None if shown.row is None else orjson.loads(shown.row)
         found.append(shown.refused or (None if row is None else {name: row[name] for name in computed}))
@@ -72,18 +72,18 @@ def test_columns_have_natural_types_and_results_the_form_of_events(spark: SparkS
         "random": Computed(sql="concat('now() random', `name`)"),
         "first": Computed(sql="get(from_json(tags, 'array<string>'), 0)"),
     }
-    [found] = derived(spark, computed, {})
+    [found] = computed_rows(spark, computed, {})
     assert found == {
         "gross": "12.495", "whole": "110", "upper": "X", "next": "2026-02-01", "later": "2026-01-02T04:04:05.123456Z",
         "sooner": "2026-01-02T03:04:04", "half": 0.25, "odd": "odd", "twice": 4, "much": True, "random": "now() randomx", "first": "a",
     }  # fmt: skip
-    [nulls] = derived(spark, computed, dict.fromkeys(ROW))
+    [nulls] = computed_rows(spark, computed, dict.fromkeys(ROW))
     assert nulls == dict.fromkeys(computed)
 
 
 def test_what_fails_for_one_row_fails_for_that_row_alone(spark: SparkSession) -> None:
     computed = {"inverse": Computed(sql="1 / id", type="float8"), "name_": Computed(sql="name")}
-    assert derived(spark, computed, {"id": 0}, {"id": 4, "name": "n"}) == [
+    assert computed_rows(spark, computed, {"id": 0}, {"id": 4, "name": "n"}) == [
         "expression: computed column 'inverse' can't be evaluated for this row",
         {"inverse": 0.25, "name_": "n"},
     ]
@@ -105,15 +105,15 @@ def test_what_fails_for_one_row_fails_for_that_row_alone(spark: SparkSession) ->
 def test_a_value_that_spark_cannot_hold_is_never_taken_for_null(
     spark: SparkSession, sql: str, row: dict[str, object]
 ) -> None:
-    [found] = derived(spark, {"c": Computed(sql=sql)}, row)
+    [found] = computed_rows(spark, {"c": Computed(sql=sql)}, row)
     assert found == "expression: computed column 'c' can't be evaluated for this row"
-    assert derived(spark, {"c": Computed(sql="name")}, {**row, "name": "n"}) == [
+    assert computed_rows(spark, {"c": Computed(sql="name")}, {**row, "name": "n"}) == [
         {"c": "n"}
     ]  # which doesn't use the column
 
 
 def test_a_condition_takes_rows_away(spark: SparkSession) -> None:
-    found = derived(spark, {}, {"name": "a"}, {"name": "b"}, {"name": None}, where="name <> 'b'")
+    found = computed_rows(spark, {}, {"name": "a"}, {"name": "b"}, {"name": None}, where="name <> 'b'")
     assert found == [{}, None, None]
 
 
@@ -128,7 +128,7 @@ def test_rows_of_earlier_shapes_have_the_values_that_they_are_carried_over_with(
         None,
     ]
     records = pa.table({"place": range(4), "topic": ["t"] * 4, "value": pa.array(values, pa.binary())})
-    frame = with_derived(spark.createDataFrame(records), {"t": plan, "other": replace(plan, history=None)})
+    frame = with_computed(spark.createDataFrame(records), {"t": plan, "other": replace(plan, history=None)})
     found = {row.place: row[COMPUTED] for row in frame.select("place", COMPUTED).collect()}
     assert found == {
         0: '{"c":{"v":"a-7.000000000000000000"}}',
@@ -166,6 +166,6 @@ def test_expressions_that_cannot_be_are_all_named_at_once(spark: SparkSession) -
 
 def test_comparisons_use_the_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:
     expressions = {T.name: Expressions({"c": Computed(sql="name")}, None)}
-    with opened_row_computer(spark_settings(tmp_path), expressions, {T.name: T}) as deriver:
-        assert deriver.derive(T.name, [b'{"name":"x"}']) == [b'{"c":{"v":"x"}}']
+    with opened_row_computer(spark_settings(tmp_path), expressions, {T.name: T}) as computer:
+        assert computer.compute(T.name, [b'{"name":"x"}']) == [b'{"c":{"v":"x"}}']
     assert spark.range(1).count() == 1  # it goes on
