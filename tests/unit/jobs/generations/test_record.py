@@ -175,7 +175,7 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     runner = _runner(store, BatchGate(), now)
     assert not is_running(MemoryRecords(store), 1, now.clock())
     runner.heartbeat()
-    now.every = runner.tend
+    now.every = runner.heartbeat
     assert is_running(MemoryRecords(store), 1, now.clock())
     now.every = lambda: None
     assert not is_running(MemoryRecords(store), 1, now.clock())  # killed: its note is there and doesn't move
@@ -187,7 +187,7 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     successor = _runner(store, BatchGate(), now)
     successor.heartbeat()
     runner.end()
-    now.every = successor.tend
+    now.every = successor.heartbeat
     assert is_running(MemoryRecords(store), 1, now.clock())
 
 
@@ -218,7 +218,7 @@ def test_a_job_stands_still_while_it_is_asked_to_and_not_for_ever() -> None:
     runner = _runner(store, gate, now)
     runner.heartbeat()
     MemoryRecords(store).save("g1.pause_request", "mine")
-    now.every = runner.tend
+    now.every = runner.heartbeat
     assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
     assert not _may_enter(gate)
     now.now += PAUSE_MAX_S + 1
@@ -256,7 +256,7 @@ def test_a_job_stands_still_only_when_its_batch_is_over() -> None:
     runner = _runner(store, gate, now)
     assert gate.enter()
     MemoryRecords(store).save("g1.pause_request", "mine")
-    now.every = runner.tend
+    now.every = runner.heartbeat
     runner.heartbeat()
     with pytest.raises(Unavailable, match="long batch"):
         wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())

@@ -38,7 +38,7 @@ def test_a_reading_comes_back_and_each_has_its_own_checkpoint() -> None:
     first = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 5})
     second = begin_at_start_position(opened.records, 2, None, overwrite_equal_tags=True)
     assert load_start_position(opened.records, 2) == second == StartPosition(2, None, True)
-    assert first.start == {(ORDERS, 0): 5}
+    assert first.offsets == {(ORDERS, 0): 5}
     assert load_start_position(opened.records, 1) == StartPosition()
     places = [checkpoint_location("c", sink="s", generation=2, reading=one) for one in (StartPosition(), first, second)]
     assert places == ["c/s/g2", "c/s/g2-1", "c/s/g2-2"]
