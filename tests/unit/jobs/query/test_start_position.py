@@ -32,7 +32,7 @@ def test_where_nothing_is_known_of_a_partition_it_is_read_from_its_start() -> No
     assert offsets_after_lsn(RECORDS, 99, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
 
 
-def test_a_reading_comes_back_and_each_has_its_own_checkpoint() -> None:
+def test_a_start_position_comes_back_and_each_has_its_own_checkpoint() -> None:
     opened = open_memory(MemoryStore(), 2)
     assert load_start_position(opened.records, 2) == StartPosition()
     first = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 5})
@@ -40,7 +40,7 @@ def test_a_reading_comes_back_and_each_has_its_own_checkpoint() -> None:
     assert load_start_position(opened.records, 2) == second == StartPosition(2, None, True)
     assert first.offsets == {(ORDERS, 0): 5}
     assert load_start_position(opened.records, 1) == StartPosition()
-    places = [checkpoint_location("c", sink="s", generation=2, reading=one) for one in (StartPosition(), first, second)]
+    places = [checkpoint_location("c", sink="s", generation=2, start=one) for one in (StartPosition(), first, second)]
     assert places == ["c/s/g2", "c/s/g2-1", "c/s/g2-2"]
 
 
