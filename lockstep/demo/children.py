@@ -57,7 +57,7 @@ class Children:
         return len(left)
 
     def start(self, name: str, module: str, arguments: Sequence[str], *, may_end: bool = False) -> None:
-        """Start ``python -m module``. Raises LockstepError when it ends at once. One that ``may_end`` has a work to finish."""
+        """Start ``python -m module``; one that ``may_end`` may finish. Raises LockstepError when it ends at once."""
         launch = Launch(
             command=[sys.executable, "-m", module, *arguments],
             environment={**os.environ, "PYTHONUNBUFFERED": "1"},
@@ -79,7 +79,7 @@ class Children:
         return _last_line(self.log(name))
 
     def check(self) -> None:
-        """Raises LockstepError when a child has ended, or lives on with an error in its log: its part of the work is over."""
+        """Raises LockstepError when a child has ended, or lives on with an error in its log: its work is over then."""
         for child in list(self._running.values()):
             if not processes.is_alive(child.process):
                 if child.may_end:
@@ -119,7 +119,7 @@ class Children:
         return list(left)
 
     def _logged_error(self, child: _Child) -> str:
-        """The first record of level ERROR that the child has logged since the last look, with the lines that belong to it.
+        """The first record of level ERROR that the child has logged since the last look, with its other lines.
 
         One sink's failure doesn't end the others, nor the process that runs them all.
         """

@@ -1,4 +1,4 @@
-"""Queries to try: one per sink, as commands to copy; ``python -m lockstep.demo.examples`` runs them without any client installed."""
+"""Queries to try, one per sink, as commands; ``python -m lockstep.demo.examples`` runs them without a client."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for a program that has processes to end: one of them breaks the work off, none breaks off the clean-up."""
+"""Ctrl-C and SIGTERM for a program that has processes to end: the first breaks the work off, none the clean-up."""
 
 import signal
 import threading

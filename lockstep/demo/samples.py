@@ -1,4 +1,4 @@
-"""Values of a shop: random, of realistic shape, the same again for the same seed. Among them what pipelines get wrong."""
+"""Values of a shop: random, of realistic shape, the same for the same seed. Among them what pipelines get wrong."""
 
 import json
 import random

@@ -102,8 +102,8 @@ class Client:
 
     def advance_order(self) -> None:
         self._update(
-            "update orders set status = case status when 'cart' then 'paid' when 'paid' then 'packed' when 'packed' then 'shipped'"
-            " else 'delivered' end::order_status,"
+            "update orders set status = case status when 'cart' then 'paid' when 'paid' then 'packed'"
+            " when 'packed' then 'shipped' else 'delivered' end::order_status,"
             " delivered_on = case when status = 'shipped' then current_date else delivered_on end where id = %s",
             self._order(),
         )

@@ -13,7 +13,9 @@ from stack.process import ProcessId, is_alive
 
 _MODULES = {
     "patient": "import time\nprint('up', flush=True)\ntime.sleep(600)\n",
-    "stubborn": "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n",
+    "stubborn": (
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True)\ntime.sleep(600)\n"
+    ),
     "brief": "print('all is lost')\nraise SystemExit(3)\n",
     "worker": "import time\ntime.sleep(1)\nprint('it is done')\n",
     "troubled": (

@@ -1,0 +1,82 @@
+"""In the middle of the traffic the demo's search index is rebuilt with another mapping; its readers notice nothing."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cdc.model.errors import LockstepError
+from lockstep.config import load
+from lockstep.demo.children import Children
+from lockstep.demo.interrupt import Interrupts
+from lockstep.demo.settings import SEARCH, configuration
+from sinks.registry import open_sink
+from stack.stack import Endpoints
+
+CHILD: Final = "rebuild"
+
+_AFTER_S: Final = 20.0
+"""When nobody says how long the demo is to go on; else it is half of that."""
+
+_MAX_S: Final = 800.0
+"""Another Spark, on the same cores."""
+
+
+class SearchRebuild:
+    """Starts the rebuild when it is due, and sees how it ends. ``seconds`` is how long the demo is to go on."""
+
+    def __init__(
+        self,
+        config_file: Path,
+        children: Children,
+        interrupts: Interrupts,
+        *,
+        seconds: float | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config_file = config_file
+        self._children = children
+        self._interrupts = interrupts
+        self._seconds = seconds
+        self._say = say
+        self._began: float | None = None
+        self._is_done = False
+
+    def step(self, endpoints: Endpoints, traffic_s: float | None) -> None:
+        """In the middle of the traffic the search index gets another mapping; who goes on reading it notices nothing.
+
+        Raises LockstepError when that fails.
+        """
+        if self._is_done:
+            return
+        if self._began is None:
+            after_s = _AFTER_S if self._seconds is None else self._seconds / 2
+            if traffic_s is not None and traffic_s >= after_s:
+                self._began = time.monotonic()
+                self._config_file.write_text(configuration(endpoints, mapping_has_changed=True), encoding="utf-8")
+                command = ["rebuild", SEARCH, "--switch", "--config", str(self._config_file)]
+                self._say(f"{self._config_file} has another mapping for {SEARCH} now: lockstep {' '.join(command)}")
+                with self._interrupts.deferred():
+                    self._children.start(CHILD, "lockstep", command, may_end=True)
+        elif self._children.has_ended(CHILD):
+            self._check_switched()
+            self._is_done = True
+            self._say(f"readers of {SEARCH} see generation 2; back to the first: lockstep switch {SEARCH} --back")
+        elif time.monotonic() - self._began > _MAX_S:
+            raise LockstepError(
+                f"the rebuild hasn't ended in {_MAX_S:.0f} s",
+                hint=f"its log says how far it is: {self._children.log(CHILD)}",
+            )
+
+    def is_due_or_running(self) -> bool:
+        """Whether it is still to begin or to end."""
+        return not self._is_done
+
+    def _check_switched(self) -> None:
+        config = load(self._config_file)
+        opened = open_sink(SEARCH, config.sinks[SEARCH], 1)
+        try:
+            if opened.generations.live() == 1:
+                raise self._children.failure(CHILD)
+        finally:
+            opened.sink.close()

@@ -1,0 +1,129 @@
+"""What the demo sees while its shop is written to: snapshot, lag, traffic, and when there was enough of it."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import psycopg
+
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.postgres.connection import connection_error
+from lockstep.demo.examples import Example, examples, some_order
+from lockstep.demo.lag_facts import applied_lsns, is_published, lag_sentence
+from lockstep.demo.screen import Facts
+from lockstep.demo.writer import Counts
+from monitor.collector import LagCollector
+from monitor.lag import LagReport
+from stack.stack import Endpoints
+
+_SNAPSHOT_MAX_S: Final = 300.0
+_SINKS_MAX_S: Final = 60.0
+"""Spark alone takes some ten seconds to start, and several times that on a busy machine.
+
+The writer doesn't wait for it for ever: what it writes meanwhile has to be caught up with.
+"""
+_RATE_EVERY_S: Final = 5.0
+
+
+class Traffic:
+    """What is seen while the writer writes, and when it has written long enough. Moments are of the monotonic clock."""
+
+    def __init__(
+        self,
+        source: psycopg.Connection[Any],
+        collector: LagCollector,
+        endpoints: Endpoints,
+        *,
+        demo_began: float,
+        counts: Callable[[], Counts],
+        is_rebuilding: Callable[[], bool],
+    ) -> None:
+        self._demo_began = demo_began
+        self._counts = counts
+        self._is_rebuilding = is_rebuilding
+        self._source = source
+        self._collector = collector
+        self._endpoints = endpoints
+        self._began = time.monotonic()
+        self._snapshot_done: float | None = None
+        self._sinks_began: float | None = None
+        self._lag: LagReport | None = None
+        self._unanswered = ""
+        self._has_shown_examples = False
+        self._rate_at = (self._began, 0)
+        self._rate = 0.0
+
+    def look(self) -> None:
+        """Ask the servers. Raises LockstepError when the snapshot isn't done after a long time."""
+        now = time.monotonic()
+        try:
+            self._lag = self._collector.collect()
+            self._unanswered = ""
+        except Unavailable as error:
+            self._unanswered = error.message
+        if self._lag is not None:
+            if self._snapshot_done is None and is_published(self._lag):
+                self._snapshot_done = now
+            if self._sinks_began is None and all(applied_lsns(self._lag).values()):
+                self._sinks_began = now
+        if self._snapshot_done is None and now - self._began > _SNAPSHOT_MAX_S:
+            raise LockstepError(
+                f"the snapshot wasn't done in {_SNAPSHOT_MAX_S:.0f} s: {self.sentence()}",
+                hint="the log of capture says why",
+            )
+
+    def new_examples(self) -> list[Example]:
+        """The example queries, once: as soon as every sink has something to answer."""
+        if self._has_shown_examples or self._sinks_began is None:
+            return []
+        self._has_shown_examples = True
+        try:
+            order = some_order(self._source)
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+        return [] if order is None else examples(self._endpoints, order=order)
+
+    def is_over(self, seconds: float | None) -> bool:
+        """Whether the traffic has gone on for so long under everybody's eyes, or for long enough if a sink is late.
+
+        Never before the rebuild is done: that it happens under traffic is the point of it.
+        """
+        if seconds is None or self._is_rebuilding():
+            return False
+        return (remaining := self._remaining_s(seconds)) is not None and remaining <= 0
+
+    @property
+    def elapsed_s(self) -> float | None:
+        """How long every sink has been following; None while they haven't begun."""
+        return None if self._sinks_began is None else time.monotonic() - self._sinks_began
+
+    def sentence(self) -> str:
+        """How it stands, in a line."""
+        lag = "nothing is known yet" if self._lag is None else lag_sentence(self._lag)
+        return f"{self._counts().transactions:,} transactions written; {self._unanswered or lag}"
+
+    def facts(self, seconds: float | None) -> Facts:
+        """For the screen."""
+        counts = self._counts()
+        now = time.monotonic()
+        since, before = self._rate_at
+        if now - since >= _RATE_EVERY_S:
+            self._rate = (counts.transactions - before) / (now - since)
+            self._rate_at = (now, counts.transactions)
+        waiting = "taking the snapshot ..." if self._snapshot_done is None else "starting Spark and the sinks ..."
+        return Facts(
+            elapsed_s=time.monotonic() - self._demo_began,
+            remaining_s=None if seconds is None else self._remaining_s(seconds),
+            lag=self._lag,
+            waiting=self._unanswered or ("" if self._sinks_began is not None else waiting),
+            counts=counts,
+            transactions_per_s=self._rate,
+        )
+
+    def _remaining_s(self, seconds: float) -> float | None:
+        """None while nobody can tell: the snapshot isn't done."""
+        if self._snapshot_done is None:
+            return None
+        latest = self._snapshot_done + _SINKS_MAX_S
+        began = latest if self._sinks_began is None else min(self._sinks_began, latest)
+        return began + seconds - time.monotonic()
