@@ -8,6 +8,8 @@ import psycopg
 import pytest
 from opensearchpy import OpenSearch
 
+from tests.contract.destinations import Destination, opened_destination, real
+
 
 @pytest.fixture
 def name() -> str:
@@ -28,3 +30,18 @@ def warehouse(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
     """A connection to it, beside the sink's own."""
     with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
         yield connection
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every kind of sink runs all tests. At each change other layouts run those that depend on the layout."""
+    if "destination" in metafunc.fixturenames:
+        every_layout = metafunc.definition.get_closest_marker("layouts") is not None
+        metafunc.parametrize("destination", ["memory", *real(every_layout=every_layout)], indirect=True)
+
+
+@pytest.fixture
+def destination(request: pytest.FixtureRequest) -> Iterator[Destination]:
+    """One of each kind; what it has opened is closed and removed."""
+    made = opened_destination(request.param, lambda: request.getfixturevalue("endpoints"))
+    yield made
+    made.close()

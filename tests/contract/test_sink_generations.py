@@ -1,0 +1,271 @@
+"""What every sink promises of generations, of coordination records, and of who may write."""
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdc.model.errors import Fenced, LockstepError
+from tests.builders import batch, column, progress, upsert
+from tests.contract.destinations import ITEMS, Destination
+from tests.contract.items import counts, item, patiently, rows_of
+from tests.examples import examples
+
+
+@pytest.mark.layouts
+def test_the_first_generation_becomes_live_by_itself(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1)
+    assert opened.generations.live() is None
+    opened.sink.prepare([ITEMS])
+    assert opened.generations.live() == 1
+
+
+@pytest.mark.layouts
+def test_a_second_generation_is_built_beside_the_first_and_switched(destination: Destination, name: str) -> None:
+    old = destination.opened(name, 1, ITEMS)
+    new = destination.opened(name, 2, ITEMS)
+    old.sink.apply(batch(item(1, "old", 1)))
+    assert counts(new.sink.apply(batch(item(1, "rebuilt", 1)))) == (1, 0, 0)
+    assert (new.generations.live(), rows_of(old.sink), rows_of(new.sink)) == (1, {"(1,)": "old"}, {"(1,)": "rebuilt"})
+    new.generations.switch()
+    assert old.generations.live() == 2
+    old.generations.switch()
+    assert new.generations.live() == 1
+
+
+def test_the_live_generation_is_not_dropped(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1, ITEMS)
+    with pytest.raises(LockstepError, match="live"):
+        opened.generations.drop()
+
+
+@pytest.mark.layouts
+def test_a_dropped_generation_leaves_the_others_alone(destination: Destination, name: str) -> None:
+    old = destination.opened(name, 1, ITEMS)
+    new = destination.opened(name, 2, ITEMS)
+    old.sink.apply(batch(item(1, "old", 1)))
+    old.generations.save_progress(progress())
+    new.sink.apply(batch(item(1, "new", 1)))
+    new.generations.switch()
+    old.generations.drop()
+    assert rows_of(new.sink) == {"(1,)": "new"}
+    assert destination.opened(name, 1).generations.load_progress() is None
+    with pytest.raises(LockstepError):
+        destination.sink(name, 1).apply(batch(item(1, "late", 2)))
+
+
+def test_a_generation_that_never_was_is_not_switched_to(destination: Destination, name: str) -> None:
+    destination.sink(name, 1, ITEMS)
+    with pytest.raises(LockstepError, match="doesn't exist"):
+        destination.opened(name, 9).generations.switch()
+
+
+@pytest.mark.layouts
+def test_a_dropped_generation_can_be_built_again(destination: Destination, name: str) -> None:
+    destination.sink(name, 1, ITEMS).apply(batch(item(1, "kept", 1)))
+    second = destination.opened(name, 2, ITEMS)
+    second.sink.apply(batch(item(1, "first try", 1)))
+    second.generations.drop()
+    again = destination.sink(name, 2, ITEMS)
+    assert rows_of(again) == {}
+    assert counts(again.apply(batch(item(1, "second try", 1)))) == (1, 0, 0)
+
+
+def test_a_generation_that_may_not_go_live_does_not(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1)
+    opened.sink.prepare([ITEMS], go_live=False)
+    opened.sink.apply(batch(item(1, "a", 1)))
+    opened.sink.prepare([ITEMS], go_live=False)
+    assert opened.generations.live() is None
+    with destination.reader(name) as find:
+        with pytest.raises(LookupError):
+            find(1)
+        opened.generations.switch()
+        assert (opened.generations.live(), find(1)) == (1, "a")
+
+
+def test_a_live_generation_stays_live_whatever_is_prepared(destination: Destination, name: str) -> None:
+    live = destination.opened(name, 1, ITEMS)
+    destination.sink(name, 2).prepare([ITEMS], go_live=False)
+    destination.sink(name, 3, ITEMS)
+    live.sink.prepare([ITEMS], go_live=False)
+    assert live.generations.live() == 1
+
+
+def test_generations_are_listed_while_they_exist(destination: Destination, name: str) -> None:
+    first = destination.opened(name, 1)
+    assert first.generations.numbers() == []
+    destination.sink(name, 10, ITEMS)
+    destination.sink(name, 2, ITEMS)
+    first.sink.prepare([ITEMS])
+    assert (first.generations.numbers(), destination.opened(name, 99).generations.numbers()) == ([1, 2, 10], [1, 2, 10])
+    destination.opened(name, 2).generations.drop()
+    assert first.generations.numbers() == [1, 10]
+    assert destination.opened(f"{name}x", 1).generations.numbers() == []
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("columns", [ITEMS.columns, (column("note"), column("id", "int8"), column("extra"))])
+def test_a_reader_misses_nothing_while_generations_are_switched(
+    destination: Destination, name: str, columns: tuple[Any, ...]
+) -> None:
+    """Also when the other generation has other columns."""
+    other = replace(ITEMS, columns=columns)
+    sinks = [destination.opened(name, 1, ITEMS), destination.opened(name, 2, other)]
+    sinks[0].sink.apply(batch(*(item(n, f"n{n}", 1) for n in range(20))))
+    sinks[1].sink.apply(batch(*(upsert({"id": n, "note": f"n{n}"}, 1, of=other) for n in range(20))))
+    patient = [patiently(opened, [], time.sleep) for opened in sinks]
+    patient[0].generations.switch()
+    failures: list[object] = []
+    reads = [0, 0, 0]
+    over = threading.Event()
+
+    def poll(place: int) -> None:
+        try:
+            with destination.reader(name) as find:
+                while not over.is_set():
+                    number = reads[place] % 20
+                    reads[place] += 1
+                    note = find(number)
+                    if note != f"n{number}":
+                        failures.append((number, note))
+        except BaseException as error:
+            failures.append(error)
+
+    readers = [threading.Thread(target=poll, args=(place,)) for place in range(len(reads))]
+    for reader in readers:
+        reader.start()
+    seen = 0
+    for turn in range(examples(8)):
+        patient[(turn + 1) % 2].generations.switch()
+        assert sinks[0].generations.live() == (turn + 1) % 2 + 1
+        seen = sum(reads)
+        while sum(reads) < seen + 10 and not failures:
+            time.sleep(0.001)
+    over.set()
+    for reader in readers:
+        reader.join()
+    assert failures == []
+
+
+def test_a_note_is_seen_by_every_generation_and_process(destination: Destination, name: str) -> None:
+    writer, reader = destination.opened(name, 1), destination.opened(name, 2)
+    assert reader.records.load("g2.state") is None
+    writer.records.save("g2.state", "before prepare")
+    assert reader.records.load("g2.state") == "before prepare"
+    writer.sink.prepare([ITEMS])
+    for text in ("", 'odd "text" with 100% \\ ü🙂\n', "x" * 100_000):
+        writer.records.save("g2.state", text)
+        assert reader.records.load("g2.state") == text
+    assert destination.opened(f"{name}x", 2).records.load("g2.state") is None
+    writer.records.save("g2.state", None)
+    writer.records.save("g2.state", None)
+    assert reader.records.load("g2.state") is None
+
+
+def test_notes_and_progress_are_kept_apart(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1, ITEMS)
+    for note in ("g1", "progress", "g1.progress", "live", "notes"):
+        opened.records.save(note, f"note {note}")
+    opened.generations.save_progress(progress(7))
+    assert opened.generations.load_progress() == progress(7)
+    assert opened.records.load("g1") == "note g1"
+    assert opened.generations.live() == 1
+
+
+def test_a_dropped_generation_takes_its_notes_along(destination: Destination, name: str) -> None:
+    destination.sink(name, 1, ITEMS)
+    dropped = destination.opened(name, 2, ITEMS)
+    notes = ["g2.a", "g2.b.c", "g2", "g20.a", "g1.a", "other-g2.a", "g2_a", "g2-a"]
+    for note in notes:
+        dropped.records.save(note, note)
+    dropped.generations.drop()
+    assert {note for note in notes if dropped.records.load(note) is None} == {"g2.a", "g2.b.c"}
+
+
+@pytest.mark.parametrize("note", ["first", "second"])
+def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name: str, note: str) -> None:
+    """Also where the sink has nothing yet."""
+    if note == "second":
+        destination.opened(name, 1).records.save("first", "there")
+    together = threading.Barrier(4)
+    created: list[str] = []
+    failures: list[BaseException] = []
+
+    def create(text: str) -> None:
+        opened = patiently(destination.opened(name, 1), [], time.sleep)
+        try:
+            together.wait(30)
+            if opened.records.create(note, text):
+                created.append(text)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=create, args=(f"of {number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(created) == 1
+    assert destination.opened(name, 2).records.load(note) == created[0]
+
+
+def test_a_note_is_created_again_once_it_was_removed(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1)
+    assert opened.records.create("a", "first")
+    assert not opened.records.create("a", "first")
+    opened.records.save("a", "changed")
+    assert not opened.records.create("a", "second")
+    assert opened.records.load("a") == "changed"
+    opened.records.save("a", None)
+    assert opened.records.create("a", "third")
+    assert opened.records.load("a") == "third"
+
+
+def test_progress_comes_back_as_it_was_saved(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1, ITEMS)
+    assert opened.generations.load_progress() is None
+    opened.generations.save_progress(progress(1))
+    opened.generations.save_progress(progress(0xFFFF_FFFF_FFFF_FFFF))
+    assert destination.opened(name, 1).generations.load_progress() == progress(0xFFFF_FFFF_FFFF_FFFF)
+
+
+def test_each_generation_has_its_own_progress(destination: Destination, name: str) -> None:
+    destination.opened(name, 1, ITEMS).generations.save_progress(progress(1))
+    second = destination.opened(name, 2, ITEMS)
+    assert second.generations.load_progress() is None
+    second.generations.save_progress(progress(2))
+    assert destination.opened(name, 1).generations.load_progress() == progress(1)
+
+
+def test_nothing_is_known_before_prepare(destination: Destination, name: str) -> None:
+    assert destination.opened(name, 1).generations.load_progress() is None
+
+
+def test_a_writer_that_was_replaced_is_fenced(destination: Destination, name: str) -> None:
+    zombie = destination.opened(name, 1, ITEMS)
+    old_fence = zombie.sink.claim()
+    zombie.sink.apply(batch(item(1, "a", 1), fence=old_fence))
+    fence = destination.sink(name, 1).claim()
+    if destination.fences:
+        with pytest.raises(Fenced):
+            zombie.sink.apply(batch(item(1, "zombie", 2), fence=old_fence))
+        with pytest.raises(Fenced):
+            zombie.generations.save_progress(progress())
+        assert rows_of(zombie.sink) == {"(1,)": "a"}
+    else:
+        assert (old_fence, fence) == (0, 0)
+    assert counts(destination.sink(name, 1).apply(batch(item(1, "heir", 2), fence=fence))) == (1, 0, 0)
+
+
+def test_who_writes_beside_the_writer_takes_nobodys_place(destination: Destination, name: str) -> None:
+    writer, beside = destination.sink(name, 1, ITEMS), destination.sink(name, 1)
+    held = writer.claim()
+    assert beside.fence() == held
+    assert counts(beside.apply(batch(item(1, "beside", 1), fence=beside.fence()))) == (1, 0, 0)
+    assert counts(writer.apply(batch(item(2, "writer", 2), fence=held))) == (1, 0, 0)
+    assert rows_of(writer) == {"(1,)": "beside", "(2,)": "writer"}
+    assert destination.sink(name, 1).claim() == beside.fence()

@@ -1,0 +1,267 @@
+"""What every sink promises of rows: the newest stays, whatever comes in whatever order, and what is refused is told."""
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from cdc.model.errors import Unavailable
+from cdc.model.event import RowEvent
+from sinks.contract import Sink
+from sinks.memory import MemorySink, MemoryStore
+from sinks.wrappers.retrying import Waiting
+from tests.builders import batch, tag
+from tests.contract.destinations import ITEMS, KINDS, POISON, Destination, real, with_servers
+from tests.contract.items import counts, expected, gone, histories, item, patiently, rows_of
+from tests.examples import examples
+
+
+@pytest.mark.layouts
+# A batch's order
+
+
+def test_the_same_batch_twice_changes_nothing(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    events = [item(1, "a", 1), item(2, "b", 1), gone(3, 1)]
+    assert counts(sink.apply(batch(*events))) == (3, 0, 0)
+    assert counts(sink.apply(batch(*events))) == (0, 3, 0)
+    assert rows_of(sink) == {"(1,)": "a", "(2,)": "b"}
+
+
+@pytest.mark.layouts
+def test_an_older_batch_after_a_newer_one_changes_nothing(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "new", 2), item(2, "only", 2)))
+    assert counts(sink.apply(batch(item(1, "old", 1), item(3, "other", 1)))) == (1, 1, 0)
+    assert rows_of(sink) == {"(1,)": "new", "(2,)": "only", "(3,)": "other"}
+
+
+@pytest.mark.layouts
+def test_a_replay_replaces_rows_of_the_same_tag_and_never_newer_ones(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "as the bug made it", 1), item(2, "newer", 2), item(3, "a row that should not be", 1)))
+    sink.apply(batch(gone(4, 1)))
+    again = batch(
+        item(1, "right", 1), item(2, "older", 1), gone(3, 1), item(4, "there after all", 1), item(5, "new", 1)
+    )
+    assert counts(sink.apply(replace(again, overwrite_equal_tags=True))) == (4, 1, 0)
+    assert rows_of(sink) == {"(1,)": "right", "(2,)": "newer", "(4,)": "there after all", "(5,)": "new"}
+    assert counts(sink.apply(batch(item(1, "wrong again", 1)))) == (0, 1, 0)
+    assert rows_of(sink)["(1,)"] == "right"
+
+
+def test_an_empty_batch_is_fine(destination: Destination, name: str) -> None:
+    assert counts(destination.sink(name, 1, ITEMS).apply(batch())) == (0, 0, 0)
+
+
+@pytest.mark.layouts
+def test_a_deleted_row_stays_deleted_when_a_stale_write_comes(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    sink.apply(batch(gone(1, 3)))
+    assert counts(sink.apply(batch(item(1, "stale", 2)))) == (0, 1, 0)
+    assert rows_of(sink) == {}
+
+
+@pytest.mark.layouts
+def test_a_row_that_never_was_here_stays_deleted_too(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(gone(1, 3)))
+    sink.apply(batch(item(1, "stale", 2)))
+    assert rows_of(sink) == {}
+
+
+@pytest.mark.layouts
+def test_a_deleted_row_can_be_inserted_again(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "first", 1)))
+    sink.apply(batch(gone(1, 2)))
+    sink.apply(batch(item(1, "second", 3)))
+    assert rows_of(sink) == {"(1,)": "second"}
+
+
+@pytest.mark.layouts
+def test_a_changed_key_moves_the_row(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    sink.apply(batch(gone(1, tag(2, 1)), item(7, "a", tag(2, 2))))
+    assert rows_of(sink) == {"(7,)": "a"}
+
+
+def test_the_newest_of_many_changes_wins_whatever_their_order(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    count = examples(200)
+    changes = [item(1, f"v{n}", tag(n // 10, 1 + n % 10)) for n in range(count)]
+    random.Random(7).shuffle(changes)
+    for change in changes:
+        sink.apply(batch(change))
+    assert rows_of(sink) == {"(1,)": f"v{count - 1}"}
+
+
+def test_changes_beyond_4095_of_one_transaction_are_applied_in_order(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    for seq in (4000, 4095, 5000, 6000):
+        sink.apply(batch(item(1, f"seq {seq}", tag(1, seq))))
+    assert rows_of(sink) == {"(1,)": "seq 6000"}
+
+
+def test_a_large_batch_is_applied_whole(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    events = [item(n, f"n{n}", 1) for n in range(5000)]
+    assert counts(sink.apply(batch(*events))) == (5000, 0, 0)
+    assert rows_of(sink) == {f"({n},)": f"n{n}" for n in range(5000)}
+
+
+def test_two_writers_on_the_same_keys_end_with_the_newest(destination: Destination, name: str) -> None:
+    destination.sink(name, 1, ITEMS)
+    failures: list[BaseException] = []
+
+    def write(seed: int) -> None:
+        opened = destination.opened(name, 1)
+        picks = random.Random(seed)
+        patient = patiently(opened, []).sink
+        try:
+            for _ in range(30):
+                keys = picks.sample(range(20), 10)
+                at = picks.randrange(1, 500)
+                patient.apply(batch(*(item(key, f"commit {at}", at) for key in keys)))
+                written.extend((key, at) for key in keys)
+        except BaseException as error:
+            failures.append(error)
+
+    written: list[tuple[int, int]] = []
+    writers = [threading.Thread(target=write, args=(seed,)) for seed in (1, 2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert failures == []
+    newest_of = {key: max(at for other, at in written if other == key) for key, _ in written}
+    assert rows_of(destination.sink(name, 1)) == {f"({key},)": f"commit {at}" for key, at in newest_of.items()}
+
+
+@pytest.mark.layouts
+def test_a_poison_row_is_rejected_and_its_neighbours_are_applied(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    bad = item(50, "bad", 1)
+    bad = replace(bad, row={**(bad.row or {}), **destination.poison})
+    events = [item(n, f"n{n}", 1) for n in range(100) if n != 50]
+    outcome = sink.apply(batch(*events[:40], bad, *events[40:]))
+    assert counts(outcome) == (99, 0, 1)
+    assert outcome.rejections[0].event == bad
+    assert rows_of(sink) == {f"({n},)": f"n{n}" for n in range(100) if n != 50}
+
+
+def test_a_rejection_has_a_reason_without_the_rows_values(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    bad = item(50, "secret-note", 1)
+    bad = replace(bad, row={**(bad.row or {}), **destination.poison})
+    (rejection,) = sink.apply(batch(bad)).rejections
+    assert rejection.reason
+    for secret in ("secret-note", POISON, str(2**40)):
+        assert secret not in rejection.reason
+
+
+def test_several_poison_rows_are_found(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    events = [item(n, f"n{n}", 1) for n in range(64)]
+    for n in (0, 17, 18, 63):
+        events[n] = replace(events[n], row={**(events[n].row or {}), **destination.poison})
+    outcome = sink.apply(batch(*events))
+    assert counts(outcome) == (60, 0, 4)
+    assert sorted(rejection.event.key["id"] for rejection in outcome.rejections) == [0, 17, 18, 63]  # type: ignore[type-var]
+
+
+@given(history=histories())
+@settings(deadline=None)
+def test_any_order_and_repetition_ends_in_the_same_rows(history: tuple[list[RowEvent], list[list[RowEvent]]]) -> None:
+    events, batches = history
+    sink = MemorySink(MemoryStore(), 1)
+    sink.prepare([ITEMS])
+    for events_of_batch in batches:
+        sink.apply(batch(*events_of_batch))
+    assert rows_of(sink) == expected(events)
+
+
+@pytest.mark.parametrize("kind", real(every_layout=True))
+@given(history=histories())
+@settings(
+    deadline=None,
+    max_examples=examples(12),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_any_order_and_repetition_ends_in_the_same_rows_on_servers(
+    kind: str, endpoints: Any, history: tuple[list[RowEvent], list[list[RowEvent]]]
+) -> None:
+    events, batches = history
+    # One schema of tables for all examples; the key space is another one each time.
+    destination = KINDS[kind](endpoints)
+    sink = destination.sink(f"t{uuid.uuid4().hex[:12]}", 1, ITEMS)
+    try:
+        for events_of_batch in batches:
+            sink.apply(batch(*events_of_batch))
+        assert rows_of(sink) == expected(events)
+    finally:
+        destination.close()
+
+
+@contextmanager
+def _knocking(make: Callable[[], Sink]) -> Iterator[list[Exception]]:
+    """New sinks all the time, as a job makes them after a failure, that try to write; what they are told."""
+    heard: list[Exception] = []
+    over = threading.Event()
+
+    def knock() -> None:
+        while not over.wait(0.003):
+            sink = make()
+            try:
+                sink.apply(batch(item(1, "knocking", 2)))
+            except Exception as error:
+                heard.append(error)
+            finally:
+                sink.close()
+
+    thread = threading.Thread(target=knock)
+    thread.start()
+    try:
+        yield heard
+    finally:
+        over.set()
+        thread.join()
+
+
+# It stops a server that others use at the same time.
+@pytest.mark.busy
+@pytest.mark.parametrize("kind", with_servers())
+def test_a_job_waits_while_the_server_is_away_and_goes_on(kind: str, stack: Any, endpoints: Any, name: str) -> None:
+    destination = KINDS[kind](endpoints)
+    opened = destination.opened(name, 1, ITEMS)
+    sink = opened.sink
+    sink.apply(batch(item(1, "before", 1)))
+    assert destination.server is not None
+    stack.stop(destination.server)
+    try:
+        with pytest.raises(Unavailable):
+            sink.apply(batch(item(1, "away", 2)))
+        with pytest.raises(Unavailable):
+            destination.opened(name, 1).generations.load_progress()
+    finally:
+        # A server that is coming back may say anything but that it holds nothing.
+        with _knocking(lambda: destination.sink(name, 1)) as heard:
+            stack.start(destination.server)
+    assert {type(error) for error in heard} == {Unavailable}, heard[-3:]
+    waits: list[Waiting] = []
+    patient = patiently(opened, waits, lambda seconds: time.sleep(min(seconds, 0.5))).sink
+    outcome = patient.apply(batch(item(1, "after", 3)))
+    assert outcome.applied + outcome.stale == 1
+    sink.prepare([ITEMS])
+    sink.apply(batch(item(2, "new", 1)))
+    assert rows_of(sink)["(2,)"] == "new"
+    sink.close()

@@ -1,0 +1,314 @@
+"""What every sink promises when tables and columns come and go, or are left out."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, RowEvent
+from cdc.model.table import Table, TableName
+from sinks.contract import Batch, Outcome, Sink
+from sinks.wrappers.masks import Salt, Truncation
+from sinks.wrappers.projecting import ProjectingSink
+from sinks.wrappers.projection import Projection
+from sinks.wrappers.renaming import Renaming
+from tests.builders import batch, column, delete, progress, tag, upsert
+from tests.contract.destinations import ITEMS, Destination
+from tests.contract.items import ODD, PLAIN, VALUES, carried, counts, gone, item, rows_of
+
+OTHERS = replace(ITEMS, name=TableName("public", "item"))  # its name begins that of the other
+
+
+HELD = TableName("public", "items*")
+
+
+@pytest.mark.layouts
+def test_tables_that_are_not_kept_are_gone_and_no_others(destination: Destination, name: str) -> None:
+    held = replace(ITEMS, name=HELD)
+    opened = destination.opened(name, 1, ITEMS, OTHERS, held)
+    beside = destination.opened(name, 2, ITEMS, OTHERS, held)
+    neighbour = destination.opened(f"{name}x", 1, ITEMS, OTHERS, held)
+    for one in (opened, beside, neighbour):
+        one.sink.apply(batch(*(_named(of) for of in (ITEMS, OTHERS, held)), fence=one.sink.claim()))
+        one.records.save("g1.a", "kept")
+    opened.generations.save_progress(progress(7))
+    assert opened.generations.keep_only([ITEMS.name]) == [OTHERS.name, HELD]
+    assert rows_of(opened.sink) == {"(1,)": "public.items"}
+    assert opened.generations.live() == 1
+    for of in (OTHERS, held):
+        with pytest.raises(LockstepError):
+            rows_of(destination.sink(name, 1), of)
+        assert rows_of(beside.sink, of) == rows_of(neighbour.sink, of) == {"(1,)": str(of.name)}
+    assert (opened.generations.load_progress(), opened.records.load("g1.a")) == (progress(7), "kept")
+    assert destination.opened(name, 1).generations.keep_only([ITEMS.name]) == []
+    with destination.reader(name) as find:
+        assert find(1) == "public.items"
+
+
+@pytest.mark.layouts
+def test_a_table_that_comes_back_is_empty(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1, ITEMS, OTHERS)
+    opened.sink.apply(batch(_named(ITEMS), _named(OTHERS), fence=opened.sink.claim()))
+    assert opened.generations.keep_only([OTHERS.name]) == [ITEMS.name]
+    with destination.reader(name) as find, suppress(LookupError):  # mostly the name that readers know is gone, too
+        assert find(1) is None
+    opened.sink.prepare([ITEMS, OTHERS])
+    assert (rows_of(opened.sink), rows_of(opened.sink, OTHERS)) == ({}, {"(1,)": "public.item"})
+    # Nothing is remembered of what was there, so an older event is taken, too.
+    opened.sink.apply(batch(upsert({"id": 2, "note": "a", "number": 1}, 1, of=ITEMS), fence=opened.sink.claim()))
+    assert rows_of(opened.sink) == {"(2,)": "a"}
+    with destination.reader(name) as find:
+        assert find(2) == "a"
+
+
+def test_where_nothing_is_nothing_is_removed(destination: Destination, name: str) -> None:
+    assert destination.opened(name, 1).generations.keep_only([]) == []
+    destination.sink(name, 1, ITEMS)
+    assert destination.opened(name, 2).generations.keep_only([]) == []
+    assert rows_of(destination.sink(name, 1)) == {}
+
+
+def _named(of: Table) -> RowEvent:
+    return upsert({"id": 1, "note": str(of.name), "number": 1}, 5, of=of)
+
+
+def test_prepare_twice_changes_nothing(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    sink.prepare([ITEMS])
+    destination.sink(name, 1, ITEMS)
+    assert rows_of(sink) == {"(1,)": "a"}
+
+
+@pytest.mark.layouts
+def test_a_new_column_is_added_before_the_first_row_that_has_it(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    wider = replace(ITEMS, columns=(*ITEMS.columns, column("added", "jsonb")))
+    sink.prepare([wider])
+    sink.apply(batch(upsert({"id": 2, "note": "b", "number": 1, "added": '{"x": 1}'}, 2, of=wider)))
+    found = {stored.row["id"]: stored.row["added"] for stored in sink.scan(wider)}
+    assert found == {1: None, 2: '{"x": 1}'}
+
+
+GRADED = replace(ITEMS, columns=(*ITEMS.columns, column("grade", "int4")))
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("in_bulk", [False, True], ids=["", "in bulk"])
+def test_rows_that_are_there_get_what_a_column_was_added_with(
+    destination: Destination, name: str, in_bulk: bool
+) -> None:
+    opened = destination.opened(name, 1)
+    opened.sink.prepare([ITEMS], go_live=not in_bulk)
+    if in_bulk:
+        opened.generations.begin_bulk()
+    opened.sink.apply(batch(item(1, "a", 1), item(2, "b", 1), item(3, "c", 1), item(4, "d", 1)))
+    opened.sink.apply(batch(gone(4, 2)))
+    added = {ITEMS.name: {"grade": 5}}
+    carried(opened.sink, GRADED, opened.sink.prepare([GRADED], go_live=not in_bulk, added=added))
+    # Rows of the new shape say themselves what they have, null included.
+    rows = [{"id": number, "note": "n", "number": 1, "grade": grade} for number, grade in ((2, None), (5, 7))]
+    opened.sink.apply(batch(*(upsert(row, 3, of=GRADED) for row in rows)))
+    assert carried(opened.sink, GRADED, opened.sink.prepare([GRADED], go_live=not in_bulk, added=added)) == 0
+    if in_bulk:
+        opened.generations.end_bulk()
+    assert {stored.row["id"]: stored.row["grade"] for stored in opened.sink.scan(GRADED)} == {1: 5, 2: None, 3: 5, 5: 7}
+    assert rows_of(opened.sink) == {"(1,)": "a", "(2,)": "n", "(3,)": "c", "(5,)": "n"}
+
+
+@pytest.mark.layouts
+def test_a_newer_event_wins_over_a_row_that_is_carried_over(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(*(item(number, "old", 1) for number in range(6))))
+    left = sink.prepare([GRADED], added={ITEMS.name: {"grade": 5}})
+
+    class Overtaken:
+        """Another job's newer events come when the rows have been read, and just before they are written."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(sink, name)
+
+        def apply(self, given: Batch) -> Outcome:
+            newer: dict[str, JsonValue] = {"id": 1, "note": "newer", "number": 1, "grade": 7}
+            sink.apply(batch(upsert(newer, 2, of=GRADED), gone(2, 2)))
+            return sink.apply(given)
+
+    carried(cast("Sink", Overtaken()), GRADED, left)
+    found = {stored.row["id"]: (stored.row["note"], stored.row["grade"]) for stored in sink.scan(GRADED)}
+    if left:
+        assert found == {0: ("old", 5), 1: ("newer", 7), 3: ("old", 5), 4: ("old", 5), 5: ("old", 5)}
+    else:
+        assert found == dict.fromkeys(range(6), ("old", 5))
+
+
+@pytest.mark.layouts
+def test_what_a_column_was_added_with_is_the_same_value_in_every_type(destination: Destination, name: str) -> None:
+    pairs = [pair for row in (PLAIN, *ODD) for pair in row.items()]
+    values = [(of, value) for of, value in pairs if of != "id" and value is not None and len(str(value)) < 50_000]
+    columns = [replace(VALUES.column(of), name=f"added {place}") for place, (of, _) in enumerate(values)]
+    wider = replace(ITEMS, columns=(*ITEMS.columns, *columns))
+    added = {f"added {place}": value for place, (_, value) in enumerate(values)}
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "from before", 1)))
+    carried(sink, wider, sink.prepare([wider], added={ITEMS.name: added}))
+    sink.apply(batch(upsert({"id": 2, "note": "written", "number": 1, **added}, 2, of=wider)))
+    before, written = sorted((dict(stored.row) for stored in sink.scan(wider)), key=lambda row: str(row["id"]))
+    assert {name: before[name] for name in added} == {name: written[name] for name in added} == added
+
+
+@pytest.mark.layouts
+def test_a_row_with_null_is_told_from_one_that_lacks_the_column(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    wider = replace(ITEMS, columns=(*ITEMS.columns, column("number 2", "int4"), column("doc", "jsonb")))
+    left = sink.prepare([wider], added={ITEMS.name: {"number 2": 5}})
+    row: dict[str, JsonValue] = {"id": 2, "note": "b", "number": None, "number 2": None, "doc": None}
+    sink.apply(batch(upsert(row, 2, of=wider)))
+    lacks = {stored.row["id"]: sorted(stored.lacks) for stored in sink.scan(wider)}
+    assert lacks == {1: ["doc", "number 2"] if left else [], 2: []}
+    assert {stored.row["id"]: sorted(stored.lacks) for stored in sink.rows(wider, [{"id": 1}, {"id": 2}])} == lacks
+
+
+def test_a_job_that_runs_on_sees_a_column_that_another_one_added(destination: Destination, name: str) -> None:
+    worker = destination.sink(name, 1, ITEMS)
+    worker.apply(batch(item(1, "a", 1)))
+    wider = replace(ITEMS, columns=(*ITEMS.columns, column("added", "text")))
+    destination.sink(name, 1, wider)
+    worker.apply(batch(upsert({"id": 2, "note": "b", "number": 1, "added": "x"}, 2, of=wider)))
+    assert {stored.row["id"]: stored.row["added"] for stored in worker.scan(wider)} == {1: None, 2: "x"}
+
+
+@pytest.mark.layouts
+def test_rows_go_on_without_a_column_that_the_source_dropped(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    narrower = replace(ITEMS, columns=ITEMS.columns[:2])
+    sink.prepare([narrower])
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1, of=narrower)))
+    assert rows_of(sink, narrower) == {"(1,)": "a"}
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(ITEMS, key=("id", "note")),
+        replace(ITEMS, columns=(column("id", "text"), *ITEMS.columns[1:])),
+        replace(ITEMS, columns=(ITEMS.columns[0], column("renamed"), ITEMS.columns[2])),
+    ],
+    ids=["key", "type", "rename"],
+)
+def test_another_shape_needs_a_new_generation(destination: Destination, name: str, other: Table) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    with pytest.raises(LockstepError, match="lockstep rebuild"):
+        sink.prepare([other])
+    destination.sink(name, 2, other)
+
+
+def test_an_unprepared_table_is_an_error(destination: Destination, name: str) -> None:
+    destination.sink(name, 1, ITEMS)
+    with pytest.raises(LockstepError, match="not prepared"):
+        destination.sink(name, 1).apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+
+
+@pytest.mark.layouts
+def test_tables_of_the_same_name_in_two_schemas_are_kept_apart(destination: Destination, name: str) -> None:
+    tables = [replace(ITEMS, name=TableName(schema, "items")) for schema in ("public", "sales", "Sales")]
+    if destination.folds_case:
+        with pytest.raises(LockstepError, match="same name"):
+            destination.sink(name, 1, *tables)
+        tables = tables[:2]
+    sink = destination.sink(name, 1, *tables)
+    for number, of in enumerate(tables):
+        sink.apply(batch(upsert({"id": 1, "note": f"n{number}", "number": 1}, 1, of=of)))
+    assert [rows_of(sink, of) for of in tables] == [{"(1,)": f"n{number}"} for number, _ in enumerate(tables)]
+
+
+PRIVATE = "secret-word"
+
+
+def _projecting(destination: Destination, name: str, generation: int = 1) -> Sink:
+    exclude = [f"public.values.{text}" for text in ("prose", "a_json", '"dotted.name"')]
+    return ProjectingSink(destination.opened(name, generation), Projection.parse(exclude), generation)
+
+
+@pytest.mark.layouts
+def test_columns_that_are_left_out_never_reach_the_destination(destination: Destination, name: str) -> None:
+    sink = _projecting(destination, name)
+    sink.prepare([VALUES])
+    private = {"prose": PRIVATE, "a_json": f'{{"a": "{PRIVATE}"}}', "dotted.name": f'{{"a": "{PRIVATE}"}}'}
+    row = {**PLAIN, **private}
+    sink.apply(batch(upsert(row, 1, of=VALUES), upsert({**row, "id": 2}, 1, of=VALUES)))
+    sink.apply(batch(delete({"id": 2}, 2, of=VALUES)))
+    expected = {key: value for key, value in row.items() if key not in private}
+    assert [dict(stored.row) for stored in sink.scan(VALUES)] == [expected]
+    assert [dict(stored.row) for stored in sink.rows(VALUES, [{"id": 1}, {"id": 2}])] == [expected]
+    assert PRIVATE not in destination.everything(name)
+    assert "bytes" in destination.everything(name)
+
+
+def test_a_column_that_comes_later_passes_by_those_that_are_left_out(destination: Destination, name: str) -> None:
+    _projecting(destination, name).prepare([VALUES])
+    wider = replace(VALUES, columns=(*VALUES.columns, column("added")))
+    sink = _projecting(destination, name)
+    sink.prepare([wider])
+    sink.apply(batch(upsert({**PLAIN, "prose": PRIVATE, "added": "x"}, 1, of=wider)))
+    assert [stored.row["added"] for stored in sink.scan(wider)] == ["x"]
+    assert PRIVATE not in destination.everything(name)
+
+
+def test_what_a_column_was_added_with_stays_away_where_the_column_is_left_out(
+    destination: Destination, name: str
+) -> None:
+    """One that was dropped and comes again, by a name that the sink leaves out."""
+    narrower = replace(VALUES, columns=tuple(held for held in VALUES.columns if held.name != "prose"))
+    _projecting(destination, name).prepare([VALUES])
+    sink = _projecting(destination, name)
+    sink.prepare([narrower])
+    row = {key: value for key, value in PLAIN.items() if key not in ("prose", "a_json", "dotted.name")}
+    sink.apply(batch(upsert(row, 1, of=VALUES)))
+    wider = replace(VALUES, columns=(*VALUES.columns, column("added")))
+    left = sink.prepare([wider], added={VALUES.name: {"prose": PRIVATE, "added": "x"}})
+    carried(sink, wider, left)
+    assert [dict(stored.row) for stored in sink.scan(wider)] == [{**row, "added": "x"}]
+    assert PRIVATE not in destination.everything(name)
+
+
+@pytest.mark.layouts
+def test_hidden_values_and_other_names_hold_in_every_way_a_row_comes(destination: Destination, name: str) -> None:
+    """Applied, replaced, replayed and carried over: what is hidden once is hidden once, and asked for by the source's names."""
+    masks: Any = {VALUES.name: {"prose": "hash", "a_json": Truncation(truncate=2)}}
+    renaming = Renaming({VALUES.name: {"a_json": "shortened", "prose": "hidden"}})
+
+    def opened() -> Sink:
+        inner = destination.opened(name, 1)
+        return ProjectingSink(inner, Projection(masks=masks, salt=Salt(b"salt")), 1, renaming=renaming)
+
+    sink = opened()
+    sink.prepare([VALUES])
+    row = {**PLAIN, "prose": PRIVATE, "a_json": f'{{"a": "{PRIVATE}"}}'}
+    seen = {**row, "prose": Salt(b"salt").hash(PRIVATE), "a_json": '{"'}
+    sink.apply(batch(upsert(row, 1, of=VALUES), upsert({**row, "id": 2}, 1, of=VALUES)))
+    sink.apply(replace(batch(upsert(row, 1, of=VALUES)), overwrite_equal_tags=True))
+    sink.apply(batch(delete({"id": 2}, 2, of=VALUES)))
+    assert [(dict(stored.key), dict(stored.row)) for stored in sink.scan(VALUES)] == [({"id": 1}, seen)]
+    wider = replace(VALUES, columns=(*VALUES.columns, column("added")))
+    sink = opened()
+    left = sink.prepare([wider], added={VALUES.name: {"added": "x"}})
+    carried(sink, wider, left)
+    expected = {**seen, "added": "x"}
+    assert [dict(stored.row) for stored in opened().rows(wider, [{"id": 1}, {"id": 2}])] == [expected]
+    everything = destination.everything(name)
+    assert PRIVATE not in everything
+    assert Salt(b"salt").hash(PRIVATE) in everything
+
+
+def test_a_scan_may_be_left_early(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(*(item(n, "x" * 1000, 1) for n in range(3000))))
+    rows = sink.scan(ITEMS)
+    assert next(rows).tag == tag(1)
+    rows.close()  # type: ignore[attr-defined]
+    assert counts(sink.apply(batch(item(1, "after", 2)))) == (1, 0, 0)
