@@ -1,4 +1,4 @@
-"""Runs the jobs of some or all sinks, with the jars and the Java of the local package cache where none are configured."""
+"""``lockstep apply``: runs the jobs of some or all sinks, and moves where a sink starts to read."""
 
 import threading
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from sinks.registry import open_sink
 
 
 def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None, say: Callable[[str], None]) -> None:
-    """Let the next job of a sink's live generation read from what was committed after ``lsn``, or published since ``time_ms``.
+    """Let the next job of a live generation read what was committed after ``lsn`` or published since ``time_ms``.
 
-    Raises LockstepError while a job applies to it.
+    Raises LockstepError when a job applies to it now, and when it has no live generation that is ready.
     """
     settings = settings_of(config, name)
     opened = open_sink(name, settings, 1)
@@ -71,8 +71,8 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
     if left_out:
         watermark = format_lsn(0 if progress is None else progress.watermark_lsn)
         say(
-            f"{left_out:,} records are left out: rows may be old from here on, and the watermark stays at {watermark} until they"
-            " are read after all (an earlier --from-lsn, or a rebuild)"
+            f"{left_out:,} records are left out: rows may be old from here on, and the watermark stays at {watermark}"
+            " until they are read after all (an earlier --from-lsn, or a rebuild)"
         )
 
 

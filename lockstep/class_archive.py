@@ -1,4 +1,4 @@
-"""``python -m lockstep.class_archive``: have Spark start in half the time on this installation. See ``jobs.spark.class_archive``."""
+"""``python -m lockstep.class_archive``: makes the archive of classes that halves the time of Spark's start."""
 
 import sys
 

@@ -27,7 +27,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 
 
 class PipelineSettings(Settings):
-    """What the pipeline is called; the name is the prefix of its topics."""
+    """The pipeline's name, which is the prefix of its topics."""
 
     name: str
 
@@ -71,7 +71,7 @@ class Config(Settings):
             astray = sorted(sink.named_tables() - captured)
             if astray:
                 raise ValueError(
-                    f"sinks.{name} speaks of tables that aren't captured with a key: {', '.join(map(str, astray))}"
+                    f"sinks.{name} names tables that aren't captured with a key: {', '.join(map(str, astray))}"
                 )
         return self
 
@@ -82,8 +82,8 @@ class Config(Settings):
             files = [name for name, sink in self.sinks.items() if isinstance(sink, WarehouseSettings) and sink.is_file]
             if files:
                 raise ValueError(
-                    f"sinks.{files[0]}.url names a file, which the machines of {self.spark.master!r} can't write to together:"
-                    " set spark.master to local[2], or give the sink a PostgreSQL warehouse"
+                    f"sinks.{files[0]}.url names a file, which the machines of {self.spark.master!r} can't write to"
+                    " together: set spark.master to local[2], or give the sink a PostgreSQL warehouse"
                 )
         return self
 

@@ -33,7 +33,10 @@ def say(message: str) -> None:
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:
-    """Run a command and flush its output. Its own errors become a message and an exit code, a bug keeps its traceback."""
+    """Run a command and flush its output.
+
+    Its own errors become a message and an exit code, a bug keeps its traceback.
+    """
     try:
         code = run() or 0
         if sys.stdout is not None:

@@ -101,19 +101,19 @@ checkpoint_directory = ".lockstep/checkpoints"
 # python = "python3"                       # of a cluster's workers
 # conf = { "spark.ui.enabled" = "true" }   # further settings of Spark's, which win
 
-# One section per sink, of any name. A change of a setting with (rebuild) takes effect with `lockstep rebuild SINK`, of any other
-# with the next start. Every sink may have these:
+# One section per sink, of any name. A change of a setting with (rebuild) takes effect with `lockstep rebuild SINK`,
+# of any other with the next start. Every sink may have these:
 
 # [sinks.NAME]
 # tables = ["public.orders", "public.items"]    # else all that have a key (rebuild)
 # exclude = ["public.orders.secret"]       # columns that never get there (rebuild)
 # where = { "public.orders" = "amount > 0" }    # rows that don't meet it aren't there; Spark SQL (rebuild)
-# computed = { "public.orders.tax" = { sql = "amount * 0.2", type = "numeric" } }    # further columns; Spark SQL (rebuild)
+# computed = { "public.orders.tax" = { sql = "amount * 0.2", type = "numeric" } }    # more columns; Spark SQL (rebuild)
 # rename = { "public.orders.note" = "remark" }    # what a column is called there (rebuild)
 # mask = { "public.orders.phone" = "hash", "public.orders.name" = { truncate = 1 } }    # or "drop" (rebuild)
 # mask_salt_file = "/run/secrets/salt"     # for hashes, or $$LOCKSTEP_SINK_<NAME>_SALT
 # schema_changes = "stop"                  # at a column's new name; "keep": it stays what it is called here
-# max_open_rejections = 10000              # rows that it refused and that wait for you; before there are more, its job stops
+# max_open_rejections = 10000              # rejected rows that wait for you; before there are more, its job stops
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
 
 # [sinks.search]
@@ -131,22 +131,22 @@ checkpoint_directory = ".lockstep/checkpoints"
 # deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
 # gc_deletes_s = 3600                      # how long a versioned delete is remembered
 # timeout_s = 60.0                         # of a request
-# tls = { ca_file = "/etc/ssl/ca.pem", certificate_file = "/etc/ssl/me.pem", key_file = "/etc/ssl/me.key", verify = true }
+# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
 
 # [sinks.cache]
 # type = "redis"
 # url = "redis://127.0.0.1:6379/0"         # rediss:// with TLS
 # prefix = "shop"                          # first part of every key; else the sink's name
 # names = { "public.items" = "items" }     # of a table in the keys (rebuild)
-# keys = { "public.orders" = "order:{id}" }    # of rows, behind prefix and generation: every key column in it (rebuild)
+# keys = { "public.orders" = "order:{id}" }    # of rows, after prefix and generation: every key column in it (rebuild)
 # values = "json"                          # one text; "fields": a field per column (rebuild)
 # sets = { "public.orders" = ["by_customer:{customer_id}"] }    # further sets of rows' keys (rebuild)
 # ttl_s = { "public.orders" = 3600 }       # rows expire, for a cache (rebuild)
-# mode = "materialise"                     # "invalidate": a change only removes the row, the application fills it again (rebuild)
+# mode = "materialise"                     # "invalidate": a change only removes the row (rebuild)
 # tombstone_ttl_s = 86400                  # how long a delete is remembered
 # max_value_bytes = 67108864               # a larger row is rejected
 # timeout_s = 30.0                         # of an answer
-# tls = { ca_file = "/etc/ssl/ca.pem", certificate_file = "/etc/ssl/me.pem", key_file = "/etc/ssl/me.key", verify = true }
+# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
 
 # [sinks.warehouse]
 # type = "warehouse"
@@ -158,13 +158,13 @@ checkpoint_directory = ".lockstep/checkpoints"
 # connect_timeout_s = 10
 # lock_timeout_s = 5.0                     # then the batch is tried again later
 # idle_in_transaction_timeout_s = 60.0     # after which the server ends a writer that has died silently
-# tls = { ca_file = "/etc/ssl/ca.pem", certificate_file = "/etc/ssl/me.pem", key_file = "/etc/ssl/me.key", verify = true }
+# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
 
 # [sinks.lake]
 # type = "delta"
 # root = "s3://bucket/lake"                # or an absolute path
 # prefix = "shop"                          # first part of every directory; else the sink's name
-# login = { user = "access-key-id", password_file = "/run/secrets/lake" }    # without it, as deltalake finds it by itself
+# login = { user = "access-key-id", password_file = "/run/secrets/lake" }    # else as deltalake finds it by itself
 # storage_options = { aws_region = "eu-central-1" }
 # partition_by = { "public.orders" = ["region"] }    # (rebuild)
 # optimize_every_commits = 100             # small files of a table are put together so often
@@ -174,7 +174,11 @@ checkpoint_directory = ".lockstep/checkpoints"
 
 
 def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, ...]) -> list[str]:
-    """Write the file; returns what to tell the user. Raises ConfigurationError when the file exists already."""
+    """Write the file; returns what to tell the user, line by line.
+
+    Raises ConfigurationError when the file exists already or ``dsn`` isn't fit for it, and LockstepError when the
+    database can't be reached or has no table that can be captured.
+    """
     if path.exists():
         raise ConfigurationError(f"{path} exists already", hint="remove it, or name another with --config")
     try:
@@ -185,7 +189,7 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
         raise ConfigurationError(
             "--dsn holds a password", hint="put it into $LOCKSTEP_SOURCE_PASSWORD: arguments show in process lists"
         )
-    # "x.y" stands for any table, so that the settings are valid before the tables are known.
+    # "x.y" is any table, so that the settings are valid before the tables are known.
     with connect(SourceSettings(dsn=dsn, tables=("x.y",)), application="lockstep init") as connection:
         found, skipped = _tables(connection, schemas)
         database = connection.info.dbname
@@ -198,7 +202,7 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
         )
     chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
     path.write_text(config_text(chosen, make_conninfo("", **parameters), found, skipped))
-    load(path)  # what we write must be valid
+    load(path)  # What we write must be valid.
     lines = [f"wrote {path}: {len(found)} tables" + (f", {len(skipped)} left out" if skipped else "")]
     if not owned:
         lines += [
@@ -211,7 +215,10 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
 
 
 def config_text(name: str, dsn: str, tables: Sequence[TableName], skipped: Iterable[tuple[TableName, str]] = ()) -> str:
-    """The file for a pipeline of these tables; ``skipped`` are others with the reason. Every setting is in it, most of them commented."""
+    """The file for a pipeline of these tables, with every setting in it, most of them commented.
+
+    ``skipped`` are tables that aren't captured, each with the reason.
+    """
     return _FILE.substitute(
         name=json.dumps(name),
         plain_name=name,

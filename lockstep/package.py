@@ -1,8 +1,8 @@
-"""``lockstep package``: one archive with what Spark's executors need of us, unpacked on each of them (``jobs.spark.session``).
+"""``lockstep package``: one archive with what Spark's executors need of us; Spark unpacks it on each of them.
 
-Our code alone is the same for every machine, and the same code gives the same bytes. The packages that it imports are partly
-compiled: with them the archive fits executors of this machine's kind, with this minor version of Python. Nothing in it knows
-the path that it is unpacked to.
+Our code alone is the same for every machine, and the same code gives the same bytes. The packages that it imports are
+partly compiled: with them the archive fits executors of this machine's kind, with this minor version of Python. Nothing
+in it knows the path that it is unpacked to.
 """
 
 import os
@@ -35,8 +35,8 @@ _LEVEL: Final = 1
 def package(output: Path, *, environment: bool = False) -> Path:
     """Write the archive and return its absolute path. With ``environment`` it holds the third-party packages as well.
 
-    An archive of that name is replaced at once or not at all. Raises ConfigurationError when the packages aren't installed
-    here, or when the file can't be written.
+    An archive of that name is replaced at once or not at all. Raises ConfigurationError when the packages aren't
+    installed here, or when the file can't be written.
     """
     files: dict[str, tuple[Path, int]] = {name: (file, ZIP_STORED) for name, file in source_files().items()}
     if environment:
@@ -66,7 +66,10 @@ def _entry(name: str, compression: int) -> ZipInfo:
 
 
 def _installed_files(root: str) -> Iterator[tuple[str, Path]]:
-    """Name inside the archive -> file, of all that ``root`` needs on executors. Raises ConfigurationError when it isn't installed."""
+    """Name inside the archive -> file, of all that ``root`` needs on executors.
+
+    Raises ConfigurationError when ``root`` isn't installed.
+    """
     try:
         needed = required(distribution(root))
     except PackageNotFoundError as error:

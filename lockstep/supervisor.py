@@ -1,4 +1,4 @@
-"""``lockstep run``: capture and the jobs as child processes; one that dies is started again, after longer and longer waits.
+"""``lockstep run``: capture and the jobs as child processes; one that dies is restarted, after longer and longer waits.
 
 Separate processes, so that kill -9, a memory leak or a JVM that hangs in one can't take the other with it.
 """

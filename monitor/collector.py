@@ -77,7 +77,7 @@ class LagCollector:
         )
 
     def _ask_sinks(self) -> dict[str, _Answer]:
-        """Ask all sinks at once, each in a thread of its own: a server that hangs holds the others up for a while only."""
+        """Ask all sinks at once, each in its own thread, so that one that hangs delays the report by 10 s at most."""
         for name in self._settings:
             if name not in self._questions:
                 self._questions[name] = Question(partial(self._ask, name))

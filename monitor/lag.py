@@ -10,10 +10,10 @@ from cdc.model.lsn import format_lsn
 
 @dataclass(frozen=True, slots=True)
 class SinkFacts:
-    """What the progress of one generation of a sink says. ``watermark_lsn`` is 0 before anything is known to be complete.
+    """What the progress of one generation of a sink says.
 
-    ``records_behind`` counts the records between the sink's next offsets and the topics' ends, transaction markers
-    included.
+    ``watermark_lsn`` is 0 before anything is known to be complete. ``records_behind`` counts the records between the
+    sink's next offsets and the topics' ends, transaction markers included.
     """
 
     name: str

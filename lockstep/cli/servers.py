@@ -27,7 +27,8 @@ def demo(
 ) -> None:
     """Run everything on this machine, with a sample shop.
 
-    Starts the local servers, copies the shop's tables, captures its live traffic, applies it to the sinks, shows the lag.
+    Starts the local servers, copies the shop's tables, captures its live traffic, applies it to the sinks and shows
+    the lag.
     """
     from lockstep.demo.demo import run_demo
 

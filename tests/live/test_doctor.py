@@ -20,7 +20,7 @@ from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import drop_slot
 from cdc.protocol.control_records import CaptureState
 from lockstep.config import Config, load
-from lockstep.doctor.doctor import examine, is_healthy
+from lockstep.doctor.examine import examine, is_healthy
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.databases import Database

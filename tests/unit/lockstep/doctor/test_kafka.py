@@ -1,115 +1,13 @@
-"""Positions against the source, and records that somebody else wrote. Nothing is connected here."""
-
-from dataclasses import replace
+"""Records that somebody else wrote to our topics."""
 
 import orjson
 import pytest
 
 from cdc.kafka.newest_records import NewestRecord
-from cdc.model.errors import LockstepError
-from cdc.model.lsn import Lsn
-from cdc.postgres.preflight.finding import Finding, Severity
-from cdc.postgres.replication import SystemIdentity
-from cdc.postgres.slot import Slot
-from cdc.protocol.control_records import SnapshotPhase
-from lockstep.doctor.kafka import (
-    SlotFacts,
-    foreign_record_findings,
-    own_states,
-    position_findings,
-    shared_slot_findings,
-    states_of_others,
-)
-from tests.history import state as any_state
+from cdc.postgres.preflight.finding import Severity
+from lockstep.doctor.kafka import foreign_record_findings
 
 TAG = "0001" + "0" * 15 + "8" + "00000001"
-STATE = replace(
-    any_state(),
-    slot="s",
-    system_id="77",
-    timeline=1,
-    database="shop",
-    publication="p",
-    phase=SnapshotPhase.DONE,
-    end_lsn=1000,
-)
-SLOT = Slot("s", "pgoutput", "shop", None, Lsn(1000), "reserved")
-FACTS = SlotFacts("s", SLOT, frozenset({"other"}), SystemIdentity("77", 1, Lsn(2000)), "shop", "p")
-
-
-def whats(findings: list[Finding]) -> list[tuple[Severity, str]]:
-    return [(found.severity, found.what) for found in findings]
-
-
-def test_a_slot_that_stands_where_the_state_says_is_fine() -> None:
-    assert [found.severity for found in position_findings(FACTS, {"s": STATE})] == [Severity.OK]
-
-
-def test_before_the_first_start_there_is_nothing_to_say() -> None:
-    assert position_findings(replace(FACTS, slot=None), {}) == []
-
-
-def test_a_slot_without_a_state_is_found() -> None:
-    (found,) = position_findings(FACTS, {})
-    assert found.severity is Severity.ERROR
-    assert found.fix.startswith("select pg_drop_replication_slot('s');")
-
-
-def test_a_state_without_its_slot_is_found() -> None:
-    (found,) = position_findings(replace(FACTS, slot=None), {"s": STATE})
-    assert (found.severity, found.what.split(";")[0]) == (Severity.ERROR, "is gone")
-
-
-def test_a_slot_that_is_still_to_be_made_is_fine() -> None:
-    creating = replace(STATE, phase=SnapshotPhase.CREATING)
-    assert [found.severity for found in position_findings(replace(FACTS, slot=None), {"s": creating})] == [Severity.OK]
-
-
-def test_a_slot_that_somebody_moved_on_is_found() -> None:
-    moved = replace(FACTS, slot=replace(SLOT, confirmed=Lsn(1008)))
-    assert [found.severity for found in position_findings(moved, {"s": STATE})] == [Severity.ERROR]
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"identity": SystemIdentity("78", 1, Lsn(1))},
-        {"identity": SystemIdentity("77", 2, Lsn(1))},
-        {"database": "b"},
-        {"publication": "q"},
-    ],
-    ids=["system", "timeline", "database", "publication"],
-)
-def test_another_source_than_the_one_published_from_is_found(changed: dict[str, object]) -> None:
-    (found,) = position_findings(replace(FACTS, **changed), {"s": STATE})  # type: ignore[arg-type]
-    assert (found.severity, found.subject) == (Severity.ERROR, "source")
-
-
-def test_a_slot_of_an_earlier_configuration_is_pointed_out() -> None:
-    (found,) = position_findings(replace(FACTS, slot=None), {"other": replace(STATE, slot="other")})
-    assert (found.severity, found.subject) == (Severity.WARNING, "slot other")
-
-
-def test_a_slot_that_another_pipeline_reads_is_found() -> None:
-    (found,) = shared_slot_findings(FACTS, "mine", {"theirs": {"s": STATE}})
-    assert (found.severity, found.what) == (Severity.ERROR, "belongs to the pipeline theirs")
-
-
-def test_a_slot_of_the_same_name_on_another_server_is_fine() -> None:
-    assert shared_slot_findings(FACTS, "mine", {"theirs": {"s": replace(STATE, system_id="78")}}) == []
-
-
-OLD = orjson.dumps(orjson.loads(STATE.to_bytes()) | {"format": 0})
-
-
-def test_a_state_of_another_version_is_left_to_it() -> None:
-    assert list(states_of_others({b"s": STATE.to_bytes(), b"t": OLD})) == ["s"]
-
-
-def test_our_own_state_of_another_version_is_not_taken_for_none() -> None:
-    # Without a state, the advice would be to drop the slot.
-    with pytest.raises(LockstepError, match="another version"):
-        own_states({b"s": OLD})
 
 
 def record(

@@ -1,0 +1,68 @@
+"""``lockstep doctor``: every check of every part, in the order in which they make sense."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import psycopg
+
+from cdc.model.errors import LockstepError
+from cdc.postgres.connection import connect
+from cdc.postgres.preflight import check_source
+from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
+from cdc.postgres.preflight.finding import Finding, Severity
+from lockstep.config import Config
+from lockstep.doctor.kafka import check_kafka
+from lockstep.doctor.position import check_position
+from lockstep.doctor.sinks import check_histories, check_sink
+from migrations.source import publication_sql
+
+
+def examine(config: Config) -> list[Finding]:
+    """All findings of all parts; a part that can't be reached is a finding, too. Changes nothing."""
+    source = _guarded("source", _source, config)
+    kafka = _guarded("Kafka", check_kafka, config)
+    findings = [*source, *kafka]
+    if _was_reached("source", source) and _was_reached("Kafka", kafka):
+        findings += _guarded("position", check_position, config)
+    for name in config.sinks:
+        findings += _guarded(f"sink {name}", partial(check_sink, name=name), config)
+    if _was_reached("Kafka", kafka):
+        findings += _guarded("histories", check_histories, config)
+    return findings
+
+
+def is_healthy(findings: Sequence[Finding]) -> bool:
+    """True when nothing would fail."""
+    return all(finding.severity is not Severity.ERROR for finding in findings)
+
+
+def _was_reached(subject: str, findings: Sequence[Finding]) -> bool:
+    return not any(found.subject == subject and found.severity is Severity.ERROR for found in findings)
+
+
+def _guarded(subject: str, check: Callable[[Config], list[Finding]], config: Config) -> list[Finding]:
+    try:
+        return check(config)
+    except (LockstepError, psycopg.Error) as error:
+        hint = error.hint or "" if isinstance(error, LockstepError) else ""
+        message = error.message if isinstance(error, LockstepError) else str(error).strip()
+        return [Finding(Severity.ERROR, subject, message, "nothing works without it", hint)]
+
+
+def _source(config: Config) -> list[Finding]:
+    try:
+        connection = connect(config.source, application="lockstep doctor")
+    except LockstepError as refused:
+        return [refusal(refused.message, config.source, subject="source")]
+    with connection:
+        connection.execute("set default_transaction_read_only = on")
+        findings = check_source(
+            connection,
+            tables=config.source.published_names,
+            publication=config.publication,
+            slot=config.slot,
+            create_publication=publication_sql(config.publication, config.source.published_names),
+            keys=config.source.keys,
+            append_only=config.source.append_only,
+        )
+        return findings + endpoint_findings(connection, config.source)

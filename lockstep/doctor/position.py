@@ -1,0 +1,159 @@
+"""Whether capture can continue: the slot in the source against the positions that Kafka holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import STATE, control_topic
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import format_lsn
+from cdc.postgres.connection import connect
+from cdc.postgres.preflight.finding import Finding, error, ok, warning
+from cdc.postgres.replication import ReplicationConnection, SystemIdentity
+from cdc.postgres.slot import Slot, find_slot
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from lockstep.config import Config
+
+_NEW_PIPELINE = "start a pipeline of another name (pipeline.name), which takes a new snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """The slot that is configured, as the source has it. ``others`` are the names of the source's other slots."""
+
+    name: str
+    slot: Slot | None
+    others: frozenset[str]
+    identity: SystemIdentity
+    database: str
+    publication: str
+
+
+def check_position(config: Config) -> list[Finding]:
+    """Whether slot and state fit together. Raises LockstepError when Kafka or the source doesn't answer."""
+    # The slot comes first: a running capture moves it up to its state, never beyond.
+    with connect(config.source, application="lockstep doctor") as connection:
+        connection.execute("set default_transaction_read_only = on")
+        slot = find_slot(connection, config.slot)
+        slots = connection.execute(
+            "select slot_name from pg_replication_slots where slot_name <> %s and database = current_database()",
+            (config.slot,),
+        ).fetchall()
+        database = connection.info.dbname
+    try:
+        with ReplicationConnection(config.source) as replication:
+            identity = replication.identify_system()
+    except LockstepError:
+        return []  # The source's checks report it.
+    facts = SlotFacts(config.slot, slot, frozenset(row[0] for row in slots), identity, database, config.publication)
+    client = config.kafka.client()
+    own = config.pipeline.name
+    suffix = control_topic("", STATE)
+    topics = [topic for topic in TopicAdmin(client).partition_counts() if topic.endswith(suffix)]
+    ours = control_topic(own, STATE)
+    states = own_states(read_compacted(client, ours)) if ours in topics else {}
+    others = {
+        topic.removesuffix(suffix): states_of_others(read_compacted(client, topic)) for topic in topics if topic != ours
+    }
+    return position_findings(facts, states) + shared_slot_findings(facts, own, others)
+
+
+def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> list[Finding]:
+    """Whether capture can continue from the states that Kafka holds of the pipeline, by slot."""
+    subject = f"slot {facts.name}"
+    state = states.get(facts.name)
+    drop = f"select pg_drop_replication_slot('{facts.name}');"
+    if state is None:
+        findings = [
+            warning(
+                f"slot {other}",
+                f"Kafka's state is of this slot, the configuration names {facts.name}",
+                "with another slot everything is copied again, and the old one holds WAL back for ever",
+                f"set source.slot = \"{other}\", or drop it: select pg_drop_replication_slot('{other}');",
+            )
+            for other in sorted(facts.others & states.keys())
+        ]
+        if facts.slot is not None:
+            findings.append(
+                error(
+                    subject,
+                    "exists, but Kafka holds no state of this pipeline for it",
+                    "it isn't known what was published, and who else reads it",
+                    f"{drop}  -- if nobody else needs it; else set source.slot to another name",
+                )
+            )
+        return findings
+    differences = [
+        f"{what} was {was}, is {now}"
+        for what, was, now in (
+            ("system identifier", state.system_id, facts.identity.system_id),
+            ("timeline", state.timeline, facts.identity.timeline),
+            ("database", state.database, facts.database),
+            ("publication", state.publication, facts.publication),
+        )
+        if was != now
+    ]
+    if differences:
+        return [
+            error(
+                "source",
+                f"isn't the one that was published from: {'; '.join(differences)}",
+                "after a restore or a promotion published changes may not exist any more",
+                _NEW_PIPELINE,
+            )
+        ]
+    if facts.slot is None and state.phase is not SnapshotPhase.CREATING:
+        return [
+            error(
+                subject,
+                f"is gone; {format_lsn(state.end_lsn)} was published last",
+                "changes after that can't be read any more",
+                _NEW_PIPELINE,
+            )
+        ]
+    if facts.slot is not None and facts.slot.confirmed is not None and state.end_lsn < facts.slot.confirmed:
+        return [
+            error(
+                subject,
+                f"is at {format_lsn(facts.slot.confirmed)}, but only {format_lsn(state.end_lsn)} was published",
+                "what lies between is lost to this slot: somebody else read or moved it, or Kafka lost a transaction",
+                _NEW_PIPELINE,
+            )
+        ]
+    what = (
+        "is being created" if state.phase is SnapshotPhase.CREATING else f"published up to {format_lsn(state.end_lsn)}"
+    )
+    return [ok(subject, what)]
+
+
+def shared_slot_findings(
+    facts: SlotFacts, own: str, pipelines: Mapping[str, Mapping[str, CaptureState]]
+) -> list[Finding]:
+    """Other pipelines that read the same slot of the same server: each would miss what the other confirms."""
+    return [
+        error(
+            f"slot {facts.name}",
+            f"belongs to the pipeline {pipeline}",
+            "each of the two would miss what the other confirms",
+            f"set source.slot to another name, lockstep_{own} for one",
+        )
+        for pipeline, states in sorted(pipelines.items())
+        if pipeline != own and facts.name in states and states[facts.name].system_id == facts.identity.system_id
+    ]
+
+
+def own_states(records: Mapping[bytes, bytes]) -> dict[str, CaptureState]:
+    """Our state topic's records by slot. Raises LockstepError when another version wrote one: that isn't no state."""
+    return {slot.decode(): CaptureState.from_bytes(value) for slot, value in records.items()}
+
+
+def states_of_others(records: Mapping[bytes, bytes]) -> dict[str, CaptureState]:
+    """Another pipeline's records by slot; those that another version wrote are left out."""
+    states = {}
+    for slot, value in records.items():
+        try:
+            states[slot.decode()] = CaptureState.from_bytes(value)
+        except LockstepError:
+            continue
+    return states

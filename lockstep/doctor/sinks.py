@@ -1,0 +1,51 @@
+"""Whether a sink answers, and whether one that keeps every version is sure to read every version."""
+
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.table import TableName
+from cdc.postgres.preflight.finding import Finding, Severity
+from lockstep.config import Config
+from sinks.registry import history_tables, open_sink
+
+
+def check_sink(config: Config, *, name: str) -> list[Finding]:
+    """Whether the sink's server answers, and what it holds. Raises LockstepError when it doesn't answer or refuses."""
+    opened = open_sink(name, config.sinks[name], 1)
+    try:
+        live = opened.generations.live()
+    finally:
+        opened.sink.close()
+    what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
+    return [Finding(Severity.OK, f"sink {name}", what)]
+
+
+def check_histories(config: Config) -> list[Finding]:
+    """Whether a sink that keeps every version is sure to read every version."""
+    kept = {
+        name: history_tables(
+            settings, map(TableName.parse, settings.tables) if settings.tables else config.source.keyed_names
+        )
+        for name, settings in config.sinks.items()
+    }
+    if not any(kept.values()):
+        return []
+    cluster = TopicAdmin(config.kafka.client())
+    existing = cluster.partition_counts()
+    findings = []
+    for name, tables in kept.items():
+        topics = {config.topics()[table] for table in tables}
+        lags = [int(cluster.config(topic)["min.compaction.lag.ms"]) for topic in sorted(topics & existing.keys())]
+        if topics - existing.keys():
+            lags.append(config.kafka.topics.min_compaction_lag_ms)
+        if lags and min(lags) == 0:
+            findings.append(
+                Finding(
+                    Severity.WARNING,
+                    f"sink {name}",
+                    "keeps every version of rows, and its topics may be compacted at once",
+                    "while the job is away, versions can be compacted before it reads them: its history is then complete"
+                    " from a later point only",
+                    "set kafka.topics.min_compaction_lag_ms above the longest time that the job may be away; existing"
+                    " topics get it by kafka-configs.sh --alter --add-config min.compaction.lag.ms=...",
+                )
+            )
+    return findings
