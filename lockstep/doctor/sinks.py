@@ -41,8 +41,8 @@ def check_histories(config: Config) -> list[Finding]:
                 Finding(
                     Severity.WARNING,
                     f"sink {name}",
-                    "keeps every version of rows, and its topics may be compacted at once",
-                    "while the job is away, versions can be compacted before it reads them: its history is then complete"
+                    "keeps every version of a row, and its topics may be compacted at once",
+                    "while the job is away, versions can be compacted before it reads them: its history then is whole"
                     " from a later point only",
                     "set kafka.topics.min_compaction_lag_ms above the longest time that the job may be away; existing"
                     " topics get it by kafka-configs.sh --alter --add-config min.compaction.lag.ms=...",
