@@ -3,7 +3,7 @@
 Through the WAL, because the answer has to stand in the order of the stream: capture takes a snapshot after it has seen the request,
 publishes everything that committed before that snapshot, and then the rows as it shows them. Content of a message::
 
-    {"version":1,"slot":"lockstep_shop","schema":"public","table":"orders","keys":[{"id":42},...]}
+    {"format":3,"slot":"lockstep_shop","schema":"public","table":"orders","keys":[{"id":42},...]}
 
 ``"keys":null`` asks for the whole table.
 A request is for the slot that it names; several pipelines may read one database, and all of them see it.
@@ -21,6 +21,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.postgres.connection import connection_error
 from cdc.postgres.slot import wal_end
+from cdc.protocol.control_records import FORMAT, parse_record
 
 REPAIR_PREFIX: Final = "lockstep.repair"
 """Prefix of the messages. They are never published, whatever prefixes are configured."""
@@ -28,7 +29,6 @@ REPAIR_PREFIX: Final = "lockstep.repair"
 KEYS_MAX: Final = 100_000
 """How many keys of a table capture holds until it can read their rows. For more, a copy of the table is the cheaper way."""
 
-_VERSION: Final = 1
 _KEYS_PER_MESSAGE: Final = 500
 
 Key = Mapping[str, JsonValue]
@@ -51,7 +51,7 @@ class RepairRequest:
         """Raises TypeError for values that JSON doesn't have."""
         return orjson.dumps(
             {
-                "version": _VERSION,
+                "format": FORMAT,
                 "slot": self.slot,
                 "schema": self.table.schema,
                 "table": self.table.name,
@@ -63,13 +63,9 @@ class RepairRequest:
     def from_bytes(cls, content: bytes) -> Self:
         """Anybody may write such messages, so nothing is taken for granted. Raises UnreadableRequest."""
         try:
-            fields = orjson.loads(content)
-        except orjson.JSONDecodeError:
-            raise UnreadableRequest("it isn't JSON") from None
-        if not isinstance(fields, dict):
-            raise UnreadableRequest("it isn't a JSON object")
-        if fields.get("version") != _VERSION:
-            raise UnreadableRequest("it was written by another version of Lockstep")
+            fields = parse_record(content, "it")
+        except LockstepError as error:
+            raise UnreadableRequest(error.message) from None
         slot, schema, table, keys = (fields.get(name) for name in ("slot", "schema", "table", "keys"))
         if not (isinstance(slot, str) and isinstance(schema, str) and isinstance(table, str)):
             raise UnreadableRequest("it lacks slot, schema or table")

@@ -4,10 +4,12 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
 import psycopg
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn, parse_lsn
+from cdc.protocol.control_records import FORMAT
 
 HEARTBEAT_PREFIX = "lockstep.heartbeat"
 """Prefix of the messages that move an idle database's slot and the watermark on."""
@@ -68,7 +70,8 @@ def emit_heartbeat(connection: psycopg.Connection[Any]) -> Lsn:
     """
     with connection.transaction():
         connection.execute("set local synchronous_commit = on")
-        connection.execute("select pg_logical_emit_message(true, %s, '')", (HEARTBEAT_PREFIX,))
+        content = orjson.dumps({"format": FORMAT})
+        connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (HEARTBEAT_PREFIX, content))
     return wal_end(connection)
 
 

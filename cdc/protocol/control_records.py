@@ -1,4 +1,4 @@
-"""The records of the three control topics, as JSON.
+"""The records of the three control topics, as JSON with the version of their format.
 
 ``__state`` (compacted, key: slot) says where a restart goes on. ``__schema`` (compacted, key: table and schema id) says
 what a table looks like. ``__progress`` (kept some days) turns Kafka offsets back into an LSN.
@@ -7,7 +7,7 @@ what a table looks like. ``__progress`` (kept some days) turns Kafka offsets bac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import orjson
 
@@ -15,7 +15,8 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 
-STATE_FORMAT = 2
+FORMAT: Final = 3
+"""The version of everything that capture stores or sends to itself: control records, and messages in the WAL."""
 
 
 class SnapshotPhase(StrEnum):
@@ -33,9 +34,9 @@ class CaptureState:
     ``commit_lsn`` and ``seq`` are of the last published change: changes up to it are skipped after a restart, also in the
     middle of a transaction. ``end_lsn`` is the end of the last *complete* transaction, the only thing that is confirmed.
     ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
-    ``copied`` holds the number of rows of each table whose copy is complete; a table that isn't in it has to be copied, also
-    in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was published: if that
-    differs now, the stream may have left out changes of it.
+    ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has to be copied,
+    also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
+    published: if that differs now, the stream may have left out changes of it.
     """
 
     slot: str
@@ -65,7 +66,7 @@ class CaptureState:
     def to_bytes(self) -> bytes:
         return orjson.dumps(
             {
-                "format": STATE_FORMAT,
+                "format": FORMAT,
                 "slot": self.slot,
                 "owner": self.owner,
                 "publication": self.publication,
@@ -87,12 +88,8 @@ class CaptureState:
     @classmethod
     def from_bytes(cls, value: bytes) -> Self:
         """Raises LockstepError for a record of another format."""
-        fields = _loads(value, "__state")
-        if fields.pop("format", None) != STATE_FORMAT:
-            raise LockstepError(
-                "the state of capture was written by another version of Lockstep",
-                hint="run the version that wrote it, or start a pipeline of another name",
-            )
+        fields = parse_record(value, "a record of the control topic __state")
+        del fields["format"]
         fields["phase"] = SnapshotPhase(fields["phase"])
         for name in ("copied", "memberships"):
             fields[name] = {TableName(schema, table): value for schema, table, value in fields[name]}
@@ -111,21 +108,25 @@ class ProgressRecord:
     bounds: Mapping[str, tuple[int, ...]]
 
     def to_bytes(self) -> bytes:
-        return orjson.dumps({"lsn": self.lsn, "commit_ts": self.commit_time_ms, "bounds": self.bounds})
+        return orjson.dumps(
+            {"format": FORMAT, "lsn": self.lsn, "commit_time_ms": self.commit_time_ms, "bounds": self.bounds}
+        )
 
     @classmethod
     def from_bytes(cls, value: bytes) -> Self:
-        fields = _loads(value, "__progress")
-        return cls(fields["lsn"], fields["commit_ts"], {topic: tuple(ends) for topic, ends in fields["bounds"].items()})
+        """Raises LockstepError for a record of another format."""
+        fields = parse_record(value, "a record of the control topic __progress")
+        bounds = {topic: tuple(ends) for topic, ends in fields["bounds"].items()}
+        return cls(fields["lsn"], fields["commit_time_ms"], bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeChange:
     """How a table's shape came about from the one before: what rows that are already in the log don't show.
 
-    ``renamed``: new name of a column -> its name before. ``defaults``: added column -> the value, as it stands in an event, that
-    every older row has in it. ``rewritten``: why the stream alone doesn't show the new content of the older rows, in words; empty
-    when it does. Capture then copies the table anew and the rows follow as ``r`` events.
+    ``renamed``: new name of a column -> its name before. ``defaults``: added column -> the value that every older row
+    has in it, in an event's form. ``rewritten``: why the stream alone doesn't show the new content of the older rows,
+    in words; empty when it does. Otherwise capture copies the table again, and the rows follow as ``r`` events.
     """
 
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -147,6 +148,7 @@ class SchemaRecord:
     def to_bytes(self) -> bytes:
         return orjson.dumps(
             {
+                "format": FORMAT,
                 "schema_id": self.table.schema_id,
                 "from_lsn": self.from_lsn,
                 "renamed": dict(self.change.renamed),
@@ -158,16 +160,29 @@ class SchemaRecord:
 
     @classmethod
     def from_bytes(cls, value: bytes) -> Self:
-        fields = _loads(value, "__schema")
+        """Raises LockstepError for a record of another format."""
+        fields = parse_record(value, "a record of the control topic __schema")
         change = ShapeChange(fields.get("renamed", {}), fields.get("defaults", {}), fields.get("rewritten", ""))
         return cls(Table.from_json(fields), fields["from_lsn"], change)
 
 
-def _loads(value: bytes, topic: str) -> dict[str, Any]:
+def parse_record(value: bytes, what: str) -> dict[str, Any]:
+    """The fields of a record, its ``format`` included. ``what`` names it in errors, which never show its content.
+
+    Raises LockstepError for what isn't a JSON object, and for a format that this version doesn't know.
+    """
     try:
         fields = orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        raise LockstepError(f"a record of the control topic {topic} is not JSON") from error
+        raise LockstepError(f"{what} isn't JSON") from error
     if not isinstance(fields, dict):
-        raise LockstepError(f"a record of the control topic {topic} is not a JSON object")
+        raise LockstepError(f"{what} isn't a JSON object")
+    known = fields.get("format")
+    if type(known) is not int or known != FORMAT:
+        raise LockstepError(
+            f"{what} was written by another version of Lockstep"
+            f" (its format is {known if type(known) is int else 'not given'}, this version knows {FORMAT})",
+            hint="run the version that wrote it, or start a pipeline of another name (pipeline.name in lockstep.toml),"
+            " which takes a new snapshot",
+        )
     return fields

@@ -375,7 +375,7 @@ def test_bad_requests_are_ignored_with_a_sentence(database: Database, repairs: R
     for content, words in (
         (b"\xff{", "it isn't JSON"),
         (b"[]", "it isn't a JSON object"),
-        (orjson.dumps(good | {"version": 2}), "another version"),
+        (orjson.dumps(good | {"format": 2}), "another version"),
         (orjson.dumps(good | {"slot": 7}), "lacks slot"),
         (orjson.dumps(good | {"keys": [1]}), "its keys aren't a list of JSON objects"),
         (orjson.dumps(good | {"table": "other"}), "public.other is ignored: the table isn't captured"),

@@ -30,7 +30,7 @@ def test_every_cut_of_a_request_is_unreadable() -> None:
             RepairRequest.from_bytes(content[:end])
 
 
-@pytest.mark.parametrize("name", ["version", "slot", "schema", "table", "keys"])
+@pytest.mark.parametrize("name", ["format", "slot", "schema", "table", "keys"])
 @pytest.mark.parametrize("value", [False, 1.5, {}, [1]])
 def test_a_field_of_another_kind_is_unreadable(name: str, value: object) -> None:
     with pytest.raises(UnreadableRequest):

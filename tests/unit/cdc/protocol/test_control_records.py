@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, ShapeChange, SnapshotPhase
+from cdc.protocol.control_records import FORMAT, CaptureState, ProgressRecord, SchemaRecord, ShapeChange, SnapshotPhase
 from tests.builders import column, table
 from tests.history import state
 
@@ -23,9 +23,22 @@ def test_another_batch_moves_the_position_and_nothing_else() -> None:
     assert before.published(commit_lsn=0x2000, seq=7, end_lsn=0x2030, commit_time_ms=5) == replace(before, **moved)
 
 
-def test_a_state_of_another_version_is_refused() -> None:
-    with pytest.raises(LockstepError, match="another version"):
-        CaptureState.from_bytes(state().to_bytes().replace(b'"format":2', b'"format":1'))
+RECORDS = {
+    "__state": state(),
+    "__progress": ProgressRecord(1, 1000, {"shop.public.orders": (4,)}),
+    "__schema": SchemaRecord(table(), 1),
+}
+
+
+@pytest.mark.parametrize("topic", RECORDS)
+@pytest.mark.parametrize("unknown", [{}, {"format": FORMAT - 1}, {"format": FORMAT + 1}, {"format": str(FORMAT)}])
+def test_a_record_of_an_unknown_format_is_refused_with_the_way_out(topic: str, unknown: dict[str, object]) -> None:
+    record = RECORDS[topic]
+    fields = orjson.loads(record.to_bytes())
+    assert fields.pop("format") == FORMAT
+    with pytest.raises(LockstepError, match=f"{topic} was written by another version") as caught:
+        type(record).from_bytes(orjson.dumps(fields | unknown))
+    assert "pipeline of another name" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null"])
