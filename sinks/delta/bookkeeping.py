@@ -1,9 +1,4 @@
-"""What a Delta sink knows of itself: its generations, fences, tables, notes, and which generation readers see.
-
-It is a Delta table of its own, ``<root>/<name>_live``. Its *rows* are for readers: the live generation's tables and where they are.
-The rest is one JSON document in its metadata, under ``lockstep.state``. Each change is one commit that nothing else passes
-(``lake``), so whoever reads sees all of it or nothing, on object stores too, which can't rename.
-"""
+"""The bookkeeping table of a Delta sink, ``<root>/<name>_live``: generations, fences, tables, coordination records."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,17 +9,18 @@ import orjson
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from sinks.delta.lake import TRIES, Lake, Overtaken, refresh, talking, too_many
+from sinks.stored_format import STORED_FORMAT, check_stored_format
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _STATE: Final = "lockstep.state"
-# A note is written some times a second. Versions from before are of no use, so the log is cut often.
+# A coordination record is written some times a second. Versions from before are of no use, so the log is cut often.
 _LOG_RETENTION: Final = "interval 1 hours"
 
 
 @dataclass(frozen=True, slots=True)
-class Build:
+class GenerationState:
     """One generation. ``tables`` says where each is below the root; ``progress`` is JSON."""
 
     fence: int = 0
@@ -34,23 +30,23 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class CatalogueState:
     """All that is kept besides the rows.
 
     ``reuses`` counts for a directory how often a table of its name was removed: a new one gets another directory, in which no file that a
     late writer leaves behind can be. ``doomed`` are directories whose files are still to be deleted, and whose they were.
     """
 
-    builds: Mapping[int, Build] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
+    builds: Mapping[int, GenerationState] = field(default_factory=dict)
+    records: Mapping[str, str] = field(default_factory=dict)
     reuses: Mapping[str, int] = field(default_factory=dict)
     doomed: Mapping[str, tuple[int, TableName]] = field(default_factory=dict)
 
-    def with_build(self, number: int, build: Build) -> "Ledger":
+    def with_build(self, number: int, build: GenerationState) -> "CatalogueState":
         return replace(self, builds={**self.builds, number: build})
 
-    def without(self, number: int, tables: Collection[TableName]) -> "Ledger":
-        """The ledger when these tables of a generation are gone; their files aren't yet."""
+    def without(self, number: int, tables: Collection[TableName]) -> "CatalogueState":
+        """The catalogue state when these tables of a generation are gone; their files aren't yet."""
         build = self.builds[number]
         kept = {name: path for name, path in build.tables.items() if name not in tables}
         reuses, doomed = dict(self.reuses), dict(self.doomed)
@@ -69,6 +65,7 @@ class Ledger:
     def to_json(self) -> str:
         return orjson.dumps(
             {
+                "format": STORED_FORMAT,
                 "builds": [
                     {
                         "generation": number,
@@ -79,17 +76,19 @@ class Ledger:
                     }
                     for number, build in self.builds.items()
                 ],
-                "notes": dict(self.notes),
+                "coordination_records": dict(self.records),
                 "reuses": dict(self.reuses),
                 "doomed": [[path, number, name.schema, name.name] for path, (number, name) in self.doomed.items()],
             }
         ).decode()
 
     @classmethod
-    def from_json(cls, text: str) -> "Ledger":
+    def from_json(cls, text: str, *, sink: str) -> "CatalogueState":
+        """Raises LockstepError for a state of another stored format."""
         fields: dict[str, Any] = orjson.loads(text)
+        check_stored_format(sink, fields.get("format", 1), elsewhere="prefix or root")
         builds = {
-            build["generation"]: Build(
+            build["generation"]: GenerationState(
                 build["fence"],
                 build["bulk"],
                 {TableName(schema, name): path for schema, name, path in build["tables"]},
@@ -98,39 +97,45 @@ class Ledger:
             for build in fields["builds"]
         }
         doomed = {path: (number, TableName(schema, name)) for path, number, schema, name in fields["doomed"]}
-        return cls(builds, fields["notes"], fields["reuses"], doomed)
+        return cls(builds, fields["coordination_records"], fields["reuses"], doomed)
 
 
-class Books:
-    """One sink's books. Every call looks at them as they are now."""
+class DeltaBookkeeping:
+    """The bookkeeping table of one sink. Every call reads it as it is now.
 
-    def __init__(self, lake: Lake, path: str) -> None:
+    Its *rows* are for readers: the live generation's tables and where they are. The rest is one JSON document in its
+    metadata, under ``lockstep.state``. Each change is one commit that no other commit overtakes (``lake``). So whoever
+    reads sees all of a change or nothing, also on object stores, which can't rename.
+    """
+
+    def __init__(self, lake: Lake, path: str, name: str) -> None:
         self._lake = lake
+        self._name = name
         self._path = path
         self._table: DeltaTable | None = None
-        self._known: tuple[str, Ledger] = ("", Ledger())
+        self._known: tuple[str, CatalogueState] = ("", CatalogueState())
 
-    def read(self) -> Ledger:
-        """The ledger; an empty one where there are no books yet."""
+    def read(self) -> CatalogueState:
+        """The catalogue state; an empty one where there is no bookkeeping table yet."""
         table = self._refreshed()
-        return Ledger() if table is None else self._ledger(table)
+        return CatalogueState() if table is None else self._state(table)
 
     def live(self) -> int | None:
         """The generation that readers see."""
         table = self._refreshed()
         if table is None:
             return None
-        self._ledger(table)  # a table of somebody else's has no generation
+        self._state(table)  # a table of somebody else's has no generation
         return _live(table)
 
-    def change(self, step: Callable[[Ledger, int | None], Ledger]) -> Ledger:
-        """Replace the ledger by what ``step`` makes of it and of the live generation; the same ledger means no change.
+    def change(self, step: Callable[[CatalogueState, int | None], CatalogueState]) -> CatalogueState:
+        """Replace the catalogue state by what ``step`` makes of it and of the live generation; the same state means no change.
 
         ``step`` may be called again, after others have changed something. What it raises ends the change.
         """
         for _ in range(TRIES):
             table = self._refreshed() or self._create()
-            known = self._ledger(table)
+            known = self._state(table)
             wanted = step(known, _live(table))
             if wanted == known:
                 return known
@@ -141,11 +146,11 @@ class Books:
             return wanted
         raise too_many(self._path)
 
-    def show(self, choose: Callable[[Ledger, int | None], int | None]) -> None:
+    def show(self, choose: Callable[[CatalogueState, int | None], int | None]) -> None:
         """Make the generation that ``choose`` names, None for no change, the live one and its tables what readers find."""
         for _ in range(TRIES):
             table = self._refreshed() or self._create()
-            known, live = self._ledger(table), _live(table)
+            known, live = self._state(table), _live(table)
             number = choose(known, live)
             if number is None:
                 return
@@ -162,8 +167,8 @@ class Books:
     def close(self) -> None:
         self._table = None
 
-    def _write(self, table: "DeltaTable", ledger: Ledger) -> None:
-        self._lake.set_properties(self._path, table, {_STATE: ledger.to_json()})
+    def _write(self, table: "DeltaTable", state: CatalogueState) -> None:
+        self._lake.set_properties(self._path, table, {_STATE: state.to_json()})
 
     def _show(self, table: "DeltaTable", rows: list[dict[str, Any]]) -> None:
         import pyarrow as pa
@@ -188,11 +193,11 @@ class Books:
             self._path,
             _schema(),
             partitions=["generation"],
-            configuration={_STATE: Ledger().to_json(), "delta.logRetentionDuration": _LOG_RETENTION},
+            configuration={_STATE: CatalogueState().to_json(), "delta.logRetentionDuration": _LOG_RETENTION},
         )
         return self._table
 
-    def _ledger(self, table: "DeltaTable") -> Ledger:
+    def _state(self, table: "DeltaTable") -> CatalogueState:
         text = table.metadata().configuration.get(_STATE)
         if text is None:
             raise LockstepError(
@@ -200,11 +205,11 @@ class Books:
                 hint="something else has that name: give the sink another root or prefix",
             )
         if text != self._known[0]:
-            self._known = (text, Ledger.from_json(text))
+            self._known = (text, CatalogueState.from_json(text, sink=self._name))
         return self._known[1]
 
 
-def _shown(number: int, build: Build) -> list[dict[str, Any]]:
+def _shown(number: int, build: GenerationState) -> list[dict[str, Any]]:
     """What readers find of a generation. One without tables has a row of its own: it is the live one all the same."""
     tables: list[tuple[str | None, str | None, str | None]] = [
         (name.schema, name.name, path) for name, path in sorted(build.tables.items())

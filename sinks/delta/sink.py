@@ -2,7 +2,7 @@
 
 =================================  =====================================================================
 ``shop_g1/orders``                 Delta table of generation 1: the source's columns, ``_exact``, ``_tag``, ``_deleted``
-``shop_live``                      Delta table: ``table_schema``, ``table_name``, ``path`` of each live table; the sink's books
+``shop_live``                      Delta table: ``table_schema``, ``table_name``, ``path`` of each live table; the sink's bookkeeping table
 =================================  =====================================================================
 
 Readers look into ``shop_live`` for a table's path, relative to the root, and filter by ``not _deleted``. Deleted rows stay with their key
@@ -14,7 +14,7 @@ and tag, since without the tag an older write would bring them back. Tables of s
 offsets up to which it went as application transactions (``lockstep.offset:<topic>:<partition>``). A batch that is applied again, in
 part or as a whole, finds its own tags.
 
-**One writer.** ``claim`` writes a new fence into the log of each table, after it has taken it in the books. Every commit of rows is made
+**One writer.** ``claim`` writes a new fence into the log of each table, after it has taken it in the bookkeeping table. Every commit of rows is made
 on a state of the log that holds the writer's own fence, and fails when any other commit of ours came in between (``lake``). So once
 ``claim`` has returned, no older writer commits rows to any table of the generation, however long it slept. What it commits before that
 comes from the same log, and the tags decide. The files that a fenced writer has left are no part of the table, and vacuum removes them.
@@ -57,7 +57,7 @@ from cdc.model.table import Table, TableName
 from sinks.access import Login
 from sinks.columns.shape import Shape, unprepared
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Progress, Rejection, StoredRow
-from sinks.delta.bookkeeping import Books, Build, Ledger
+from sinks.delta.bookkeeping import CatalogueState, DeltaBookkeeping, GenerationState
 from sinks.delta.lake import TRIES, Lake, Overtaken, refresh, talking, too_many
 from sinks.progress_json import dump_progress, load_progress
 from sinks.table_settings import PROJECTING, TableSettings
@@ -239,14 +239,14 @@ class DeltaSink:
                 hint="set prefix to letters, digits and '_'",
             )
         self._lake = Lake(settings.root, settings.options)
-        self._books = Books(self._lake, f"{self._prefix}_live")
+        self._bookkeeping = DeltaBookkeeping(self._lake, f"{self._prefix}_live", name)
         self._held: dict[TableName, _Held] = {}
         self._fence = 0
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
-        build = self._books.change(self._entered).builds[self._generation]
+        build = self._bookkeeping.change(self._entered).builds[self._generation]
         _check_names_differ([*build.tables, *(table.name for table in tables)])
         # All are looked at before any is changed.
         shapes = {table.name: self._next_shape(table, build) for table in tables}
@@ -255,53 +255,53 @@ class DeltaSink:
                 self._widen(self._opened(name), shape, added.get(name, {}))
         self._add_tables({name: shape for name, shape in shapes.items() if name not in build.tables})
 
-        def choose(ledger: Ledger, live: int | None) -> int | None:
-            build = self._build(ledger)
+        def choose(state: CatalogueState, live: int | None) -> int | None:
+            build = self._build(state)
             may_go = go_live and not build.is_bulk
             return self._generation if live == self._generation or (live is None and may_go) else None
 
-        self._books.show(choose)
+        self._bookkeeping.show(choose)
         return NOTHING_ADDED
 
     def begin_bulk(self) -> None:
         """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
-        build = self._build(self._books.read())
+        build = self._build(self._bookkeeping.read())
         if not build.is_bulk:
             for name in build.tables:
                 self._opened(name).refresh()
                 if _has_rows(self._opened(name)):
                     return
 
-            def begin(ledger: Ledger, live: int | None) -> Ledger:
-                known = self._build(ledger)
+            def begin(state: CatalogueState, live: int | None) -> CatalogueState:
+                known = self._build(state)
                 return (
-                    ledger
+                    state
                     if live == self._generation
-                    else ledger.with_build(self._generation, replace(known, is_bulk=True))
+                    else state.with_build(self._generation, replace(known, is_bulk=True))
                 )
 
-            build = self._build(self._books.change(begin))
+            build = self._build(self._bookkeeping.change(begin))
             if not build.is_bulk:
                 return
         for name in build.tables:
             self._repeat(self._opened(name), self._begin_bulk_of)
 
     def end_bulk(self) -> None:
-        build = self._books.read().builds.get(self._generation)
+        build = self._bookkeeping.read().builds.get(self._generation)
         if build is None or not build.is_bulk:
             return
         for name in build.tables:
             self._repeat(self._opened(name), self._end_bulk_of)
-        self._books.change(
-            lambda ledger, _: ledger.with_build(self._generation, replace(self._build(ledger), is_bulk=False))
+        self._bookkeeping.change(
+            lambda state, _: state.with_build(self._generation, replace(self._build(state), is_bulk=False))
         )
 
     def claim(self) -> int:
-        def next_fence(ledger: Ledger, _live: int | None) -> Ledger:
-            build = self._build(ledger)
-            return ledger.with_build(self._generation, replace(build, fence=build.fence + 1))
+        def next_fence(state: CatalogueState, _live: int | None) -> CatalogueState:
+            build = self._build(state)
+            return state.with_build(self._generation, replace(build, fence=build.fence + 1))
 
-        build = self._build(self._books.change(next_fence))
+        build = self._build(self._bookkeeping.change(next_fence))
         for name in build.tables:
             if self._repeat(self._opened(name), lambda held: self._raise_fence(held, build.fence)) != build.fence:
                 raise self._fenced_off()
@@ -309,7 +309,7 @@ class DeltaSink:
         return self._fence
 
     def fence(self) -> int:
-        return self._build(self._books.read()).fence
+        return self._build(self._bookkeeping.read()).fence
 
     def apply(self, batch: Batch) -> Outcome:
         by_table: dict[TableName, list[RowEvent]] = {}
@@ -324,93 +324,95 @@ class DeltaSink:
         return Outcome(applied, sum(map(len, by_table.values())) - applied - len(rejections), rejections)
 
     def load_progress(self) -> Progress | None:
-        build = self._books.read().builds.get(self._generation)
+        build = self._bookkeeping.read().builds.get(self._generation)
         return None if build is None or build.progress is None else load_progress(build.progress)
 
     def save_progress(self, progress: Progress) -> None:
         text = dump_progress(progress).decode()
 
-        def save(ledger: Ledger, _live: int | None) -> Ledger:
-            build = self._build(ledger)
+        def save(state: CatalogueState, _live: int | None) -> CatalogueState:
+            build = self._build(state)
             if build.fence != self._fence:
                 raise self._fenced_off()
-            return ledger.with_build(self._generation, replace(build, progress=text))
+            return state.with_build(self._generation, replace(build, progress=text))
 
-        self._books.change(save)
+        self._bookkeeping.change(save)
 
     def live(self) -> int | None:
-        return self._books.live()
+        return self._bookkeeping.live()
 
     def numbers(self) -> list[int]:
-        ledger = self._books.read()
+        state = self._bookkeeping.read()
         # One whose files are still to be deleted is still to be dropped.
-        return sorted({*ledger.builds, *(number for number, _ in ledger.doomed.values())})
+        return sorted({*state.builds, *(number for number, _ in state.doomed.values())})
 
     def switch(self) -> None:
-        def choose(ledger: Ledger, _live: int | None) -> int:
-            if self._build(ledger).is_bulk:
+        def choose(state: CatalogueState, _live: int | None) -> int:
+            if self._build(state).is_bulk:
                 raise LockstepError(
                     f"generation {self._generation} is still being loaded in bulk",
                     hint="switch when its load has ended",
                 )
             return self._generation
 
-        self._build(self._books.read())  # nothing is created for a generation that never was
-        self._books.show(choose)
+        self._build(self._bookkeeping.read())  # nothing is created for a generation that never was
+        self._bookkeeping.show(choose)
 
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        if self._generation not in self._books.read().builds:
+        if self._generation not in self._bookkeeping.read().builds:
             return []
 
-        def leave(ledger: Ledger, _live: int | None) -> Ledger:
-            return ledger.without(self._generation, self._build(ledger).tables.keys() - set(tables))
+        def leave(state: CatalogueState, _live: int | None) -> CatalogueState:
+            return state.without(self._generation, self._build(state).tables.keys() - set(tables))
 
-        ledger = self._books.change(leave)
-        self._books.show(lambda _, live: live if live == self._generation else None)
-        gone = sorted(name for number, name in ledger.doomed.values() if number == self._generation)
+        state = self._bookkeeping.change(leave)
+        self._bookkeeping.show(lambda _, live: live if live == self._generation else None)
+        gone = sorted(name for number, name in state.doomed.values() if number == self._generation)
         for name in gone:
             self._held.pop(name, None)
         self._delete_doomed()
         return gone
 
     def drop(self) -> None:
-        def leave(ledger: Ledger, live: int | None) -> Ledger:
+        def leave(state: CatalogueState, live: int | None) -> CatalogueState:
             if live == self._generation:
                 raise LockstepError(
                     f"generation {self._generation} is live",
                     hint="switch to another generation before you drop this one",
                 )
-            notes = {name: text for name, text in ledger.notes.items() if not name.startswith(f"g{self._generation}.")}
-            if self._generation in ledger.builds:
-                ledger = ledger.without(self._generation, ledger.builds[self._generation].tables.keys())
-            builds = {number: build for number, build in ledger.builds.items() if number != self._generation}
-            return replace(ledger, builds=builds, notes=notes)
+            records = {
+                name: text for name, text in state.records.items() if not name.startswith(f"g{self._generation}.")
+            }
+            if self._generation in state.builds:
+                state = state.without(self._generation, state.builds[self._generation].tables.keys())
+            builds = {number: build for number, build in state.builds.items() if number != self._generation}
+            return replace(state, builds=builds, records=records)
 
         self._held.clear()
-        if self._books.read() == Ledger():
+        if self._bookkeeping.read() == CatalogueState():
             return
-        self._books.change(leave)
+        self._bookkeeping.change(leave)
         self._delete_doomed()
 
     def load(self, name: str) -> str | None:
-        return self._books.read().notes.get(name)
+        return self._bookkeeping.read().records.get(name)
 
     def save(self, name: str, text: str | None) -> None:
-        def save(ledger: Ledger, _live: int | None) -> Ledger:
-            others = {known: note for known, note in ledger.notes.items() if known != name}
-            return replace(ledger, notes=others if text is None else {**others, name: text})
+        def save(state: CatalogueState, _live: int | None) -> CatalogueState:
+            others = {known: content for known, content in state.records.items() if known != name}
+            return replace(state, records=others if text is None else {**others, name: text})
 
-        self._books.change(save)
+        self._bookkeeping.change(save)
 
     def create(self, name: str, text: str) -> bool:
         created = False
 
-        def create(ledger: Ledger, _live: int | None) -> Ledger:
+        def create(state: CatalogueState, _live: int | None) -> CatalogueState:
             nonlocal created
-            created = name not in ledger.notes
-            return replace(ledger, notes={**ledger.notes, name: text}) if created else ledger
+            created = name not in state.records
+            return replace(state, records={**state.records, name: text}) if created else state
 
-        self._books.change(create)
+        self._bookkeeping.change(create)
         return created
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
@@ -442,13 +444,13 @@ class DeltaSink:
 
     def close(self) -> None:
         self._held.clear()
-        self._books.close()
+        self._bookkeeping.close()
 
-    def _entered(self, ledger: Ledger, _live: int | None) -> Ledger:
-        """The ledger with this generation in it."""
-        return ledger if self._generation in ledger.builds else ledger.with_build(self._generation, Build())
+    def _entered(self, state: CatalogueState, _live: int | None) -> CatalogueState:
+        """The state with this generation in it."""
+        return state if self._generation in state.builds else state.with_build(self._generation, GenerationState())
 
-    def _next_shape(self, table: Table, build: Build) -> Shape:
+    def _next_shape(self, table: Table, build: GenerationState) -> Shape:
         """The shape that a table will have. Raises LockstepError when what is there doesn't fit."""
         from sinks.delta.values import form_of
 
@@ -527,25 +529,25 @@ class DeltaSink:
         )
 
     def _add_tables(self, shapes: Mapping[TableName, Shape]) -> None:
-        """Make tables, and enter them in the books with the fence of that moment."""
+        """Make tables, and enter them in the bookkeeping table with the fence of that moment."""
         if not shapes:
             return
         for _ in range(TRIES):
-            ledger = self._books.read()
-            build = self._build(ledger)
-            made = [self._make(ledger, shape) for name, shape in shapes.items() if name not in build.tables]
+            state = self._bookkeeping.read()
+            build = self._build(state)
+            made = [self._make(state, shape) for name, shape in shapes.items() if name not in build.tables]
             if self._enter(made, build.fence):
                 return
-        raise too_many(f"the books of sink {self._name!r}")
+        raise too_many(f"the bookkeeping table of sink {self._name!r}")
 
-    def _make(self, ledger: Ledger, shape: Shape) -> _Held:
-        """Make a table. Its fence is at least that of the ledger."""
+    def _make(self, state: CatalogueState, shape: Shape) -> _Held:
+        """Make a table. Its fence is at least that of the catalogue state."""
         from sinks.delta.values import rows_of
 
         name = shape.table.name
-        path = ledger.path_for(f"{self._prefix}_g{self._generation}/{delta_name(name)}")
+        path = state.path_for(f"{self._prefix}_g{self._generation}/{delta_name(name)}")
         partitions = self._partitions(shape.table)
-        hours, fence = self._settings.retention_hours, self._build(ledger).fence
+        hours, fence = self._settings.retention_hours, self._build(state).fence
         table = self._lake.create(
             path,
             rows_of(shape, partitions).schema,
@@ -565,18 +567,18 @@ class DeltaSink:
         return held
 
     def _enter(self, made: Sequence[_Held], fence: int) -> bool:
-        """False when the fence of the books was another one than the tables have: then nothing is entered."""
+        """False when the fence of the bookkeeping table was another one than the tables have: then nothing is entered."""
         highest = max([fence, *(held.fence for held in made)])
 
-        def enter(ledger: Ledger, _live: int | None) -> Ledger:
-            build = self._build(ledger)
+        def enter(state: CatalogueState, _live: int | None) -> CatalogueState:
+            build = self._build(state)
             if build.fence == highest == fence:
                 build = replace(build, tables={**{held.name: held.path for held in made}, **build.tables})
             elif build.fence < highest:  # a table that was left over from a writer of before
                 build = replace(build, fence=highest)
-            return ledger.with_build(self._generation, build)
+            return state.with_build(self._generation, build)
 
-        entered = self._build(self._books.change(enter)).tables
+        entered = self._build(self._bookkeeping.change(enter)).tables
         return all(held.name in entered for held in made)
 
     def _begin_bulk_of(self, held: _Held) -> None:
@@ -701,16 +703,16 @@ class DeltaSink:
         """A table of this generation. Raises LockstepError when it wasn't prepared."""
         held = self._held.get(name)
         if held is None:
-            path = self._build(self._books.read()).tables.get(name)
+            path = self._build(self._bookkeeping.read()).tables.get(name)
             table = None if path is None else self._lake.open(path)
             if path is None or table is None:
                 raise unprepared(name)
             held = self._held[name] = _Held(name, path, table)
         return held
 
-    def _build(self, ledger: Ledger) -> Build:
+    def _build(self, state: CatalogueState) -> GenerationState:
         try:
-            return ledger.builds[self._generation]
+            return state.builds[self._generation]
         except KeyError:
             raise LockstepError(
                 f"generation {self._generation} of sink {self._name!r} doesn't exist",
@@ -718,13 +720,13 @@ class DeltaSink:
             ) from None
 
     def _delete_doomed(self) -> None:
-        """Delete the files of this generation's tables that are gone from the books."""
-        doomed = {path for path, (number, _) in self._books.read().doomed.items() if number == self._generation}
+        """Delete the files of this generation's tables that are gone from the bookkeeping table."""
+        doomed = {path for path, (number, _) in self._bookkeeping.read().doomed.items() if number == self._generation}
         for path in sorted(doomed):
             self._lake.remove(path)
-        self._books.change(
-            lambda ledger, _: replace(
-                ledger, doomed={path: of for path, of in ledger.doomed.items() if path not in doomed}
+        self._bookkeeping.change(
+            lambda state, _: replace(
+                state, doomed={path: of for path, of in state.doomed.items() if path not in doomed}
             )
         )
 

@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 
 PREFIX: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
-PROGRESS: Final = "lockstep_progress"
+BOOKKEEPING: Final = "lockstep_bookkeeping"
 
 _INDEX_NAME_BYTES_MAX: Final = 255
 _GENERATION_INDEX: Final = re.compile(r"(?P<alias>.+)_g(?P<generation>\d+)")
@@ -28,7 +28,7 @@ def name_problems(names: Mapping[str, str]) -> list[str]:
             problems.append(
                 f"{name!r} for {text}: lower-case letters, digits, '_' and '-' make a name, letter or digit first"
             )
-        elif _LIKE_A_GENERATION.search(name) or name == PROGRESS:
+        elif _LIKE_A_GENERATION.search(name) or name == BOOKKEEPING:
             problems.append(f"{name!r} for {text}: Lockstep calls indexes of its own so")
         elif name in table_of:
             problems.append(f"{table_of[name]} and {text} are both called {name!r}")

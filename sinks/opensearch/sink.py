@@ -6,7 +6,8 @@
 ``shop.public.orders_g1_W``         alias that the job writes through. No index may have a capital letter, so a late write
                                     can't make a dropped index anew, whatever ``action.auto_create_index`` says
                                     (``require_alias`` protects against late writes, but not against late deletes)
-``shop.lockstep_progress``          how far each generation is (``g1``), and notes (``note.<name>``), read by id only
+``shop.lockstep_bookkeeping``       how far each generation is (``progress.g1``), and coordination records
+                                    (``coordination.<name>``), read by id only; the mapping's ``_meta`` has the stored format
 ==================================  ========================================================================
 
 With ``names`` what was chosen for a table stands in place of ``public.orders``.
@@ -48,9 +49,10 @@ from sinks.opensearch.answers import RETRY_AFTER_S, Verdict, refusal, stopping, 
 from sinks.opensearch.client import Answers, OpenSearchClient, shaping
 from sinks.opensearch.documents import Target
 from sinks.opensearch.mapping import DELETED_FIELD, field_name, mapping
-from sinks.opensearch.names import PREFIX, PROGRESS, OwnIndex, alias_name, own_indexes
+from sinks.opensearch.names import BOOKKEEPING, PREFIX, OwnIndex, alias_name, own_indexes
 from sinks.opensearch.settings import OpenSearchSettings, flat_settings
 from sinks.progress_json import dump_progress, load_progress
+from sinks.stored_format import STORED_FORMAT, check_stored_format
 
 # Enough that the server's work hides the round trip, little enough for its memory (http.max_content_length is 100 MB).
 _BULK_BYTES: Final = 5 * 1024 * 1024
@@ -64,13 +66,12 @@ _LIVE: Final[Mapping[str, Any]] = {"bool": {"must_not": {"term": {DELETED_FIELD:
 
 _SCAN_DOCUMENTS: Final = 2000
 _NEVER: Final = "-1"  # as refresh_interval: when asked to only
-_NOTES_MAX: Final = 10_000  # max_result_window; a pipeline has a handful
+_RECORDS_MAX: Final = 10_000  # max_result_window; a pipeline has a handful
 _SCAN_KEEP_ALIVE: Final = "5m"
 
 
-def _note_id(name: str) -> str:
-    # Progress documents are called g<n>: no note's id begins like that.
-    return f"note.{name}"
+def _record_id(name: str) -> str:
+    return f"coordination.{name}"
 
 
 class _Item(NamedTuple):
@@ -110,8 +111,10 @@ class OpenSearchSink:
                 f"sink {name!r}: {self._prefix!r} can't begin an index name",
                 hint="set prefix to lower-case letters, digits, '_' and '-'",
             )
-        self._progress_index = f"{self._prefix}.{PROGRESS}"
+        self._bookkeeping_index = f"{self._prefix}.{BOOKKEEPING}"
         self._names = settings.table_names()
+        self._name = name
+        self._format_is_checked = False
         self._client = OpenSearchClient(settings)
         self._targets: dict[TableName, Target] = {}
         # Less where the cluster, or a proxy before it, takes less in a request.
@@ -121,7 +124,7 @@ class OpenSearchSink:
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
         alias_names = [self._alias(table.name) for table in tables]
-        self._create_progress_index()
+        self._create_bookkeeping_index()
         before = {table.name: self._held(self._index(table.name)) for table in tables}
         self._check([table for table in tables if before[table.name] is None])
         for table in tables:
@@ -160,6 +163,7 @@ class OpenSearchSink:
                 self._change_settings(index.name, {"refresh_interval": _NEVER, "number_of_replicas": 0})
 
     def end_bulk(self) -> None:
+        self._check_format()
         loading = self._loading()
         for index in loading:
             normal = {"refresh_interval": self._refresh_interval, "number_of_replicas": self._settings.replicas}
@@ -176,6 +180,7 @@ class OpenSearchSink:
         return 0
 
     def apply(self, batch: Batch) -> Outcome:
+        self._check_format()
         events = Events.of(batch.events)
         for of_table in events.tables:
             if of_table.table not in self._targets:
@@ -233,12 +238,14 @@ class OpenSearchSink:
         )
 
     def load_progress(self) -> Progress | None:
-        path = f"/{self._progress_index}/_doc/g{self._generation}"
+        self._check_format()
+        path = f"/{self._bookkeeping_index}/_doc/progress.g{self._generation}"
         answer = self._client.call("GET", path, missing_ok=True)
         return load_progress(orjson.dumps(answer["_source"])) if answer and answer.get("found") else None
 
     def save_progress(self, progress: Progress) -> None:
-        path = f"/{self._progress_index}_W/_doc/g{self._generation}"
+        self._check_format()
+        path = f"/{self._bookkeeping_index}_W/_doc/progress.g{self._generation}"
         self._client.call("PUT", path, dump_progress(progress), {"require_alias": "true"})
 
     def live(self) -> int | None:
@@ -292,33 +299,35 @@ class OpenSearchSink:
             )
         for index in mine:
             self._client.call("DELETE", f"/{index.name}", missing_ok=True)
-        self._client.call("DELETE", f"/{self._progress_index}/_doc/g{self._generation}", missing_ok=True)
-        for document in self._note_documents():
-            if document.startswith(_note_id(f"g{self._generation}.")):
-                self._client.call("DELETE", f"/{self._progress_index}/_doc/{document}", missing_ok=True)
+        self._client.call("DELETE", f"/{self._bookkeeping_index}/_doc/progress.g{self._generation}", missing_ok=True)
+        for document in self._record_documents():
+            if document.startswith(_record_id(f"g{self._generation}.")):
+                self._client.call("DELETE", f"/{self._bookkeeping_index}/_doc/{document}", missing_ok=True)
         self._targets.clear()
 
     def load(self, name: str) -> str | None:
-        answer = self._client.call("GET", f"/{self._progress_index}/_doc/{_note_id(name)}", missing_ok=True)
+        self._check_format()
+        answer = self._client.call("GET", f"/{self._bookkeeping_index}/_doc/{_record_id(name)}", missing_ok=True)
         return str(answer["_source"]["text"]) if answer and answer.get("found") else None
 
     def save(self, name: str, text: str | None) -> None:
         if text is None:
-            self._client.call("DELETE", f"/{self._progress_index}/_doc/{_note_id(name)}", missing_ok=True)
+            self._client.call("DELETE", f"/{self._bookkeeping_index}/_doc/{_record_id(name)}", missing_ok=True)
         else:
-            self._create_progress_index()
-            path = f"/{self._progress_index}_W/_doc/{_note_id(name)}"
+            self._create_bookkeeping_index()
+            path = f"/{self._bookkeeping_index}_W/_doc/{_record_id(name)}"
             self._client.call("PUT", path, {"text": text}, {"require_alias": "true"})
 
     def create(self, name: str, text: str) -> bool:
-        self._create_progress_index()
-        path = f"/{self._progress_index}_W/_create/{_note_id(name)}"
+        self._create_bookkeeping_index()
+        path = f"/{self._bookkeeping_index}_W/_create/{_record_id(name)}"
         there = ("version_conflict_engine_exception",)
         return (
             self._client.call("PUT", path, {"text": text}, {"require_alias": "true"}, passing_errors=there) is not None
         )
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
+        self._check_format()
         index = self._index(table.name)
         target = self._target_of(table.name)
         self._client.call("POST", f"/{index}/_refresh")
@@ -334,6 +343,7 @@ class OpenSearchSink:
             self._client.call("DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]}, missing_ok=True)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        self._check_format()
         index = self._index(table.name)
         target = self._target_of(table.name)
         identities = [target.identity({name: key[name] for name in table.key}) for key in keys]
@@ -414,6 +424,7 @@ class OpenSearchSink:
 
     def _indexes(self) -> tuple[list[OwnIndex], Mapping[str, frozenset[str]]]:
         """This sink's indexes of all generations; and all indexes that have a name or an alias of ours, with their aliases."""
+        self._check_format()
         answer = self._client.call("GET", f"/{self._prefix}.*/_alias", parameters={"expand_wildcards": "all"})
         aliases = {index: frozenset(held["aliases"]) for index, held in answer.items()}
         return list(own_indexes(aliases)), aliases
@@ -437,18 +448,34 @@ class OpenSearchSink:
                 )
         return own
 
-    def _note_documents(self) -> list[str]:
-        """The ids of all notes."""
-        if self._client.call("POST", f"/{self._progress_index}/_refresh", missing_ok=True) is None:
+    def _record_documents(self) -> list[str]:
+        """The ids of all coordination records."""
+        if self._client.call("POST", f"/{self._bookkeeping_index}/_refresh", missing_ok=True) is None:
             return []
-        everything = {"size": _NOTES_MAX, "_source": False, "query": {"match_all": {}}}
-        answer = self._client.call("POST", f"/{self._progress_index}/_search", everything)
-        return [hit["_id"] for hit in answer["hits"]["hits"] if hit["_id"].startswith(_note_id(""))]
+        everything = {"size": _RECORDS_MAX, "_source": False, "query": {"match_all": {}}}
+        answer = self._client.call("POST", f"/{self._bookkeeping_index}/_search", everything)
+        return [hit["_id"] for hit in answer["hits"]["hits"] if hit["_id"].startswith(_record_id(""))]
 
-    def _create_progress_index(self) -> None:
-        # Read by id, which sees what was never refreshed; notes are listed after a refresh that is asked for.
+    def _create_bookkeeping_index(self) -> None:
+        # Read by id, which sees what was never refreshed; coordination records are listed after a refresh that is asked for.
         settings = {"number_of_shards": 1, "refresh_interval": _NEVER}
-        self._create(self._progress_index, {"dynamic": False}, settings)
+        meta = {"lockstep_stored_format": STORED_FORMAT}
+        self._check_format()
+        self._create(self._bookkeeping_index, {"dynamic": False, "_meta": meta}, settings)
+
+    def _check_format(self) -> None:
+        """Raise LockstepError when what is stored here is of another format. Asks the cluster once."""
+        if self._format_is_checked:
+            return
+        lenient = {"ignore_unavailable": "true", "allow_no_indices": "true"}
+        earlier = f"{self._prefix}.lockstep_progress"
+        answer = self._client.call("GET", f"/{self._bookkeeping_index},{earlier}/_mapping", parameters=lenient)
+        if self._bookkeeping_index in answer:
+            meta = answer[self._bookkeeping_index]["mappings"].get("_meta") or {}
+            check_stored_format(self._name, int(meta.get("lockstep_stored_format", 1)), elsewhere="prefix")
+        elif earlier in answer:
+            check_stored_format(self._name, 1, elsewhere="prefix")
+        self._format_is_checked = True
 
     def _held(self, index: str) -> _Held | None:
         """What an index holds; None where there is none. Raises LockstepError for one that isn't ours."""

@@ -9,7 +9,8 @@ key                                    holds
 ``shop:g1.tables``                     hash: the shapes that generation 1 was prepared for
 ``shop:g1.progress``                   how far generation 1 is, as JSON
 ``shop:generations``                   set: the generations there are, ``1``
-``shop:notes``                         hash: notes by which jobs and commands agree
+``shop:coordination``                  hash: coordination records, by which jobs and commands agree
+``shop:format``                        the number of this layout (``sinks.stored_format``)
 ``shop:g1.tags:public.orders:42``      only with ``ttl_s``: the tag, and the sets, of a row that may have expired
 ``shop:g1.epoch``                      only with ``mode = "invalidate"``: the newest tags' epoch, for ``sinks.redis.refill``
 =====================================  ===============================================================
@@ -59,6 +60,7 @@ from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.errors import translated
 from sinks.redis.layout import Layout, TableLayout, Template, glob_text, row_of, table_field
 from sinks.redis.scripts import EPOCH_LENGTH, KEEP_EPOCH, Argument, arguments_for, script_for
+from sinks.stored_format import STORED_FORMAT, check_stored_format
 from sinks.table_settings import PROJECTING, TableSettings
 
 # redis-py annotates each reply for the synchronous and the asynchronous client at once, which no caller can use.
@@ -231,7 +233,10 @@ class RedisSink:
         self._tables_key = f"{self._prefix}:g{generation}.tables"
         self._progress_key = f"{self._prefix}:g{generation}.progress"
         self._generations_key = f"{self._prefix}:generations"
-        self._notes_key = f"{self._prefix}:notes"
+        self._records_key = f"{self._prefix}:coordination"
+        self._format_key = f"{self._prefix}:format"
+        self._name = name
+        self._format_is_checked = False
         self._epoch_key = f"{self._prefix}:g{generation}.epoch"
         self._layout_key = layout_key(self._prefix, generation)
         self._memos = f"{self._prefix}:g{generation}.tags:"
@@ -256,6 +261,7 @@ class RedisSink:
             self._check_layout(shapes.values())
             prepared = {table_field(table.name) for table in tables}
             pipeline = client.pipeline(transaction=True)
+            pipeline.setnx(self._format_key, STORED_FORMAT)
             pipeline.sadd(self._generations_key, self._generation)
             if prepared:
                 pipeline.hset(self._tables_key, mapping={field: shapes[field].to_json() for field in prepared})
@@ -363,30 +369,36 @@ class RedisSink:
             for keys in self._scan(client, glob_text(self._memos) + "*"):
                 client.unlink(*keys)
             client.delete(self._epoch_key, self._layout_key)
-            notes = [
-                name for name in client.hkeys(self._notes_key) if name.startswith(f"g{self._generation}.".encode())
+            records = [
+                name for name in client.hkeys(self._records_key) if name.startswith(f"g{self._generation}.".encode())
             ]
-            if notes:
-                client.hdel(self._notes_key, *notes)
+            if records:
+                client.hdel(self._records_key, *records)
             # Last: until all of the above is done there is something to drop.
             client.srem(self._generations_key, self._generation)
         self._prepared.clear()
 
     def load(self, name: str) -> str | None:
         with self._talking() as client:
-            text: bytes | None = client.hget(self._notes_key, name)
+            text: bytes | None = client.hget(self._records_key, name)
         return None if text is None else text.decode()
 
     def save(self, name: str, text: str | None) -> None:
         with self._talking() as client:
             if text is None:
-                client.hdel(self._notes_key, name)
+                client.hdel(self._records_key, name)
             else:
-                client.hset(self._notes_key, name, text)
+                pipeline = client.pipeline(transaction=True)
+                pipeline.setnx(self._format_key, STORED_FORMAT)
+                pipeline.hset(self._records_key, name, text)
+                pipeline.execute()
 
     def create(self, name: str, text: str) -> bool:
         with self._talking() as client:
-            return bool(client.hsetnx(self._notes_key, name, text))
+            pipeline = client.pipeline(transaction=True)
+            pipeline.setnx(self._format_key, STORED_FORMAT)
+            pipeline.hsetnx(self._records_key, name, text)
+            return bool(pipeline.execute()[1])
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         layout = self._layout.of(table.name)
@@ -610,6 +622,20 @@ class RedisSink:
             **options,
         )
 
+    def _check_format(self, client: _Client) -> None:
+        """Raise LockstepError when what is stored here is of another format. An empty sink is of any."""
+        text: bytes | None = client.get(self._format_key)
+        if text is not None and not text.isdigit():
+            raise LockstepError(
+                f"key {self._format_key!r} is no number of a stored format",
+                hint="another application uses this prefix: set another one for this sink",
+            )
+        if text is not None:
+            check_stored_format(self._name, int(text), elsewhere="prefix")
+        elif client.exists(self._generations_key, f"{self._prefix}:notes"):
+            check_stored_format(self._name, 1, elsewhere="prefix")
+        self._format_is_checked = True
+
     @contextmanager
     def _talking(self) -> Iterator[_Client]:
         """A client, and the server's errors as ours."""
@@ -618,6 +644,8 @@ class RedisSink:
         try:
             if self._client is None:
                 self._client = self._connect()
+            if not self._format_is_checked:
+                self._check_format(self._client)
             yield self._client
         except RedisError as error:
             raise translated(error) from error

@@ -1,53 +1,20 @@
-"""Lockstep's bookkeeping in a SQL warehouse, schema ``lockstep``: whose turn it is, what is there, how far it is, notes."""
+"""The bookkeeping tables in a SQL warehouse, schema ``lockstep``: writers, tables, progress, coordination records, histories."""
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from cdc.model.errors import Fenced, LockstepError
+from cdc.model.event import TableEvents
 from cdc.model.table import TableName
-from sinks.columns.shape import Shape
 from sinks.contract import Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
+from sinks.stored_format import check_stored_format
 from sinks.warehouse.dialect import Connection
-from sinks.warehouse.names import HISTORY_SUFFIX, warehouse_name
-
-
-@dataclass(frozen=True, slots=True)
-class HeldTable:
-    """A table as a generation has it. ``called`` is its name in the warehouse."""
-
-    shape: Shape
-    called: str
-    has_history: bool = False
-
-    @property
-    def relations(self) -> dict[str, str]:
-        """The names that it has in a schema, with what stands there."""
-        name = self.shape.table.name
-        return _relations(name, self.called, has_history=self.has_history)
-
-    def to_json(self) -> str:
-        return json.dumps(
-            {**json.loads(self.shape.to_json()), "warehouse_name": self.called, "has_history": self.has_history}
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> "HeldTable":
-        """Of an earlier version too, which had neither names nor histories."""
-        shape = Shape.from_json(text)
-        value: dict[str, Any] = json.loads(text)
-        return cls(
-            shape, value.get("warehouse_name", warehouse_name(shape.table.name)), value.get("has_history", False)
-        )
-
-
-def _relations(name: TableName, called: str, *, has_history: bool) -> dict[str, str]:
-    relations = {called: f"live rows of {name}"}
-    if has_history:
-        relations[called + HISTORY_SUFFIX] = f"history of {name}"
-    return relations
+from sinks.warehouse.held_table import HeldTable, relations_of
+from sinks.warehouse.history import EPOCH
+from sinks.warehouse.names import warehouse_name
 
 
 class WarehouseBookkeeping:
@@ -59,15 +26,36 @@ class WarehouseBookkeeping:
         self._connection = connection
         self._name = name
         self._generation = generation
+        self._are_current = False
 
     def create(self) -> None:
-        """Bring the bookkeeping to its newest version."""
+        """Create the bookkeeping tables, or bring them to this version's format. Raises LockstepError for a newer one."""
         from migrations.warehouse import upgrade
 
+        self.stored_format()
         upgrade(self._connection.connected)
 
     def exist(self) -> bool:
-        return self._connection.has_relation("lockstep", "note")
+        """Whether there are any. Earlier ones are brought to this version's format; raises LockstepError for newer ones."""
+        from migrations.warehouse import HEAD
+
+        if self._are_current:
+            return True
+        found = self.stored_format()
+        if 0 < found < HEAD:
+            self.create()
+        self._are_current = found == HEAD  # else this transaction may undo it
+        return found > 0
+
+    def stored_format(self) -> int:
+        """0 where there is nothing yet. Raises LockstepError for a newer one than this version knows."""
+        from migrations.warehouse import HEAD, SCHEMA, VERSION_TABLE
+
+        if not self._connection.has_relation(SCHEMA, VERSION_TABLE):
+            return 0
+        found = int(self._execute(f"select version_num from {SCHEMA}.{VERSION_TABLE}").scalar() or 0)
+        check_stored_format(self._name, max(found, HEAD), known=HEAD, elsewhere="url")
+        return found
 
     def require(self) -> None:
         if not self.exist():
@@ -127,7 +115,7 @@ class WarehouseBookkeeping:
                 f"delete from lockstep.{bookkeeping} where view_schema = :view_schema and generation = :generation"
             )
         self._execute(
-            "delete from lockstep.note where view_schema = :view_schema and starts_with(name, :beginning)",
+            "delete from lockstep.coordination_record where view_schema = :view_schema and starts_with(name, :beginning)",
             beginning=f"g{self._generation}.",
         )
 
@@ -150,7 +138,7 @@ class WarehouseBookkeeping:
         relations: dict[str, str] = {}
         for schema, table, called, has_history in rows:
             name = TableName(schema, table)
-            relations |= _relations(name, called or warehouse_name(name), has_history=has_history)
+            relations |= relations_of(name, called or warehouse_name(name), has_history=has_history)
         return relations
 
     def save_table(self, table: HeldTable) -> None:
@@ -246,30 +234,111 @@ class WarehouseBookkeeping:
             document=dump_progress(progress).decode(),
         )
 
-    # Notes
+    # Coordination records
 
-    def load_coordination(self, name: str) -> str | None:
-        note = self._execute(
-            "select note from lockstep.note where view_schema = :view_schema and name = :name", name=name
+    def load_record(self, name: str) -> str | None:
+        content = self._execute(
+            "select content from lockstep.coordination_record where view_schema = :view_schema and name = :name",
+            name=name,
         ).scalar()
-        return None if note is None else str(note)
+        return None if content is None else str(content)
 
-    def save_coordination(self, name: str, text: str | None) -> None:
+    def save_record(self, name: str, text: str | None) -> None:
         if text is None:
-            self._execute("delete from lockstep.note where view_schema = :view_schema and name = :name", name=name)
+            self._execute(
+                "delete from lockstep.coordination_record where view_schema = :view_schema and name = :name", name=name
+            )
         else:
             self._execute(
-                "insert into lockstep.note (view_schema, name, note) values (:view_schema, :name, :note) "
-                "on conflict (view_schema, name) do update set note = excluded.note, updated_at = now()",
+                "insert into lockstep.coordination_record (view_schema, name, content) values (:view_schema, :name, :content) "
+                "on conflict (view_schema, name) do update set content = excluded.content, updated_at = now()",
                 name=name,
-                note=text,
+                content=text,
             )
 
-    def create_coordination(self, name: str, text: str) -> bool:
+    def create_record(self, name: str, text: str) -> bool:
         created = self._execute(
-            "insert into lockstep.note (view_schema, name, note) values (:view_schema, :name, :note) "
+            "insert into lockstep.coordination_record (view_schema, name, content) values (:view_schema, :name, :content) "
             "on conflict (view_schema, name) do nothing",
             name=name,
-            note=text,
+            content=text,
         )
         return bool(created.rowcount)
+
+
+class HistoryBookkeeping:
+    """From when on the histories of one generation are complete. Every method is called inside a transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._execute = connection.execute
+
+    def begin(self, name: TableName, relation: str) -> None:
+        """From now on versions of the table are kept. Does nothing when they are already."""
+        self._execute(
+            "insert into lockstep.kept_history (view_schema, generation, source_schema, source_table, view_name) "
+            "values (:view_schema, :generation, :source_schema, :source_table, :view_name) on conflict do nothing",
+            source_schema=name.schema,
+            source_table=name.name,
+            view_name=relation,
+        )
+
+    def forget(self, names: Sequence[TableName]) -> None:
+        for name in names:
+            for bookkeeping in ("kept_history", "refused_version"):
+                self._execute(
+                    f"delete from lockstep.{bookkeeping} where view_schema = :view_schema and generation = :generation "
+                    "and source_schema = :source_schema and source_table = :source_table",
+                    source_schema=name.schema,
+                    source_table=name.name,
+                )
+
+    def raise_complete_from(self, name: TableName, time_ms: int) -> None:
+        self._execute(
+            "update lockstep.kept_history set complete_from = :complete_from "
+            "where view_schema = :view_schema and generation = :generation "
+            "and source_schema = :source_schema and source_table = :source_table "
+            "and (complete_from is null or complete_from < :complete_from)",
+            source_schema=name.schema,
+            source_table=name.name,
+            complete_from=EPOCH + timedelta(milliseconds=time_ms),
+        )
+
+    def refuse(self, version: TableEvents, reason: str) -> None:
+        """Note that the history lacks a version, given alone."""
+        self._execute(
+            "insert into lockstep.refused_version (view_schema, generation, source_schema, source_table, tag, key_digest, reason) "
+            "values (:view_schema, :generation, :source_schema, :source_table, :tag, :key_digest, :reason) on conflict do nothing",
+            source_schema=version.table.schema,
+            source_table=version.table.name,
+            tag=version.tags[0],
+            key_digest=_digest(version.keys[0]),
+            reason=reason,
+        )
+
+    def retry(self, versions: TableEvents) -> None:
+        """These versions are about to be written again: those that the history lacked are no longer known to be lacking."""
+        name = versions.table
+        lacking: Sequence[Any] = self._execute(
+            "select tag, key_digest from lockstep.refused_version where view_schema = :view_schema and generation = :generation "
+            "and source_schema = :source_schema and source_table = :source_table",
+            source_schema=name.schema,
+            source_table=name.name,
+        ).fetchall()
+        if not lacking:
+            return
+        written = {(tag, _digest(key)) for tag, key in zip(versions.tags, versions.keys, strict=True)}
+        for tag, digest in lacking:
+            if (tag, digest) in written:
+                self._execute(
+                    "delete from lockstep.refused_version where view_schema = :view_schema and generation = :generation "
+                    "and source_schema = :source_schema and source_table = :source_table and tag = :tag and key_digest = :digest",
+                    source_schema=name.schema,
+                    source_table=name.name,
+                    tag=tag,
+                    digest=digest,
+                )
+
+
+def _digest(key: bytes) -> str:
+    """Of a key that may be too long for an index, and is nobody's business here."""
+    return hashlib.sha256(key).hexdigest()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection as SqlConnection
     from sqlalchemy import CursorResult
 
-    from sinks.warehouse.bookkeeping import HeldTable
+    from sinks.warehouse.held_table import HeldTable
     from sinks.warehouse.reader_views import Shown
 
 Refuse = Callable[[TableEvents, str], object]

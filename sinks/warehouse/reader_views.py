@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cdc.model.table import quote_identifier
 from sinks.columns.shape import Shape
-from sinks.warehouse.bookkeeping import HeldTable
+from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, listed, qualified
 

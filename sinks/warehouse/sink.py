@@ -36,9 +36,9 @@ from sinks.contract import (
     StoredRow,
     TableVersions,
 )
-from sinks.warehouse.bookkeeping import HeldTable, WarehouseBookkeeping
+from sinks.warehouse.bookkeeping import HistoryBookkeeping, WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect, UnknownColumn
-from sinks.warehouse.history import HistoryBookkeeping
+from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
 from sinks.warehouse.postgres.dialect import PostgreSql
 from sinks.warehouse.reader_views import Shown, views_of
@@ -65,7 +65,7 @@ class WarehouseSink:
         self._names = settings.called
         self._dialect = _dialect(name, settings, views=views, schema=self._schema, generation=generation)
         self._connection = self._dialect.connection
-        self._books = WarehouseBookkeeping(self._connection, name, generation)
+        self._bookkeeping = WarehouseBookkeeping(self._connection, name, generation)
         self._histories = HistoryBookkeeping(self._connection)
         self._views = self._dialect.views
         self._fence = 0
@@ -74,13 +74,13 @@ class WarehouseSink:
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
         with self._connection.transaction():
-            self._books.create()
-            is_new = self._generation not in self._books.generations()
-            self._books.enter()
+            self._bookkeeping.create()
+            is_new = self._generation not in self._bookkeeping.generations()
+            self._bookkeeping.enter()
             # One at a time: two jobs that start together would both create the same table.
-            live = self._books.hold_live()
-            is_bulk = self._books.is_bulk("for update")
-            known = self._books.tables()
+            live = self._bookkeeping.hold_live()
+            is_bulk = self._bookkeeping.is_bulk("for update")
+            known = self._bookkeeping.tables()
             wanted = {**known, **{table.name: self._next(known.get(table.name), table) for table in tables}}
             self._names.check(wanted)
             self._dialect.check(wanted.values())
@@ -101,7 +101,7 @@ class WarehouseSink:
                     self._dialect.drop_key(held)
             if live is None and go_live and not is_bulk:
                 live = self._generation
-                self._books.make_live()
+                self._bookkeeping.make_live()
             if live == self._generation:
                 self._show(wanted)
             # Now that no view has them any more.
@@ -115,34 +115,34 @@ class WarehouseSink:
     def begin_bulk(self) -> None:
         """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
         with self._connection.transaction():
-            self._books.require()
-            live = self._books.hold_live()
-            is_bulk = self._books.is_bulk("for update")
+            self._bookkeeping.require()
+            live = self._bookkeeping.hold_live()
+            is_bulk = self._bookkeeping.is_bulk("for update")
             if is_bulk is None:
-                raise self._books.missing()
-            tables = self._books.tables().values()
+                raise self._bookkeeping.missing()
+            tables = self._bookkeeping.tables().values()
             if is_bulk or live == self._generation or any(map(self._dialect.has_rows, tables)):
                 return
             for held in tables:
                 self._dialect.drop_key(held)
-            self._books.set_bulk(True)
+            self._bookkeeping.set_bulk(True)
 
     def end_bulk(self) -> None:
         with self._connection.transaction():
-            if not self._books.exist() or not self._books.is_bulk("for update"):
+            if not self._bookkeeping.exist() or not self._bookkeeping.is_bulk("for update"):
                 return
-            self._dialect.add_keys(self._books.tables().values())
-            self._books.set_bulk(False)
+            self._dialect.add_keys(self._bookkeeping.tables().values())
+            self._bookkeeping.set_bulk(False)
 
     def claim(self) -> int:
         """Become the writer. Waits for the old writer's batch at most ``lock_timeout_s``, then raises Unavailable."""
         with self._connection.transaction():
-            self._fence = self._books.claim()
+            self._fence = self._bookkeeping.claim()
         return self._fence
 
     def fence(self) -> int:
         with self._connection.transaction():
-            return self._books.fence()
+            return self._bookkeeping.fence()
 
     def apply(self, batch: Batch) -> Outcome:
         # Always the same order of tables too, against deadlocks.
@@ -168,7 +168,7 @@ class WarehouseSink:
         rejections: list[Rejection] = []
         self._dialect.make_ready(tables, versions)
         with self._connection.transaction():
-            is_bulk = self._books.check_fence(batch.fence)
+            is_bulk = self._bookkeeping.check_fence(batch.fence)
             for events in tables:
                 write = (
                     self._dialect.append
@@ -184,25 +184,25 @@ class WarehouseSink:
             for of_table in versions:
                 if of_table.complete_from_ms is not None:
                     self._histories.raise_complete_from(of_table.events.table, of_table.complete_from_ms)
-            self._books.save_offsets(batch.next_offsets)
+            self._bookkeeping.save_offsets(batch.next_offsets)
         return Outcome(applied, sum(map(len, tables)) - applied - len(rejections), rejections)
 
     def load_progress(self) -> Progress | None:
         with self._connection.transaction():
-            return self._books.load_progress() if self._books.exist() else None
+            return self._bookkeeping.load_progress() if self._bookkeeping.exist() else None
 
     def save_progress(self, progress: Progress) -> None:
         with self._connection.transaction():
-            self._books.check_fence(self._fence)
-            self._books.save_progress(progress)
+            self._bookkeeping.check_fence(self._fence)
+            self._bookkeeping.save_progress(progress)
 
     def live(self) -> int | None:
         with self._connection.transaction():
-            if not self._books.exist():
+            if not self._bookkeeping.stored_format():  # who only looks changes nothing
                 return None
-            live = self._books.live()
+            live = self._bookkeeping.live()
             # A view that is missing is shown again by the next prepare; one of something else is somebody's intention.
-            for view in self._views.held(self._books.relations()):
+            for view in self._views.held(self._bookkeeping.relations()):
                 if live is not None and view.generations != {live}:
                     raise LockstepError(
                         f"view {view.name} reads generation {', '.join(map(str, sorted(view.generations)))}, "
@@ -213,69 +213,69 @@ class WarehouseSink:
 
     def numbers(self) -> list[int]:
         with self._connection.transaction():
-            return self._books.generations() if self._books.exist() else []
+            return self._bookkeeping.generations() if self._bookkeeping.exist() else []
 
     def switch(self) -> None:
         with self._connection.transaction():
-            self._books.require()
-            self._books.hold_live()
-            tables = self._books.tables()
+            self._bookkeeping.require()
+            self._bookkeeping.hold_live()
+            tables = self._bookkeeping.tables()
             if not tables:
-                raise self._books.missing()
-            if self._books.is_bulk("for share"):
+                raise self._bookkeeping.missing()
+            if self._bookkeeping.is_bulk("for share"):
                 raise LockstepError(
                     f"generation {self._generation} is still being loaded in bulk",
                     hint="switch when its load has ended",
                 )
             self._show(tables)
-            self._books.make_live()
+            self._bookkeeping.make_live()
 
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
         with self._connection.transaction():
-            if not self._books.exist():
+            if not self._bookkeeping.exist():
                 return []
-            live = self._books.hold_live()
-            held = self._books.tables()
+            live = self._bookkeeping.hold_live()
+            held = self._bookkeeping.tables()
             others = sorted(held.keys() - set(tables))
             if live == self._generation:
                 self._views.drop(_relations(held[name] for name in others))
             for name in others:
                 for relation in held[name].relations:
                     self._connection.run(f"drop table {qualified(self._schema, relation)}")
-                self._books.forget_table(name)
+                self._bookkeeping.forget_table(name)
             self._histories.forget([name for name in others if held[name].has_history])
         self._connection.disconnect()  # staging tables are like those that are gone
         return others
 
     def drop(self) -> None:
         with self._connection.transaction():
-            if not self._books.exist():
+            if not self._bookkeeping.exist():
                 return
-            if self._books.hold_live() == self._generation:
+            if self._bookkeeping.hold_live() == self._generation:
                 raise LockstepError(
                     f"generation {self._generation} is live",
                     hint="switch to another generation before you drop this one",
                 )
             self._connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
-            self._histories.forget([name for name, held in self._books.tables().items() if held.has_history])
-            self._books.forget_generation()
+            self._histories.forget([name for name, held in self._bookkeeping.tables().items() if held.has_history])
+            self._bookkeeping.forget_generation()
         self._connection.disconnect()
 
     def load(self, name: str) -> str | None:
         with self._connection.transaction():
-            return self._books.load_coordination(name) if self._books.exist() else None
+            return self._bookkeeping.load_record(name) if self._bookkeeping.exist() else None
 
     def save(self, name: str, text: str | None) -> None:
         with self._connection.transaction():
-            if not self._books.exist():
-                self._books.create()
-            self._books.save_coordination(name, text)
+            if not self._bookkeeping.exist():
+                self._bookkeeping.create()
+            self._bookkeeping.save_record(name, text)
 
     def create(self, name: str, text: str) -> bool:
         with self._connection.transaction():
-            if not self._books.exist():
-                self._books.create()
-            return self._books.create_coordination(name, text)
+            if not self._bookkeeping.exist():
+                self._bookkeeping.create()
+            return self._bookkeeping.create_record(name, text)
 
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._dialect.scan(self._names.of(table.name), table)
@@ -306,8 +306,8 @@ class WarehouseSink:
             return
         try:
             with self._connection.transaction():
-                self._books.require()
-                tables = self._books.tables()
+                self._bookkeeping.require()
+                tables = self._bookkeeping.tables()
                 self._dialect.look_at([_found(tables, name) for name in names])
         except BaseException:
             self._dialect.forget()  # what was made is gone with the transaction
@@ -325,7 +325,7 @@ class WarehouseSink:
             else:
                 self._dialect.create_history(held)
                 self._histories.begin(held.shape.table.name, held.called + HISTORY_SUFFIX)
-        self._books.save_table(held)
+        self._bookkeeping.save_table(held)
 
     def _next(self, held: HeldTable | None, table: Table) -> HeldTable:
         """A table as it will be. Raises LockstepError when that doesn't fit what is there."""
@@ -364,7 +364,7 @@ class WarehouseSink:
         wanted: dict[str, Shown] = {}
         for held in tables.values():
             wanted |= views_of(held, self._schema)
-        self._views.show(wanted, {**self._books.relations(), **_relations(tables.values())})
+        self._views.show(wanted, {**self._bookkeeping.relations(), **_relations(tables.values())})
 
     def _create_schema(self, schema: str) -> None:
         # "create schema if not exists" asks for the right to create schemas even where it exists.

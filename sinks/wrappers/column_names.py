@@ -1,4 +1,4 @@
-"""By what name a generation knows each column, whatever it is called at the source by now: the note ``g<n>.names``.
+"""By what name a generation knows each column, whatever it is called at the source by now: the note ``g<n>.column_names``.
 
 With ``schema_changes = "keep"`` a column that the source renames goes on here under the name that it had, so that readers see no
 difference until the sink is built anew.
@@ -90,4 +90,4 @@ def save_names(records: CoordinationRecords, generation: int, kept: ColumnNames)
 
 
 def _record_name(generation: int) -> str:
-    return f"g{generation}.names"
+    return f"g{generation}.column_names"

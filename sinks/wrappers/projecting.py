@@ -36,7 +36,7 @@ class ProjectingSink:
         self._records = opened.records
         self._projection = projection
         self._generation = generation
-        self._hidden_record = f"g{generation}.excluded"
+        self._hidden_record = f"g{generation}.hidden_columns"
         self._salt_record = f"g{generation}.salt"
         self._configured = renaming or Renaming()
         self._keeps_names = keeps_names

@@ -205,7 +205,7 @@ def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake:
     first.claim()
     dying = lake.sink(1)
     # Killed after the first of two tables.
-    dying._books.change(lambda ledger, _: ledger.with_build(1, replace(ledger.builds[1], fence=2)))
+    dying._bookkeeping.change(lambda state, _: state.with_build(1, replace(state.builds[1], fence=2)))
     held = dying._opened(ITEMS.name)
     dying._repeat(held, lambda held: dying._raise_fence(held, 2))
     fence = lake.sink(1).claim()
@@ -219,7 +219,7 @@ def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake:
 def test_a_slow_prepare_never_takes_a_fence_back(lake: Lake) -> None:
     others = replace(ITEMS, name=TableName("public", "others"))
     slow, heir = lake.sink(1, ITEMS), lake.sink(1)
-    seen = slow._books.read()
+    seen = slow._bookkeeping.read()
     heir.prepare([ITEMS, others])
     fence = heir.claim()
     slow._make(seen, Shape.of(others))  # it had found the table missing, and the old fence
@@ -233,7 +233,7 @@ def test_a_table_left_over_with_a_newer_fence_is_taken_over(lake: Lake) -> None:
     sink = lake.sink(1, ITEMS)
     fence = sink.claim()
     others = replace(ITEMS, name=TableName("public", "others"))
-    held = sink._make(sink._books.read(), Shape.of(others))  # killed before it was entered
+    held = sink._make(sink._bookkeeping.read(), Shape.of(others))  # killed before it was entered
     sink._repeat(held, lambda held: sink._raise_fence(held, fence + 5))
     sink.prepare([ITEMS, others])
     newest = lake.sink(1).claim()
@@ -498,7 +498,7 @@ def test_a_drop_and_a_removal_that_were_interrupted_are_finished_by_the_next(lak
     others = replace(ITEMS, name=TableName("public", "others"))
     lake.sink(1, ITEMS, others)
     sink = lake.sink(1)
-    sink._books.change(lambda ledger, _: ledger.without(1, [others.name]))  # killed after the first commit
+    sink._bookkeeping.change(lambda state, _: state.without(1, [others.name]))  # killed after the first commit
     assert sink.keep_only([ITEMS.name]) == [others.name]
     assert not (lake.root / "shop_g1/others").exists()
     (live,) = DeltaTable(lake.root / "shop_live").to_pyarrow_table().to_pylist()
@@ -517,7 +517,7 @@ def test_a_table_that_somebody_has_removed_is_an_error(lake: Lake) -> None:
         assert "rebuild" in (failure.value.hint or "")
 
 
-def test_something_else_in_the_place_of_the_books_is_left_alone(lake: Lake) -> None:
+def test_something_else_in_the_place_of_the_bookkeeping_table_is_left_alone(lake: Lake) -> None:
     write_deltalake(lake.root / "shop_live", pa.table({"a": [1]}))
     with pytest.raises(LockstepError, match="isn't this sink's"):
         lake.sink(1, ITEMS)

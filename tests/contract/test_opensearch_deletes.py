@@ -94,14 +94,14 @@ def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch
         return found
 
     sink = open_sink(refresh_interval_ms=3_600_000)
-    rows, books = f"{sink._prefix}.public.orders_g1", f"{sink._prefix}.lockstep_progress"
+    rows, bookkeeping = f"{sink._prefix}.public.orders_g1", f"{sink._prefix}.lockstep_bookkeeping"
     sink.save("a", "text")
-    before = refreshes(rows), refreshes(books)
+    before = refreshes(rows), refreshes(bookkeeping)
     for number in range(5):
         sink.apply(batch(upsert({"id": number, "note": "n"}, 1)))
         sink.save_progress(progress(number))
         sink.save("a", f"text {number}")
         assert (sink.load_progress(), sink.load("a")) == (progress(number), f"text {number}")
         assert len(list(sink.rows(ORDERS, [{"id": number}]))) == 1
-    assert client.indices.get_settings(index=books)[books]["settings"]["index"]["refresh_interval"] == "-1"
-    assert (refreshes(rows), refreshes(books)) == before
+    assert client.indices.get_settings(index=bookkeeping)[bookkeeping]["settings"]["index"]["refresh_interval"] == "-1"
+    assert (refreshes(rows), refreshes(bookkeeping)) == before

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Column, Table, TableName
-from migrations.warehouse import upgrade
+from migrations.warehouse import HEAD, upgrade
 from sinks.access import Login
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
@@ -518,7 +518,7 @@ def test_a_failed_migration_leaves_nothing_behind_and_the_next_one_succeeds(endp
         for _ in range(2):
             with engine.begin() as connection:
                 upgrade(connection)
-                assert connection.scalar(text("select version_num from lockstep.schema_version")) == "0004"
+                assert connection.scalar(text("select version_num from lockstep.schema_version")) == f"{HEAD:04}"
     finally:
         engine.dispose()
         warehouse.execute(f"drop database {scratch}")

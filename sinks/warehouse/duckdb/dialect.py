@@ -26,7 +26,7 @@ from cdc.model.table import Table, TableName, quote_identifier
 from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, Rows
 from sinks.columns.shape import Shape, unprepared
 from sinks.contract import Rejection, StoredRow, TableVersions
-from sinks.warehouse.bookkeeping import HeldTable, WarehouseBookkeeping
+from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Refuse, UnknownColumn
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.duckdb.tables import (
@@ -40,6 +40,7 @@ from sinks.warehouse.duckdb.tables import (
 )
 from sinks.warehouse.duckdb.values import rows_of
 from sinks.warehouse.duckdb.views import DuckDbViews
+from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, OPERATION, aside_name
 from sinks.warehouse.names import HISTORY_SUFFIX, qualified
 from sinks.warehouse.settings import WarehouseSettings
@@ -108,7 +109,7 @@ class DuckDb:
         self.connection = DuckDbConnection(settings, views=views, generation=generation)
         self.views = DuckDbViews(self.connection, views, generation)
         self._schema = schema
-        self._books = WarehouseBookkeeping(self.connection, name, generation)
+        self._bookkeeping = WarehouseBookkeeping(self.connection, name, generation)
         self._written: dict[TableName, _Written] = {}
         self._given: dict[TableName, _Given] = {}
         self._given_versions: dict[TableName, _Given] = {}
@@ -271,7 +272,7 @@ class DuckDb:
         self.connection.driver.unregister(GIVEN)  # with the connection, where something went wrong
 
     def _rows(self, table: Table) -> Rows:
-        held = self._books.tables().get(table.name) if self._books.exist() else None
+        held = self._bookkeeping.tables().get(table.name) if self._bookkeeping.exist() else None
         if held is None:
             raise unprepared(table.name)
         return rows_of(held.shape)

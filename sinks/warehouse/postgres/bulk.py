@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final
 
 from cdc.model.table import quote_identifier
-from sinks.warehouse.bookkeeping import HeldTable
+from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.names import listed, qualified
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.errors import UNIQUE_VIOLATION, state_of

@@ -8,8 +8,8 @@ from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.protocol.copy_text import split_row
 from sinks.contract import Rejection, StoredRow, TableVersions
-from sinks.warehouse.bookkeeping import HeldTable
 from sinks.warehouse.dialect import Refuse
+from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import check_history_columns
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, check_columns, qualified
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows

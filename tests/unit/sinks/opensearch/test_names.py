@@ -39,12 +39,18 @@ def test_all_names_that_cannot_be_are_told() -> None:
         "a.b": "x",
         "a.c": "X",
         "a.d": "orders_g1",
-        "a.e": "lockstep_progress",
+        "a.e": "lockstep_bookkeeping",
         "a.f": "a.b",
         "a.g": "ok_1",
     }
     problems = name_problems(names)
-    assert [problem.split()[0] for problem in problems] == ["a.a", "'X'", "'orders_g1'", "'lockstep_progress'", "'a.b'"]
+    assert [problem.split()[0] for problem in problems] == [
+        "a.a",
+        "'X'",
+        "'orders_g1'",
+        "'lockstep_bookkeeping'",
+        "'a.b'",
+    ]
     assert problems[0] == "a.a and a.b are both called 'x'"
 
 

@@ -1,18 +1,14 @@
-"""sinks.warehouse.bookkeeping: what is kept of a table; its behaviour is in tests/contract"""
+"""sinks.warehouse.bookkeeping: its behaviour is in tests/contract"""
 
-from sinks.columns.shape import Shape
-from sinks.warehouse.bookkeeping import HeldTable
-from tests.builders import table
+from pathlib import Path
 
+from alembic.script import ScriptDirectory
 
-def test_a_table_comes_back_as_it_was_kept() -> None:
-    held = HeldTable(Shape.of(table()), 'Odd "100%" name', has_history=True)
-    assert HeldTable.from_json(held.to_json()) == held
-    assert held.relations == {
-        'Odd "100%" name': "live rows of public.orders",
-        'Odd "100%" name_history': "history of public.orders",
-    }
+import migrations.warehouse
+from migrations.warehouse import HEAD
 
 
-def test_what_an_earlier_version_kept_has_the_name_by_default_and_no_history() -> None:
-    assert HeldTable.from_json(Shape.of(table()).to_json()) == HeldTable(Shape.of(table()), "orders")
+def test_the_stored_format_is_the_number_of_the_newest_migration() -> None:
+    scripts = ScriptDirectory(str(Path(migrations.warehouse.__file__).parent))
+    assert scripts.get_current_head() == f"{HEAD:04}"
+    assert [int(script.revision) for script in scripts.walk_revisions()] == list(range(HEAD, 0, -1))

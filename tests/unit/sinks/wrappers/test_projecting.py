@@ -79,9 +79,9 @@ def test_the_record_goes_with_its_generation() -> None:
     opened(store, "public.orders.email").prepare([PEOPLE])
     second = opened(store, "public.orders.email", generation=2)
     second.prepare([PEOPLE])
-    assert set(store.records) == {"g1.excluded", "g2.excluded"}
+    assert set(store.records) == {"g1.hidden_columns", "g2.hidden_columns"}
     open_memory(store, 2).generations.drop()
-    assert set(store.records) == {"g1.excluded"}
+    assert set(store.records) == {"g1.hidden_columns"}
 
 
 def test_a_hidden_column_that_was_renamed_is_known_though_another_has_its_name() -> None:

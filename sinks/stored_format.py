@@ -1,0 +1,27 @@
+"""The number of the layout in which a sink stores data and bookkeeping, and what to do about another one (pure)."""
+
+from typing import Final
+
+from cdc.model.errors import LockstepError
+
+STORED_FORMAT: Final = 2
+"""What this version writes. Format 1 is what was stored before any number was."""
+
+
+def check_stored_format(sink: str, found: int, *, known: int = STORED_FORMAT, elsewhere: str) -> None:
+    """Raise LockstepError for a sink whose data is of another format than this version reads and writes.
+
+    ``elsewhere`` is the setting by which a sink is built in another place.
+    """
+    if found == known:
+        return
+    way_out = f"give the sink another {elsewhere} and let `lockstep apply` build it from the log"
+    if found > known:
+        raise LockstepError(
+            f"sink {sink!r} was written by a newer Lockstep: its stored format is {found}, this version knows {known}",
+            hint=f"upgrade Lockstep; or {way_out}",
+        )
+    raise LockstepError(
+        f"sink {sink!r} was written by an earlier Lockstep: its stored format is {found}, this version needs {known}",
+        hint=f"{way_out}, then remove what the earlier version has left; or go on with that version",
+    )

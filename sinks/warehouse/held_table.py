@@ -1,0 +1,45 @@
+"""A table as a generation has it, and the names that it has in a schema (pure)."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from cdc.model.table import TableName
+from sinks.columns.shape import Shape
+from sinks.warehouse.names import HISTORY_SUFFIX, warehouse_name
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTable:
+    """A table as a generation has it. ``called`` is its name in the warehouse."""
+
+    shape: Shape
+    called: str
+    has_history: bool = False
+
+    @property
+    def relations(self) -> dict[str, str]:
+        """The names that it has in a schema, with what has them."""
+        return relations_of(self.shape.table.name, self.called, has_history=self.has_history)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {**json.loads(self.shape.to_json()), "warehouse_name": self.called, "has_history": self.has_history}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "HeldTable":
+        """Also reads what was stored before tables had names of their own and histories."""
+        shape = Shape.from_json(text)
+        value: dict[str, Any] = json.loads(text)
+        return cls(
+            shape, value.get("warehouse_name", warehouse_name(shape.table.name)), value.get("has_history", False)
+        )
+
+
+def relations_of(name: TableName, called: str, *, has_history: bool) -> dict[str, str]:
+    """The names that a table has in a schema, with what has them, for people."""
+    relations = {called: f"live rows of {name}"}
+    if has_history:
+        relations[called + HISTORY_SUFFIX] = f"history of {name}"
+    return relations

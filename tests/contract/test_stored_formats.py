@@ -1,0 +1,239 @@
+"""What every destination says of data that another version of Lockstep has stored."""
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import orjson
+import psycopg
+import pytest
+import redis
+from deltalake import DeltaTable
+from opensearchpy import OpenSearch
+from psycopg import sql
+from pydantic import SecretStr
+
+from cdc.model.errors import LockstepError
+from migrations.warehouse import HEAD
+from sinks.contract import OpenedSink
+from sinks.delta.sink import DeltaSettings, open_delta
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import open_opensearch
+from sinks.redis.sink import RedisSettings, open_redis
+from sinks.stored_format import STORED_FORMAT
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import open_warehouse
+from tests.builders import batch, table, upsert
+
+pytestmark = pytest.mark.live
+
+
+@dataclass
+class Store:
+    """``set_format`` stores another number, ``make_earlier`` what the version before the numbers left."""
+
+    open: Callable[[], OpenedSink]
+    set_format: Callable[[int], object]
+    known: int = STORED_FORMAT
+    make_earlier: Callable[[], object] = lambda: None
+    close: Callable[[], object] = lambda: None
+
+
+def _redis(endpoints: Any, name: str) -> Store:
+    client = redis.Redis.from_url(endpoints.redis_url)
+    settings = RedisSettings(url=SecretStr(endpoints.redis_url))
+
+    def make_earlier() -> None:
+        client.delete(f"{name}:format")
+        client.rename(f"{name}:coordination", f"{name}:notes")
+
+    return Store(
+        lambda: open_redis(name, settings, 1),
+        lambda number: client.set(f"{name}:format", number),
+        make_earlier=make_earlier,
+        close=client.close,
+    )
+
+
+def _opensearch(endpoints: Any, name: str) -> Store:
+    client = OpenSearch(hosts=[endpoints.opensearch_url])
+    settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0)
+    index = f"{name}.lockstep_bookkeeping"
+
+    def make_earlier() -> None:
+        client.indices.delete(index=index)
+        client.indices.create(index=f"{name}.lockstep_progress")
+
+    def close() -> None:
+        indexes = [found["index"] for found in client.cat.indices(index=f"{name}.*", format="json", h="index")]
+        client.indices.delete(index=",".join(indexes))
+        client.close()
+
+    return Store(
+        lambda: open_opensearch(name, settings, 1),
+        lambda number: client.indices.put_mapping(index=index, body={"_meta": {"lockstep_stored_format": number}}),
+        make_earlier=make_earlier,
+        close=close,
+    )
+
+
+def _duckdb(_endpoints: Any, name: str) -> Store:
+    root = Path(tempfile.mkdtemp(prefix="lockstep-format-"))
+    file = root / "warehouse.duckdb"
+    settings = WarehouseSettings(url=SecretStr(f"duckdb:///{file}"))
+
+    def set_format(number: int) -> None:
+        with duckdb.connect(file) as connection:
+            connection.execute(f"update lockstep.schema_version set version_num = '{number:04}'")
+
+    return Store(lambda: open_warehouse(name, settings, 1), set_format, known=HEAD, close=lambda: shutil.rmtree(root))
+
+
+def _delta(_endpoints: Any, name: str) -> Store:
+    root = Path(tempfile.mkdtemp(prefix="lockstep-format-"))
+    settings = DeltaSettings(root=str(root))
+
+    def change(**fields: Any) -> None:
+        bookkeeping = DeltaTable(root / f"{name}_live")
+        state = orjson.loads(bookkeeping.metadata().configuration["lockstep.state"])
+        state = {key: value for key, value in {**state, **fields}.items() if value is not None}
+        bookkeeping.alter.set_table_properties(
+            {"lockstep.state": orjson.dumps(state).decode()}, raise_if_not_exists=False
+        )
+
+    return Store(
+        lambda: open_delta(name, settings, 1),
+        lambda number: change(format=number),
+        make_earlier=lambda: change(format=None, coordination_records=None, notes={}),
+        close=lambda: shutil.rmtree(root),
+    )
+
+
+_WITHOUT_MIGRATIONS = (_redis, _opensearch, _delta)
+
+
+@pytest.fixture(params=[*_WITHOUT_MIGRATIONS, _duckdb], ids=lambda make: make.__name__[1:])
+def store(request: pytest.FixtureRequest, endpoints: Any, name: str) -> Iterator[Store]:
+    made: Store = request.param(endpoints, name)
+    opened = made.open()
+    opened.sink.prepare([table()])
+    opened.records.save("previous", "1")
+    opened.sink.close()
+    yield made
+    made.close()
+
+
+def _refusals(store: Store) -> Iterator[LockstepError]:
+    """What each first call of a newly opened sink is told."""
+    calls: list[Callable[[OpenedSink], object]] = [
+        lambda opened: opened.sink.prepare([table()]),
+        lambda opened: opened.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))),
+        lambda opened: list(opened.sink.scan(table())),
+        lambda opened: opened.generations.live(),
+        lambda opened: opened.generations.numbers(),
+        lambda opened: opened.generations.load_progress(),
+        lambda opened: opened.generations.drop(),
+        lambda opened: opened.records.load("previous"),
+        lambda opened: opened.records.save("previous", "2"),
+    ]
+    for call in calls:
+        opened = store.open()
+        try:
+            with pytest.raises(LockstepError, match="stored format") as raised:
+                call(opened)
+            yield raised.value
+        finally:
+            opened.sink.close()
+
+
+def test_the_format_is_stored_and_the_same_version_goes_on(store: Store) -> None:
+    opened = store.open()
+    assert opened.generations.live() == 1
+    assert opened.records.load("previous") == "1"
+    opened.sink.close()
+
+
+def test_what_a_newer_version_has_stored_is_left_alone(store: Store) -> None:
+    store.set_format(store.known + 1)
+    for refusal in _refusals(store):
+        assert f"was written by a newer Lockstep: its stored format is {store.known + 1}" in refusal.message
+        assert "upgrade Lockstep" in (refusal.hint or "")
+    store.set_format(store.known)
+    opened = store.open()
+    assert opened.records.load("previous") == "1"
+    opened.sink.close()
+
+
+@pytest.mark.parametrize("store", _WITHOUT_MIGRATIONS, ids=lambda make: make.__name__[1:], indirect=True)
+def test_what_was_stored_before_the_numbers_is_refused_with_the_way_out(store: Store) -> None:
+    store.make_earlier()
+    for refusal in _refusals(store):
+        assert "was written by an earlier Lockstep: its stored format is 1" in refusal.message
+        assert "lockstep apply" in (refusal.hint or "")
+
+
+# What a warehouse had at migration 0004, with the names of that time.
+_EARLIER = (
+    "drop table lockstep.coordination_record",
+    "create table lockstep.note (view_schema text not null, name text not null, note text not null, "
+    "updated_at timestamptz not null default now(), primary key (view_schema, name))",
+    "insert into lockstep.note (view_schema, name, note) select view_schema, name, note from lockstep.sink, "
+    "(values ('g1.runner', '{}'), ('g1.hold', 'x'), ('g1.reading', '{\"number\":1,\"start\":null,\"replays\":true}'), ('g1.basis', 'build_inputs'), "
+    "('g1.names', 'column_names'), ('g12.excluded', 'hidden_columns'), ('g1.prepared', 'prepared'), ('record.1', 'record'), "
+    "('previous', 'previous')) as notes (name, note)",
+    "update lockstep.schema_version set version_num = '0004'",
+)
+
+
+@pytest.fixture(params=["duckdb", "postgres"])
+def earlier(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> Iterator[str]:
+    """The address of a warehouse as the version before left it, with generation 1 of a sink."""
+    if request.param == "duckdb":
+        url = f"duckdb:///{tmp_path}/warehouse.duckdb"
+        _prepared(url, name)
+        with duckdb.connect(tmp_path / "warehouse.duckdb") as connection:
+            for statement in _EARLIER:
+                connection.execute(statement)
+        yield url
+        return
+    endpoints: Any = request.getfixturevalue("endpoints")
+    warehouse: psycopg.Connection[Any] = request.getfixturevalue("warehouse")
+    warehouse.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
+    try:
+        url = endpoints.warehouse_url.rpartition("/")[0] + f"/{name}"
+        _prepared(url, name)
+        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+            for statement in _EARLIER:
+                connection.execute(statement)
+        yield url
+    finally:
+        warehouse.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+
+
+def _prepared(url: str, name: str) -> None:
+    opened = open_warehouse(name, WarehouseSettings(url=SecretStr(url)), 1)
+    opened.sink.prepare([table()])
+    opened.sink.close()
+
+
+def test_a_warehouse_of_an_earlier_version_is_migrated_with_all_that_jobs_agreed_on(earlier: str, name: str) -> None:
+    opened = open_warehouse(name, WarehouseSettings(url=SecretStr(earlier)), 1)
+    try:
+        assert opened.generations.live() == 1  # who only looks changes nothing
+        assert opened.generations.numbers() == [1]
+        for content in ("build_inputs", "column_names", "prepared"):
+            assert opened.records.load(f"g1.{content}") == content
+        assert opened.records.load("g1.start_position") == '{"number":1,"offsets":null,"overwrite_equal_tags":true}'
+        assert opened.records.load("g12.hidden_columns") == "hidden_columns"
+        assert [opened.records.load(found) for found in ("record.1", "previous", "g1.runner")] == [
+            "record",
+            "previous",
+            None,
+        ]
+        assert opened.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1
+    finally:
+        opened.sink.close()

@@ -1,0 +1,18 @@
+"""sinks.warehouse.held_table; its behaviour is in tests/contract"""
+
+from sinks.columns.shape import Shape
+from sinks.warehouse.held_table import HeldTable
+from tests.builders import table
+
+
+def test_a_table_comes_back_as_it_was_kept() -> None:
+    held = HeldTable(Shape.of(table()), 'Odd "100%" name', has_history=True)
+    assert HeldTable.from_json(held.to_json()) == held
+    assert held.relations == {
+        'Odd "100%" name': "live rows of public.orders",
+        'Odd "100%" name_history': "history of public.orders",
+    }
+
+
+def test_what_an_earlier_version_kept_has_the_name_by_default_and_no_history() -> None:
+    assert HeldTable.from_json(Shape.of(table()).to_json()) == HeldTable(Shape.of(table()), "orders")
