@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import orjson
@@ -13,8 +13,8 @@ import urllib3
 
 from stack.stack import Endpoints
 
-_READS_MIN = 1_000
-"""On an idle machine it is that many in a second or two; a rebuild takes half a minute."""
+_READS_MIN = 100
+"""So many at least, or nothing was watched. An idle machine does ten times as many in a second or two."""
 
 Read = Callable[[int], int | None]
 """The counter of a row, or None when the row isn't there."""
@@ -60,22 +60,24 @@ class Reader(threading.Thread):
 
 
 @contextmanager
-def reading(reads: Mapping[str, Read], keys: range) -> Iterator[list[Reader]]:
+def reading(reads: Mapping[str, AbstractContextManager[Read]], keys: range) -> Iterator[list[Reader]]:
     """Readers for the length of the block; at its end nothing may have been wrong."""
-    readers = [Reader(name, read, keys) for name, read in reads.items()]
-    for reader in readers:
-        reader.start()
-    try:
-        yield readers
-    finally:
+    with ExitStack() as closing:
+        readers = [Reader(name, closing.enter_context(read), keys) for name, read in reads.items()]
         for reader in readers:
-            reader.finish()
+            reader.start()
+        try:
+            yield readers
+        finally:
+            for reader in readers:
+                reader.finish()
     for reader in readers:
         assert reader.problems == [], f"{reader.name}: {reader.problems[:10]} in {reader.reads} reads"
         assert reader.reads > _READS_MIN, f"{reader.name} read {reader.reads} times"
 
 
-def search_reader(endpoints: Endpoints, alias: str, column: str) -> Read:
+@contextmanager
+def search_reader(endpoints: Endpoints, alias: str, column: str) -> Iterator[Read]:
     """By searching, which shows what was refreshed."""
     pool = urllib3.PoolManager()
 
@@ -90,10 +92,12 @@ def search_reader(endpoints: Endpoints, alias: str, column: str) -> Read:
         hits = orjson.loads(answer.data)["hits"]["hits"]
         return int(hits[0]["_source"][column]) if hits else None
 
-    return read
+    yield read
+    pool.clear()
 
 
-def cache_reader(endpoints: Endpoints, prefix: str, table: str, column: str) -> Read:
+@contextmanager
+def cache_reader(endpoints: Endpoints, prefix: str, table: str, column: str) -> Iterator[Read]:
     """Pointer, then row."""
     client: Any = redis.Redis.from_url(endpoints.redis_url)
 
@@ -102,10 +106,12 @@ def cache_reader(endpoints: Endpoints, prefix: str, table: str, column: str) -> 
         row = client.hget(f"{prefix}:{live}:{table}:{key}", "v")
         return None if row is None else int(orjson.loads(row)[column])
 
-    return read
+    yield read
+    client.close()
 
 
-def warehouse_reader(endpoints: Endpoints, view: str, column: str) -> Read:
+@contextmanager
+def warehouse_reader(endpoints: Endpoints, view: str, column: str) -> Iterator[Read]:
     """Through the view, prepared once, as drivers do."""
     connection = psycopg.connect(endpoints.warehouse_dsn, autocommit=True)
 
@@ -113,4 +119,5 @@ def warehouse_reader(endpoints: Endpoints, view: str, column: str) -> Read:
         row = connection.execute(f"select {column} from {view} where id = %s".encode(), (key,), prepare=True).fetchone()
         return None if row is None else int(row[0])
 
-    return read
+    yield read
+    connection.close()

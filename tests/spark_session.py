@@ -49,7 +49,7 @@ def _is_daemon(process: psutil.Process) -> bool:
     """PySpark's daemon or a worker, which it forks."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE and any(
-            word.startswith("jobs.") and word.endswith(".daemon") for word in process.cmdline()
+            word.startswith("jobs.") and word.endswith("daemon") for word in process.cmdline()
         )
     except psutil.Error:  # it has ended
         return False

@@ -19,7 +19,7 @@ from tests.job_reports import Seen
 from tests.live.test_jobs import Pipeline, put
 from tests.spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy, pytest.mark.soak]
 
 SEEDS = itertools.count(1000)
 

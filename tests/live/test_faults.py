@@ -1,5 +1,6 @@
 """Servers in trouble, one at a time, under traffic: the other sinks go on, the one concerned says so, and nothing is lost."""
 
+import itertools
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,10 +22,12 @@ import urllib3
 from confluent_kafka.admin import AdminClient, NewPartitions
 from psycopg.conninfo import conninfo_to_dict
 from pydantic import TypeAdapter
+from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.postgres.slot import emit_heartbeat
+from jobs.driver import run_sinks
 from monitor.collector import LagCollector
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
@@ -31,9 +35,12 @@ from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.events import Log, Put, kafka_settings
 from tests.faulty_proxy import FaultyProxy
-from tests.job_process import JobProcess, spark_settings
+from tests.job_process import spark_settings
+from tests.job_reports import Seen
 from tests.pipeline import Pipeline, traffic, wait_until
 from tests.services import Services
+from tests.spark_here import Job
+from tests.spark_session import python_workers
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
@@ -46,6 +53,7 @@ QUICK = {
     "search": "timeout_s = 4.0",
     "cache": "timeout_s = 1.5\nmax_value_bytes = 100000",
 }
+_numbers = itertools.count(1)
 SERVERS = {"opensearch": "search", "valkey": "cache", "warehouse": "warehouse"}
 """Server -> the end of its sink's name."""
 
@@ -53,13 +61,18 @@ SERVERS = {"opensearch": "search", "valkey": "cache", "warehouse": "warehouse"}
 class Running:
     """A pipeline with three sinks, each behind a proxy, and its processes."""
 
-    def __init__(self, stack: Services, directory: Path) -> None:
+    def __init__(self, stack: Services, directory: Path, spark: SparkSession) -> None:
         self.stack = stack
+        self.spark = spark
         self.endpoints = stack.endpoints()
         self._closing = ExitStack()
         self.proxies = {name: self._closing.enter_context(FaultyProxy(*at)) for name, at in _addresses(self.endpoints)}
         self.pipeline = Pipeline(
-            _through(self.endpoints, self.proxies), directory, f"fault{os.getpid()}", sinks=True, more=QUICK
+            _through(self.endpoints, self.proxies),
+            directory,
+            f"fault{os.getpid()}_{next(_numbers)}",
+            sinks=True,
+            more=QUICK,
         )
         self._closing.callback(self.pipeline.close)
         self.lag = self._closing.enter_context(
@@ -68,13 +81,12 @@ class Running:
         self._sinks: dict[str, OpenedSink] = {}
         self._seed = 0
         self.capture = self.pipeline.start_capture()
-        self.job = self.pipeline.start_apply()
+        self.job = self.pipeline.apply(spark)
 
     @property
-    def log(self) -> str:
-        """What apply has said so far."""
-        text: str = self.job.log.read_text()  # type: ignore[attr-defined]
-        return text
+    def now(self) -> int:
+        """The index of what the job tells next."""
+        return len(self.job.reports)
 
     def name(self, server: str) -> str:
         """The sink of a server."""
@@ -104,19 +116,23 @@ class Running:
             self.wait(lambda server=server: self.watermark(server) >= target, f"{server}'s sink goes on")  # type: ignore[misc]
 
     def wait_said(self, server: str, *, since: int, words: str = "") -> None:
-        """Until apply has said that this server's sink waits, and why."""
-        said = re.compile(rf"sink waits sink={self.name(server)} reason=.*{words}")
-        self.wait(lambda: said.search(self.log[since:]) is not None, said.pattern)
+        """Until the job has said that this server's sink waits, and why."""
+        self.job.wait_until(
+            lambda report: self._is(report, "SinkWaiting", server) and words in report["reason"], PATIENCE_S, since
+        )
 
     def wait_going_on(self, server: str, *, since: int) -> None:
-        """Until apply has said that a batch of this server's sink takes long."""
-        said = re.compile(rf"batch goes on sink={self.name(server)} ")
-        self.wait(lambda: said.search(self.log[since:]) is not None, said.pattern)
+        """Until the job has said that a batch of this server's sink takes long."""
+        self.job.wait_until(lambda report: self._is(report, "BatchGoesOn", server), PATIENCE_S, since)
 
     def wait_failed(self, server: str, words: str) -> None:
-        """Until apply has said that this server's sink has stopped, with the way out."""
-        said = re.compile(rf"sink failed sink={self.name(server)} (?s:.){{0,500}}?{words}")
-        self.wait(lambda: said.search(self.log) is not None, said.pattern)
+        """Until the job has said that this server's sink has stopped, with the way out."""
+        self.job.wait_until(
+            lambda report: self._is(report, "SinkFailed", server) and words in report["error"], PATIENCE_S
+        )
+
+    def _is(self, report: Seen, what: str, server: str) -> bool:
+        return bool(report["report"] == what and report["sink"] == self.name(server))
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         def holds() -> bool:
@@ -126,14 +142,7 @@ class Running:
             wait_until(holds, what=what, timeout_s=PATIENCE_S)
             assert condition(), f"the job has ended before {what}"
         except AssertionError as error:
-            self.pipeline.tell_where(self.job)
-            raise AssertionError(f"{error}; {self.log[-30000:]}") from None
-
-    def workers(self) -> list[int]:
-        """The processes in which Spark's tasks apply rows."""
-        below = [one for one in psutil.Process(self.job.pid).children(recursive=True) if one.status() != "zombie"]
-        daemons = {one.pid for one in below if _is_daemon(one)}
-        return [one.pid for one in below if one.pid in daemons and one.ppid() in daemons]
+            raise AssertionError(f"{error}; {self.job.told()}") from None
 
     def traffic(self) -> Any:
         self._seed += 1
@@ -145,14 +154,6 @@ class Running:
 
     def close(self) -> None:
         self._closing.close()
-
-
-def _is_daemon(process: psutil.Process) -> bool:
-    """PySpark's daemon or a worker, which it forks."""
-    try:
-        return "jobs.spark.worker_daemon" in process.cmdline()
-    except psutil.Error:  # it has ended
-        return False
 
 
 def _addresses(endpoints: Endpoints) -> Iterator[tuple[str, tuple[str, int]]]:
@@ -178,8 +179,8 @@ def _through(endpoints: Endpoints, proxies: Mapping[str, FaultyProxy]) -> Endpoi
 
 
 @pytest.fixture(scope="module")
-def running(stack: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    made = Running(stack, tmp_path_factory.mktemp("faults"))
+def running(stack: Services, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Running]:
+    made = Running(stack, tmp_path_factory.mktemp("faults"), spark)
     try:
         made.wait_reached(*SERVERS)
         yield made
@@ -190,7 +191,7 @@ def running(stack: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_a_server_that_is_down_is_waited_for_and_the_others_go_on(running: Running) -> None:
     with running.traffic():
         for server in SERVERS:
-            since = len(running.log)
+            since = running.now
             running.stack.stop(server)
             try:
                 running.wait_reached(*(SERVERS.keys() - {server}))
@@ -207,7 +208,7 @@ def test_a_server_that_is_down_is_waited_for_and_the_others_go_on(running: Runni
 def test_a_server_that_hangs_keeps_only_its_own_sink(running: Running) -> None:
     with running.traffic():
         for server in SERVERS:
-            since = len(running.log)
+            since = running.now
             running.stack.freeze(server)
             try:
                 running.wait_reached(*(SERVERS.keys() - {server}))
@@ -222,7 +223,7 @@ def test_a_server_that_hangs_keeps_only_its_own_sink(running: Running) -> None:
 
 def test_a_busy_search_server_is_waited_for_and_slow_ones_get_everything(running: Running) -> None:
     with running.traffic():
-        since = len(running.log)
+        since = running.now
         running.proxies["opensearch"].refuse(429)
         for server in ("valkey", "warehouse"):
             running.proxies[server].be_slow(0.05)
@@ -237,7 +238,7 @@ def test_a_busy_search_server_is_waited_for_and_slow_ones_get_everything(running
 
 
 def test_a_batch_whose_worker_is_killed_is_done_again(running: Running) -> None:
-    since, killed = len(running.log), 0
+    since, killed = running.now, 0
     with running.traffic():
         # So slow that a batch is under way whenever we look.
         for proxy in running.proxies.values():
@@ -245,15 +246,15 @@ def test_a_batch_whose_worker_is_killed_is_done_again(running: Running) -> None:
         try:
             for _ in range(3):
                 running.wait_reached("valkey")
-                for worker in running.workers():
-                    with suppress(ProcessLookupError):
-                        os.kill(worker, signal.SIGKILL)
+                for worker in python_workers(os.getpid()):
+                    with suppress(psutil.NoSuchProcess):
+                        worker.kill()
                         killed += 1
         finally:
             for proxy in running.proxies.values():
                 proxy.be_well()
     assert killed
-    assert "sink failed" not in running.log[since:]
+    assert not [report for report in running.job.reports[since:] if report["report"] == "SinkFailed"]
     running.assert_nothing_is_lost()
 
 
@@ -270,8 +271,8 @@ def test_a_full_store_stops_its_sink_alone_and_a_restart_goes_on(running: Runnin
             healthy.remove(server)
             running.wait_reached(*healthy)
         # None is left.
-        assert running.pipeline.wait_ended(running.job, timeout_s=PATIENCE_S) == 1
-    running.job = running.pipeline.start_apply()
+        assert running.job.finish(PATIENCE_S) == 1
+    running.job = running.pipeline.apply(running.spark)
     running.assert_nothing_is_lost()
 
 
@@ -319,22 +320,32 @@ def _blocked_index(running: Running) -> Iterator[None]:
 
 
 def test_a_frozen_job_that_wakes_up_finds_another_in_its_place(running: Running) -> None:
-    old = running.job
+    assert running.job.stop() == 0
+    old = running.pipeline.start_apply()
     with running.traffic():
+        running.pipeline.wait_applied(old)
         os.killpg(old.pid, signal.SIGSTOP)
         try:
-            running.job = running.pipeline.start_apply()
+            running.job = running.pipeline.apply(running.spark)
             running.wait_reached(*SERVERS)
         finally:
             os.killpg(old.pid, signal.SIGCONT)
         assert running.pipeline.wait_ended(old, timeout_s=PATIENCE_S) == 1
     running.assert_nothing_is_lost()
     assert running.job.poll() is None
-    assert f"sink failed sink={running.name('warehouse')} generation=1 error=another job" in old.log.read_text()  # type: ignore[attr-defined]
+    assert f"sink failed sink={running.name('warehouse')} generation=1 error=another job" in old.told()
 
 
-def test_lag_tells_open_rejections_from_all_there_were_and_what_needs_a_rebuild(running: Running) -> None:
-    """The last one of this pipeline: from here on, its cache has rejected something."""
+@pytest.fixture
+def own_running(stack: Services, tmp_path: Path, spark: SparkSession) -> Iterator[Running]:
+    """For a test that has rows rejected."""
+    made = Running(stack, tmp_path, spark)
+    yield made
+    made.close()
+
+
+def test_lag_tells_open_rejections_from_all_there_were_and_what_needs_a_rebuild(own_running: Running) -> None:
+    running = own_running
     pipeline, cache, search = running.pipeline, running.name("valkey"), running.name("opensearch")
 
     def wait_open(count: int) -> None:
@@ -363,7 +374,9 @@ ANEW, WIDER, KEPT = (
 )
 
 
-def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(endpoints: Endpoints, tmp_path: Path) -> None:
+def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
     """At the start: logins and addresses. While it runs: topics and destinations that somebody changes by hand."""
     name = f"hand{uuid.uuid4().hex[:8]}"
     with ExitStack() as closing:
@@ -377,12 +390,16 @@ def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(endpoin
             # So many that every partition has some: what is read next lies behind the beginning of a topic that is made anew.
             log.commit([_put(key, of) for key in range(30)])
         job = closing.enter_context(
-            JobProcess(
-                pipeline=name,
-                kafka=log.kafka,
-                tables=log.table_names,
-                sinks=running | refused,
-                spark=spark_settings(tmp_path, retry_s=1, stop_timeout_s=5),
+            Job(
+                spark,
+                partial(
+                    run_sinks,
+                    pipeline=name,
+                    kafka=log.kafka,
+                    tables=log.table_names,
+                    sinks=running | refused,
+                    spark=spark_settings(tmp_path, retry_s=1, stop_timeout_s=5),
+                ),
             )
         )
         for sink, words in (

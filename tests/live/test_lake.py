@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from jobs.generations.record import list_generations
 from lockstep.config import load
@@ -63,16 +64,18 @@ def _balance(pipeline: Pipeline, root: Path) -> Any:
     return read
 
 
-def test_a_lake_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_a_lake_follows_its_source_through_a_kill_and_a_rebuild(
+    pipeline: Pipeline, tmp_path: Path, spark: SparkSession
+) -> None:
     name, root = pipeline.name, tmp_path / "lake"
-    apply = pipeline.start_apply()
+    killed = pipeline.start_apply()
     with traffic(pipeline, seed=3, pause_s=0.05) as writes:
         wait_until((root / f"{name}_live").exists, what="the lake has begun", timeout_s=300)
         seen = writes.transactions
         wait_until(lambda: writes.transactions > seen + 100, what="some traffic")
-        os.killpg(apply.pid, signal.SIGKILL)
-        apply.wait()
-        apply = pipeline.start_apply()
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+        apply = pipeline.apply(spark)
         pipeline.wait_applied(apply)
         reader = Reader("lake", _balance(pipeline, root), KEYS)
         reader.start()
@@ -81,8 +84,8 @@ def test_a_lake_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeli
                 pipeline.path.read_text()
                 + f'exclude = ["{name}.account.tags"]\npartition_by = {{ "{name}.account" = ["owner"] }}\n'
             )
-            told = pipeline.run("rebuild", name, "--switch")
-            assert f"generation 2 of {name} equals the source" in told
+            built = pipeline.rebuild(spark, name, switch_over=True).finish()
+            assert (built.report.is_equal, built.generation, built.is_live) == (True, 2, True)
             with pipeline.sql() as sql:
                 sql.execute(f"update {name}.account set balance = balance + 1 where id = any(%s)", (list(KEYS),))
         finally:
@@ -101,4 +104,4 @@ def test_a_lake_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeli
     pipeline.run("generations", name, "--drop", "1")
     assert _generations(pipeline) == [(2, True, "ready")]
     assert list((root / f"{name}_g1").glob("*")) == []
-    assert pipeline.stop(apply) == 0
+    assert apply.stop() == 0

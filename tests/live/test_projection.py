@@ -10,7 +10,9 @@ from typing import Any
 import psycopg
 import pytest
 import redis
+from pyspark.sql import SparkSession
 
+from cdc.model.errors import ConfigurationError
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.report import Kind, VerifyReport
 from lockstep.verify.verify import verify
@@ -35,6 +37,7 @@ where = {{ "{name}.account" = "owner <> 'nobody'" }}
 
 @pytest.fixture(scope="module")
 def pipeline(stack: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    """With its rows applied nowhere yet."""
     name = f"shown{os.getpid()}_{next(_numbers)}"
     os.environ |= {f"LOCKSTEP_SINK_{name}_{kind}_SALT".upper(): SALT for kind in ("search", "cache", "warehouse")}
     more = dict.fromkeys(("search", "cache", "warehouse"), _settings(name))
@@ -94,8 +97,9 @@ def _versions(pipeline: Pipeline, number: int) -> list[tuple[Any, ...]]:
         ).fetchall()
 
 
-@pytest.mark.usefixtures("spark")
-def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(pipeline: Pipeline) -> None:
+def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
     name = pipeline.name
     with pipeline.sql() as sql:
         sql.execute(
@@ -103,7 +107,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(pipelin
         )
         sql.execute(f"insert into {name}.entry values (1, 1, 'secret', '{{}}'), (1, 2, null, null)")
     capture = pipeline.start_capture()
-    apply = pipeline.start_apply()
+    apply = pipeline.apply(spark)
     with pipeline.sql() as sql:
         pipeline.wait_streaming(capture)
         sql.execute(f"update {name}.account set owner = 'Albert' where id = 1")
@@ -162,29 +166,28 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(pipelin
     pipeline.wait_applied(apply)
     assert _verify(pipeline, "cache").is_equal  # which carries rows over
     assert "equal" in pipeline.run("verify", f"{name}_warehouse")  # which has them from its DDL
-    assert pipeline.stop(apply) == 0, apply.log.read_text()  # type: ignore[attr-defined]
+    assert apply.stop() == 0, apply.told()
     assert pipeline.stop(capture) == 0
 
-
-def test_other_salts_are_refused(pipeline: Pipeline) -> None:
-    os.environ[f"LOCKSTEP_SINK_{pipeline.name}_cache_SALT".upper()] = "another"
+    os.environ[f"LOCKSTEP_SINK_{name}_cache_SALT".upper()] = "another"
     try:
-        apply = pipeline.start("lockstep", "apply", f"{pipeline.name}_cache", "--config", str(pipeline.path))
-        assert pipeline.wait_ended(apply) == 1
+        other = pipeline.apply(spark, f"{name}_cache")
+        assert other.finish() == 1
     finally:
-        os.environ[f"LOCKSTEP_SINK_{pipeline.name}_cache_SALT".upper()] = SALT
-    assert "the salt of this sink's hashes isn't the one" in apply.log.read_text()  # type: ignore[attr-defined]
+        os.environ[f"LOCKSTEP_SINK_{name}_cache_SALT".upper()] = SALT
+    assert "the salt of this sink's hashes isn't the one" in other.wait_for("SinkFailed")["error"]
 
 
-def test_expressions_that_mean_nothing_are_all_told_at_once(pipeline: Pipeline) -> None:
+def test_expressions_that_mean_nothing_are_all_told_at_once(pipeline: Pipeline, spark: SparkSession) -> None:
     name = pipeline.name
     text = (
         pipeline.path.read_text().replace("balance / 4", "balanec / 4").replace("owner <> 'nobody'", "owner <> rand()")
     )
     broken = pipeline.path.parent / "broken.toml"
     broken.write_text(text)
-    rebuild = pipeline.start("lockstep", "rebuild", f"{name}_cache", "--config", str(broken))
-    assert pipeline.wait_ended(rebuild) == 2
-    told = rebuild.log.read_text()  # type: ignore[attr-defined]
-    assert f"computed column {name}.account.share: the table has no column 'balanec'" in told
-    assert f"where of {name}.account: its value must follow from the row alone" in told
+    if pipeline.state() is None:  # nothing is checked before the tables are known
+        pipeline.wait_streaming(pipeline.start_capture())
+    refused = pipeline.rebuild(spark, f"{name}_cache", path=broken).failed()
+    assert isinstance(refused, ConfigurationError)
+    assert f"computed column {name}.account.share: the table has no column 'balanec'" in str(refused)
+    assert f"where of {name}.account: its value must follow from the row alone" in str(refused)

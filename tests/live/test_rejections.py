@@ -9,9 +9,11 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.model.errors import ConfigurationError, LockstepError
@@ -21,6 +23,7 @@ from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter, dead_letter_key
 from jobs.dead_letters.store import DeadLetters
 from jobs.dead_letters.topic import DeadLetterTopic
+from jobs.driver import run_sinks
 from jobs.executor.result import RejectedEvent
 from jobs.generations.prepared import load_prepared
 from lockstep.cli.main import exit_code
@@ -33,8 +36,9 @@ from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.events import Delete, Log, Put, kafka_settings, key_bytes, value_bytes
-from tests.job_process import JobProcess, spark_settings
+from tests.job_process import spark_settings
 from tests.pipeline import wait_until
+from tests.spark_here import Job
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -85,14 +89,15 @@ def neighbour(kind: str) -> Put:
 class Running:
     """A log, three sinks that follow it in one job, and the configuration that commands read."""
 
-    def __init__(self, endpoints: Endpoints, directory: Path) -> None:
+    def __init__(self, endpoints: Endpoints, directory: Path, spark: SparkSession) -> None:
+        self.spark = spark
         self.name = f"rejections{os.getpid()}_{next(_names)}"
         self.endpoints = endpoints
         self.directory = directory
         self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS, LABELS, EXTRAS])
         self.path = self.write_config("lockstep.toml")
         self.config = load(self.path)
-        self.job: JobProcess | None = None
+        self.job: Job | None = None
 
     def write_config(self, name: str, **of_cache: int) -> Path:
         """A configuration file; ``of_cache`` are settings of that sink."""
@@ -131,15 +136,19 @@ tables = ["public.labels"]
     def sink(self, kind: str) -> str:
         return f"{self.name}_{kind}"
 
-    def start(self, config: Config | None = None, *kinds: str, once: bool = False) -> JobProcess:
+    def start(self, config: Config | None = None, *kinds: str, once: bool = False) -> Job:
         chosen = config or self.config
-        self.job = JobProcess(
-            pipeline=self.name,
-            kafka=self.log.kafka,
-            tables=self.log.table_names,
-            sinks={self.sink(kind): chosen.sinks[self.sink(kind)] for kind in kinds or KINDS},
-            spark=spark_settings(self.directory),
-            once=once,
+        self.job = Job(
+            self.spark,
+            partial(
+                run_sinks,
+                pipeline=self.name,
+                kafka=self.log.kafka,
+                tables=self.log.table_names,
+                sinks={self.sink(kind): chosen.sinks[self.sink(kind)] for kind in kinds or KINDS},
+                spark=spark_settings(self.directory),
+                once=once,
+            ),
         )
         return self.job
 
@@ -183,8 +192,8 @@ tables = ["public.labels"]
 
 
 @pytest.fixture(scope="module")
-def running(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = Running(endpoints, tmp_path_factory.mktemp("rejections"))
+def running(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Running]:
+    running = Running(endpoints, tmp_path_factory.mktemp("rejections"), spark)
     with running.start():
         running.apply(neighbour("cache"), neighbour("warehouse"))
         yield running
@@ -457,8 +466,10 @@ def test_a_rejection_of_a_newer_version_survives_whoever_closes_the_older(runnin
     assert key not in running.open("search")
 
 
-def test_a_job_stops_before_more_are_open_than_allowed(endpoints: Endpoints, tmp_path: Path) -> None:
-    running = Running(endpoints, tmp_path)
+def test_a_job_stops_before_more_are_open_than_allowed(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
+    running = Running(endpoints, tmp_path, spark)
     strict = load(running.write_config("strict.toml", max_open_rejections=1))
     first, second, good = poison("cache"), poison("cache"), neighbour("cache")
     try:
@@ -486,9 +497,9 @@ def test_a_job_stops_before_more_are_open_than_allowed(endpoints: Endpoints, tmp
 
 
 @pytest.fixture
-def idle(endpoints: Endpoints, tmp_path: Path) -> Iterator[Running]:
+def idle(endpoints: Endpoints, tmp_path: Path, spark: SparkSession) -> Iterator[Running]:
     """A log that no job reads."""
-    running = Running(endpoints, tmp_path)
+    running = Running(endpoints, tmp_path, spark)
     yield running
     running.log.close()
 
@@ -565,8 +576,10 @@ def test_other_records_of_the_topic_are_told_and_disturb_nobody(
     assert [letter.record_key for letter in topic.read()[1]] == [b"who knows"]
 
 
-def test_a_pipeline_without_the_topic_has_no_rejections(endpoints: Endpoints, tmp_path: Path) -> None:
-    running = Running(endpoints, tmp_path)
+def test_a_pipeline_without_the_topic_has_no_rejections(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
+    running = Running(endpoints, tmp_path, spark)
     try:
         plans = control_topic_plans(running.name, running.log.kafka.topics)
         assert not TopicAdmin(running.log.kafka.client()).missing(plans)
@@ -632,8 +645,10 @@ def test_events_of_tables_and_topics_that_are_gone_stay_and_say_so(running: Runn
     letters.close([(event.topic, event.key) for event in events])
 
 
-def test_rejections_of_a_topic_that_was_made_anew_stay(endpoints: Endpoints, tmp_path: Path) -> None:
-    running = Running(endpoints, tmp_path)
+def test_rejections_of_a_topic_that_was_made_anew_stay(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
+    running = Running(endpoints, tmp_path, spark)
     bad = poison("cache")
     try:
         running.log.commit([bad.bad])

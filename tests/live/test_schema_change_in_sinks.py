@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ import psycopg
 import pytest
 import sqlalchemy
 from opensearchpy import OpenSearch
+from pyspark.sql import SparkSession
 from redis import Redis
 
 from cdc.model.errors import LockstepError
 from cdc.postgres.slot import emit_heartbeat
+from jobs.driver import run_sinks
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.verify import verify
 from sinks.registry import open_sink
@@ -27,6 +30,7 @@ from tests.captured import StartCapture
 from tests.databases import Database, until
 from tests.job_process import JobProcess, spark_settings
 from tests.live.test_schema_change import SETUP
+from tests.spark_here import Job, Rebuild
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -38,7 +42,13 @@ class Followed:
     """A table that is captured and applied to sinks."""
 
     def __init__(
-        self, capture: StartCapture, endpoints: Endpoints, directory: Path, kinds: tuple[str, ...], settings: str
+        self,
+        capture: StartCapture,
+        endpoints: Endpoints,
+        directory: Path,
+        spark: SparkSession,
+        kinds: tuple[str, ...],
+        settings: str,
     ) -> None:
         addresses = {
             "search": f'type = "opensearch"\nurls = ["{endpoints.opensearch_url}"]\nreplicas = 0\nrefresh_interval_ms = 200',
@@ -51,21 +61,37 @@ class Followed:
         sections += f'\n[spark]\ncheckpoint_directory = "{directory / "checkpoints"}"\ndriver_memory = "512m"'
         self.endpoints = endpoints
         self.directory = directory
+        self.spark = spark
         self.captured = capture("public.t", sections=sections)
         self.config = self.captured.config
 
-    def job(self, *, once: bool = False) -> JobProcess:
-        return JobProcess(
-            pipeline=self.config.pipeline.name,
-            kafka=self.config.kafka,
-            tables=list(self.config.source.keyed_names),
-            sinks=self.config.sinks,
-            spark=spark_settings(self.directory),
-            once=once,
-        )
+    def job(self) -> Job:
+        """A job in this process."""
+        return Job(self.spark, partial(run_sinks, **self._arguments()))
 
-    def rebuild(self, kind: str) -> subprocess.Popen[bytes]:
-        """`lockstep rebuild` in a process group of its own."""
+    def process(self) -> JobProcess:
+        """A job in a process of its own, to be killed."""
+        return JobProcess(**self._arguments())
+
+    def apply_once(self) -> None:
+        """Apply what the log holds now."""
+        assert Job(self.spark, partial(run_sinks, **self._arguments(), once=True)).finish() == 0
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.config.pipeline.name,
+            "kafka": self.config.kafka,
+            "tables": list(self.config.source.keyed_names),
+            "sinks": self.config.sinks,
+            "spark": spark_settings(self.directory),
+        }
+
+    def rebuild(self, kind: str) -> Rebuild:
+        """A rebuild in this process."""
+        return Rebuild(self.spark, self.config, self.sinks[kind])
+
+    def rebuild_process(self, kind: str) -> subprocess.Popen[bytes]:
+        """`lockstep rebuild` in a process group of its own, to be killed."""
         command = ["rebuild", self.sinks[kind], "--config", str(self.captured.path)]
         with (self.directory / "rebuild.log").open("ab") as log:
             return subprocess.Popen(
@@ -76,7 +102,7 @@ class Followed:
                 start_new_session=True,
             )
 
-    def wait_applied(self, job: JobProcess) -> None:
+    def wait_applied(self, job: Job) -> None:
         """Wait until each sink has everything that is committed now."""
         target = emit_heartbeat(self.captured.database.connection)
 
@@ -134,12 +160,12 @@ Follow = Callable[..., Followed]
 
 
 @pytest.fixture
-def follow(capture: StartCapture, endpoints: Endpoints, tmp_path: Path) -> Iterator[Follow]:
+def follow(capture: StartCapture, endpoints: Endpoints, tmp_path: Path, spark: SparkSession) -> Iterator[Follow]:
     """Captures table t and follows it with sinks, of all kinds or of those that are named; ends it with the test."""
     opened: list[Followed] = []
 
     def start(*kinds: str, settings: str = "") -> Followed:
-        opened.append(Followed(capture, endpoints, tmp_path, kinds or KINDS, settings))
+        opened.append(Followed(capture, endpoints, tmp_path, spark, kinds or KINDS, settings))
         return opened[-1]
 
     yield start
@@ -188,8 +214,7 @@ def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newe
     rows = 12_000
     database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
     followed = follow("cache")
-    with followed.job(once=True) as job:
-        assert job.finish() == 0
+    followed.apply_once()
     database.execute("alter table t add d int not null default 5")
     followed.captured.wait_quiet()
     database.execute("update t set d = 7 where id % 100 = 0")
@@ -203,7 +228,7 @@ def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newe
 
     try:
         assert lacking() == rows
-        with followed.job() as job:
+        with followed.process() as job:
             until(lambda: any(not stored.lacks for stored in sink.rows(table, some)), seconds=120)
             job.kill()
         assert 0 < lacking() < rows, "it was killed in the middle"
@@ -216,7 +241,7 @@ def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newe
         sink.close()
 
 
-@pytest.mark.parametrize("kind", ["cache", "warehouse"])
+@pytest.mark.parametrize("kind", ["warehouse", pytest.param("cache", marks=pytest.mark.soak)])
 def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
     database: Database, follow: Follow, kind: str
 ) -> None:
@@ -226,7 +251,7 @@ def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
     followed.captured.settle()
     table = followed.captured.schemas("public.t")[-1].table
     sink = open_sink(followed.sinks[kind], followed.config.sinks[followed.sinks[kind]], 1).sink
-    build = followed.rebuild(kind)
+    build = followed.rebuild_process(kind)
 
     def has_rows() -> bool:
         assert build.poll() is None, "it has ended already"
@@ -240,7 +265,7 @@ def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
         build.wait()
         database.execute("alter table t add d int not null default 5", "update t set d = 7 where id = 1")
         followed.captured.wait_quiet()
-        assert followed.rebuild(kind).wait(300) == 0, (followed.directory / "rebuild.log").read_text()
+        assert followed.rebuild(kind).finish().report.is_equal
         wider = followed.captured.schemas("public.t")[-1].table
         found = {stored.row["id"]: stored.row["d"] for stored in sink.scan(wider)}
         assert found == {key: 7 if key == 1 else 5 for key in range(1, rows + 1)}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from pyspark.sql import SparkSession
 
 from lockstep.config import load
 from stack.stack import Endpoints
@@ -49,20 +50,22 @@ def _read(file: Path, query: str) -> list[tuple[object, ...]]:
     return found
 
 
-def test_a_file_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeline, tmp_path: Path) -> None:
+def test_a_file_follows_its_source_through_a_kill_and_a_rebuild(
+    pipeline: Pipeline, tmp_path: Path, spark: SparkSession
+) -> None:
     name, file = pipeline.name, tmp_path / "dwh.duckdb"
-    apply = pipeline.start_apply()
+    killed = pipeline.start_apply()
     with traffic(pipeline, seed=3, pause_s=0.05) as writes:
         wait_until(file.exists, what="the file has begun", timeout_s=300)
         seen = writes.transactions
         wait_until(lambda: writes.transactions > seen + 100, what="some traffic")
-        os.killpg(apply.pid, signal.SIGKILL)
-        apply.wait()
-        apply = pipeline.start_apply()
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+        apply = pipeline.apply(spark)
         pipeline.wait_applied(apply)
         assert _read(file, f"select count(*) > 0 from {name}.{name}__entry") == [(True,)]
         pipeline.path.write_text(pipeline.path.read_text() + f'exclude = ["{name}.account.tags"]\n')
-        assert f"generation 2 of {name} equals the source" in pipeline.run("rebuild", name, "--switch")
+        assert f"generation 2 of {name} is equal to the source" in pipeline.run("rebuild", name, "--switch")
     pipeline.wait_applied(apply)
     pipeline.assert_sinks_equal()
     lag = json.loads(pipeline.run("lag", "--json"))
@@ -72,7 +75,7 @@ def test_a_file_follows_its_source_through_a_kill_and_a_rebuild(pipeline: Pipeli
     }
     pipeline.run("verify", name)
     pipeline.run("generations", name, "--drop", "1")
-    assert pipeline.stop(apply) == 0
+    assert apply.stop() == 0
     assert _read(file, "select generation, is_live from lockstep.history") == [(2, True)]
     columns = _read(
         file,
