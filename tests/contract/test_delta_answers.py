@@ -275,17 +275,15 @@ def test_a_writer_that_is_killed_anywhere_leaves_whole_batches(lake: Lake) -> No
     chance = random.Random(5)
     at = 1
     for _ in range(6):
-        child = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(lake.root), str(at)], stdout=subprocess.PIPE, text=True
-        )
-        assert child.stdout is not None
-        reported = at - 1
-        for _ in range(chance.randrange(3, 25)):
-            reported = int(child.stdout.readline())
-        time.sleep(chance.random() / 20)
-        child.send_signal(signal.SIGKILL)
-        reported = max([reported, *map(int, child.stdout.read().split())])
-        child.wait()
+        command = [sys.executable, "-c", _WRITER, str(lake.root), str(at)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            reported = at - 1
+            for _ in range(chance.randrange(3, 25)):
+                reported = int(child.stdout.readline())
+            time.sleep(chance.random() / 20)  # anywhere in the next batch
+            child.send_signal(signal.SIGKILL)
+            reported = max([reported, *map(int, child.stdout.read().split())])
         stored = DeltaTable(lake.root / "shop_g1/items").transaction_version("lockstep.offset:t:0")
         assert stored in (reported + 1, reported + 2)
         notes = {row["id"]: int(row["note"]) for row in lake.rows()}
