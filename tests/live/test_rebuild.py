@@ -19,9 +19,8 @@ from cdc.model.lsn import format_lsn
 from cdc.postgres.slot import emit_heartbeat
 from jobs.generations.record import list_generations
 from lockstep.apply import apply_sinks
-from lockstep.cli.main import app
+from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
-from lockstep.console import exit_code_of
 from lockstep.generations import drop, list_of, settings_of_generation, switch_to
 from lockstep.verify.command import with_built_settings
 from lockstep.verify.verify import VerifyOptions, verify
@@ -284,7 +283,7 @@ def test_the_log_is_read_from_any_position_and_the_watermark_never_lies(
     def applied(*options: str, code: int = 0) -> str:
         capsys.readouterr()
         arguments = ["apply", sink, "--once", *options, "--config", str(pipeline.path)]
-        assert exit_code_of(lambda: app(arguments, standalone_mode=False)) == code
+        assert exit_code(arguments) == code
         return capsys.readouterr().err
 
     pipeline.wait_applied(pipeline.job)

@@ -17,8 +17,7 @@ from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import REJECTED, control_topic
 from jobs.generations.record import list_generations
-from lockstep.cli.main import app
-from lockstep.console import exit_code_of
+from lockstep.cli.main import exit_code
 from lockstep.rebuild.build import Interrupted
 from sinks.contract import Progress
 from sinks.registry import open_sink
@@ -71,7 +70,7 @@ class Captured(Pipeline):
                 continue
             copied = self.capture.told().count("copied table=")
             arguments = [*command, "--config", str(self.path)]
-            assert exit_code_of(lambda: app(arguments, standalone_mode=False)) == 0  # noqa: B023  run at once
+            assert exit_code(arguments) == 0
             if command[0] == "snapshot":
                 tables = len(command) - 2
                 wait_until(
