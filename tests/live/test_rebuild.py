@@ -186,7 +186,7 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     wait_until(
         lambda: f"sink started sink={sink} generation={live + 1}" in killed.told(),
         what="the build has begun",
-        timeout_s=120,
+        timeout_s=300,
     )
     assert "being rebuilt already" in str(pipeline.rebuild(pipeline.spark, sink, path=path).failed())
     os.killpg(killed.pid, signal.SIGKILL)

@@ -18,7 +18,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import REJECTED, control_topic
 from jobs.generations.record import list_generations
 from lockstep.cli.main import exit_code
-from lockstep.rebuild.build import Interrupted
+from lockstep.rebuild.outcome import Interrupted
 from sinks.contract import Progress
 from sinks.registry import open_sink
 from stack.stack import Endpoints
