@@ -34,8 +34,8 @@ _UNPRIVILEGED = "nobody"
 # What Compose's servers get as well.
 SOURCE_SETTINGS = {
     "wal_level": "logical",
-    "max_replication_slots": "20",
-    "max_wal_senders": "20",
+    "max_replication_slots": "50",
+    "max_wal_senders": "50",
 }
 WAREHOUSE_SETTINGS: dict[str, str] = {}
 

@@ -3,10 +3,11 @@
 By default they start as `lockstep up` starts them, below the system's directory for temporary files, when the first
 test needs them. Two variables change that:
 
-* `LOCKSTEP_TEST_STACK=<directory>` uses a stack that is up there already and leaves it up: the quick way while developing
+* `LOCKSTEP_TEST_STACK=<directory>` uses a stack that is up there already and leaves it up: quick while developing
   (`python -m stack up --directory <directory>`).
-* `LOCKSTEP_TEST_SERVERS=containers` starts the same servers through testcontainers, for machines with a Docker engine. This way
-  has not been run where these tests were written, since no engine was there: only its imports and types are checked.
+* `LOCKSTEP_TEST_SERVERS=containers` starts the same servers through testcontainers, for machines with a Docker engine.
+  This way has not been run where these tests were written, since no engine was there: only its imports and types are
+  checked.
 """
 
 import os
@@ -179,7 +180,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @contextmanager
 def shared_servers() -> Iterator[Path]:
-    """A directory for servers that several processes use; they are stopped at its end, where anybody has started them."""
+    """A directory for servers that several processes use. At its end they are stopped, if any was started."""
     with temporary_directory() as directory:
         try:
             yield directory
@@ -234,7 +235,7 @@ def endpoints(stack: Services) -> Endpoints:
 
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
-    """A folder for one stack. Others may pass through it: PostgreSQL runs as another user when the tests run as root."""
+    """A folder for one stack. Others may pass through it: for root's tests PostgreSQL runs as another user."""
     path = Path(tempfile.mkdtemp(prefix="lockstep-test-"))
     path.chmod(0o755)
     try:

@@ -53,7 +53,7 @@ leads nowhere."""
 
 @dataclass
 class Destination:
-    """One kind of sink: how to open it, how to read from it as applications do, how to break it, what it refuses for good."""
+    """One kind of sink: how to open it, how applications read from it, how to break it, what it refuses for good."""
 
     open: Callable[[str, int], OpenedSink]
     reader: Callable[[str], AbstractContextManager[Reader]]
