@@ -18,7 +18,7 @@ from confluent_kafka.admin import AdminClient
 from bench.usage import PeakMemory
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import PROGRESS, REJECTED, SCHEMA, STATE, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
@@ -264,7 +264,7 @@ class Pipeline:
             connection.execute(f"drop publication if exists {self.config.publication}".encode())
             connection.execute(f"drop table if exists {self.name}".encode())
             connection.execute(f"drop procedure if exists {self.name}_load".encode())
-        topics = [self.topic, *(control_topic(self.name, kind) for kind in (STATE, SCHEMA, PROGRESS, REJECTED))]
+        topics = [self.topic, *(control_topic(self.name, kind) for kind in (STATE, SCHEMA, PROGRESS, DEAD_LETTERS))]
         for deleted in AdminClient(dict(self.client)).delete_topics(topics, request_timeout=10).values():
             with contextlib.suppress(Exception):  # never created, or the broker is gone: the directory goes as well
                 deleted.result(10)

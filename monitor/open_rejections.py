@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import REJECTED, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.pipeline import Pipeline
 from jobs.dead_letters.record import DeadLetter, read_dead_letter
@@ -16,7 +16,7 @@ class OpenRejections:
     def __init__(self, pipeline: Pipeline, cluster: TopicAdmin) -> None:
         self._reader = TopicReader(pipeline.kafka.client())
         self._cluster = cluster
-        self._topic = control_topic(pipeline.name, REJECTED)
+        self._topic = control_topic(pipeline.name, DEAD_LETTERS)
         self._dead_letters: dict[bytes, DeadLetter] = {}
         self._next = 0
 

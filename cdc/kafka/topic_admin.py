@@ -9,7 +9,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
 from cdc.kafka.settings import TopicSettings
-from cdc.kafka.topic_names import MESSAGES, PROGRESS, REJECTED, SCHEMA, STATE, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 
 _REQUEST_TIMEOUT_S = 15.0
@@ -109,7 +109,7 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
             "segment.bytes": str(_CONTROL_SEGMENT_BYTES),
         },
         # One entry per sink and key; the newest rejection of a key is the one that matters.
-        REJECTED: common | {"cleanup.policy": "compact", "max.message.bytes": str(2 * settings.max_message_bytes)},
+        DEAD_LETTERS: common | {"cleanup.policy": "compact", "max.message.bytes": str(2 * settings.max_message_bytes)},
     }
     return [
         TopicPlan(control_topic(prefix, name), 1, settings.replication_factor, config)

@@ -11,7 +11,7 @@ _NAME_LENGTH_MAX = 249  # Kafka's limit
 STATE = "__state"
 SCHEMA = "__schema"
 PROGRESS = "__progress"
-REJECTED = "__rejected"
+DEAD_LETTERS = "__dead_letters"
 """The dead-letter topic of all sinks of a pipeline."""
 
 MESSAGES = "__messages"

@@ -14,6 +14,9 @@ import orjson
 from cdc.model.event import Position
 from cdc.model.tag import Tag
 
+FORMAT: Final = 1
+"""The version of the record's form. A record of any other is told of, with the way out, and stays where it is."""
+
 _FACTS: Final = {"partition": int, "offset": int, "tag": str, "reason": str, "rejected_at_ms": int}
 
 
@@ -53,18 +56,20 @@ def dead_letter_key(sink: str, generation: int, topic: str, key: bytes, tag: str
 
 
 def read_dead_letter(record_key: bytes, value: bytes, place: int) -> DeadLetter | UnreadableDeadLetter:
-    """A record as a letter. One whose key has no tag is of an earlier version, and as good as any other."""
+    """A record as a dead letter, or why it can't be read: another format version, or not one of Lockstep's."""
     names = _parsed(record_key)
     sink = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
     def unreadable(why: str) -> UnreadableDeadLetter:
         return UnreadableDeadLetter(record_key, place, sink, why)
 
-    if not (isinstance(names, list) and len(names) in (4, 5) and _are(names, str, int, str, dict)):
+    if not (isinstance(names, list) and len(names) == 5 and _are(names, str, int, str, dict)):
         return unreadable("its key isn't [sink, generation, topic, event key, tag]")
     facts = _parsed(value)
     if not isinstance(facts, dict):
         return unreadable("it isn't a JSON object")
+    if facts.get("format") != FORMAT:
+        return unreadable(f"its format isn't {FORMAT}, the one that this version of Lockstep reads")
     missing = [name for name, kind in _FACTS.items() if not _are([facts.get(name)], kind)]
     if not isinstance(facts.get("value", ""), dict | None):
         missing.append("value")
@@ -97,7 +102,7 @@ def by_row(letters: Iterable[DeadLetter]) -> list[list[DeadLetter]]:
 def _event_key(record_key: bytes, names: list[Any], tag: str) -> bytes | None:
     """The event's key in a letter's, to the byte; None when it isn't where it should be."""
     start = orjson.dumps(names[:3])[:-1] + b","
-    end = b"]" if len(names) == 4 else b"," + orjson.dumps(tag) + b"]"
+    end = b"," + orjson.dumps(tag) + b"]"
     if not (record_key.startswith(start) and record_key.endswith(end)):
         return None
     return record_key[len(start) : -len(end)]

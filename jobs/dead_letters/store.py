@@ -7,7 +7,7 @@ import orjson
 
 from cdc.kafka.control_topics import ClientSettings
 from jobs.dead_letters.limit import check_open
-from jobs.dead_letters.record import DeadLetter, dead_letter_key
+from jobs.dead_letters.record import FORMAT, DeadLetter, dead_letter_key
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.result import RejectedEvent
 
@@ -22,6 +22,7 @@ def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejec
     """The facts, and the event itself: compaction may take it from its own topic, and nothing is to be lost."""
     return orjson.dumps(
         {
+            "format": FORMAT,
             "sink": sink,
             "generation": generation,
             "topic": event.position.topic,

@@ -7,7 +7,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from cdc.kafka.control_topics import ClientSettings
-from cdc.kafka.topic_names import REJECTED, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, event_value, read_dead_letter
@@ -22,7 +22,7 @@ class DeadLetterTopic:
 
     def __init__(self, client: ClientSettings, pipeline: str) -> None:
         self._client = client
-        self._name = control_topic(pipeline, REJECTED)
+        self._name = control_topic(pipeline, DEAD_LETTERS)
         self._producer: Producer | None = None
 
     def read(self) -> tuple[list[DeadLetter], list[UnreadableDeadLetter]]:

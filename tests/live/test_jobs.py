@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.topic_names import REJECTED, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import run_sinks
@@ -185,7 +185,7 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
     assert pipeline.apply_once(spark).poll() == 0
     assert pipeline.rows() == pipeline.expected
     assert pipeline.progress().rejected == 1
-    letters = read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, REJECTED))
+    letters = read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
     [(key, letter)] = letters.items()
     facts = json.loads(letter)
     assert json.loads(key) == ["cache", 1, pipeline.log.topic(ORDERS), {"id": 2}, facts["tag"]]
@@ -197,7 +197,7 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
     pipeline.write(put(2, "short"))
     assert pipeline.apply_once(spark).poll() == 0
     assert pipeline.rows() == pipeline.expected
-    assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, REJECTED))
+    assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
 
 
 def test_a_sink_that_is_down_is_waited_for(pipeline: Pipeline, stack: Services, spark: SparkSession) -> None:

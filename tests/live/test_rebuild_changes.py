@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import REJECTED, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from jobs.generations.record import list_generations
 from lockstep.cli.main import exit_code
 from lockstep.rebuild.outcome import Interrupted
@@ -124,7 +124,7 @@ def test_a_column_that_is_retyped_in_the_middle_lets_the_build_begin_anew(pipeli
     assert "column 'doc' was jsonb and is text" in build.said
     assert (built.report.is_equal, built.is_live) == (True, True)
     assert _generations(pipeline, sink) == [(2, True, "ready")]
-    assert not read_compacted(pipeline.client, control_topic(pipeline.name, REJECTED))
+    assert not read_compacted(pipeline.client, control_topic(pipeline.name, DEAD_LETTERS))
 
 
 class _Retyping(threading.Thread):

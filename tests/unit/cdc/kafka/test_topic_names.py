@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cdc.kafka.topic_names import PROGRESS, REJECTED, SCHEMA, STATE, control_topic, table_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, PROGRESS, SCHEMA, STATE, control_topic, table_topic
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 
@@ -38,7 +38,7 @@ def test_a_topic_has_only_characters_that_kafka_allows(name: TableName) -> None:
 
 @given(names)
 def test_a_table_never_gets_a_control_topic(name: TableName) -> None:
-    control = {control_topic("shop", record) for record in (STATE, SCHEMA, PROGRESS, REJECTED)}
+    control = {control_topic("shop", record) for record in (STATE, SCHEMA, PROGRESS, DEAD_LETTERS)}
     assert table_topic("shop", name) not in control
 
 

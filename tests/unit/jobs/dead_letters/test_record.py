@@ -47,14 +47,15 @@ def test_a_tombstone_has_no_value() -> None:
     assert event_value(value) is None
 
 
-def test_a_letter_whose_key_has_no_tag_is_read_too() -> None:
-    earlier = orjson.dumps(["search", 3, TOPIC, orjson.Fragment(KEY)])
-    found = read_dead_letter(earlier, VALUE, 99)
-    assert isinstance(found, DeadLetter)
-    assert (found.record_key, found.row) == (earlier, LETTER.row)
+@pytest.mark.parametrize("version", [2, "1", None])
+def test_a_record_of_another_format_is_told_with_its_sink(version: object) -> None:
+    other = orjson.dumps({**orjson.loads(VALUE), "format": version})
+    found = read_dead_letter(RECORD_KEY, other, 99)
+    why = "its format isn't 1, the one that this version of Lockstep reads"
+    assert found == UnreadableDeadLetter(RECORD_KEY, 99, "search", why)
 
 
-def test_what_a_later_version_adds_does_no_harm() -> None:
+def test_a_fact_that_is_added_does_no_harm() -> None:
     later = orjson.dumps({**orjson.loads(VALUE), "topic_id": "x"})
     assert read_dead_letter(RECORD_KEY, later, 99) == LETTER
 
@@ -78,6 +79,7 @@ def test_a_record_that_lacks_something_is_told_with_its_sink(name: str) -> None:
         (b"\xff", VALUE, None),
         (KEY, VALUE, None),
         (b'["search",3,"t"]', VALUE, "search"),
+        (b'["search",3,"t",{}]', VALUE, "search"),
         (b'["search",true,"t",{},"x"]', VALUE, "search"),
         (b'[null,3,"t",{},"x"]', VALUE, None),
         (RECORD_KEY, b"", "search"),

@@ -30,6 +30,7 @@ def test_the_facts_are_there() -> None:
     facts = orjson.loads(dead_letter_value("search", 3, EVENT, rejected_at_ms=5))
     del facts["value"]
     assert facts == {
+        "format": 1,
         "sink": "search",
         "generation": 3,
         "topic": "shop.public.orders",
