@@ -1,4 +1,4 @@
-"""`python -m bench`: measure, print a table, write JSON. The exit code says whether the run worked, not how fast it was."""
+"""`python -m bench`: measure, print a table, write JSON. The exit code says whether the run worked, not how fast."""
 
 import argparse
 import json

@@ -1,7 +1,7 @@
-"""Building a sink from the log's beginning, beside the store's own bulk limit with the same rows; and comparing it with the source.
+"""Building a sink from the log's beginning, beside the store's own bulk limit, and comparing it with the source.
 
-The limit is what the store does with the rows as they are in the end, made ready beforehand: nothing is read, parsed, folded or
-compared while it is measured.
+The limit is what the store does with the same final rows. They are prepared beforehand: nothing is read, parsed,
+folded or compared while the limit is measured.
 """
 
 import json
@@ -47,7 +47,7 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
             CACHE: lambda: limits.loaded(pipeline),
         }
         for kind, limit in of_store.items():
-            # Once for the store, which is a new process and is compared with what it does when it is warm; ours is new each time.
+            # The store is a running process and is compared warm, so it is built once before. Ours is new each time.
             say(f"building {kind}, for the store to be warm")
             _build(pipeline, kind, keys)
             say(f"building {kind} beside that")

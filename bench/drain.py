@@ -45,8 +45,8 @@ class Rates:
 def rates(*, started: float, first_event: float, steps: Sequence[Step], rows: int) -> Rates:
     """Times are Unix seconds; the last step is the end. Raises ValueError when there are no steps.
 
-    The second half begins with the step nearest to half of the rows; where one batch holds everything, there is none and
-    the rate is not a number.
+    The second half begins with the step nearest to half of the rows. Where one batch holds everything, there is no
+    second half and its rate is NaN.
     """
     end = steps[-1].at
     half = min(steps, key=lambda step: abs(step.events - rows / 2))

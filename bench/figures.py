@@ -60,7 +60,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def median_run(runs: Sequence[Sequence[Figure]]) -> list[Figure]:
-    """Several runs of the same phases as one: of each figure the run with the median ratio (or value), with its own limit.
+    """Several runs of the same phases as one: of each figure the run with the median ratio (or value).
 
     A value stays beside the limit of its own run; medians of both would pair numbers that were never measured together.
     """

@@ -1,7 +1,7 @@
 """From commit to a read-committed consumer, at a steady rate of small transactions.
 
-Beside it what is there without Lockstep: the same commits as a null reader of the WAL sees them, and Kafka transactions of one
-record from their begin to the same consumer.
+Two figures without Lockstep are measured beside it: the same commits as a null reader of the WAL sees them, and
+Kafka transactions of one record from their begin to the same consumer.
 """
 
 import threading

@@ -1,7 +1,7 @@
-"""What a store does by itself with the rows that a sink has written: the limits of building it and of replaying to it, in rows/s.
+"""What a store does by itself with the rows that a sink has written: limits of building and of replaying, in rows/s.
 
-The rows are read from the sink first and made ready; nothing is parsed, folded or compared while it is measured. Each limit writes
-beside the sink's own data and takes that away again.
+The rows are read from the sink and prepared first; nothing is parsed, folded or compared while it is measured.
+Each limit writes beside the sink's own data and removes what it wrote.
 """
 
 import shutil
@@ -53,7 +53,7 @@ def portions_of(rows: Sequence[T], *, batch: int, tasks: int) -> list[Sequence[T
 
 
 def opensearch(pipeline: Pipeline, *, refresh_interval: str) -> float:
-    """Copy the index's documents into another index with the same mapping, as bulk bodies; with ``NO_REFRESH`` and one refresh."""
+    """Copy the documents into another index with the same mapping, as bulk bodies. ``NO_REFRESH`` means one refresh."""
     url = pipeline.endpoints.opensearch_url
     pool = urllib3.PoolManager(maxsize=WRITERS)
     index = f"{pipeline.name}.public.{pipeline.name}_g1"
@@ -119,7 +119,7 @@ def copied(pipeline: Pipeline) -> float:
 
 
 def merged(pipeline: Pipeline) -> float:
-    """COPY the warehouse's rows into staging tables and merge them into another table like it, with the sink's SQL in its portions."""
+    """COPY the warehouse's rows into staging tables and merge them into a like table, with the sink's own SQL."""
     table = read_tables(pipeline.client, pipeline.name)[pipeline.table]
     statements = Statements("limit_of_merge", Shape.of(table), "limit_staging")
     columns = listed((*statements.columns, TAG_COLUMN, DELETED_COLUMN))

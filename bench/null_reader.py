@@ -1,7 +1,7 @@
 """A reader of a replication slot that throws everything away: what PostgreSQL itself can send, and how soon.
 
-The bound of any capture. It reads with libpq as capture does and naps when the socket has run dry, since a reader that wakes up
-for every message costs the server three times as much.
+It is the bound of any capture. It reads with libpq as capture does and sleeps when the socket is empty, since a
+reader that wakes up for every message costs the server three times as much.
 """
 
 import select

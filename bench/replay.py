@@ -1,12 +1,12 @@
-"""Applying a backlog on the stream's path, `lockstep apply --once`, to each kind of sink: of other keys each time, and of hot keys.
+"""How fast `lockstep apply --once` applies a backlog to each kind of sink: of new keys each time, and of hot keys.
 
-A rate counts from the report that the sink's query runs to the last batch's that it is applied, by the times in the command's log. So the
-start of Python, Spark and the sink is not part of it. The JVM's warm-up is, with all that a first batch takes once: a small backlog shows
-little else, so the rate of what follows the first batch stands beside it where there is more than one. The stores are warm: each
-sink has applied a first backlog before.
+A rate counts from the query's start to the end of the last batch, by the times in the command's log. So the start
+of Python, Spark and the sink is not part of it. The JVM's warm-up is part of it. A small backlog shows little else,
+so the rate after the first batch is given too where there is more than one batch. The stores are warm: each sink has
+applied a first backlog before.
 
-Hot keys are rows that are there: each is updated ten times within ten transactions that follow each other, so that nearly
-all of its updates come in one batch, of which a sink writes the newest. The warehouse with history writes all.
+Hot keys are existing rows. Each is updated ten times within ten consecutive transactions, so nearly all of its updates
+come in one batch. A sink writes the newest of them; the warehouse with history writes all.
 """
 
 import re
@@ -57,7 +57,7 @@ _REPORT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What the log of a sink's apply says. ``rows`` are the events that it has read, ``written`` what was left of them to write."""
+    """What the log of a sink's apply says. ``rows`` are the events it has read, ``written`` those left to write."""
 
     seconds: float
     rows: int
@@ -158,7 +158,7 @@ def figures_of(
 
 
 def hot_figures(kind: str, found: Applied, *, own: float, limit: float) -> list[Figure]:
-    """The figures of ten updates per key. ``own`` is the sink's rate where every event is another key, ``limit`` its limit. Pure."""
+    """The figures of ten updates per key. ``own`` is the sink's rate with distinct keys, ``limit`` its limit. Pure."""
     if kind == HISTORY:
         fastest = Limit(value=limit, what="the limit above, since every version is a row")
     else:

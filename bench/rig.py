@@ -171,8 +171,10 @@ class Pipeline:
         with self.sql() as connection:
             connection.execute(f"create table {name} ({_COLUMNS})".encode())
             connection.execute(
-                f"create procedure {name}_load(first bigint, rows bigint, per_transaction bigint) language plpgsql as $$"
-                f" begin for k in 0 .. rows / per_transaction - 1 loop insert into {name} select {_ROW.replace('%%', '%')}"
+                f"create procedure {name}_load(first bigint, rows bigint, per_transaction bigint)"
+                " language plpgsql as $$"
+                " begin for k in 0 .. rows / per_transaction - 1 loop"
+                f" insert into {name} select {_ROW.replace('%%', '%')}"
                 " from generate_series(first + k * per_transaction, first + (k + 1) * per_transaction - 1) i;"
                 " commit; end loop; end $$".encode()
             )

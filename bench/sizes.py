@@ -1,4 +1,4 @@
-"""How much is measured. Spark starts as often with the quick size as with the full one, so it is not that much quicker."""
+"""How much is measured. The quick size starts Spark as often as the full one, so it is not much quicker."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class Sizes:
     drain_rows: int
     drain_transaction_rows: int
     drain_warm_rows: int
-    """Drained once before the measured backlog: servers and page cache are warm then; capture is a new process each time."""
+    """Drained once before the measured backlog, so servers and page cache are warm. Each capture is a new process."""
     latency_rate: int
     latency_s: float
     latency_warm_s: float

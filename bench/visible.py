@@ -1,7 +1,7 @@
-"""From commit to visible in each sink, asked as a user of the store asks, with other traffic: all sinks in one driver, then one alone.
+"""From commit to visible in each sink, as a user of the store asks, under traffic: all sinks in one driver, then one.
 
-A probe is one committed row for which all stores are asked together, each by a thread of its own. Beside it the store alone: the same
-value written to it directly, and asked for in the same way.
+A probe is one committed row for which all stores are asked together, each by its own thread. The store alone is
+measured beside it: the same value written to it directly, and asked for in the same way.
 """
 
 import random
@@ -109,7 +109,8 @@ def _warehouse(pipeline: Pipeline) -> Store:
 
     def write(row: int, mark: int) -> None:
         connection.execute(
-            f"insert into {direct} values (%s, %s) on conflict (id) do update set customer_id = excluded.customer_id".encode(),
+            f"insert into {direct} values (%s, %s)"
+            " on conflict (id) do update set customer_id = excluded.customer_id".encode(),
             (row, mark),
         )
 
@@ -267,7 +268,7 @@ class _Probes:
     def committed(
         self, stores: Sequence[Store], children: Sequence[Child], *, timeout_s: float = _TIMEOUT_S
     ) -> dict[str, float]:
-        """Commit a row; seconds until it is visible, by the name of the store. Raises LockstepError when one of the children ends."""
+        """Commit a row; seconds until it is visible, by store name. Raises LockstepError when a child process ends."""
         row, mark = self._next()
         self._connection.execute(self._statement, (row, mark))
         since = time.monotonic()
@@ -365,7 +366,8 @@ class _Part:
         sizes, stores, probes = self.sizes, self.stores, self.probes
         probes.committed(stores, self.children, timeout_s=_FIRST_TIMEOUT_S)
         self.say(
-            f"apply is there; warm-up: {sizes.sink_warm_s:.0f} s at {sizes.sink_rate} transactions/s of {_TRAFFIC_ROWS} rows"
+            f"apply is running; warm-up: {sizes.sink_warm_s:.0f} s at {sizes.sink_rate} transactions/s"
+            f" of {_TRAFFIC_ROWS} rows"
         )
         with _Traffic(self.pipeline, sizes.sink_rate) as traffic:
             warm_until = time.monotonic() + sizes.sink_warm_s

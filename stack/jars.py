@@ -1,8 +1,8 @@
 """Fetch the jars of `jars.lock` and hand out sets of them: `jar_set("kafka")`, `python -m stack.jars fetch [SET...]`.
 
-The lock names every file by coordinates and sha256; it was resolved once by Maven (`stack.lock_jars`). jgo is the downloader
-and nothing more: it never resolves a dependency, so the same files come to every machine. Each file is hashed after the
-download and again whenever a set is handed out, so a changed file in the cache can't reach a class path.
+The lock names every file by coordinates and sha256; Maven resolved it once (`stack.lock_jars`). jgo only downloads
+and never resolves a dependency, so every machine gets the same files. Each file is hashed after the download and
+whenever a set is handed out, so a changed file in the cache can't reach a class path.
 """
 
 import argparse
@@ -175,8 +175,8 @@ def _download(jars: Sequence[Jar], folder: Path, advance: Advance) -> None:
 class Downloader(PythonResolver):
     """jgo's downloader over connections that stay open.
 
-    Its own makes two connections per file, one of them for a sha1 that says less than our sha256; setting them up took 13 s
-    of processor time for the files of one machine.
+    Its own makes two connections per file, one of them for a sha1 that says less than our sha256. Setting them up took
+    13 s of processor time for the files of one machine.
     """
 
     def __init__(self, session: requests.Session, advance: Advance) -> None:

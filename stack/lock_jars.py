@@ -1,8 +1,8 @@
 """Write `jars.lock` again: `python -m stack.lock_jars`, after a version in `versions.py` changed.
 
-The one place that needs Maven. It resolves each set once, with Maven's own rules (the OpenSearch POMs exclude everything
-below their dependencies, which hand-made resolvers get wrong), and records coordinates, sha256 and size. Users fetch exactly
-these files by `stack.jars`; nothing is resolved on their machines.
+Only this module needs Maven. It resolves each set once, with Maven's own rules: the OpenSearch POMs exclude
+everything below their dependencies, which hand-made resolvers get wrong. It records coordinates, sha256 and size.
+Users fetch exactly these files by `stack.jars`; nothing is resolved on their machines.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""PostgreSQL from the packaged binaries: the source database, a second cluster as the warehouse, older majors for tests.
+"""PostgreSQL from the packaged binaries: the source, a second cluster as the warehouse, older majors for tests.
 
-PostgreSQL refuses to run as root. For root, server and data belong to the user `nobody`, and where that user can't reach the
-stack's directory, they live in the system's directory for temporary files instead.
+PostgreSQL refuses to run as root. For root, server and data belong to the user `nobody`. Where that user can't reach
+the stack's directory, they are in the system's directory for temporary files instead.
 """
 
 import hashlib
@@ -39,8 +39,8 @@ SOURCE_SETTINGS = {
 }
 WAREHOUSE_SETTINGS: dict[str, str] = {}
 
-# What the server has written survives its own end, so a killed server loses nothing. With `synchronous_commit = off` it would:
-# commits would still be in its memory.
+# A killed server loses nothing: what it has written survives its own end.
+# With `synchronous_commit = off` commits would still be in its memory and be lost.
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 # Written last, with what an intact copy holds: cleaners of temporary directories remove single files.
@@ -247,8 +247,8 @@ def _initialise(binaries: Path, data: Path, environment: Mapping[str, str], acco
 def _remove_stale_lock(data: Path) -> None:
     """Remove `postmaster.pid` when its number belongs to some other program now, or to a server that is dead.
 
-    PostgreSQL takes any live process of that number for its own server and refuses to start; numbers come back soon after
-    a reboot or in a container. A server that does use the directory stays protected: it is a postgres process.
+    PostgreSQL takes any live process of that number for its own server and refuses to start. Numbers come back soon
+    after a reboot or in a container. A server that does use the directory stays protected: it is a postgres process.
     """
     lock = data / "postmaster.pid"
     try:

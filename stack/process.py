@@ -1,6 +1,6 @@
 """Processes that outlive us: start one on its own, find it again, signal all of it, and never touch a stranger.
 
-A pid alone doesn't name a process, since numbers are used again. A `ProcessId` carries the start time as well, and every
+A pid alone doesn't name a process, since numbers are used again. A `ProcessId` also carries the start time. Every
 function here does nothing to a process whose start time differs.
 """
 
@@ -201,8 +201,8 @@ def _leaves_remains(pid: int) -> bool:
 def _start_of(pid: int) -> float | None:
     """When the process began, in the kernel's ticks since boot; None where it is gone, or only its remains are left.
 
-    psutil's creation time is derived from the wall clock, which an NTP step moves, so it only serves where there is no /proc.
-    A killed JVM is a zombie by name as soon as its first thread has ended; while others end, its ports are still taken.
+    psutil's creation time is derived from the wall clock, which an NTP step moves. So it only serves where there is no
+    /proc. A killed JVM is a zombie by name once its first thread has ended; until all have, its ports are taken.
     """
     if not _PROC.exists():
         try:
@@ -214,7 +214,7 @@ def _start_of(pid: int) -> float | None:
         content = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The command name in parentheses may itself hold spaces. Behind it: 1st the state, 18th the threads, 20th the start.
+    # The command name in parentheses may hold spaces. After it: 1st the state, 18th the threads, 20th the start.
     fields = content.rpartition(")")[2].split()
     if fields[0] in "ZX" and int(fields[17]) <= 1:
         return None

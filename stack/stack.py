@@ -1,7 +1,8 @@
 """The servers of one directory, started and stopped together.
 
-`Stack(directory).up()` returns when all of them serve requests. They run on after the command has ended, are found again by
-`stack.json` in that directory, and keep ports and data between runs. Stacks in different directories don't disturb each other.
+`Stack(directory).up()` returns when all of them serve requests. They keep running after the command has ended and
+are found again by `stack.json` in that directory, with the same ports and data.
+Stacks in different directories don't disturb each other.
 """
 
 import shutil
@@ -28,8 +29,8 @@ from stack.valkey import Valkey
 
 NAMES = ("postgres", "warehouse", "kafka", "opensearch", "valkey")
 
-# Measured ready in about ten seconds on two idle cores, and in two minutes at a load of 25. The limit only serves to notice a
-# server that hangs: one that fails ends, and is noticed at once.
+# Measured: ready in about ten seconds on two idle cores, and in two minutes at a load of 25.
+# The limit only notices a server that hangs: one that fails ends, and is noticed at once.
 READY_SECONDS = 300.0
 # PostgreSQL writes a checkpoint when it stops, Kafka its indexes, a JVM its first class archive (which may be cut off).
 GRACE_SECONDS = 60.0
@@ -83,8 +84,8 @@ class Stack:
     ) -> None:
         """Nothing is started yet.
 
-        For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails. For these and the demo:
-        `light=True` halves what the start of the two JVMs costs, for a lower peak.
+        For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails. For tests and the
+        demo: `light=True` halves what the start of the two JVMs costs, for a lower peak.
         """
         self.directory = directory.absolute()
         self._source = Postgres("postgres", database="app", settings=SOURCE_SETTINGS, durable=durable)
@@ -119,7 +120,7 @@ class Stack:
             list(pool.map(self._stop, NAMES))
 
     def remove(self) -> None:
-        """Stop all servers and delete their data and logs, in the directory and where PostgreSQL had to go elsewhere."""
+        """Stop all servers and delete their data and logs, in the directory and in PostgreSQL's directory elsewhere."""
         self.down()
         elsewhere = home_of(self.directory)
         if elsewhere != self.directory:

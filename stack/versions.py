@@ -4,12 +4,12 @@
 POSTGRES = "18.3.0"
 POSTGRES_SERVER = "18.3"
 POSTGRES_MAJOR = 18
-# The other supported majors, for the conformance suite; nothing else starts them. These are the newest builds that the registry
-# has for both kinds of processor.
+# The other supported majors, for the conformance suite; nothing else starts them.
+# These are the newest builds that the registry has for both kinds of processor.
 POSTGRES_OLDER = {14: "14.23.0", 15: "15.19.0", 16: "16.14.0", 17: "17.11.0"}
-# Not 4.1 or later: those drop the commit markers of a transaction when a partition has no leader while they are written, which
-# is so for every partition in the moment a broker registers again. A committed transaction is then lost. Seen with 4.3.1 after
-# kill -9; 4.1.0 to 4.4.0 have the same `KRaftMetadataCache.getPartitionLeaderEndpoint`.
+# Not 4.1 or later: those drop the commit markers of a transaction when a partition has no leader while they are
+# written. Every partition lacks one while a broker registers again. A committed transaction is then lost. Seen with
+# 4.3.1 after kill -9; 4.1.0 to 4.4.0 have the same `KRaftMetadataCache.getPartitionLeaderEndpoint`.
 KAFKA = "4.0.2"
 VALKEY = "9.1.2"
 # OpenSearch 3 needs Java 21; on Java 17 the last 2.x that can be packaged this way runs instead.
