@@ -1,4 +1,5 @@
-"""The first copy of all tables: slot, handoff, and every row as the slot's snapshot shows it, under a ledger in the state.
+"""The first copy of all tables: slot, handoff, and every row as the slot's snapshot shows it, under a ledger in the
+state.
 
 The state names the slot before the slot is made, so that whatever was interrupted is known to be ours.
 """
@@ -65,7 +66,8 @@ class InitialSnapshot:
         state: CaptureState | None,
         identity: SystemIdentity,
     ) -> CaptureState:
-        """Begin, or go on with what an earlier start left; COPYING in the state says that it was told to stop. Raises Stopped."""
+        """Begin, or go on with what an earlier start left; COPYING in the state says that it was told to stop. Raises
+        Stopped."""
         pipeline, sql = self._pipeline, self._sql
         self._preflight()
         if state is None:

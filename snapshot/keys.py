@@ -1,4 +1,5 @@
-"""Keys as events have them -> the text by which PostgreSQL reads them: the inverse of ``cdc.protocol.pgvalues``. Pure."""
+"""Keys as events have them -> the text by which PostgreSQL reads them: the inverse of ``cdc.protocol.pgvalues``.
+Pure."""
 
 import re
 from collections.abc import Mapping

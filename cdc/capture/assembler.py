@@ -1,7 +1,7 @@
 """Messages -> events: which relation, which tag, which key. The same WAL gives the same events.
 
-Tag rules: ``seq`` counts row events of a transaction from 1, so a key change takes two and a TRUNCATE one per table. Changes that
-the recorded state says were published are counted but not returned.
+Tag rules: ``seq`` counts row events of a transaction from 1, so a key change takes two and a TRUNCATE one per table.
+Changes that the recorded state says were published are counted but not returned.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -222,7 +222,8 @@ class Assembler:
             self.commit_time_ms = self._transaction_time_ms
 
     def replace(self, published: PublishedTable) -> None:
-        """A table was copied at this point of the stream: from here on it has this shape, or is captured for the first time."""
+        """A table was copied at this point of the stream: from here on it has this shape, or is captured for the
+        first time."""
         name, oid = published.table.name, published.table.oid
         self._tables[name] = published
         self._of_oid[oid] = name
@@ -467,7 +468,8 @@ class Assembler:
         return published.encoder.key(old.fields)  # type: ignore[attr-defined]  # a KeyImage
 
     def _completed(self, published: PublishedTable, update: Update, new: Fields, key: bytes, old_key: bytes) -> bytes:
-        """The JSON of a row that came without its unchanged large values: from the memory, and from the topic if it forgot."""
+        """The JSON of a row that came without its unchanged large values: from the memory, and from the topic if it
+        forgot."""
         indexes = [index for index, value in enumerate(new) if value is UNCHANGED]
         kept = self._toast.known(published, old_key, indexes)
         if len(kept) < len(indexes) and self._toast.remembers(published):

@@ -4,8 +4,9 @@ Neither has a newest state, so their topics keep every event. A message is
 
     {"op":"m","tag":"...","message":{"prefix":"...","content":"<base64>"},"source":{...},"ts_ms":...}
 
-keyed by its prefix. An outbox row (id, aggregatetype, aggregateid, type, payload, as Debezium's outbox event router has them) goes
-as it is to the topic of its aggregate type: key ``aggregateid``, value ``payload``, headers ``id``, ``type`` and ``tag``.
+keyed by its prefix. An outbox row (id, aggregatetype, aggregateid, type, payload, as Debezium's outbox event router
+has them) goes as it is to the topic of its aggregate type: key ``aggregateid``, value ``payload``, headers ``id``,
+``type`` and ``tag``.
 """
 
 import base64

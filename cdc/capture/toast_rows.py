@@ -41,7 +41,8 @@ class ToastRows:
     ) -> None:
         """Keep what a later update may not send again.
 
-        ``known`` is the JSON of values that ``fields`` lack, and ``unchanged`` are the indexes that the update left out.
+        ``known`` is the JSON of values that ``fields`` lack, and ``unchanged`` are the indexes that the update left
+        out.
         """
         if self._memory is None or published.toast is None:
             return

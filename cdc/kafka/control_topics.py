@@ -26,14 +26,16 @@ _NOT_YET = (
 )
 
 _FOLLOW_WAIT_MS = 200
-"""One that follows a topic asks five times a second, not fifty: it is never in a hurry, and there is one for each sink."""
+"""One that follows a topic asks five times a second, not fifty: it is never in a hurry, and there is one for each
+sink."""
 
 _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
 
 
 def _records_to_end(consumer: Consumer, topic: str, start: int) -> Iterator[Message]:
-    """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for too long."""
+    """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for too
+    long."""
     # While somebody writes all the time, the consumer never comes to an end that it would tell of.
     end = _end_of(consumer, topic)
     if start == end:

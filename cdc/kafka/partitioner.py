@@ -1,4 +1,5 @@
-"""The partition that a key goes to: Kafka's murmur2, as its Java clients and ours (``murmur2_random``) compute it. Pure."""
+"""The partition that a key goes to: Kafka's murmur2, as its Java clients and ours (``murmur2_random``) compute it.
+Pure."""
 
 from typing import Final
 

@@ -118,7 +118,8 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 
 
 class TopicAdmin:
-    """An admin client with the few questions that Lockstep asks. Every method raises Unavailable when brokers don't answer."""
+    """An admin client with the few questions that Lockstep asks. Every method raises Unavailable when brokers don't
+    answer."""
 
     def __init__(self, client: Mapping[str, str | int]) -> None:
         self._admin = AdminClient(dict(client))
@@ -136,7 +137,8 @@ class TopicAdmin:
         return [plan for plan in plans if plan.name not in existing]
 
     def differences(self, plans: Sequence[TopicPlan]) -> list[str]:
-        """How existing topics differ from the plans, one sentence each. Replication is the brokers' owner's business."""
+        """How existing topics differ from the plans, one sentence each. Replication is the brokers' owner's
+        business."""
         existing = self.partition_counts()
         found = [plan for plan in plans if plan.name in existing]
         sentences = [
@@ -239,7 +241,8 @@ class TopicAdmin:
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
-        """The first record of each (topic, partition) that was written at this time or later; its end where there is none."""
+        """The first record of each (topic, partition) that was written at this time or later; its end where there is
+        none."""
         found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
         late = [at for at, offset in found.items() if offset < 0]
         return found | (self.end_offsets(late) if late else {})
@@ -253,8 +256,8 @@ class TopicAdmin:
     ) -> dict[tuple[str, int], int]:
         """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places.
 
-        Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error; taken for an
-        end, that would be before all events. With ``may_lack`` -1 is an answer.
+        Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error;
+        taken for an end, that would be before all events. With ``may_lack`` -1 is an answer.
         """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         while True:

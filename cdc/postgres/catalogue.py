@@ -18,9 +18,10 @@ _FIRST_USER_OID = 16384
 class Membership:
     """What a table is and how it is published, to notice what changes it without an event.
 
-    ``relation`` holds its oid, the publication's entries and settings. ``file`` is where its rows are stored and ``columns`` a
-    digest of when its columns were last altered: where both differ, an ALTER TABLE rewrote the rows, while VACUUM FULL and
-    TRUNCATE change the file alone. ``leaves`` maps a partitioned table's partitions to their files.
+    ``relation`` holds its oid, the publication's entries and settings. ``file`` is where its rows are stored and
+    ``columns`` a digest of when its columns were last altered: where both differ, an ALTER TABLE rewrote the rows,
+    while VACUUM FULL and TRUNCATE change the file alone. ``leaves`` maps a partitioned table's partitions to their
+    files.
     """
 
     relation: str
@@ -50,8 +51,8 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
-    """``whole``: any row may have changed without an event. ``altered``: columns were, and no row changed by that. ``leaves``:
-    oids of partitions that came, perhaps with rows."""
+    """``whole``: any row may have changed without an event. ``altered``: columns were, and no row changed by that.
+    ``leaves``: oids of partitions that came, perhaps with rows."""
 
     whole: bool
     altered: bool = False
@@ -178,8 +179,8 @@ def keys_can_swap(connection: psycopg.Connection[Any], oid: int) -> bool:
 class Default:
     """What rows from before a column was added have in it: ``text`` in PostgreSQL's own form.
 
-    ``is_known`` is False when every row got a value of its own (a volatile default, an identity, a generated column): the table
-    was rewritten, and the stream shows nothing of that.
+    ``is_known`` is False when every row got a value of its own (a volatile default, an identity, a generated column):
+    the table was rewritten, and the stream shows nothing of that.
     """
 
     text: str | None

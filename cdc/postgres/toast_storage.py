@@ -7,7 +7,8 @@ import psycopg
 from cdc.model.table import Table
 from cdc.toast.rule import ColumnFacts, ToastRule
 
-# Domains come down to their base. A type counts as an array when it is its element's array type, as in the catalogue module.
+# Domains come down to their base. A type counts as an array when it is its element's array type, as in the catalogue
+# module.
 _COLUMNS = """
 with recursive resolved as (
     select a.attnum, a.attname, a.attlen, a.attalign, t.oid, t.typtype, t.typbasetype
@@ -61,7 +62,8 @@ def load_rule(connection: psycopg.Connection[Any], table: Table) -> ToastRule:
     """The rule of a table's shape. Load it with the shape and again with every Relation message: ALTER TABLE SET
     (toast_tuple_target) sends one too.
 
-    Where the catalogue is ahead of the shape, or has forgotten the table, every value of its rows counts as one that may be large.
+    Where the catalogue is ahead of the shape, or has forgotten the table, every value of its rows counts as one that
+    may be large.
     """
     published = {column.name for column in table.columns}
     facts = [

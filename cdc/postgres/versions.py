@@ -15,5 +15,5 @@ INVALIDATION_REASONS: Final = 170000
 """``pg_replication_slots`` says why a slot was invalidated."""
 
 GENERATED_COLUMNS: Final = 180000
-"""Publications can send stored generated columns. From here on PostgreSQL refuses an UPDATE whose replica identity holds a
-generated column that isn't published; before, it sent the rest."""
+"""Publications can send stored generated columns. From here on PostgreSQL refuses an UPDATE whose replica identity
+holds a generated column that isn't published; before, it sent the rest."""

@@ -1,4 +1,5 @@
-"""What the catalogue adds to the stream: a Relation message becomes a table with types, key and the history of its columns."""
+"""What the catalogue adds to the stream: a Relation message becomes a table with types, key and the history of its
+columns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,8 @@ from cdc.protocol.pgvalues import json_encoder
 
 
 class CatalogueShapes:
-    """Asks once per Relation message, never per row. ``publish`` says how a table's rows are encoded and where they go."""
+    """Asks once per Relation message, never per row. ``publish`` says how a table's rows are encoded and where they
+    go."""
 
     def __init__(
         self,

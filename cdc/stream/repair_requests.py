@@ -1,7 +1,8 @@
-"""Requests to publish the rows of chosen keys again, from when the stream shows them until the rows are published. Pure.
+"""Requests to publish the rows of chosen keys again, from when the stream shows them until the rows are published.
+Pure.
 
-They are kept by the process, over the sessions that it starts anew after lost connections. What can't be answered is said and
-forgotten: a request, right or wrong, is never a reason to stop.
+They are kept by the process, over the sessions that it starts anew after lost connections. What can't be answered is
+said and forgotten: a request, right or wrong, is never a reason to stop.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,5 @@
-"""What must hold of the source before anything of it is read on: the same WAL, our slot, the tables in the publication."""
+"""What must hold of the source before anything of it is read on: the same WAL, our slot, the tables in the
+publication."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,5 +1,5 @@
-"""Watches for what the stream doesn't show of the tables: that they left the publication, were renamed, rewritten, or that
-partitions came and went.
+"""Watches for what the stream doesn't show of the tables: that they left the publication, were renamed, rewritten, or
+that partitions came and went.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,8 +39,9 @@ class TableWatch:
         assembler: Assembler | None = None,
         shapes: CatalogueShapes | None = None,
     ) -> CaptureState:
-        """Compare tables and publication with what was copied; the stream doesn't show a table that left it, an ALTER TABLE
-        that rewrote rows, or a partition that was attached, detached or truncated. Such tables are to be copied again.
+        """Compare tables and publication with what was copied; the stream doesn't show a table that left it, an ALTER
+        TABLE that rewrote rows, or a partition that was attached, detached or truncated. Such tables are to be copied
+        again.
 
         Before there is a stream, there are no ``assembler`` and ``shapes``.
         """

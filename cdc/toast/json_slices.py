@@ -1,4 +1,5 @@
-"""The members of a JSON object as they stand there, byte for byte: a parsed and reprinted number may have other digits."""
+"""The members of a JSON object as they stand there, byte for byte: a parsed and reprinted number may have other
+digits."""
 
 import re
 from typing import Final

@@ -6,7 +6,8 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """``ERROR``: capture would fail or lose something. ``WARNING``: it can fail later. ``OK``: checked, nothing to do."""
+    """``ERROR``: capture would fail or lose something. ``WARNING``: it can fail later. ``OK``: checked, nothing to
+    do."""
 
     ERROR = "error"
     WARNING = "warning"

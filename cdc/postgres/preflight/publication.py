@@ -1,4 +1,5 @@
-"""Findings about the publication: whether it sends every change of every captured table, with all that capture needs of it."""
+"""Findings about the publication: whether it sends every change of every captured table, with all that capture needs
+of it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

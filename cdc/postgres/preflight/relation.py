@@ -70,8 +70,9 @@ where i.indrelid = any(%s::oid[]) order by c.relname
 class Attribute:
     """A column as the table has it, published or not. ``generated`` is ``s`` (stored), ``v`` (virtual) or empty.
 
-    ``can_be_large``: its values can be stored out of line, and not only in theory as a number can. ``is_long``: its type allows
-    values of any length, or of hundreds of characters. ``is_opaque``: they travel as text that only PostgreSQL takes apart.
+    ``can_be_large``: its values can be stored out of line, and not only in theory as a number can. ``is_long``: its
+    type allows values of any length, or of hundreds of characters. ``is_opaque``: they travel as text that only
+    PostgreSQL takes apart.
     """
 
     name: str
@@ -243,7 +244,8 @@ def _relation(
 
 
 def _is_opaque(types: dict[int, PgType], oid: int) -> bool:
-    """Whether values travel as PostgreSQL's own text that only PostgreSQL can take apart: not strings, and not enums."""
+    """Whether values travel as PostgreSQL's own text that only PostgreSQL can take apart: not strings, and not
+    enums."""
     if value_type(types, oid)[0] != "text":
         return False
     found = types.get(oid)

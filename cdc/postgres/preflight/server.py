@@ -193,7 +193,8 @@ def _same(wanted: str) -> tuple[str, ...]:
 
 
 def _proxy(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Poolers answer for many servers' processes, so they can't hand out the number of the one that will run our query."""
+    """Poolers answer for many servers' processes, so they can't hand out the number of the one that will run our
+    query."""
     pids = {connection.info.backend_pid}
     for _ in range(3):
         row = connection.execute("select pg_backend_pid()").fetchone()

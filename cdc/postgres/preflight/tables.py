@@ -1,4 +1,5 @@
-"""Findings about the tables themselves: what they are, their key, what the WAL holds of old rows, large values. Pure."""
+"""Findings about the tables themselves: what they are, their key, what the WAL holds of old rows, large values.
+Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -318,7 +319,8 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
 def _delivered(
     relation: Relation, key: Sequence[str], *, index: Index | None, identity_index: str | None
 ) -> list[Finding]:
-    """Whether the replica identity delivers the key of the old row. ``identity_index`` is the one to use where it is known."""
+    """Whether the replica identity delivers the key of the old row. ``identity_index`` is the one to use where it is
+    known."""
     if relation.identity is ReplicaIdentity.FULL:
         return []
 
@@ -339,7 +341,8 @@ def _delivered(
             )
         ]
     delivered = relation.identity_columns()
-    # Of a partitioned table the partitions' identities count for PostgreSQL; its own says how the stream describes old rows.
+    # Of a partitioned table the partitions' identities count for PostgreSQL; its own says how the stream describes
+    # old rows.
     if not delivered and relation.kind != PARTITIONED:
         what = {
             ReplicaIdentity.NOTHING: "has replica identity NOTHING",
