@@ -1,5 +1,4 @@
-"""What all settings share. Each part owns its own model beside the code that uses it; ``lockstep.config`` composes
-them."""
+"""What all settings share. Each part owns a model beside the code that uses it; ``lockstep.config`` composes them."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -1,6 +1,6 @@
 """Messages -> events: which relation, which tag, which key. The same WAL gives the same events.
 
-Tag rules: ``seq`` counts row events of a transaction from 1, so a key change takes two and a TRUNCATE one per table.
+Tag rules: ``seq`` counts row events of a transaction from 1. A key change takes two numbers, a TRUNCATE one per table.
 Changes that the recorded state says were published are counted but not returned.
 """
 
@@ -222,8 +222,7 @@ class Assembler:
             self.commit_time_ms = self._transaction_time_ms
 
     def replace(self, published: PublishedTable) -> None:
-        """A table was copied at this point of the stream: from here on it has this shape, or is captured for the
-        first time."""
+        """Note that a table was copied at this point: from here on it has this shape, or is captured for the first time."""
         name, oid = published.table.name, published.table.oid
         self._tables[name] = published
         self._of_oid[oid] = name
@@ -468,8 +467,7 @@ class Assembler:
         return published.encoder.key(old.fields)  # type: ignore[attr-defined]  # a KeyImage
 
     def _completed(self, published: PublishedTable, update: Update, new: Fields, key: bytes, old_key: bytes) -> bytes:
-        """The JSON of a row that came without its unchanged large values: from the memory, and from the topic if it
-        forgot."""
+        """The JSON of a row without its unchanged large values, completed from the memory, else from the topic."""
         indexes = [index for index, value in enumerate(new) if value is UNCHANGED]
         kept = self._toast.known(published, old_key, indexes)
         if len(kept) < len(indexes) and self._toast.remembers(published):
@@ -483,9 +481,9 @@ class Assembler:
             raise UnsupportedChange(
                 f"an update of {table.name} left the large values of {', '.join(unknown)} untouched, so PostgreSQL didn't"
                 " send them, and the table's topic doesn't hold them either; a partial row would destroy the full one",
-                hint=f"run: alter table {table.name.sql} replica identity full; that holds for updates from then on. For this"
-                " one nothing can be done: start a pipeline of another name (pipeline.name in lockstep.toml), which takes a"
-                " new snapshot. Nothing was skipped",
+                hint=f"run: alter table {table.name.sql} replica identity full; that holds for updates from then on. For"
+                " this one nothing can be done: start a pipeline of another name (pipeline.name in lockstep.toml), which"
+                " takes a new snapshot. Nothing was skipped",
             )
         if published.toast is not None:
             unchanged = [index for index, value in enumerate(update.new) if value is UNCHANGED]
@@ -523,6 +521,6 @@ def _no_key(table: Table) -> UnsupportedChange:
     return UnsupportedChange(
         f"the replica identity of {table.name} doesn't deliver its key ({', '.join(table.key)}), so a changed row can't be"
         " told from a new one",
-        hint=f"run: alter table {table.name.sql} replica identity full; that holds for changes from then on, and this one was"
-        " made before. Start a pipeline of another name (pipeline.name in lockstep.toml), which takes a new snapshot",
+        hint=f"run: alter table {table.name.sql} replica identity full; that holds for changes from then on, and this one"
+        " was made before. Start a pipeline of another name (pipeline.name in lockstep.toml), which takes a new snapshot",
     )

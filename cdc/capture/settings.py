@@ -22,8 +22,8 @@ class CaptureSettings(Settings):
     )
     values_directory: str = Field(
         default=".lockstep/values",
-        description="where large values are kept that updates leave out (tables without replica identity full); it may be lost,"
-        " since the topics hold all of it",
+        description="where large values are kept that updates leave out (tables without replica identity full); it may"
+        " be lost, since the topics hold all of it",
     )
     include_before: bool = Field(
         default=True, description="publish what the replica identity delivers of the old row, as Debezium does"

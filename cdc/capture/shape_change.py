@@ -1,9 +1,8 @@
-"""What a Relation message says against the shape that was recorded last: the new shape, and what the stream doesn't
-show. Pure.
+"""What a Relation message says against the recorded shape: the new shape, and what the stream doesn't show. Pure.
 
-The stream tells names, types and the replica identity as of the change. Column numbers, the primary key and defaults
-come from the catalogue, which may be ahead of the stream: then a difference is found too early, never too late, and a
-copy that is taken because of it is as new as the catalogue.
+The stream has names, types and the replica identity as of the change. Column numbers, the primary key and defaults
+come from the catalogue, which may be ahead of the stream. Then a difference is found too early, never too late. A copy
+that is taken because of it is as new as the catalogue.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,8 +19,7 @@ _SCALE_BITS = 0x7FF
 
 @dataclass(frozen=True, slots=True)
 class AddedValue:
-    """What the rows from before have in a column that was added: JSON as in an event, None where each has a value of
-    its own."""
+    """What older rows have in an added column: JSON as in an event, None where each has a value of its own."""
 
     json: bytes | None
 
@@ -42,9 +40,9 @@ def changed_shape(
 ) -> tuple[Table, ShapeChange]:
     """The shape from here on and how it came about.
 
-    ``known`` is the recorded shape, ``current`` what the catalogue has for the relation by now (None when it is
-    gone). ``resolve`` finds out about a column's type, ``added_value`` what older rows have in an added column,
-    ``parse`` reads JSON. Raises UnsupportedChange when no key is left.
+    ``known`` is the recorded shape; ``current`` is the relation in the catalogue now, None when it is gone. ``resolve``
+    returns a column's type, ``added_value`` what older rows have in an added column, ``parse`` reads JSON. Raises
+    UnsupportedChange when no key is left.
     """
     numbers = {(c.name, c.type_oid): c.number for c in current.columns} if current is not None else {}
     columns = tuple(_column(known, column, numbers, resolve) for column in relation.columns)
@@ -62,8 +60,7 @@ def changed_shape(
     for column in columns:
         before = origins.get(column.name)
         if before is None and column.name in known_names:
-            # Only the catalogue tells, and it may be ahead: rows with the old column's values can still come under
-            # this shape.
+            # Only the catalogue says so, and it may be ahead: rows with the old values can still come in this shape.
             rewritten.append(f"column {column.name!r} was dropped and added again")
         elif before is None:
             value = added_value(column)
@@ -98,8 +95,7 @@ def _column(
 
 
 def _origins(known: Table, columns: tuple[Column, ...]) -> dict[str, Column]:
-    """Column -> the one that it was before; columns that were added are absent. Numbers decide, names where they are
-    unknown."""
+    """Column -> the column it was before, by number, or by name where numbers are unknown. Added columns are absent."""
     by_number = {column.number: column for column in known.columns if column.number}
     by_name = {column.name: column for column in known.columns}
     origins = {}
@@ -152,8 +148,7 @@ def _key(
 
 
 def _keeps_values(before: Column, after: Column) -> bool:
-    """Whether every value of the old type has the same text in the new one, so that PostgreSQL had nothing to
-    rewrite."""
+    """Whether every value of the old type has the same text in the new one, so that PostgreSQL rewrote nothing."""
     if (before.type_oid, before.type_modifier) == (after.type_oid, after.type_modifier):
         return True
     if before.is_array != after.is_array:

@@ -4,9 +4,9 @@ Neither has a newest state, so their topics keep every event. A message is
 
     {"op":"m","tag":"...","message":{"prefix":"...","content":"<base64>"},"source":{...},"ts_ms":...}
 
-keyed by its prefix. An outbox row (id, aggregatetype, aggregateid, type, payload, as Debezium's outbox event router
-has them) goes as it is to the topic of its aggregate type: key ``aggregateid``, value ``payload``, headers ``id``,
-``type`` and ``tag``.
+keyed by its prefix. An outbox row has the columns of Debezium's outbox event router: id, aggregatetype, aggregateid,
+type, payload. It goes unchanged to the topic of its aggregate type: key ``aggregateid``, value ``payload``, headers
+``id``, ``type`` and ``tag``.
 """
 
 import base64
@@ -74,8 +74,8 @@ class OutboxChannel:
         if missing:
             raise UnsupportedChange(
                 f"the outbox table {self.table} lacks the columns {', '.join(missing)}",
-                hint=f"it needs {', '.join(OUTBOX_COLUMNS)}; add them (alter table {self.table.sql} add ...), then start again:"
-                " nothing was skipped",
+                hint=f"it needs {', '.join(OUTBOX_COLUMNS)}; add them (alter table {self.table.sql} add ...), then start"
+                " again: nothing was skipped",
             )
         identity, aggregate, key, kind, payload = (places[name] for name in OUTBOX_COLUMNS)
         return OutboxRoute(self, len(relation.columns), identity, aggregate, key, kind, payload)
@@ -103,7 +103,8 @@ class OutboxRoute:
         if identity is None or aggregate is None or key is None or UNCHANGED in row:
             raise UnsupportedChange(
                 f"a row of the outbox table {self.channel.table} has no id, aggregatetype or aggregateid",
-                hint="make these columns not null; for this row: start capture once without source.outbox. Nothing was skipped",
+                hint="make these columns not null; for this row: start capture once without source.outbox."
+                " Nothing was skipped",
             )
         headers = [("id", identity), ("type", kind or b""), (TAG_HEADER, tag)]
         return self.channel.topic_of(aggregate.decode()), key, payload, headers  # type: ignore[union-attr,return-value]  # none is UNCHANGED

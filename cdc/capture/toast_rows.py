@@ -41,8 +41,7 @@ class ToastRows:
     ) -> None:
         """Keep what a later update may not send again.
 
-        ``known`` is the JSON of values that ``fields`` lack, and ``unchanged`` are the indexes that the update left
-        out.
+        ``known`` is the JSON of values that ``fields`` lacks; ``unchanged`` are the indexes that the update left out.
         """
         if self._memory is None or published.toast is None:
             return

@@ -8,9 +8,9 @@ from confluent_kafka import Consumer
 def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -> Consumer:
     """Reads what is committed, and tells where a partition ends as of now.
 
-    That end moves on while somebody writes, and under steady writing it is never told. So a reader fixes its own end
-    first. ``fetch_wait_ms`` is how long the broker keeps a question open to which it has no answer yet: who asks all
-    the time asks that much more rarely, and hears of an end that much later.
+    The end of a partition moves on while somebody writes, and steady writing keeps the client from reporting it.
+    So a reader fixes its own end first. ``fetch_wait_ms`` is how long the broker holds a request that has no records yet.
+    A longer wait means fewer requests, and the end is reported that much later.
     """
     return Consumer(
         {

@@ -26,17 +26,15 @@ _NOT_YET = (
 )
 
 _FOLLOW_WAIT_MS = 200
-"""One that follows a topic asks five times a second, not fifty: it is never in a hurry, and there is one for each
-sink."""
+"""A reader that follows a topic asks five times a second, not fifty: it is not in a hurry, and each sink has one."""
 
 _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
 
 
 def _records_to_end(consumer: Consumer, topic: str, start: int) -> Iterator[Message]:
-    """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for too
-    long."""
-    # While somebody writes all the time, the consumer never comes to an end that it would tell of.
+    """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for too long."""
+    # While somebody writes all the time, the consumer never reports an end.
     end = _end_of(consumer, topic)
     if start == end:
         return

@@ -1,5 +1,4 @@
-"""The partition that a key goes to: Kafka's murmur2, as its Java clients and ours (``murmur2_random``) compute it.
-Pure."""
+"""The partition of a key: Kafka's murmur2, as its Java clients and ours (``murmur2_random``) compute it. Pure."""
 
 from typing import Final
 

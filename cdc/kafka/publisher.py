@@ -24,12 +24,12 @@ TRANSACTION_TIMEOUT_MS = 60_000
 """After this the broker aborts what a hung process left open; until then its readers wait."""
 
 _PROGRESS_EVERY_S = 0.1
-"""How often a progress record is written under load. It needs a flush and a question to the brokers in the middle of
+"""How often a progress record is written under load. It needs a flush and a request to the brokers in the middle of
 its transaction, which then takes twice as long as one that sends everything at once."""
 
 _MARKERS_S = 0.003
-"""Time for the brokers to write the last transaction's markers. A transaction that begins before that is told to come
-again, and the client does so after 20 ms: measured, a pause of 2 to 4 ms takes a small commit from 32 ms to 9."""
+"""Time for the brokers to write the last transaction's markers. They reject a transaction that begins earlier, and the
+client tries again after 20 ms. Measured: a pause of 2 to 4 ms takes a small commit from 32 ms to 9."""
 
 _VALUE_OVERHEAD_BYTES = 64 * 1024
 _FENCED_CODES = (
@@ -155,11 +155,11 @@ class TransactionalPublisher:
 
         Returns the progress record's bounds, by topic and partition, where one was written.
 
-        A progress record goes with it, or with a later one when the last was written a moment ago
-        (``owes_progress``). While rows are being copied there is none (in the middle of the stream ``progress`` is
-        False): until the last one is there, nothing can be said about what has been applied. ``covering`` names
-        topics whose end is recorded though no event touched them; the first commit of a process must name all, since
-        it doesn't know what an earlier one owed.
+        A progress record goes with it, or with a later one when the last was written a moment ago (``owes_progress``).
+        While rows are being copied there is none: until the last row is there, nothing is known about what has been
+        applied. In the middle of the stream ``progress`` is False then. ``covering`` names topics whose end is recorded
+        though no event touched them. The first commit of a process names all, since it doesn't know what an earlier
+        process owed.
         """
         if not self._open:
             self._begin()
@@ -267,7 +267,7 @@ class TransactionalPublisher:
             )
         if details.code() in _OUT_OF_STEP or _DESYNCHRONIZED in details.str():
             # Broker and client disagree on what came last, as after a freeze. A new producer aborts what is open, and
-            # its first event is the one behind the last commit.
+            # its first event is the one after the last commit.
             return Unavailable(f"Kafka has lost count of this producer's events: {doing}: {reason(error)}")
         if details.fatal() and not details.retriable():
             return LockstepError(f"Kafka refuses for good: {doing}: {reason(error)}")

@@ -20,8 +20,8 @@ _CONTROL_SEGMENT_BYTES = 16 * 1024 * 1024
 """Small segments: the state has one record per Kafka transaction, and a start reads what isn't compacted yet."""
 
 COMMIT_MARKER_LOSS = (
-    "Kafka 4.1 to 4.4 forget to end a committed transaction in partitions that have no leader at that moment, as all have when"
-    " their only broker is killed and started again: the transaction is then lost in part"
+    "Kafka 4.1 to 4.4 forget to end a committed transaction in partitions that have no leader at that moment, as all"
+    " have when their only broker is killed and started again: the transaction is then lost in part"
 )
 _SINCE_4_1 = "group.streams.session.timeout.ms"
 
@@ -118,8 +118,7 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 
 
 class TopicAdmin:
-    """An admin client with the few questions that Lockstep asks. Every method raises Unavailable when brokers don't
-    answer."""
+    """An admin client with the few requests that Lockstep makes. All methods raise Unavailable without an answer."""
 
     def __init__(self, client: Mapping[str, str | int]) -> None:
         self._admin = AdminClient(dict(client))
@@ -137,8 +136,7 @@ class TopicAdmin:
         return [plan for plan in plans if plan.name not in existing]
 
     def differences(self, plans: Sequence[TopicPlan]) -> list[str]:
-        """How existing topics differ from the plans, one sentence each. Replication is the brokers' owner's
-        business."""
+        """How existing topics differ from the plans, one sentence each. Replication is left to the brokers' owner."""
         existing = self.partition_counts()
         found = [plan for plan in plans if plan.name in existing]
         sentences = [
@@ -203,8 +201,8 @@ class TopicAdmin:
                 if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
                     raise LockstepError(
                         f"topic {topic} can't be created: {reason(error)}",
-                        hint="to Kafka '.' and '_' are the same in a name, so the tables a_b.c and a.b_c can't be in one"
-                        " pipeline: capture one of them with a pipeline of another name",
+                        hint="to Kafka '.' and '_' are the same in a name, so the tables a_b.c and a.b_c can't be in"
+                        " one pipeline: capture one of them with a pipeline of another name",
                     ) from error
                 raise LockstepError(
                     f"topic {topic} can't be created: {reason(error)}",
@@ -241,8 +239,7 @@ class TopicAdmin:
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
-        """The first record of each (topic, partition) that was written at this time or later; its end where there is
-        none."""
+        """The first record of each (topic, partition) that was written at this time or later, else its end."""
         found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
         late = [at for at, offset in found.items() if offset < 0]
         return found | (self.end_offsets(late) if late else {})
@@ -256,8 +253,8 @@ class TopicAdmin:
     ) -> dict[tuple[str, int], int]:
         """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places.
 
-        Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error;
-        taken for an end, that would be before all events. With ``may_lack`` -1 is an answer.
+        Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error.
+        Taken for an end, -1 would be before all events. With ``may_lack`` -1 is an answer.
         """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         while True:

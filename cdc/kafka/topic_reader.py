@@ -45,8 +45,8 @@ class TopicReader:
         Raises Unavailable when the brokers stop answering.
         """
         count = self._cluster.partition_counts().get(topic, 0)
-        # The ends with open transactions included: the markers of one that has just been committed may not be written
-        # yet, and until they are, a read-committed consumer is told that the topic ends before it.
+        # The ends include open transactions. The markers of one that has just been committed may not be written yet,
+        # and until they are, a read-committed consumer sees the topic end before it.
         ends = self._cluster.end_offsets([(topic, p) for p in range(count)], while_waiting=self._while_waiting)
         consumer = open_consumer(self._client)
         try:
@@ -65,8 +65,7 @@ class TopicReader:
         consumer.assign([at])
         heard = time.monotonic()
         while True:
-            # One, as soon as it comes, and then what came with it: asked for many, the client waits until it has so
-            # many.
+            # One poll, then what came with it: asked for many records, the client waits until it has so many.
             first = consumer.poll(_WAIT_SLICE_S)
             messages = [] if first is None else [first, *consumer.consume(_MESSAGES_AT_ONCE, 0)]
             self._while_waiting()

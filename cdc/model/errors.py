@@ -9,7 +9,7 @@
      +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
      +- Fenced                    another process has taken over; this one must not write any more
      +- Unavailable               a server can't serve now; the same call may succeed later
-         +- DataLost              it is back, perhaps without what it took last: begin again from what is sure to be there
+         +- DataLost              it is back, perhaps without its last writes: begin again from what is sure
 
 A bug of ours is an AssertionError. An error is raised or logged, never both. No message holds a row's values.
 """
@@ -44,7 +44,8 @@ class MalformedMessage(LockstepError):
         head = message[:1].hex()
         where = "" if lsn is None else f", at LSN {lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
         super().__init__(
-            f"malformed replication message: {reason}, at byte {position} of {len(message)}, type byte {head or 'none'}{where}",
+            f"malformed replication message: {reason}, at byte {position} of {len(message)},"
+            f" type byte {head or 'none'}{where}",
             hint="nothing was skipped; keep the slot and report this together with the server's version",
         )
         self.reason = reason
@@ -72,5 +73,5 @@ class Unavailable(LockstepError):
 
 
 class DataLost(Unavailable):
-    """A destination has come back, perhaps without what it took last. The same call won't do: whoever called begins again from what is
-    sure to be there."""
+    """A destination has come back, perhaps without its last writes. Repeating the call isn't enough: the caller begins
+    again from what is sure to be there."""

@@ -43,8 +43,8 @@ class RowEvent:
 class TableEvents(Sequence[RowEvent]):
     """Events of one table, column by column and in the log's own JSON. An element is parsed when it is asked for.
 
-    ``keys`` are JSON objects of the key columns in key order, ``rows`` of all columns, None where the row is deleted.
-    Parsing a row and writing it again costs more than most destinations do with it, so a sink that can use the JSON
+    ``keys`` are JSON objects of the key columns in key order. ``rows`` have all columns, None where the row is deleted.
+    To parse a row and write it again costs more than most destinations do with it, so a sink that can use the JSON
     uses it.
     """
 

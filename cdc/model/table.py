@@ -77,8 +77,7 @@ class Column:
 
     @property
     def identity(self) -> str:
-        """What stays the same when the column is renamed, and differs when it is dropped and added again, where that
-        is known."""
+        """What stays the same when the column is renamed, and differs when it is dropped and added again, where known."""
         return str(self.number) if self.number else self.name
 
     def to_json(self) -> dict[str, Any]:
@@ -109,9 +108,8 @@ class Column:
 class Table:
     """The shape of a published table: its columns in order, and the columns of its key in key order.
 
-    A table without a key is append-only: its topic isn't compacted. ``oid`` is the relation's own number in the
-    source, which stays when the table is renamed and differs when it was dropped and made again; 0 where it isn't
-    known.
+    A table without a key is append-only: its topic isn't compacted. ``oid`` is the relation's own number in the source.
+    It stays when the table is renamed and differs when it was dropped and created again; 0 where it isn't known.
     """
 
     name: TableName
@@ -125,7 +123,7 @@ class Table:
         """8 hex digits that depend on columns and key alone, so that every decoding of the same WAL gives the same id.
 
         Columns' numbers are part of it: one that was dropped and added again holds other values under its old name.
-        The replica identity isn't: DEFAULT and FULL may take turns without a change of the rows' shape.
+        The replica identity isn't: DEFAULT and FULL may alternate without a change of the rows' shape.
         """
         shape = {
             name: value for name, value in self.to_json().items() if name not in ("replica_identity", "relation_oid")

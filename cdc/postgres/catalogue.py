@@ -19,9 +19,8 @@ class Membership:
     """What a table is and how it is published, to notice what changes it without an event.
 
     ``relation`` holds its oid, the publication's entries and settings. ``file`` is where its rows are stored and
-    ``columns`` a digest of when its columns were last altered: where both differ, an ALTER TABLE rewrote the rows,
-    while VACUUM FULL and TRUNCATE change the file alone. ``leaves`` maps a partitioned table's partitions to their
-    files.
+    ``columns`` a digest of when its columns were last altered. Where both differ, an ALTER TABLE rewrote the rows;
+    VACUUM FULL and TRUNCATE change the file alone. ``leaves`` maps a partitioned table's partitions to their files.
     """
 
     relation: str
@@ -179,8 +178,8 @@ def keys_can_swap(connection: psycopg.Connection[Any], oid: int) -> bool:
 class Default:
     """What rows from before a column was added have in it: ``text`` in PostgreSQL's own form.
 
-    ``is_known`` is False when every row got a value of its own (a volatile default, an identity, a generated column):
-    the table was rewritten, and the stream shows nothing of that.
+    ``is_known`` is False when every row got a value of its own (a volatile default, an identity, a generated column).
+    The table was rewritten then, and the stream shows nothing of it.
     """
 
     text: str | None
@@ -223,7 +222,8 @@ def memberships(
         "select t.schema, t.name, concat_ws(' ', c.oid, p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete,"
         f" p.pubtruncate, p.pubviaroot, {generated}, {schemas},"
         f" (select string_agg(concat_ws(' ', r.oid, {lists}), ', ' order by r.oid) from pg_publication_rel r"
-        "   where r.prpubid = p.oid and r.prrelid in (select c.oid union all select * from pg_partition_ancestors(c.oid)))),"
+        "   where r.prpubid = p.oid"
+        "     and r.prrelid in (select c.oid union all select * from pg_partition_ancestors(c.oid)))),"
         " c.relfilenode::text, (select md5(string_agg(concat_ws(' ', a.attnum, a.xmin), ', ' order by a.attnum))"
         "   from pg_attribute a where a.attrelid = c.oid and a.attnum > 0),"
         " case when c.relkind = 'p' then (select coalesce(jsonb_object_agg(l.relid::oid, f.relfilenode), '{}'::jsonb)"
@@ -261,7 +261,8 @@ def row_filters(connection: psycopg.Connection[Any], publication: str) -> dict[T
     if connection.info.server_version < PUBLICATION_LISTS:
         return {}
     rows = connection.execute(
-        "select schemaname, tablename, rowfilter from pg_publication_tables where pubname = %s and rowfilter is not null",
+        "select schemaname, tablename, rowfilter from pg_publication_tables"
+        " where pubname = %s and rowfilter is not null",
         (publication,),
     ).fetchall()
     return {TableName(row[0], row[1]): row[2] for row in rows}

@@ -51,8 +51,7 @@ def conninfo(source: SourceSettings, *, application: str) -> str:
 
 
 def connect(source: SourceSettings, *, application: str, replication: bool = False) -> psycopg.Connection[Any]:
-    """An autocommit connection. Raises Unavailable when the server can't be reached, LockstepError when it refuses
-    us."""
+    """An autocommit connection. Raises Unavailable when the server isn't reached, LockstepError when it refuses us."""
     try:
         parameters = {"replication": "database"} if replication else {}
         return psycopg.connect(conninfo(source, application=application), autocommit=True, **cast("Any", parameters))

@@ -1,9 +1,7 @@
-"""Requests to capture to publish the current rows of chosen keys, or of a whole table, again, sent through the
-database as messages.
+"""Requests to capture to publish the current rows of chosen keys or of a whole table again, sent as messages in the WAL.
 
-Through the WAL, because the answer has to stand in the order of the stream: capture takes a snapshot after it has
-seen the request, publishes everything that committed before that snapshot, and then the rows as it shows them.
-Content of a message::
+They go through the WAL because the answer belongs in the order of the stream. Capture takes a snapshot after it has
+seen the request, publishes everything that committed before it, and then the rows as it shows them. A message is::
 
     {"format":3,"slot":"lockstep_shop","schema":"public","table":"orders","keys":[{"id":42},...]}
 
@@ -29,8 +27,7 @@ REPAIR_PREFIX: Final = "lockstep.repair"
 """Prefix of the messages. They are never published, whatever prefixes are configured."""
 
 KEYS_MAX: Final = 100_000
-"""How many keys of a table capture holds until it can read their rows. For more, a copy of the table is the cheaper
-way."""
+"""How many keys of a table capture holds until it can read their rows. For more, a copy of the table is cheaper."""
 
 _KEYS_PER_MESSAGE: Final = 500
 
@@ -82,22 +79,22 @@ class RepairRequest:
 def request_repair(
     connection: psycopg.Connection[Any], table: TableName, keys: Sequence[Key] | None, *, slot: str
 ) -> int:
-    """Ask the capture of ``slot`` for the rows of these keys, or of the whole table; returns an LSN behind the
-    request's commit.
+    """Ask the capture of ``slot`` for the rows of these keys, or the whole table; returns an LSN after the commit.
 
     ``keys`` are in the event's form. All arrive together, in messages of bounded size. Once the state of capture has
-    reached the LSN, the request was seen; the events follow, with tags later than the request. Each key gets its row
-    (``r``), or a delete when the source doesn't have it.
+    reached the LSN, capture has seen the request. The events follow, with later tags. Each key gets its row (``r``), or
+    a delete when the source doesn't have it.
 
-    Nothing keeps a request but the process that has seen it: if that ends before the rows are published, the request
-    is lost. So look afterwards, and ask again for what is still wrong; to ask twice does no harm. Raises
-    LockstepError for more than ``KEYS_MAX`` keys, for keys that JSON doesn't have, and where PostgreSQL refuses;
-    Unavailable when it can't be reached.
+    Only the process that has seen a request keeps it: if that ends before the rows are published, the request is lost.
+    So look afterwards, and ask again for what is still wrong; to ask twice does no harm. Raises LockstepError for more
+    than ``KEYS_MAX`` keys, for keys that JSON doesn't have, and where PostgreSQL refuses; Unavailable when it can't be
+    reached.
     """
     if keys is not None and len(keys) > KEYS_MAX:
         raise LockstepError(
             f"{len(keys)} keys of {table} are too many to be repaired at once (at most {KEYS_MAX})",
-            hint="ask for a part of them, and for the next when those are done; or copy the table anew: lockstep snapshot table",
+            hint="ask for a part of them, and for the next when those are done; or copy the table anew: lockstep snapshot"
+            " table",
         )
     portions: list[tuple[Key, ...] | None] = [None]
     if keys is not None:

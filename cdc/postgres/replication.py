@@ -66,8 +66,7 @@ class ReplicationConnection:
     ) -> CreatedSlot:
         """Create a pgoutput slot and export its snapshot.
 
-        PostgreSQL first waits for every transaction that is writing; ``while_waiting`` is called with the seconds so
-        far.
+        PostgreSQL first waits for every transaction that is writing; ``while_waiting`` gets the seconds so far.
         """
         _, consistent_point, snapshot_name, _ = self._row(
             f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {'TEMPORARY ' if temporary else ''}"

@@ -55,8 +55,8 @@ class SourceSettings(Settings):
     )
     outbox: str | None = Field(
         default=None,
-        description="schema.table of an outbox (id, aggregatetype, aggregateid, type, payload), whose new rows go to a topic per"
-        " aggregate type",
+        description="schema.table of an outbox (id, aggregatetype, aggregateid, type, payload), whose new rows go to a"
+        " topic per aggregate type",
     )
     slot: str | None = Field(default=None, description="replication slot; default lockstep_<pipeline name>")
     publication: str | None = Field(default=None, description="publication; default lockstep_<pipeline name>")

@@ -7,8 +7,7 @@ import psycopg
 from cdc.model.table import Table
 from cdc.toast.rule import ColumnFacts, ToastRule
 
-# Domains come down to their base. A type counts as an array when it is its element's array type, as in the catalogue
-# module.
+# Domains come down to their base. A type is an array when it is its element's array type, as in the catalogue module.
 _COLUMNS = """
 with recursive resolved as (
     select a.attnum, a.attname, a.attlen, a.attalign, t.oid, t.typtype, t.typbasetype
@@ -27,7 +26,8 @@ with recursive resolved as (
     from elements e join pg_type t on t.oid = e.typbasetype
     where e.typtype = 'd'
 ), named as (
-    select t.oid, case when t.oid < 16384 then t.typname::text else coalesce(x.extname || '.' || t.typname, '') end as name
+    select t.oid,
+        case when t.oid < 16384 then t.typname::text else coalesce(x.extname || '.' || t.typname, '') end as name
     from pg_type t
     left join pg_depend d on d.classid = 'pg_type'::regclass and d.objid = t.oid
         and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e'
@@ -51,7 +51,8 @@ with recursive family as (
     join pg_class c on c.oid = f.oid and c.relkind = 'p'
 )
 select max(c.relnatts)::int,
-    min((select o.option_value::int from pg_options_to_table(c.reloptions) o where o.option_name = 'toast_tuple_target')),
+    min((select o.option_value::int from pg_options_to_table(c.reloptions) o
+        where o.option_name = 'toast_tuple_target')),
     current_setting('block_size')::int,
     (select pg_encoding_to_char(encoding) from pg_database where datname = current_database())
 from family f join pg_class c on c.oid = f.oid
@@ -62,8 +63,7 @@ def load_rule(connection: psycopg.Connection[Any], table: Table) -> ToastRule:
     """The rule of a table's shape. Load it with the shape and again with every Relation message: ALTER TABLE SET
     (toast_tuple_target) sends one too.
 
-    Where the catalogue is ahead of the shape, or has forgotten the table, every value of its rows counts as one that
-    may be large.
+    Where the catalogue is ahead of the shape, or has forgotten the table, every value of its rows may be large.
     """
     published = {column.name for column in table.columns}
     facts = [

@@ -32,12 +32,12 @@ class SnapshotPhase(StrEnum):
 class CaptureState:
     """Where capture stands, committed in the same Kafka transaction as the events it describes.
 
-    ``commit_lsn`` and ``seq`` are of the last published change: changes up to it are skipped after a restart, also in
-    the middle of a transaction. ``end_lsn`` is the end of the last *complete* transaction, the only thing that is
-    confirmed. ``owner`` is the process that published last: one that lost its connections must not come back over a
-    newer one. ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has
-    to be copied, also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and
-    how it was published: if that differs now, the stream may have left out changes of it.
+    ``commit_lsn`` and ``seq`` are of the last published change. A restart skips changes up to it, also in the middle of
+    a transaction. ``end_lsn`` is the end of the last *complete* transaction, the only thing that is confirmed.
+    ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
+    ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has to be copied,
+    also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
+    published: if that differs now, the stream may have left out changes of it.
     """
 
     slot: str

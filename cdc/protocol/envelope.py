@@ -4,9 +4,9 @@ Key: the key columns in key order, ``{"id":42}``. Value::
 
     {"op":"u","tag":"<28 hex digits>","before":null,"after":{...},"source":{...},"ts_ms":...}
 
-``op`` is ``r`` (snapshot), ``c``, ``u`` or ``d``. ``op`` and ``tag`` stand at fixed offsets, so a reader compares
-tags without parsing. ``ts_ms`` is the commit time, not the time of publishing: the same WAL must give the same bytes.
-A delete is followed by a tombstone, a null value with the tag in the header ``tag``.
+``op`` is ``r`` (snapshot), ``c``, ``u`` or ``d``. ``op`` and ``tag`` have fixed offsets, so a reader compares tags
+without parsing. ``ts_ms`` is the commit time, not the time of publishing: the same WAL must give the same bytes. A
+delete is followed by a tombstone, a null value with the tag in the header ``tag``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -140,8 +140,7 @@ def tag_text(prefix: bytes, seq: int) -> bytes:
 def event_value(
     op: bytes, prefix: bytes, seq: int, before: bytes, after: bytes, source: bytes, lsn: int, commit_time_ms: int
 ) -> bytes:
-    """The envelope's bytes. ``before`` and ``after`` are JSON already, ``source`` comes from
-    ``TableEncoder.source``."""
+    """The envelope's bytes. ``before`` and ``after`` are JSON; ``source`` comes from ``TableEncoder.source``."""
     return b'{"op":"%b","tag":"%b%08x","before":%b,"after":%b,"source":%b%d},"ts_ms":%d}' % (
         op,
         prefix,
@@ -170,9 +169,8 @@ def after_of(value: bytes) -> bytes:
 def _after_place(value: bytes) -> tuple[int, int]:
     """Where ``after`` stands.
 
-    Found from outside in: a text among the row's values can't hold an unescaped quote, so the last ``source`` is the
-    real one. No value of a row is an object, so the first brace that ``after`` follows is the one that closes
-    ``before``.
+    It is found from outside in. A text among the row's values can't hold an unescaped quote, so the last ``source`` is
+    the real one. No value of a row is an object, so the first brace before an ``after`` closes ``before``.
     """
     end = value.rfind(_SOURCE)
     if value.startswith(_NO_BEFORE, TAG_END):
@@ -213,8 +211,7 @@ def commit_time_ms_of(value: bytes) -> int:
 class RowReader:
     """Takes events' rows and schema ids out of their bytes, without parsing them.
 
-    The ``source`` blocks of events of one shape begin alike, so a schema id is looked up once and compared from then
-    on.
+    The ``source`` blocks of events of one shape begin alike, so a schema id is looked up once and then compared.
     """
 
     def __init__(self) -> None:

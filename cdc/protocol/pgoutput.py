@@ -158,7 +158,7 @@ def _fields(message: bytes, position: int) -> tuple[Fields, int]:
     """Read a TupleData; returns its values and the position behind it.
 
     The one tuned loop of the decoder: it runs for every column of every row, so it reads the bytes directly. A slice
-    that runs over the end is short instead of an error, which the comparison at the bottom catches.
+    past the end is short instead of an error; the comparison at the bottom catches it.
     """
     try:
         (count,) = _uint16_at(message, position)

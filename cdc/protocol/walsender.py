@@ -47,8 +47,7 @@ def parse_keepalive(frame: bytes) -> Keepalive:
 
 
 def status_update(*, received: Lsn, confirmed: Lsn, unix_time_us: int) -> bytes:
-    """The standby status update: ``received`` may grow freely, ``confirmed`` lets the server forget the WAL before
-    it."""
+    """The standby status update: ``received`` may grow freely; ``confirmed`` lets the server forget older WAL."""
     return _STATUS.pack(b"r", received, confirmed, confirmed, unix_time_us - POSTGRES_EPOCH_US, 0)
 
 

@@ -1,2 +1,1 @@
-"""What capture does beside reading the WAL: shapes from the catalogue, watched tables, large values, requests to
-publish rows again."""
+"""What capture does beside reading the WAL: shapes, watched tables, large values, requests to publish rows again."""

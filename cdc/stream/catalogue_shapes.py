@@ -1,5 +1,4 @@
-"""What the catalogue adds to the stream: a Relation message becomes a table with types, key and the history of its
-columns."""
+"""What the catalogue adds to the stream: a Relation message becomes a table with types, key and column history."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,4 @@
-"""How captured tables are published: their topics and encoders, and what the catalogue says of keys and large
-values."""
+"""How captured tables are published: topics, encoders, and what the catalogue says of keys and large values."""
 
 from dataclasses import dataclass
 from importlib.metadata import version

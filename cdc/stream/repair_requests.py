@@ -1,8 +1,7 @@
-"""Requests to publish the rows of chosen keys again, from when the stream shows them until the rows are published.
-Pure.
+"""Requests to publish the rows of chosen keys again, from when the stream shows them until they are done. Pure.
 
-They are kept by the process, over the sessions that it starts anew after lost connections. What can't be answered is
-said and forgotten: a request, right or wrong, is never a reason to stop.
+The process keeps them over the sessions that it starts anew after lost connections. A request that can't be answered
+is reported and forgotten: a request, right or wrong, is never a reason to stop.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,8 +47,8 @@ class RepairRequests:
         keys = [key for key in request.keys if key.keys() == set(table.key)]
         if len(keys) < len(request.keys):
             self._say(
-                f"warning: keys of a repair of {name} are ignored ({len(request.keys) - len(keys)}): the columns of its key are"
-                f" {', '.join(table.key)}"
+                f"warning: keys of a repair of {name} are ignored ({len(request.keys) - len(keys)}): the columns of its key"
+                f" are {', '.join(table.key)}"
             )
         pending = self._keys.get(name, {})
         for key in keys:
@@ -57,8 +56,8 @@ class RepairRequests:
             if len(pending) > self._keys_max:
                 pending.popitem()
                 self._say(
-                    f"warning: a part of a repair of {name} is ignored: {self._keys_max} keys are waiting already; ask again when"
-                    " they are done"
+                    f"warning: a part of a repair of {name} is ignored: {self._keys_max} keys are waiting already; ask"
+                    " again when they are done"
                 )
                 break
         if pending:

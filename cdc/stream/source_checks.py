@@ -1,5 +1,4 @@
-"""What must hold of the source before anything of it is read on: the same WAL, our slot, the tables in the
-publication."""
+"""What must hold of the source before more of it is read: the same WAL, our slot, the tables in the publication."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -39,9 +39,10 @@ class TableWatch:
         assembler: Assembler | None = None,
         shapes: CatalogueShapes | None = None,
     ) -> CaptureState:
-        """Compare tables and publication with what was copied; the stream doesn't show a table that left it, an ALTER
-        TABLE that rewrote rows, or a partition that was attached, detached or truncated. Such tables are to be copied
-        again.
+        """Compare tables and publication with what was copied; tables that differ are to be copied again.
+
+        The stream doesn't show a table that left the publication, an ALTER TABLE that rewrote rows, or a partition that
+        was attached, detached or truncated. Raises LockstepError when the publication no longer sends every kind of change.
 
         Before there is a stream, there are no ``assembler`` and ``shapes``.
         """
@@ -51,8 +52,8 @@ class TableWatch:
             if unpublished:
                 raise LockstepError(
                     f"publication {state.publication} no longer sends {', '.join(unpublished)}: such changes would be lost",
-                    hint=f"alter publication {quote_identifier(state.publication)} set (publish = 'insert, update, delete,"
-                    " truncate'); then start again: the tables are copied anew",
+                    hint=f"alter publication {quote_identifier(state.publication)} set (publish = 'insert, update,"
+                    " delete, truncate'); then start again: the tables are copied anew",
                 )
             outbox = pipeline.source.outbox_name
             if outbox is not None and outbox not in memberships(sql, state.publication, [outbox]):
@@ -72,7 +73,8 @@ class TableWatch:
             if name not in now:
                 if name not in self._absent:
                     self._say(
-                        f"warning: {not_published(pipeline, [name])}. Until then its changes aren't seen; it is copied anew after"
+                        f"warning: {not_published(pipeline, [name])}. Until then its changes aren't seen; it is copied"
+                        " anew after"
                     )
                 self._absent.add(name)
                 continue

@@ -39,12 +39,11 @@ def catch_up(
 ) -> int:
     """Apply committed records, each partition's in order from ``memory.offsets()`` on; how many there were.
 
-    It commits as it goes, without a position, so that a fill that was interrupted goes on where it was. When it
-    returns, all is committed but the position, which only the caller knows: ``memory.commit(position, end offsets)``.
+    It commits as it goes, without a position, so a fill that was interrupted goes on where it was. When it returns, all
+    is committed but the position, which only the caller knows: ``memory.commit(position, end offsets)``.
 
-    ``tables`` are the topics' newest shapes and ``shapes`` all of them by schema id: values are kept by what a column
-    is, whatever it was called when the event was written. A topic that isn't in ``tables`` has its columns' names for
-    that.
+    ``tables`` are the topics' newest shapes and ``shapes`` all of them by schema id. Values are kept by the column's
+    identity, whatever its name was when the event was written; by name for a topic that isn't in ``tables``.
 
     The past of a row isn't in a compacted topic, so every value is kept that could be out of line
     (``ToastRule.suspects``). Topics without a rule are passed over. Raises LockstepError for a value that isn't an

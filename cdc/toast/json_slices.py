@@ -1,5 +1,4 @@
-"""The members of a JSON object as they stand there, byte for byte: a parsed and reprinted number may have other
-digits."""
+"""The members of a JSON object byte for byte: a number that is parsed and printed again may have other digits."""
 
 import re
 from typing import Final

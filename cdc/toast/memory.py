@@ -1,5 +1,4 @@
-"""What capture needs of a memory of large values, and one in a dict that keeps the same contract as the store on
-disk."""
+"""What capture needs of a memory of large values, and one in a dict with the same contract as the store on disk."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -40,9 +39,8 @@ class DurableMemory(ToastMemory, Protocol):
     def commit(self, position: Position | None, bounds: Offsets | None = None) -> None:
         """Keep what was put and forgotten since the last commit. Call it when Kafka has committed the same changes.
 
-        ``position`` is that of the last change published by now; None says that the memory isn't complete up to any
-        (it is being filled). ``bounds`` are offsets below which everything is contained now; partitions left out keep
-        theirs.
+        ``position`` is that of the last published change; None says that the memory is being filled and isn't complete
+        up to any. ``bounds`` are offsets below which everything is contained now; partitions left out keep theirs.
         """
         ...
 

@@ -2,22 +2,22 @@
 
 **When a value is moved.** A new tuple is given to the toaster when it is longer than a quarter of a page (2032 bytes
 with pages of 8 kB) or when it holds a value that is out of line already. The toaster moves values only while the
-tuple, with all values that it may move in line, is longer than ``toast_tuple_target``, and only values of more than
-24 bytes (``MAXALIGN`` of a TOAST pointer). So a row whose longest possible tuple is within the smaller of the two
+tuple, with all values that it may move in line, is longer than ``toast_tuple_target``. It moves only values of more
+than 24 bytes (``MAXALIGN`` of a TOAST pointer). So a row whose longest possible tuple is within the smaller of the two
 limits has no value moved by this write. VACUUM FULL and CLUSTER bring all values of a row in line and toast it again,
-without an event: they too move nothing of such a row, and of any other row they may move another column than the
+without an event. They too move nothing of such a row, and of any other row they may move another column than the
 write did. That is why all columns of a row count, or none.
 
-**What stays moved.** A value that an UPDATE leaves alone stays where it is, however small the rest of the row becomes
-(``update t set big = null`` leaves a second value of 500 bytes out of line). Such a value isn't sent, so the stream
-says which these are: ``out_of_line`` takes them. About a row whose past is unknown - a snapshot's, a compacted
-topic's - nothing but the 24 bytes can be said: ``suspects``. Storage PLAIN proves nothing, since values that were
-moved before ALTER COLUMN SET STORAGE stay moved.
+**What stays moved.** A value that an UPDATE leaves alone stays where it is, however small the rest of the row becomes:
+``update t set big = null`` leaves a second value of 500 bytes out of line. Such a value isn't sent, so the stream says
+which these are: ``out_of_line`` takes them. The past of a snapshot's row or a compacted topic's row is unknown, so
+only the 24 bytes can be used for it: ``suspects``. Storage PLAIN proves nothing, since values that were moved before
+ALTER COLUMN SET STORAGE stay moved.
 
 **How long a tuple can be.** Header and null bitmap, and for each column its padding and its size. Fixed-length types
 have their length. For the others ``size <= weight * length + constant``, where ``length`` is that of the text or of
-the JSON (which is never shorter by more than these bounds leave room for: only timestamps in arrays lose two
-characters of twenty). Compression only makes values smaller.
+the JSON. JSON is never shorter by more than these bounds leave room for: only timestamps in arrays lose two characters
+of twenty. Compression only makes values smaller.
 
 ===================  ======================  ==========================================================================
 type                 weight, constant        because
@@ -30,11 +30,9 @@ inet                 0, 24                   a fixed struct
 ranges               0, 40 (numeric 1/2, 48)  two bounds with padding, type, flags
 multiranges          4, 32                   ``[1,2),`` has 6 characters, and offset, flag and two bounds of 8 bytes
 jsonb                4, 16                   an entry of 4 bytes for each value and key; the densest are ``[1]`` with
-20 bytes for
-                                             5 characters and ``1, `` with 12 for 3 (a numeric takes 8)
+                                             20 bytes for 5 characters and ``1, `` with 12 for 3 (a numeric takes 8)
 ... counted          1, 16, 16 an item       items are commas and opening brackets: at most so many values, each with
-key and
-                                             padding longer by 16 than its text
+                                             key and padding longer by 16 than its text
 tsvector             2, 12                   ``'a':1 `` 10 for 6, every further position 2 for 2
 path, polygon        3, 48                   16 for ``(0,0),``
 arrays of L bytes    (L + 1/8) / 2, 72       an element has a character and a comma; null bitmap; header of 6 dimensions
@@ -42,9 +40,9 @@ arrays of L bytes    (L + 1/8) / 2, 72       an element has a character and a co
 arrays of others     from the element's      the same with its weight, its constant and its padding
 ===================  ======================  ==========================================================================
 
-Of all other types (composites, users' own, xml, which drops its declaration) nothing is known: a row with one counts
-as long. In a database with a multi-byte encoding other than UTF-8 weights double: such a character has 4 bytes at
-most, in UTF-8 2 at least.
+Nothing is known of other types (composites, users' own, xml, which drops its declaration): a row with one counts as
+long. In a database with a multi-byte encoding other than UTF-8 weights double: such a character has at most 4 bytes,
+and at least 2 in UTF-8.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -113,10 +111,9 @@ _ARRAY_HEADER: Final = 72
 class ColumnFacts:
     """What the catalogue says of one stored column, published or not, in the order of the table.
 
-    ``type_name`` is the type's name once domains are resolved: a built-in type's own, ``extension.type`` for one that
-    belongs to an extension, and empty for users' types. ``length`` and ``alignment`` are ``attlen`` and ``attalign``.
-    For an array the three ``element_`` facts say the same of its elements (``typlen``, ``typalign``) and
-    ``type_name`` doesn't matter.
+    ``type_name`` is the type's name once domains are resolved: a built-in type's own, ``extension.type`` for an
+    extension's, and empty for users' types. ``length`` and ``alignment`` are ``attlen`` and ``attalign``. For an array the
+    ``element_`` facts say the same of its elements (``typlen``, ``typalign``), and ``type_name`` doesn't matter.
     """
 
     name: str
@@ -144,8 +141,7 @@ class ToastRule:
         encoding: str = "UTF8",
     ) -> None:
         """``attributes`` is ``relnatts``, dropped columns included. ``tuple_target`` is the table's
-        ``toast_tuple_target``, of partitions the smallest; ``block_size`` and ``encoding`` are the server's and the
-        database's."""
+        ``toast_tuple_target``, of partitions the smallest; ``block_size`` is the server's, ``encoding`` the database's."""
         published = [column for column in facts if column.published]
         self._bounds = {
             position: _bound(column, encoding) for position, column in enumerate(published) if column.length < 0
@@ -178,8 +174,7 @@ class ToastRule:
     def out_of_line(self, values: Sequence[bytes | None], unchanged: Collection[int] = ()) -> tuple[int, ...]:
         """The positions whose values may be out of line after a write of this row; its past is known.
 
-        ``values`` are the texts or the JSON of all published columns; ``unchanged`` the positions that the stream
-        left out.
+        ``values`` are the texts or the JSON of all published columns; ``unchanged`` are the positions left out.
         """
         if not self._may_be_long(values) or not self._is_long(values):
             return tuple(p for p in self.positions if p in unchanged) if unchanged else ()

@@ -1,20 +1,19 @@
 """The large values on disk: one LMDB file per slot, a copy of what the topics hold, never ahead of them.
 
-Changes gather in memory and are written by ``commit``, in one LMDB transaction with the position and the offsets that
-they belong to. Capture calls it after Kafka has committed the same changes, so:
+Changes gather in memory. ``commit`` writes them in one LMDB transaction with the position and the offsets that they
+belong to. Capture calls it after Kafka has committed the same changes, so:
 
 * Killed between the two, the store is one commit behind. It is completed from the topics, from ``offsets()`` on.
 * After a power failure it may be two commits behind. Data reach the disk before the page that makes them valid, and
-that page
-  before the next commit's (LMDB's ``metasync=False``): half the price, and nothing that was valid is ever overwritten.
-* A commit without a change writes nothing. Position and offsets then lag behind on disk, which says too little and
-never
-  too much: everything below ``offsets()`` is contained, and to read on from there finds nothing new and ends with the
-  same rows, since each row's last record is applied last. ``close`` writes them, and so does a commit when a reader
-  would have to read ``LAZY_RECORDS`` records for nothing.
+  that page before the next commit's (LMDB's ``metasync=False``). That halves the price, and nothing valid is ever
+  overwritten.
+* A commit without a change writes nothing. Position and offsets then lag on disk, which says too little and never too
+  much: everything below ``offsets()`` is contained. To read on from there finds nothing new and ends with the same
+  rows, since each row's last record is applied last. ``close`` writes them, and so does a commit when a reader would
+  have to read ``LAZY_RECORDS`` records for nothing.
 
-Whoever opens it compares ``position()`` with the state that Kafka holds: equal, all is there; older or None, read on
-from ``offsets()``; newer, Kafka has lost what it had committed, and ``empty`` is the only right thing.
+Whoever opens it compares ``position()`` with the state in Kafka. Equal: all is there. Older or None: read on from
+``offsets()``. Newer: Kafka has lost what it had committed, and ``empty`` is the only right thing.
 
 What can't be used - another pipeline's, an earlier format, damaged - is emptied, since it can be had again. A process
 that was held up while another one opened the store is Fenced when it wants to write.
@@ -37,8 +36,7 @@ from cdc.toast.memory import Offsets, Position, Values
 FILE_NAME: Final = "large-values.lmdb"
 
 LAZY_RECORDS: Final = 100_000
-"""How many records of the topics, more or less, a restart may read although nothing in them concerns the store: a
-second."""
+"""About how many records that don't concern the store a restart may read: it takes a second."""
 
 _FORMAT: Final = b"1"
 _MAP_BYTES: Final = 64 * 1024 * 1024
@@ -54,8 +52,7 @@ _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmd
 
 
 class ToastStore:
-    """A DurableMemory in a directory. One thread; what isn't committed is held in memory and bounded by the caller's
-    batch.
+    """A DurableMemory in a directory, for one thread. The caller's batch bounds what is held in memory until a commit.
 
     Raises Unavailable when it turned out to be damaged (it has been emptied; open it again and fill it), Fenced, and
     LockstepError when the file system refuses.
@@ -64,8 +61,8 @@ class ToastStore:
     def __init__(
         self, directory: Path, *, identity: str, say: Callable[[str], None], map_bytes: int = _MAP_BYTES
     ) -> None:
-        """Open or create it. ``identity`` is all that its content depends on: pipeline, slot, the topics' ids.
-        ``say`` gets a sentence when another one's or a damaged store was emptied."""
+        """Open or create it. ``identity`` is all that its content depends on: pipeline, slot, the topics' ids. ``say``
+        gets a sentence when another one's or a damaged store was emptied."""
         self._path = directory / FILE_NAME
         self._identity = identity.encode()
         self._map_bytes = map_bytes
@@ -79,7 +76,8 @@ class ToastStore:
                 problem = f"can't be read ({error})"
             if problem:
                 say(
-                    f"the store of large values in {directory} {problem}: it is emptied and filled again from the topics"
+                    f"the store of large values in {directory} {problem}: it is emptied and filled again from the"
+                    " topics"
                 )
                 self.empty()
         except (lmdb.Error, OSError) as error:
@@ -301,8 +299,7 @@ class ToastStore:
         return (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
 
     def _fill_file(self) -> None:
-        """Pages at the end that were taken and given back in one transaction aren't written. With them, short means
-        cut off."""
+        """Extend the file: pages at the end that one transaction took and gave back are missing. Shorter means cut off."""
         needed = self._needed_bytes()
         if needed > self._file_bytes:
             self._file_bytes = self._path.stat().st_size
@@ -331,8 +328,8 @@ class ToastStore:
         self._close_environment()
         raise LockstepError(
             f"the store of large values in {self._path.parent} can't be {doing}: {error}",
-            hint="look for a full disk, missing permissions or another process that has it open. It holds nothing that the"
-            " topics don't: while capture is stopped it may be deleted, and is filled again",
+            hint="look for a full disk, missing permissions or another process that has it open. It holds nothing that"
+            " the topics don't: while capture is stopped it may be deleted, and is filled again",
         ) from error
 
 
@@ -355,5 +352,6 @@ def _topic_id(transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int],
 def _fenced() -> Fenced:
     return Fenced(
         "another process has opened the store of large values; this one stops",
-        hint="exactly one capture process may run: if it wasn't you, look for a second `lockstep capture` or `lockstep run`",
+        hint="exactly one capture process may run: if it wasn't you, look for a second `lockstep capture` or"
+        " `lockstep run`",
     )

@@ -1,7 +1,7 @@
 """What would make capture fail or lose something, found before it starts. Reads only.
 
-``relation`` reads what the catalogue says about the captured tables; ``server``, ``role``, ``slots``, ``tables`` and
-``publication`` judge their part; ``endpoint`` compares the server with the one that a replication connection reaches.
+``relation`` reads what the catalogue says about the captured tables. ``server``, ``role``, ``slots``, ``tables`` and
+``publication`` judge their part. ``endpoint`` compares the server with the one that a replication connection reaches.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -33,8 +33,8 @@ def check_source(
 ) -> list[Finding]:
     """Every finding about the source database.
 
-    ``create_publication`` is the SQL that would create the publication, ``keys`` the configured ones, ``append_only``
-    the tables that may be without any.
+    ``create_publication`` is the SQL that would create the publication, ``keys`` are the configured ones, and
+    ``append_only`` the tables that may have none.
     """
     relations = load_relations(connection, tables)
     found = load_publication(connection, publication, relations)

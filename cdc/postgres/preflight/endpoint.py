@@ -88,7 +88,8 @@ def _elsewhere(difference: str) -> Finding:
     return error(
         "connection",
         f"connections reach different servers: {difference}",
-        "slot, snapshot and stream must be of one server; a load balancer stands in between, or source.dsn names several hosts",
+        "slot, snapshot and stream must be of one server; a load balancer stands in between, or source.dsn names several"
+        " hosts",
         "point source.dsn at the primary itself; with several hosts add target_session_attrs=read-write to it",
     )
 
@@ -99,7 +100,8 @@ def refusal(text: str, source: SourceSettings, *, subject: str = "replication co
     user, database = str(given.get("user", "")), str(given.get("dbname", given.get("user", "")))
     why = "nothing works without it"
     found = re.search(
-        r'(?:no pg_hba\.conf entry|pg_hba\.conf rejects connection) for (replication connection from )?host "([^"]+)", user "([^"]+)"'
+        r"(?:no pg_hba\.conf entry|pg_hba\.conf rejects connection) for (replication connection from )?"
+        r'host "([^"]+)", user "([^"]+)"'
         r'(?:, database "([^"]+)")?',
         text,
     )

@@ -6,8 +6,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """``ERROR``: capture would fail or lose something. ``WARNING``: it can fail later. ``OK``: checked, nothing to
-    do."""
+    """``ERROR``: capture would fail or lose something. ``WARNING``: it can fail later. ``OK``: nothing to do."""
 
     ERROR = "error"
     WARNING = "warning"

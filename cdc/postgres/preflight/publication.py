@@ -1,5 +1,4 @@
-"""Findings about the publication: whether it sends every change of every captured table, with all that capture needs
-of it."""
+"""Findings about the publication: whether it sends every change of every captured table, as capture needs it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -312,8 +311,8 @@ def _extra(publication: Publication, relations: Sequence[Relation]) -> list[Find
         warning(
             publication.subject,
             f"holds tables that aren't captured: {shown}",
-            "capture passes over their changes, but PostgreSQL decodes and sends them; and where such a table has no replica"
-            " identity, PostgreSQL refuses its UPDATE and DELETE",
+            "capture passes over their changes, but PostgreSQL decodes and sends them; and where such a table has no"
+            " replica identity, PostgreSQL refuses its UPDATE and DELETE",
             publication.fix(f"alter publication {publication.sql} drop table {', '.join(name.sql for name in extra)};")
             if by_list
             else "add them to source.tables, or create a publication of the captured tables: source.publication",

@@ -47,7 +47,8 @@ select a.attrelid::bigint, a.attname, format_type(a.atttypid, a.atttypmod), a.at
         and k.conkey = array[a.attnum] and not k.convalidated),
     a.attgenerated::text, a.attlen = -1 and a.attstorage <> 'p',
     format_type(coalesce(nullif(t.typbasetype, 0), t.oid), null) in ('numeric', 'inet', 'cidr'),
-    case when format_type(coalesce(nullif(t.typbasetype, 0), t.oid), null) in ('character varying', 'character', 'bit varying', 'bit')
+    case when format_type(coalesce(nullif(t.typbasetype, 0), t.oid), null)
+            in ('character varying', 'character', 'bit varying', 'bit')
         then greatest(a.atttypmod, t.typtypmod) else -1 end,
     has_column_privilege(a.attrelid, a.attnum, 'select')
 from pg_attribute a join pg_type t on t.oid = a.atttypid
@@ -70,9 +71,8 @@ where i.indrelid = any(%s::oid[]) order by c.relname
 class Attribute:
     """A column as the table has it, published or not. ``generated`` is ``s`` (stored), ``v`` (virtual) or empty.
 
-    ``can_be_large``: its values can be stored out of line, and not only in theory as a number can. ``is_long``: its
-    type allows values of any length, or of hundreds of characters. ``is_opaque``: they travel as text that only
-    PostgreSQL takes apart.
+    ``can_be_large``: its values can be stored out of line, and not only in theory as a number can. ``is_long``: its type
+    allows values of any length, or of hundreds of characters. ``is_opaque``: only PostgreSQL can take its text apart.
     """
 
     name: str
@@ -244,8 +244,7 @@ def _relation(
 
 
 def _is_opaque(types: dict[int, PgType], oid: int) -> bool:
-    """Whether values travel as PostgreSQL's own text that only PostgreSQL can take apart: not strings, and not
-    enums."""
+    """Whether values are PostgreSQL's own text that only PostgreSQL can take apart: neither strings nor enums."""
     if value_type(types, oid)[0] != "text":
         return False
     found = types.get(oid)

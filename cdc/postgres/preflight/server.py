@@ -101,8 +101,8 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
             warning(
                 "max_slot_wal_keep_size",
                 f"is {setting(connection, 'max_slot_wal_keep_size')}",
-                "when capture is further behind than that, PostgreSQL removes WAL that the slot needs: the slot is lost, and"
-                " everything has to be copied again",
+                "when capture is further behind than that, PostgreSQL removes WAL that the slot needs: the slot is lost,"
+                " and everything has to be copied again",
                 "alter system set max_slot_wal_keep_size = -1;\n"
                 f"{_RELOAD}  -- or keep it, and watch that `lockstep lag` stays well below",
             )
@@ -114,8 +114,8 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
             warning(
                 "idle_replication_slot_timeout",
                 f"is {setting(connection, 'idle_replication_slot_timeout')}",
-                "when capture is down for longer than that, PostgreSQL invalidates its slot, and everything has to be copied"
-                " again",
+                "when capture is down for longer than that, PostgreSQL invalidates its slot, and everything has to be"
+                " copied again",
                 f"alter system set idle_replication_slot_timeout = 0;\n{_RELOAD}",
             )
         )
@@ -193,8 +193,7 @@ def _same(wanted: str) -> tuple[str, ...]:
 
 
 def _proxy(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Poolers answer for many servers' processes, so they can't hand out the number of the one that will run our
-    query."""
+    """Poolers answer for many server processes, so they can't return the pid of the one that will run our query."""
     pids = {connection.info.backend_pid}
     for _ in range(3):
         row = connection.execute("select pg_backend_pid()").fetchone()
@@ -205,8 +204,8 @@ def _proxy(connection: psycopg.Connection[Any]) -> list[Finding]:
         warning(
             "connection",
             "a pooler or proxy stands between us and PostgreSQL",
-            "the replication stream, the exported snapshot and session settings belong to one server process; most poolers pass"
-            " none of them through",
+            "the replication stream, the exported snapshot and session settings belong to one server process; most"
+            " poolers pass none of them through",
             "point source.dsn at PostgreSQL itself",
         )
     ]

@@ -110,6 +110,7 @@ def _prepared(connection: psycopg.Connection[Any]) -> list[Finding]:
             "prepared transactions",
             f"{len(rows)} are open, the oldest since {since}",
             "a new slot waits until every transaction that has written is over; capture can't start before",
-            f"commit prepared '{quoted}';  -- or rollback prepared, in database {database}: its application knows which",
+            f"commit prepared '{quoted}';"
+            f"  -- or rollback prepared, in database {database}: its application knows which",
         )
     ]

@@ -1,5 +1,4 @@
-"""Findings about the tables themselves: what they are, their key, what the WAL holds of old rows, large values.
-Pure."""
+"""Findings about the tables: what they are, their key, what the WAL holds of old rows, large values. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -138,7 +137,8 @@ def _partitions(relation: Relation) -> list[Finding]:
                 f"has foreign tables as partitions: {_listed(foreign)}",
                 "their rows change on another server, whose WAL isn't ours; PostgreSQL can't publish such a table",
                 "\n".join(
-                    f"alter table {relation.name.sql} detach partition {leaf.name.sql};  -- and capture it on its own server"
+                    f"alter table {relation.name.sql} detach partition {leaf.name.sql};"
+                    "  -- and capture it on its own server"
                     for leaf in foreign
                 )
                 if all(leaf.ancestors[:1] == (relation.name,) for leaf in foreign)
@@ -319,8 +319,7 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
 def _delivered(
     relation: Relation, key: Sequence[str], *, index: Index | None, identity_index: str | None
 ) -> list[Finding]:
-    """Whether the replica identity delivers the key of the old row. ``identity_index`` is the one to use where it is
-    known."""
+    """Whether the replica identity delivers the key of the old row. ``identity_index`` is the one to use, if known."""
     if relation.identity is ReplicaIdentity.FULL:
         return []
 
@@ -335,14 +334,13 @@ def _delivered(
             error(
                 relation.subject,
                 f"has a deferrable {'primary key' if index.is_primary else f'unique constraint over {_columns(key)}'}",
-                "one statement can swap the keys of two rows, which only the whole old row shows; PostgreSQL doesn't use such a"
-                " key as replica identity either, and refuses UPDATE and DELETE",
+                "one statement can swap the keys of two rows, which only the whole old row shows; PostgreSQL doesn't use such"
+                " a key as replica identity either, and refuses UPDATE and DELETE",
                 fix(full_identity_sql(relation)),
             )
         ]
     delivered = relation.identity_columns()
-    # Of a partitioned table the partitions' identities count for PostgreSQL; its own says how the stream describes
-    # old rows.
+    # PostgreSQL uses the partitions' identities; the partitioned table's own says how the stream describes old rows.
     if not delivered and relation.kind != PARTITIONED:
         what = {
             ReplicaIdentity.NOTHING: "has replica identity NOTHING",
@@ -355,7 +353,8 @@ def _delivered(
     return [
         error(
             relation.subject,
-            f"its replica identity ({relation.identity.name}) doesn't deliver {_columns(lacking)} of the key {_columns(key)}",
+            f"its replica identity ({relation.identity.name}) doesn't deliver {_columns(lacking)} of the key"
+            f" {_columns(key)}",
             "an update or delete then doesn't tell which row it was",
             fix(mended),
         )
@@ -404,9 +403,9 @@ def _toast(relation: Relation) -> list[Finding]:
         warning(
             relation.subject,
             f"can hold large values in {', '.join(large)}",
-            "PostgreSQL doesn't send a value over about 2 kB again that an update left as it was; capture keeps such values in a"
-            " local store, which costs disk. REPLICA IDENTITY FULL makes that unnecessary and costs WAL: the whole old row with"
-            " every update and delete",
+            "PostgreSQL doesn't send a value over about 2 kB again that an update left as it was; capture keeps such"
+            " values in a local store, which costs disk. REPLICA IDENTITY FULL makes that unnecessary and costs WAL: the"
+            " whole old row with every update and delete",
             _all_full(relation),
         )
     ]
