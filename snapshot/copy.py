@@ -1,14 +1,12 @@
 """Copies tables into their topics: rows become ``r`` events tagged (consistent point, 0), with a ledger in the state.
 
-A table is in the ledger once its last row is committed. After an interruption of the first copy the tables that are
-not in it are copied whole, under a new snapshot with a later consistent point: a row that changed in between has an
-event of its own in the stream, whose last one has the content that the later snapshot saw, so both orders end in the
-same state.
+A table is in the ledger once its last row is committed. After an interruption of the first copy, tables that are not
+in it are copied whole, under a new snapshot with a later consistent point. A row that changed in between has events in
+the stream, and the last of them has the content that the later snapshot saw. So both orders end in the same state.
 
-A table that joins later, or that changed without events, is copied in the middle of the stream: when everything that
-committed before the consistent point has been published and nothing behind it. Then the order of the log is the order
-of the tags, also for the deletes of the keys that the table no longer has. In the same way the rows of chosen keys
-are published again.
+A table that joins later, or that changed without events, is copied in the middle of the stream. Everything committed
+before the consistent point has been published then, and nothing after it. So the order of the log is the order of the
+tags, also for the deletes of keys that the table no longer has. Rows of chosen keys are published again the same way.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -196,8 +194,7 @@ def copy_tables(
     stopping: Callable[[], bool],
     report: Callable[[CopyProgress], None],
 ) -> CaptureState:
-    """Copy what the ledger lacks; returns the state with phase DONE, committed, or COPYING when ``stopping`` came
-    first."""
+    """Copy what the ledger lacks; returns the committed state: DONE, or COPYING when ``stopping`` came first."""
     for name, published in tables.items():
         if name in state.copied:
             continue
@@ -242,9 +239,9 @@ def copy_into_stream(
 ) -> CaptureState:
     """Copy one table where the stream stands; returns the committed state with the table in its ledger.
 
-    With ``leaves`` only the rows of these new partitions are added. Without, all rows, and a delete for every key
-    that the topic holds and the table doesn't. Raises Interrupted when ``stopping`` came first: the next start begins
-    this copy anew.
+    With ``leaves`` only the rows of these new partitions are added. Without it, all rows are published, and a delete
+    for every key that the topic holds and the table doesn't. Raises Interrupted when ``stopping`` came first: the next
+    start begins this copy anew.
     """
     copy = _TableCopy(
         published,
@@ -292,11 +289,10 @@ def republish_keys(
     settings: CaptureSettings,
     stopping: Callable[[], bool],
 ) -> Republished:
-    """Publish the rows of these keys where the stream stands, and a delete for each key without one; all is committed
-    after.
+    """Publish the rows of these keys at the stream's position, and a delete for each key without a row; commit all.
 
-    Raises UnreadableKey before anything is published, and Interrupted in the middle when ``stopping`` came first:
-    each key that is published by then is complete, and the others are as they were.
+    Raises UnreadableKey before anything is published, and Interrupted in the middle when ``stopping`` came first. Each
+    key that is published by then is complete, and the others are as they were.
     """
     table, encoder = published.table, published.encoder
     copy = _TableCopy(

@@ -1,7 +1,7 @@
 """Copies in the middle of the stream: whole tables that lack theirs, and the rows of keys that a repair asks for.
 
-Both are published where the stream stands: a snapshot is had, everything that committed before its consistent point
-is published and nothing behind it, and then the rows as the snapshot shows them.
+Both are published at the stream's position. A snapshot is taken, then everything that committed before its consistent
+point is published and nothing after it, and then the rows as the snapshot shows them.
 """
 
 import collections
@@ -109,8 +109,8 @@ class StreamCopies:
     def may_begin(self, state: CaptureState) -> bool:
         """Whether there is something to copy, and a snapshot for it can be had at once.
 
-        PostgreSQL makes none before every transaction that is writing has ended, which may take hours, and the stream
-        goes on meanwhile. So the first one only tells that the wait is over: the stream may be past it.
+        PostgreSQL makes none before every transaction that is writing has ended. That may take hours, and the stream
+        goes on meanwhile. So the first one only shows that the wait is over: the stream may be past it.
         """
         for name in self._repairs.take_whole_tables():
             self._say(f"{name}: copying it again, as was asked for")
@@ -152,8 +152,7 @@ class StreamCopies:
     def copy(self, frame: bytes | None) -> Pause | None:
         """Copy at one point of the stream what is to be copied. ``frame`` comes behind it. None when told to stop.
 
-        Tables that lack their copy come first, which often answers what is asked of them; repairs have a turn of
-        their own.
+        Tables that lack their copy come first, which often answers their requests; repairs have their own turn.
         """
         assert self._coming is not None
         waited, self._coming = self._coming, None
@@ -181,8 +180,10 @@ class StreamCopies:
             return pause
 
     def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:
-        """A snapshot, for these tables or else for those of the repairs. None when there is nothing to copy, or when
-        another long transaction has begun."""
+        """A snapshot, for these tables or else for those of the repairs.
+
+        None when there is nothing to copy, or when another long transaction has begun.
+        """
         pipeline = self._pipeline
         wanted = names or self._repairable()
         if not wanted:
@@ -325,7 +326,6 @@ class StreamCopies:
         self._repairs.done(name)
 
     def _stopping_after_status(self) -> bool:
-        """Asked between the batches of a copy, while nobody reads the stream: PostgreSQL has to hear from us all the
-        same."""
+        """Whether to stop, after a status to PostgreSQL. Asked between batches, while nobody reads the stream."""
         self._while_waiting()
         return self._stopping()

@@ -1,5 +1,4 @@
-"""The first copy of all tables: slot, handoff, and every row as the slot's snapshot shows it, under a ledger in the
-state.
+"""The first copy of all tables: slot, handoff, every row as the slot's snapshot shows it, and a ledger in the state.
 
 The state names the slot before the slot is made, so that whatever was interrupted is known to be ours.
 """
@@ -66,8 +65,7 @@ class InitialSnapshot:
         state: CaptureState | None,
         identity: SystemIdentity,
     ) -> CaptureState:
-        """Begin, or go on with what an earlier start left; COPYING in the state says that it was told to stop. Raises
-        Stopped."""
+        """Begin, or continue an earlier start; COPYING in the state says that it was told to stop. Raises Stopped."""
         pipeline, sql = self._pipeline, self._sql
         self._preflight()
         if state is None:

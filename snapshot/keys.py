@@ -1,5 +1,4 @@
-"""Keys as events have them -> the text by which PostgreSQL reads them: the inverse of ``cdc.protocol.pgvalues``.
-Pure."""
+"""Keys as in events -> the text by which PostgreSQL reads them: the inverse of ``cdc.protocol.pgvalues``. Pure."""
 
 import re
 from collections.abc import Mapping

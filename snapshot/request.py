@@ -10,8 +10,10 @@ from cdc.postgres.repair_messages import request_repair
 
 
 def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> list[TableName]:
-    """Send the requests; returns the tables. Raises ConfigurationError with every name that can't be copied, before
-    any is sent."""
+    """Send the requests; returns the tables.
+
+    Raises ConfigurationError with every name that can't be copied, before any request is sent.
+    """
     names, problems = [], []
     for text in texts:
         try:

@@ -19,8 +19,8 @@ from snapshot.keys import KeyTexts
 APPLICATION = "lockstep snapshot"
 
 # Domains come down to their base, and no type has a modifier: a cast to varchar(3) would cut a longer key off and so
-# find another row. The operator is the one of the type's index order: by its name alone, the search path would
-# decide, which may know another or, for a type of an extension, none.
+# find another row. The operator is the one of the type's index order. By its name alone, the search path would decide,
+# and that may have another one or, for a type of an extension, none.
 _KEY_TYPES = """
 with recursive resolved as (
     select k.place, t.oid, t.typtype, t.typbasetype
@@ -48,16 +48,17 @@ order by r.place
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """A key that was looked for: its values in the order of the table's columns, the others None, as the row has them
-    if there is one, else as PostgreSQL prints what was given."""
+    """A key that was looked for: its values in the order of the table's columns, None for the other columns.
+
+    The values are the row's if there is one, else as PostgreSQL prints what was given.
+    """
 
     fields: Fields
     has_row: bool
 
 
 class UnreadableKey(Exception):
-    """One of the keys isn't one of the table's type, or can't be compared. Says which kind of error it was, never a
-    value."""
+    """A key isn't of the table's type, or can't be compared. Says which kind of error it was, never a value."""
 
 
 class SnapshotReader:
@@ -90,7 +91,7 @@ class SnapshotReader:
         """Keep the tables from being altered until this is closed; writing to them goes on.
 
         A snapshot doesn't keep old columns readable, and a table that was rewritten or truncated after it looks empty
-        in it. So they are compared with what the ``other`` connection sees by now. Raises Unavailable when they are
+        in it. So they are compared with what the ``other`` connection sees now. Raises Unavailable when they are
         locked or differ from ``found``, the snapshot's memberships.
         """
         tables = ", ".join(name.sql for name in found)

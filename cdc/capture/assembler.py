@@ -222,7 +222,7 @@ class Assembler:
             self.commit_time_ms = self._transaction_time_ms
 
     def replace(self, published: PublishedTable) -> None:
-        """Note that a table was copied at this point: from here on it has this shape, or is captured for the first time."""
+        """Note that a table was copied here: from now on it has this shape, or is captured for the first time."""
         name, oid = published.table.name, published.table.oid
         self._tables[name] = published
         self._of_oid[oid] = name
@@ -479,11 +479,12 @@ class Assembler:
         unknown = [table.columns[index].name for index in indexes if index not in kept]
         if unknown:
             raise UnsupportedChange(
-                f"an update of {table.name} left the large values of {', '.join(unknown)} untouched, so PostgreSQL didn't"
-                " send them, and the table's topic doesn't hold them either; a partial row would destroy the full one",
-                hint=f"run: alter table {table.name.sql} replica identity full; that holds for updates from then on. For"
-                " this one nothing can be done: start a pipeline of another name (pipeline.name in lockstep.toml), which"
-                " takes a new snapshot. Nothing was skipped",
+                f"an update of {table.name} left the large values of {', '.join(unknown)} untouched, so PostgreSQL"
+                " didn't send them, and the table's topic doesn't hold them either; a partial row would destroy the"
+                " full one",
+                hint=f"run: alter table {table.name.sql} replica identity full; that holds for updates from then on."
+                " For this one nothing can be done: start a pipeline of another name (pipeline.name in lockstep.toml),"
+                " which takes a new snapshot. Nothing was skipped",
             )
         if published.toast is not None:
             unchanged = [index for index, value in enumerate(update.new) if value is UNCHANGED]
@@ -519,8 +520,9 @@ def _name_of(published: PublishedTable | OutboxRoute) -> TableName:
 
 def _no_key(table: Table) -> UnsupportedChange:
     return UnsupportedChange(
-        f"the replica identity of {table.name} doesn't deliver its key ({', '.join(table.key)}), so a changed row can't be"
-        " told from a new one",
-        hint=f"run: alter table {table.name.sql} replica identity full; that holds for changes from then on, and this one"
-        " was made before. Start a pipeline of another name (pipeline.name in lockstep.toml), which takes a new snapshot",
+        f"the replica identity of {table.name} doesn't deliver its key ({', '.join(table.key)}), so a changed row can't"
+        " be told from a new one",
+        hint=f"run: alter table {table.name.sql} replica identity full; that holds for changes from then on, and this"
+        " one was made before. Start a pipeline of another name (pipeline.name in lockstep.toml), which takes a new"
+        " snapshot",
     )

@@ -21,7 +21,7 @@ class Ownership:
         return self._before is not None
 
     def take(self, state: CaptureState | None) -> None:
-        """Take ``state``, the committed one, once older producers are fenced. Raises Fenced when another has taken over."""
+        """Take ``state``, the committed one, once older producers are fenced. Raises Fenced when another took over."""
         if self._before is None:
             self._before = (None if state is None else state.owner,)
         self.check(state)

@@ -74,8 +74,8 @@ class OutboxChannel:
         if missing:
             raise UnsupportedChange(
                 f"the outbox table {self.table} lacks the columns {', '.join(missing)}",
-                hint=f"it needs {', '.join(OUTBOX_COLUMNS)}; add them (alter table {self.table.sql} add ...), then start"
-                " again: nothing was skipped",
+                hint=f"it needs {', '.join(OUTBOX_COLUMNS)}; add them (alter table {self.table.sql} add ...), then"
+                " start again: nothing was skipped",
             )
         identity, aggregate, key, kind, payload = (places[name] for name in OUTBOX_COLUMNS)
         return OutboxRoute(self, len(relation.columns), identity, aggregate, key, kind, payload)

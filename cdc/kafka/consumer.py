@@ -9,7 +9,7 @@ def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -
     """Reads what is committed, and tells where a partition ends as of now.
 
     The end of a partition moves on while somebody writes, and steady writing keeps the client from reporting it.
-    So a reader fixes its own end first. ``fetch_wait_ms`` is how long the broker holds a request that has no records yet.
+    So a reader fixes its own end first. ``fetch_wait_ms`` is how long the broker holds a request without records.
     A longer wait means fewer requests, and the end is reported that much later.
     """
     return Consumer(

@@ -33,7 +33,7 @@ _READ_TIMEOUT_S = 30.0
 
 
 def _records_to_end(consumer: Consumer, topic: str, start: int) -> Iterator[Message]:
-    """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for too long."""
+    """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for long."""
     # While somebody writes all the time, the consumer never reports an end.
     end = _end_of(consumer, topic)
     if start == end:

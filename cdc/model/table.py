@@ -77,7 +77,7 @@ class Column:
 
     @property
     def identity(self) -> str:
-        """What stays the same when the column is renamed, and differs when it is dropped and added again, where known."""
+        """What stays the same in a renamed column and differs in one dropped and added again, where that is known."""
         return str(self.number) if self.number else self.name
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Requests to capture to publish the current rows of chosen keys or of a whole table again, sent as messages in the WAL.
+"""Requests to capture to publish current rows again, of chosen keys or of a whole table, sent as messages in the WAL.
 
 They go through the WAL because the answer belongs in the order of the stream. Capture takes a snapshot after it has
 seen the request, publishes everything that committed before it, and then the rows as it shows them. A message is::
@@ -93,8 +93,8 @@ def request_repair(
     if keys is not None and len(keys) > KEYS_MAX:
         raise LockstepError(
             f"{len(keys)} keys of {table} are too many to be repaired at once (at most {KEYS_MAX})",
-            hint="ask for a part of them, and for the next when those are done; or copy the table anew: lockstep snapshot"
-            " table",
+            hint="ask for a part of them, and for the next when those are done; or copy the table anew: lockstep"
+            " snapshot table",
         )
     portions: list[tuple[Key, ...] | None] = [None]
     if keys is not None:

@@ -1,17 +1,20 @@
-"""PostgreSQL's text of a value -> the JSON that stands for it in an event. Exact: no digit, bit or instant is lost.
+"""PostgreSQL's text of a value -> its JSON in an event. Exact: no digit, bit or instant is lost.
 
 ==============================  ===========================================================================
 type                            in the event
 ==============================  ===========================================================================
 bool                            ``true``, ``false``
 int2 int4 int8 oid              number, every digit (a reader with doubles must take care beyond 2**53)
-float4 float8                   number with PostgreSQL's shortest exact digits; ``"NaN"``, ``"Infinity"``,
-``"-Infinity"`` timestamp                       text, ISO 8601: ``"2016-11-04T13:51:30.123456"``; `` BC``,
-``infinity`` as PostgreSQL has them timestamptz                     the same in UTC with ``Z``
+float4 float8                   number with PostgreSQL's shortest exact digits, or text: ``"NaN"``,
+                                ``"Infinity"``, ``"-Infinity"``
+timestamp                       text, ISO 8601: ``"2016-11-04T13:51:30.123456"``; `` BC`` and ``infinity`` as
+                                PostgreSQL has them
+timestamptz                     the same in UTC with ``Z``
 arrays                          JSON array of the element's form, nested for several dimensions;
                                 with explicit bounds (``[0:1]={7,8}``) PostgreSQL's text, since JSON arrays have none
-everything else                 PostgreSQL's own text: numeric, date, time, uuid, jsonb, bytea (``\\x...``), interval,
-... ==============================  ===========================================================================
+everything else                 PostgreSQL's own text: numeric, date, time, uuid, jsonb, bytea (``\\x...``),
+                                interval, ...
+==============================  ===========================================================================
 
 The text must come from a session with ``SESSION_SETTINGS``; else the same value has other texts.
 """

@@ -47,8 +47,8 @@ class RepairRequests:
         keys = [key for key in request.keys if key.keys() == set(table.key)]
         if len(keys) < len(request.keys):
             self._say(
-                f"warning: keys of a repair of {name} are ignored ({len(request.keys) - len(keys)}): the columns of its key"
-                f" are {', '.join(table.key)}"
+                f"warning: keys of a repair of {name} are ignored ({len(request.keys) - len(keys)}): the columns of"
+                f" its key are {', '.join(table.key)}"
             )
         pending = self._keys.get(name, {})
         for key in keys:

@@ -42,7 +42,7 @@ class TableWatch:
         """Compare tables and publication with what was copied; tables that differ are to be copied again.
 
         The stream doesn't show a table that left the publication, an ALTER TABLE that rewrote rows, or a partition that
-        was attached, detached or truncated. Raises LockstepError when the publication no longer sends every kind of change.
+        was attached, detached or truncated. Raises LockstepError when the publication no longer sends all changes.
 
         Before there is a stream, there are no ``assembler`` and ``shapes``.
         """
@@ -51,7 +51,8 @@ class TableWatch:
             unpublished = unpublished_kinds(sql, state.publication)
             if unpublished:
                 raise LockstepError(
-                    f"publication {state.publication} no longer sends {', '.join(unpublished)}: such changes would be lost",
+                    f"publication {state.publication} no longer sends {', '.join(unpublished)}: such changes would be"
+                    " lost",
                     hint=f"alter publication {quote_identifier(state.publication)} set (publish = 'insert, update,"
                     " delete, truncate'); then start again: the tables are copied anew",
                 )

@@ -16,8 +16,8 @@ from cdc.toast.store import ToastStore
 class ToastCache:
     """Opens the store as of a state, and fills it from the topics.
 
-    A recreated store stays empty. A table's topic is read when the first update leaves out a value that the store lacks,
-    so tables without such updates cost nothing. A store that a crash left behind Kafka reads on from where it was.
+    A recreated store stays empty. A table's topic is read when the first update leaves out a value that the store
+    lacks, so tables without such updates cost nothing. A store that a crash left behind Kafka reads on from there.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ToastCache:
             self._fill(published, position, self.store.offsets())
 
     def reload(self, table: PublishedTable, position: tuple[int, int]) -> None:
-        """Read one table's values again from its topic's beginning; ``position`` is that of the last committed change."""
+        """Read one table's values again from its topic's start; ``position`` is that of the last committed change."""
         if table.toast is not None:
             self.store.clear(table.topic)
             self._fill([table], position, {})

@@ -112,8 +112,8 @@ class ColumnFacts:
     """What the catalogue says of one stored column, published or not, in the order of the table.
 
     ``type_name`` is the type's name once domains are resolved: a built-in type's own, ``extension.type`` for an
-    extension's, and empty for users' types. ``length`` and ``alignment`` are ``attlen`` and ``attalign``. For an array the
-    ``element_`` facts say the same of its elements (``typlen``, ``typalign``), and ``type_name`` doesn't matter.
+    extension's, and empty for users' types. ``length`` and ``alignment`` are ``attlen`` and ``attalign``. For an
+    array the ``element_`` facts say the same of its elements (``typlen``, ``typalign``), and ``type_name`` isn't used.
     """
 
     name: str
@@ -141,7 +141,8 @@ class ToastRule:
         encoding: str = "UTF8",
     ) -> None:
         """``attributes`` is ``relnatts``, dropped columns included. ``tuple_target`` is the table's
-        ``toast_tuple_target``, of partitions the smallest; ``block_size`` is the server's, ``encoding`` the database's."""
+        ``toast_tuple_target``, of partitions the smallest; ``block_size`` is the server's, ``encoding`` the
+        database's."""
         published = [column for column in facts if column.published]
         self._bounds = {
             position: _bound(column, encoding) for position, column in enumerate(published) if column.length < 0

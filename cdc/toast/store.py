@@ -299,7 +299,7 @@ class ToastStore:
         return (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
 
     def _fill_file(self) -> None:
-        """Extend the file: pages at the end that one transaction took and gave back are missing. Shorter means cut off."""
+        """Extend the file by pages at its end that one transaction took and gave back. Shorter now means cut off."""
         needed = self._needed_bytes()
         if needed > self._file_bytes:
             self._file_bytes = self._path.stat().st_size

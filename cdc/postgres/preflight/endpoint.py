@@ -88,8 +88,8 @@ def _elsewhere(difference: str) -> Finding:
     return error(
         "connection",
         f"connections reach different servers: {difference}",
-        "slot, snapshot and stream must be of one server; a load balancer stands in between, or source.dsn names several"
-        " hosts",
+        "slot, snapshot and stream must be of one server; a load balancer stands in between, or source.dsn names"
+        " several hosts",
         "point source.dsn at the primary itself; with several hosts add target_session_attrs=read-write to it",
     )
 

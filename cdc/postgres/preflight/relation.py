@@ -71,8 +71,8 @@ where i.indrelid = any(%s::oid[]) order by c.relname
 class Attribute:
     """A column as the table has it, published or not. ``generated`` is ``s`` (stored), ``v`` (virtual) or empty.
 
-    ``can_be_large``: its values can be stored out of line, and not only in theory as a number can. ``is_long``: its type
-    allows values of any length, or of hundreds of characters. ``is_opaque``: only PostgreSQL can take its text apart.
+    ``can_be_large``: its values can be stored out of line, and not only in theory as a number can. ``is_long``: its
+    type allows values of any length, or of hundreds of characters. ``is_opaque``: only PostgreSQL can parse its text.
     """
 
     name: str

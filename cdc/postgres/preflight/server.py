@@ -101,8 +101,8 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
             warning(
                 "max_slot_wal_keep_size",
                 f"is {setting(connection, 'max_slot_wal_keep_size')}",
-                "when capture is further behind than that, PostgreSQL removes WAL that the slot needs: the slot is lost,"
-                " and everything has to be copied again",
+                "when capture is further behind than that, PostgreSQL removes WAL that the slot needs: the slot is"
+                " lost, and everything has to be copied again",
                 "alter system set max_slot_wal_keep_size = -1;\n"
                 f"{_RELOAD}  -- or keep it, and watch that `lockstep lag` stays well below",
             )

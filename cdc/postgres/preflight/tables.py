@@ -334,8 +334,8 @@ def _delivered(
             error(
                 relation.subject,
                 f"has a deferrable {'primary key' if index.is_primary else f'unique constraint over {_columns(key)}'}",
-                "one statement can swap the keys of two rows, which only the whole old row shows; PostgreSQL doesn't use such"
-                " a key as replica identity either, and refuses UPDATE and DELETE",
+                "one statement can swap the keys of two rows, which only the whole old row shows; PostgreSQL doesn't"
+                " use such a key as replica identity either, and refuses UPDATE and DELETE",
                 fix(full_identity_sql(relation)),
             )
         ]
@@ -404,8 +404,8 @@ def _toast(relation: Relation) -> list[Finding]:
             relation.subject,
             f"can hold large values in {', '.join(large)}",
             "PostgreSQL doesn't send a value over about 2 kB again that an update left as it was; capture keeps such"
-            " values in a local store, which costs disk. REPLICA IDENTITY FULL makes that unnecessary and costs WAL: the"
-            " whole old row with every update and delete",
+            " values in a local store, which costs disk. REPLICA IDENTITY FULL makes that unnecessary and costs WAL:"
+            " the whole old row with every update and delete",
             _all_full(relation),
         )
     ]
