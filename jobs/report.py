@@ -109,6 +109,21 @@ class ColumnBackfillProgress:
     is_over: bool
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableDeadLetters:
+    """Dead letters of this sink, or of one that they don't name, can't be read: they stay, and nothing closes them.
+
+    ``records`` counts them. ``first_offset``, in ``topic``, and ``reason`` are those of the oldest.
+    """
+
+    sink: str
+    generation: int
+    topic: str
+    records: int
+    first_offset: int
+    reason: str
+
+
 Report = (
     SinkStarted
     | StatusReport
@@ -119,6 +134,7 @@ Report = (
     | SinkStopped
     | DefinitionDiffers
     | ColumnBackfillProgress
+    | UnreadableDeadLetters
 )
 Reporter = Callable[[Report], None]
 """Called from the sinks' own threads; must be quick."""
@@ -184,6 +200,18 @@ def log_report(report: Report) -> None:
                 report.refused,
                 report.reason or "none",
                 report.is_over,
+            )
+        case UnreadableDeadLetters():
+            logger.warning(
+                "dead letters can't be read and stay as they are sink=%s generation=%d topic=%s records=%d "
+                "first_offset=%d reason=%s: `lockstep rejections list %s` shows them",
+                report.sink,
+                report.generation,
+                report.topic,
+                report.records,
+                report.first_offset,
+                report.reason,
+                report.sink,
             )
         case _:
             assert_never(report)

@@ -1,15 +1,16 @@
 """Rejected events -> the dead-letter topic, where they are kept until the same or a newer event of the key gets through."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import orjson
 
 from cdc.kafka.control_topics import ClientSettings
 from jobs.dead_letters.limit import check_open
-from jobs.dead_letters.record import FORMAT, DeadLetter, dead_letter_key
+from jobs.dead_letters.record import FORMAT, DeadLetter, UnreadableDeadLetter, dead_letter_key
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.result import RejectedEvent
+from jobs.report import Reporter, UnreadableDeadLetters, log_report
 
 Row = tuple[str, bytes]
 """Topic and key of an event."""
@@ -35,6 +36,16 @@ def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejec
             "value": None if event.value is None else orjson.Fragment(event.value),
         }
     )
+
+
+def unreadable_report(
+    sink: str, generation: int, topic: str, unreadable: Sequence[UnreadableDeadLetter]
+) -> UnreadableDeadLetters | None:
+    """What a job tells of the records, oldest first, that may be its sink's and can't be read; None without any. Pure."""
+    own = [record for record in unreadable if record.sink in (None, sink)]
+    if not own:
+        return None
+    return UnreadableDeadLetters(sink, generation, topic, len(own), own[0].place, own[0].why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +87,19 @@ class KnownLetters:
 
 
 class DeadLetters:
-    """One generation's part of a pipeline's dead-letter topic, as its job sees it. One job at a time."""
+    """One generation's part of a pipeline's dead-letter topic, as its job sees it. One job at a time.
 
-    def __init__(self, client: ClientSettings, pipeline: str, *, sink: str, generation: int) -> None:
+    Records that can't be read stay in the topic. Each reading reports them, unless it finds the same ones again.
+    """
+
+    def __init__(
+        self, client: ClientSettings, pipeline: str, *, sink: str, generation: int, report: Reporter = log_report
+    ) -> None:
         self._topic = DeadLetterTopic(client, pipeline)
         self._sink = sink
         self._generation = generation
+        self._report = report
+        self._reported: UnreadableDeadLetters | None = None
         self._topics = frozenset[str]()
         self._known = KnownLetters()
 
@@ -140,17 +158,24 @@ class DeadLetters:
 
     def close_generation(self) -> None:
         """Remove all letters of this generation, which is about to be dropped, whichever their topics. Raises as ``publish``."""
-        self._close([letter.record_key for letter in self._topic.read()[0] if self._is_mine(letter)])
+        self._close([dead_letter.record_key for dead_letter in self._read_own()])
 
     def _read(self, topics: frozenset[str]) -> KnownLetters:
         known = KnownLetters()
-        for letter in self._topic.read()[0]:
-            if self._is_mine(letter) and letter.position.topic in topics:
-                known.add((letter.position.topic, letter.key), letter.tag, letter.record_key, letter.reason)
+        for dead_letter in self._read_own():
+            row = (dead_letter.position.topic, dead_letter.key)
+            if row[0] in topics:
+                known.add(row, dead_letter.tag, dead_letter.record_key, dead_letter.reason)
         return known
 
-    def _is_mine(self, letter: DeadLetter) -> bool:
-        return (letter.sink, letter.generation) == (self._sink, self._generation)
+    def _read_own(self) -> list[DeadLetter]:
+        dead_letters, unreadable = self._topic.read()
+        report = unreadable_report(self._sink, self._generation, self._topic.name, unreadable)
+        if report is not None and report != self._reported:
+            self._report(report)
+        self._reported = report
+        own = (self._sink, self._generation)
+        return [dead_letter for dead_letter in dead_letters if (dead_letter.sink, dead_letter.generation) == own]
 
     def _record_key(self, event: RejectedEvent) -> bytes:
         return dead_letter_key(self._sink, self._generation, event.position.topic, event.key, event.tag)

@@ -22,7 +22,7 @@ class DeadLetterTopic:
 
     def __init__(self, client: ClientSettings, pipeline: str) -> None:
         self._client = client
-        self._name = control_topic(pipeline, DEAD_LETTERS)
+        self.name = control_topic(pipeline, DEAD_LETTERS)
         self._producer: Producer | None = None
 
     def read(self) -> tuple[list[DeadLetter], list[UnreadableDeadLetter]]:
@@ -31,7 +31,7 @@ class DeadLetterTopic:
         Events' values are as large as rows, so they aren't kept.
         """
         found: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
-        for record in TopicReader(self._client).records(self._name):
+        for record in TopicReader(self._client).records(self.name):
             found.pop(record.key, None)  # so that the order is that of the newest records
             if record.value is not None:
                 found[record.key] = read_dead_letter(record.key, record.value, record.offset)
@@ -43,7 +43,7 @@ class DeadLetterTopic:
         wanted = {letter.place: letter for letter in letters}
         if not wanted:
             return
-        for record in TopicReader(self._client).records(self._name, {0: min(wanted)}):
+        for record in TopicReader(self._client).records(self.name, {0: min(wanted)}):
             letter = wanted.pop(record.offset, None)
             if letter is not None and record.value is not None:
                 yield letter, event_value(record.value)
@@ -67,7 +67,7 @@ class DeadLetterTopic:
                 deadline = time.monotonic() + _DELIVERY_TIMEOUT_S
                 while True:
                     try:
-                        producer.produce(self._name, key=key, value=value, on_delivery=delivered)
+                        producer.produce(self.name, key=key, value=value, on_delivery=delivered)
                         break
                     except BufferError:  # the client's own queue is full of what is on its way
                         if time.monotonic() > deadline:
@@ -81,16 +81,16 @@ class DeadLetterTopic:
             failures.append(error.args[0])
             unsent = 0
         if unsent:
-            raise Unavailable(f"{unsent} dead letters didn't reach topic {self._name}")
+            raise Unavailable(f"{unsent} dead letters didn't reach topic {self.name}")
         if failures:
             self._refuse(failures[0])
 
     def _refuse(self, error: KafkaError) -> None:
         timed_out = error.code() in {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT}
         if error.retriable() or timed_out:
-            raise Unavailable(f"rejected events didn't reach topic {self._name}: {error.str()}")
+            raise Unavailable(f"rejected events didn't reach topic {self.name}: {error.str()}")
         raise LockstepError(
-            f"rejected events can't be kept in topic {self._name}: {error.str()}",
+            f"rejected events can't be kept in topic {self.name}: {error.str()}",
             hint="nothing was lost: the batch is read again; the topic must exist and take records as large as the tables'",
         )
 

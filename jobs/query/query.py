@@ -79,7 +79,9 @@ class SinkQuery:
         self._report = report
         client = self._plan.kafka.client()
         task = plan.task
-        self._dead_letters = DeadLetters(client, self._plan.pipeline, sink=task.sink, generation=task.generation)
+        self._dead_letters = DeadLetters(
+            client, self._plan.pipeline, sink=task.sink, generation=task.generation, report=report
+        )
         self._rejections = self._dead_letters.read(task.tables)
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
         self._write = self._writer()

@@ -26,6 +26,7 @@ from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.driver import run_sinks
 from jobs.executor.result import RejectedEvent
 from jobs.generations.prepared import load_prepared
+from jobs.report import Report, UnreadableDeadLetters
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
 from lockstep.rejections.commands import RejectionBook, Selection, discard
@@ -562,6 +563,15 @@ def test_other_records_of_the_topic_are_told_and_disturb_nobody(
     sink = idle.sink("cache")
     later = dead_letter_key(sink, 1, idle.log.topic(ORDERS), b'{"id":1}', "0" * 28)
     topic.send([(later, b'{"version":9}'), (b"who knows", b"what")])
+    reports: list[Report] = []
+    job = DeadLetters(idle.log.kafka.client(), idle.name, sink=sink, generation=1, report=reports.append)
+    for _ in range(2):  # The job tells it once.
+        assert job.read([idle.log.topic(ORDERS)]) == {}
+    assert reports == [
+        UnreadableDeadLetters(
+            sink, 1, topic.name, 2, 0, "its format isn't 1, the one that this version of Lockstep reads"
+        )
+    ]
     event = idle.rejected(order("1"))
     idle.letters("cache").publish([event], rejected_at_ms=1)
     assert idle.open("cache").keys() == {event.key.decode()}

@@ -12,6 +12,7 @@ from jobs.report import (
     SinkStopped,
     SinkWaiting,
     StatusReport,
+    UnreadableDeadLetters,
     WatermarkRaised,
     log_report,
 )
@@ -27,6 +28,7 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         BatchGoesOn("search", 2, 8, 15.2),
         SinkFailed("search", 1, LockstepError("the disk is full")),
         SinkStopped("search", 1),
+        UnreadableDeadLetters("search", 1, "shop.__dead_letters", 2, 9, "it lacks tag"),
     ):
         log_report(report)
     messages = [record.getMessage() for record in caplog.records]
@@ -35,7 +37,11 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         "watermark=16/B374D848"
     )
     assert messages[4].startswith("batch goes on sink=search generation=2 batch=8 elapsed_s=15")
-    assert len(messages) == 7
+    assert messages[7] == (
+        "dead letters can't be read and stay as they are sink=search generation=1 topic=shop.__dead_letters records=2 "
+        "first_offset=9 reason=it lacks tag: `lockstep rejections list search` shows them"
+    )
+    assert len(messages) == 8
     assert [record.levelname for record in caplog.records] == [
         "INFO",
         "INFO",
@@ -44,4 +50,5 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         "WARNING",
         "ERROR",
         "INFO",
+        "WARNING",
     ]

@@ -5,8 +5,10 @@ from dataclasses import replace
 import orjson
 
 from cdc.model.event import Position
-from jobs.dead_letters.store import KnownLetters, dead_letter_value
+from jobs.dead_letters.record import UnreadableDeadLetter
+from jobs.dead_letters.store import KnownLetters, dead_letter_value, unreadable_report
 from jobs.executor.result import RejectedEvent
+from jobs.report import UnreadableDeadLetters
 
 EVENT = RejectedEvent(
     position=Position("shop.public.orders", 2, 17),
@@ -79,3 +81,15 @@ def test_the_reasons_are_those_of_what_would_be_open() -> None:
     assert letters.reasons_with([again, elsewhere], [OTHER]) == ["again", "elsewhere"]
     # Void in an older version and rejected in a newer one.
     assert letters.reasons_with([again], [ROW]) == ["reason 2", "again"]
+
+
+def test_a_job_reports_the_dead_letters_that_it_cannot_read() -> None:
+    records = [
+        UnreadableDeadLetter(b"k", 7, "cache", "its format isn't 1"),
+        UnreadableDeadLetter(b"l", 9, "search", "it lacks tag"),
+        UnreadableDeadLetter(b"m", 12, None, "it isn't a JSON object"),
+    ]
+    # A record that names no sink may be this one's.
+    expected = UnreadableDeadLetters("search", 3, "shop.__dead_letters", 2, 9, "it lacks tag")
+    assert unreadable_report("search", 3, "shop.__dead_letters", records) == expected
+    assert unreadable_report("search", 3, "shop.__dead_letters", records[:1]) is None
