@@ -18,7 +18,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from jobs.executor.result import Failure
-from jobs.executor.task import OpenSink
+from jobs.executor.task_input import OpenSink
 from jobs.generations.lease import is_running
 from jobs.generations.record import (
     Generation,
@@ -30,7 +30,7 @@ from jobs.generations.record import (
     save_record,
 )
 from jobs.query.job import SinkJob
-from jobs.query.plan import SinkPlan
+from jobs.query.sink_plan import SinkPlan
 from jobs.report import DefinitionDiffers, Reporter, SinkFailed, SinkStopped, SinkWaiting, log_report
 from jobs.settings import SparkSettings
 from jobs.spark.session import open_session

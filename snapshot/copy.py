@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.settings import CaptureSettings
-from cdc.capture.side_channels import Headers
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ

@@ -10,9 +10,9 @@ from cdc.capture.assembler import Assembler, Event
 from cdc.capture.batch import Batch, Committed
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.loop import CaptureLoop, Pause
+from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.settings import CaptureSettings
-from cdc.capture.side_channels import Headers
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table

@@ -9,7 +9,7 @@ import pyarrow as pa
 from cdc.model.event import RowEvent
 from jobs.executor.deliver import deliver
 from jobs.executor.result import Result, from_arrow
-from jobs.executor.task import Task
+from jobs.executor.task_input import Task
 from sinks.contract import Batch, OpenedSink, Outcome, Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.redis.sink import RedisSettings

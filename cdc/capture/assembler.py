@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from cdc.capture.key_moves import KeyMoves
+from cdc.capture.messages_and_outbox import Headers, MessageChannel, OutboxChannel, OutboxRoute
 from cdc.capture.published_table import PublishedTable, shape_difference
-from cdc.capture.side_channels import Headers, MessageChannel, OutboxChannel, OutboxRoute
 from cdc.capture.toast_rows import ToastRows
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn

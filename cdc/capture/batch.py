@@ -6,8 +6,8 @@ from typing import Protocol
 
 from cdc.capture.assembler import Assembler, Event
 from cdc.capture.confirmation import Clock, Confirmation
+from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.settings import CaptureSettings
-from cdc.capture.side_channels import Headers
 from cdc.model.lsn import Lsn
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.toast.memory import DurableMemory, Offsets

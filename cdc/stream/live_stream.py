@@ -13,8 +13,8 @@ from cdc.capture.assembler import Assembler
 from cdc.capture.batch import Batch, Committed, Publisher
 from cdc.capture.confirmation import Clock, Confirmation, KeepAlive
 from cdc.capture.loop import CaptureLoop, Stream
+from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel
 from cdc.capture.published_table import PublishedTable
-from cdc.capture.side_channels import MessageChannel, OutboxChannel
 from cdc.kafka.control_topics import read_tables
 from cdc.kafka.topic_names import MESSAGES, control_topic, outbox_topic
 from cdc.kafka.topic_reader import TopicReader
@@ -27,10 +27,10 @@ from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import emit_heartbeat, sender_timeout_s
 from cdc.protocol.control_records import CaptureState
 from cdc.stream.catalogue_shapes import CatalogueShapes
-from cdc.stream.published_tables import PublishedTables
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.slot_stream import start_stream
 from cdc.stream.source_checks import require_slot
+from cdc.stream.table_publication import PublishedTables
 from cdc.stream.table_watch import TableWatch
 from cdc.stream.toast_cache import ToastCache
 

@@ -13,7 +13,7 @@ from cdc.model.table import Column, TableName
 from cdc.protocol.envelope import RowReader
 from jobs.executor.computed_row import COMPUTED, computed_row
 from jobs.executor.shape_history import TableHistory, unknown_shape
-from jobs.executor.task import Task
+from jobs.executor.task_input import Task
 from sinks.contract import Rejection
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.

@@ -15,8 +15,8 @@ from jobs.executor.decode import decode
 from jobs.executor.log_reader import read_log
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
 from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow
-from jobs.executor.task import Task
-from jobs.executor.versions import versions_of
+from jobs.executor.row_versions import versions_of
+from jobs.executor.task_input import Task
 from jobs.executor.window import Window, newest
 from sinks.contract import Batch, Rejection, TopicPartition
 

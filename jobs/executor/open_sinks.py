@@ -5,7 +5,7 @@ import random
 import time
 from contextlib import suppress
 
-from jobs.executor.task import Task
+from jobs.executor.task_input import Task
 from sinks.contract import Sink
 from sinks.registry import SinkSettings
 from sinks.wrappers.retrying import Retries, Waiting, retrying

@@ -13,7 +13,7 @@ from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
-from jobs.executor.task import Task
+from jobs.executor.task_input import Task
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
@@ -27,10 +27,10 @@ from jobs.query.column_backfill import (
 )
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts
-from jobs.query.plan import SinkPlan
 from jobs.query.progress import ProgressKeeper
 from jobs.query.query import QueryPlan, SinkQuery
-from jobs.query.resume import ResumePoint, check_resume
+from jobs.query.resume_check import ResumePoint, check_resume
+from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, load_start_position, skipped_by
 from jobs.query.threads import ended_early, leased
 from jobs.query.watermark import Watermark

@@ -10,8 +10,8 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import TableHistory, histories, newest_shapes
-from jobs.query.plan import SinkPlan
-from jobs.query.resume import TopicFacts
+from jobs.query.resume_check import TopicFacts
+from jobs.query.sink_plan import SinkPlan
 from sinks.contract import TopicPartition
 
 

@@ -22,14 +22,14 @@ from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, ranges
 from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_arrow
-from jobs.executor.task import Task
+from jobs.executor.task_input import Task
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint
 from jobs.query.failures import Backoff, spark_error
-from jobs.query.plan import SinkPlan
 from jobs.query.progress import ProgressKeeper
+from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition
 from jobs.query.threads import POLL_S, QueryState, follow_watermark, keep_lease, report_long_batches, side_threads
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised

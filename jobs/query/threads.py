@@ -32,9 +32,9 @@ from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavaila
 from cdc.model.table import Table, TableName
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
-from jobs.query.plan import SinkPlan
-from jobs.query.resume import TopicFacts, check_same_topics
+from jobs.query.resume_check import TopicFacts, check_same_topics
 from jobs.query.schema_watch import SchemaWatch
+from jobs.query.sink_plan import SinkPlan
 from jobs.report import BatchGoesOn, Reporter, SinkWaiting
 
 POLL_S: Final = 0.1

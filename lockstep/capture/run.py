@@ -26,9 +26,9 @@ from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
-from cdc.stream.published_tables import PublishedTables
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import check_system
+from cdc.stream.table_publication import PublishedTables
 from cdc.stream.topics import create_missing_topics
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress

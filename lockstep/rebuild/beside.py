@@ -24,7 +24,6 @@ from jobs.generations.record import (
 from jobs.generations.switch import switch
 from lockstep.config import Config
 from lockstep.generations import log_ends, remove
-from lockstep.rebuild.build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
 from lockstep.rebuild.build_inputs import (
     BuildInputs,
     check_complete,
@@ -34,6 +33,7 @@ from lockstep.rebuild.build_inputs import (
     recreated_topics,
     save_inputs,
 )
+from lockstep.rebuild.generation_build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
 from lockstep.rebuild.inputs_watch import InputsWatch, cause_in_inputs
 from lockstep.rebuild.outcome import InputsChanged, Rebuilt
 from lockstep.verify.report import Kind

@@ -19,8 +19,8 @@ from jobs.query.column_backfill import load_columns, save_columns
 from jobs.query.start_position import begin_at_start_position, leave_equal_tags, load_start_position
 from lockstep.config import Config
 from lockstep.generations import take
-from lockstep.rebuild.build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
 from lockstep.rebuild.build_inputs import BuildInputs, check_complete, read_inputs
+from lockstep.rebuild.generation_build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
 from lockstep.rebuild.inputs_watch import InputsWatch, cause_in_inputs
 from lockstep.rebuild.outcome import InputsChanged, Rebuilt
 from lockstep.verify.report import Kind, VerifyReport

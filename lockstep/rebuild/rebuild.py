@@ -18,7 +18,7 @@ from lockstep.apply import spark_settings
 from lockstep.config import Config
 from lockstep.generations import log_ends, settings_of
 from lockstep.rebuild.beside import begin_beside, build_beside
-from lockstep.rebuild.build import RebuildContext
+from lockstep.rebuild.generation_build import RebuildContext
 from lockstep.rebuild.in_place import begin_in_place, rebuild_in_place
 from lockstep.rebuild.outcome import Observer, Rebuilt
 

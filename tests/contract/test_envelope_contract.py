@@ -12,7 +12,7 @@ from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table
 from cdc.protocol.envelope import TAG_HEADER, TableEncoder, event_value, tag_prefix, tag_text
 from jobs.executor.decode import decode
-from jobs.executor.task import Task
+from jobs.executor.task_input import Task
 from jobs.executor.window import newest, with_tags
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import select_records

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
-from jobs.query.resume import ResumePoint, TopicFacts, check_resume
+from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
 from sinks.redis.sink import RedisSettings, RedisSink
 from stack import ports
 from tests.builders import batch, delete, progress, table, tag, upsert

@@ -10,7 +10,7 @@ import pytest
 
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
-from cdc.postgres.toast_storage import load_rule
+from cdc.postgres.column_storage import load_rule
 from cdc.protocol.pgoutput import UNCHANGED, Delete, Field, Insert, Update
 from cdc.protocol.pgvalues import json_encoder
 from cdc.toast.memory import MemoryStore

@@ -10,10 +10,10 @@ from typing import Any, Final
 import psycopg
 
 from cdc.model.table import TableName
+from cdc.postgres.preflight.catalogue_facts import load_relations
 from cdc.postgres.preflight.finding import Finding
+from cdc.postgres.preflight.privileges import role_findings
 from cdc.postgres.preflight.publication import load_publication, missing_publication, publication_findings
-from cdc.postgres.preflight.relation import load_relations
-from cdc.postgres.preflight.role import role_findings
 from cdc.postgres.preflight.server import server_findings
 from cdc.postgres.preflight.slots import slot_findings
 from cdc.postgres.preflight.tables import table_findings

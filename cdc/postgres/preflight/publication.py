@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 
 from cdc.model.table import ReplicaIdentity, TableName, quote_identifier
+from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Relation
 from cdc.postgres.preflight.finding import Finding, Severity, as_owner, error, ok, quoted_list, warning
-from cdc.postgres.preflight.relation import PARTITIONED, Relation
 from cdc.postgres.preflight.tables import full_identity_sql, identity_sql, key_of
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from cdc.model.table import ReplicaIdentity, TableName, quote_identifier
+from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Index, Relation
 from cdc.postgres.preflight.finding import Finding, as_owner, error, ok, quoted_list, warning
-from cdc.postgres.preflight.relation import PARTITIONED, Index, Relation
 
 _KINDS = {
     "v": "a view",

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cdc.capture.assembler import Assembler, Event
+from cdc.capture.messages_and_outbox import MessageChannel
 from cdc.capture.published_table import PublishedTable
-from cdc.capture.side_channels import MessageChannel
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName

@@ -8,7 +8,7 @@ import pytest
 
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from jobs.query.failures import spark_error
-from jobs.query.plan import SinkPlan
+from jobs.query.sink_plan import SinkPlan
 from jobs.query.threads import leased
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table

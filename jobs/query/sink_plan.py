@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
-from jobs.executor.task import OpenSink
+from jobs.executor.task_input import OpenSink
 from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink

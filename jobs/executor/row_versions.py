@@ -11,7 +11,7 @@ from cdc.model.event import TableEvents
 from cdc.model.table import TableName
 from cdc.protocol.envelope import OP_OFFSET, commit_time_ms_of
 from jobs.executor.decode import Decoded, decode_topic
-from jobs.executor.task import Task
+from jobs.executor.task_input import Task
 from sinks.contract import TableVersions
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.

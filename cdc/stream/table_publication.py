@@ -10,7 +10,7 @@ from cdc.capture.published_table import PublishedTable
 from cdc.model.table import ReplicaIdentity, Table
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import keys_can_swap
-from cdc.postgres.toast_storage import load_rule
+from cdc.postgres.column_storage import load_rule
 from cdc.protocol.envelope import TableEncoder
 
 

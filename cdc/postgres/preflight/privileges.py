@@ -6,8 +6,8 @@ from typing import Any
 import psycopg
 
 from cdc.model.table import TableName, quote_identifier
+from cdc.postgres.preflight.catalogue_facts import Relation
 from cdc.postgres.preflight.finding import Finding, error, ok, one_per_statement, quoted_list, warning
-from cdc.postgres.preflight.relation import Relation
 
 _MANAGED_REPLICATION = "rds_replication"
 """Where nobody gets the attribute REPLICATION, membership in this role stands for it."""

@@ -7,7 +7,7 @@ import pyarrow as pa
 from jobs.executor.computed_row import COMPUTED
 from jobs.executor.deliver import deliver
 from jobs.executor.result import from_arrow
-from jobs.executor.versions import complete_from_ms, now_ms
+from jobs.executor.row_versions import complete_from_ms, now_ms
 from sinks.memory import MemoryStore
 from tests.task_records import ORDERS, Recording, batch_of, event, task, tombstone
 

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import PositionMismatch
 from jobs.offsets import Offsets
-from jobs.query.resume import ResumePoint, TopicFacts, check_resume, check_same_topics
+from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume, check_same_topics
 from sinks.contract import Progress
 
 TOPIC = "shop.public.orders"
