@@ -1,1 +1,1 @@
-"""Spark jobs: topics to sinks, one Structured Streaming query per sink. What runs in executors imports no client of Kafka."""
+"""Spark jobs: topics to sinks, one Structured Streaming query per sink. Executors import no Kafka client."""

@@ -1,6 +1,6 @@
 """Runs the jobs of several sinks in one driver: one SparkSession, one query and one thread per sink and generation.
 
-Which generations a sink has is looked up again and again: one that ``rebuild`` has finished joins, one that is to be dropped leaves.
+It looks up a sink's generations again and again: one that ``rebuild`` has finished joins, one to be dropped leaves.
 """
 
 import signal
@@ -95,7 +95,7 @@ def run_sinks(
     open_sink: OpenSink = open_sink,
     opened: SparkSession | None = None,
 ) -> int:
-    """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end as of now.
+    """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
 
     ``tables`` are the captured ones; a sink's own ``tables`` narrow them. ``opened`` is a session to run in.
     Returns the exit code: 0, or 1 when a sink failed; ``report`` has its error then, and the other sinks went on.

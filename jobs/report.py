@@ -182,7 +182,8 @@ def log_report(report: Report) -> None:
             logger.info("sink stopped sink=%s generation=%d", report.sink, report.generation)
         case DefinitionDiffers():
             logger.warning(
-                "sink was built with other settings sink=%s generation=%d differs_in=%s: `lockstep rebuild %s` builds it with today's",
+                "sink was built with other settings sink=%s generation=%d differs_in=%s:"
+                " `lockstep rebuild %s` builds it with today's",
                 report.sink,
                 report.generation,
                 ",".join(report.settings),
@@ -191,7 +192,8 @@ def log_report(report: Report) -> None:
         case ColumnBackfillProgress():
             logger.log(
                 logging.WARNING if report.refused else logging.INFO,
-                "rows get the values of new columns sink=%s generation=%d table=%s columns=%s rows=%d refused=%d reason=%s done=%s",
+                "rows get the values of new columns sink=%s generation=%d table=%s columns=%s rows=%d refused=%d"
+                " reason=%s done=%s",
                 report.sink,
                 report.generation,
                 report.table,

@@ -72,7 +72,8 @@ class SparkSettings(Settings):
     jars: tuple[Path, ...] = Field(default=(), description="Spark's Kafka source and what it needs")
     package: Path | None = Field(
         default=None,
-        description="the archive of `lockstep package` for the executors of a cluster; none where they have it installed",
+        description="the archive of `lockstep package` for the executors of a cluster; none where they have it"
+        " installed",
     )
     python: str | None = Field(
         default=None,

@@ -12,7 +12,10 @@ _KINDS_TOLD_MAX: Final = 5
 
 
 def kind_of(reason: str) -> str:
-    """A reason without the numbers that differ from row to row, so that like ones can be counted. An SQLSTATE in front stays."""
+    """A reason without the numbers that differ from row to row, so that equal ones can be counted.
+
+    An SQLSTATE in front stays.
+    """
     return _NUMBER.sub("N", reason)
 
 
@@ -35,9 +38,10 @@ def check_open(sink: str, generation: int, reasons: Iterable[str], *, max_open: 
     if len(given) <= max_open:
         return
     raise LockstepError(
-        f"more rejections of sink {sink!r}, generation {generation}, would be open than max_open_rejections allows, {len(given):,} of"
-        f" {max_open:,}: {in_words(given)}",
-        hint="nothing was skipped: the batch is read again at the next start. Mend what the reasons say, then `lockstep rejections"
-        f" retry {sink} --generation {generation} --all`, or give them up with `lockstep rejections discard {sink}`;"
+        f"more rejections of sink {sink!r}, generation {generation}, would be open than max_open_rejections allows,"
+        f" {len(given):,} of {max_open:,}: {in_words(given)}",
+        hint="nothing was skipped: the batch is read again at the next start. Mend what the reasons say, then"
+        f" `lockstep rejections retry {sink} --generation {generation} --all`, or give them up with"
+        f" `lockstep rejections discard {sink}`;"
         f" max_open_rejections in [sinks.{sink}] of lockstep.toml allows more",
     )

@@ -1,8 +1,8 @@
 """A dead letter: a rejected event and what is known of it, as a record of the dead-letter topic. Pure.
 
-The record's key is ``[sink, generation, topic, event key, tag]``. The tag is part of it because Kafka has no compare-and-set: whoever
-closes a letter closes the rejection that it knows of, and never a newer one of the same row that another process has just
-written. Of a row with several letters the newest counts; the others are void with it.
+The record's key is ``[sink, generation, topic, event key, tag]``. The tag is part of it because Kafka has no
+compare-and-set. Who closes a dead letter closes the rejection that it knows of, never a newer one of the same row that
+another process has just written. Of a row with several dead letters the newest counts; the others are void with it.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,10 @@ _FACTS: Final = {"partition": int, "offset": int, "tag": str, "reason": str, "re
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What a letter says, without the event's value. ``key`` is the event's, to the byte; ``record_key`` is the letter's own."""
+    """What a dead letter says, without the event's value.
+
+    ``key`` is the event's, to the byte; ``record_key`` is the dead letter's own.
+    """
 
     sink: str
     generation: int
@@ -42,7 +45,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDeadLetter:
-    """A record of the dead-letter topic that this version can't make sense of. ``sink`` is None where not even that can be told."""
+    """A record of the dead-letter topic that this version can't read. ``sink`` is None where not even that is known."""
 
     record_key: bytes
     place: int

@@ -1,4 +1,4 @@
-"""Rejected events -> the dead-letter topic, where they are kept until the same or a newer event of the key gets through."""
+"""Rejected events -> the dead-letter topic, which keeps them until the same or a newer event of the key is applied."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class _Open:
 
 @dataclass(slots=True)
 class KnownLetters:
-    """What a job knows of its generation's letters: those of each row by tag. Commands may have closed some of them since."""
+    """A job's knowledge of its generation's dead letters: each row's by tag. Commands may have closed some since."""
 
     rows: dict[Row, dict[str, _Open]] = field(default_factory=dict)
 
@@ -114,8 +114,9 @@ class DeadLetters:
     ) -> OpenRejections:
         """Keep a batch's rejections, and close those of before that it has made void. Returns what is open then.
 
-        Call it before the batch counts as done, and again with the same when it comes again: that changes nothing. Raises LockstepError
-        when more than ``max_open`` would be open; then nothing was written, and the batch has to come again. Raises as ``publish`` too.
+        Call it before the batch counts as done, and again with the same events when the batch comes again: that changes
+        nothing. Raises LockstepError when more than ``max_open`` would be open: then nothing was written, and the batch
+        has to come again. Raises as ``publish`` too.
         """
         given, gone = list(rejected), list(void)
         if given and len(self._known.reasons_with(given, gone)) > max_open:
@@ -130,8 +131,8 @@ class DeadLetters:
     def publish(self, events: Iterable[RejectedEvent], *, rejected_at_ms: int) -> None:
         """Return once every event is acknowledged by all in-sync replicas. Publishing one twice changes nothing.
 
-        Letters of the same rows with older tags are closed then. Raises Unavailable when the brokers don't answer, LockstepError when they
-        refuse a record.
+        Dead letters of the same rows with older tags are closed then. Raises Unavailable when the brokers don't answer,
+        LockstepError when they refuse a record.
         """
         given = list(events)
         self._topic.send(
@@ -149,7 +150,10 @@ class DeadLetters:
         self._close(void)
 
     def close(self, rows: Iterable[Row]) -> None:
-        """Remove the letters of these rows that are known: what was rejected, or something newer, got through. Raises as ``publish``."""
+        """Remove the known dead letters of these rows: the rejected event, or a newer one, was applied.
+
+        Raises as ``publish``.
+        """
         self._close([key for row in rows for key in self._known.take(row)])
 
     def close_all(self, topics: Iterable[str]) -> None:
@@ -157,7 +161,7 @@ class DeadLetters:
         self.close(self.read(topics))
 
     def close_generation(self) -> None:
-        """Remove all letters of this generation, which is about to be dropped, whichever their topics. Raises as ``publish``."""
+        """Remove all dead letters of this generation, which is about to be dropped. Raises as ``publish``."""
         self._close([dead_letter.record_key for dead_letter in self._read_own()])
 
     def _read(self, topics: frozenset[str]) -> KnownLetters:

@@ -1,4 +1,4 @@
-"""A pipeline's dead-letter topic: reads its letters, adds and removes some. It writes over a connection that most jobs never need."""
+"""A pipeline's dead-letter topic: reads, adds and removes its records. It connects for writing only when needed."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -39,7 +39,7 @@ class DeadLetterTopic:
         return letters, [letter for letter in found.values() if isinstance(letter, UnreadableDeadLetter)]
 
     def values(self, letters: Collection[DeadLetter]) -> Iterator[tuple[DeadLetter, bytes | None]]:
-        """These letters with their events' values; those that were closed since, and are gone for good, are left out."""
+        """These dead letters with their events' values; those that were closed since are left out."""
         wanted = {letter.place: letter for letter in letters}
         if not wanted:
             return
@@ -51,7 +51,9 @@ class DeadLetterTopic:
                 return
 
     def send(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write letters, or remove those without a value; return once all in-sync replicas have them. Twice changes nothing.
+        """Write dead letters, or remove those without a value; return once all in-sync replicas have them.
+
+        To send the same records twice changes nothing.
 
         Raises Unavailable when the brokers don't answer, LockstepError when they refuse a record.
         """
@@ -91,7 +93,8 @@ class DeadLetterTopic:
             raise Unavailable(f"rejected events didn't reach topic {self.name}: {error.str()}")
         raise LockstepError(
             f"rejected events can't be kept in topic {self.name}: {error.str()}",
-            hint="nothing was lost: the batch is read again; the topic must exist and take records as large as the tables'",
+            hint="nothing was lost: the batch is read again; the topic must exist and take records as large as"
+            " the tables'",
         )
 
     def _connect(self) -> Producer:

@@ -36,7 +36,7 @@ class ComputedRow:
 
 
 def computed_row(row: bytes, computed: bytes | str, columns: Collection[Column]) -> ComputedRow:
-    """A row's JSON and the value of ``COMPUTED`` -> the row. A condition that is null isn't met, as everywhere in SQL."""
+    """A row's JSON and the value of ``COMPUTED`` -> the row. A condition that is null isn't met, as in SQL."""
     results: Mapping[str, Mapping[str, str | None] | None] = orjson.loads(computed)
     condition = condition_name([column.name for column in columns])
     met = results.get(condition)

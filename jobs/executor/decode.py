@@ -84,7 +84,7 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
 def _read_rows(
     values: Sequence[bytes | None], *, newest_shape: str
 ) -> tuple[list[bytes | None], list[tuple[int, str]]]:
-    """The rows' JSON, and index and schema id of the records that aren't of the newest shape; a tombstone's id is empty."""
+    """The rows' JSON, and index and schema id of records of other shapes than the newest; a tombstone's id is empty."""
     rows: list[bytes | None] = []
     others: list[tuple[int, str]] = []
     read = RowReader().read

@@ -18,7 +18,7 @@ RESULT_SCHEMA: Final = "facts string, value binary"
 _ARROW_SCHEMA: Final = pa.schema([("facts", pa.string()), ("value", pa.binary())])
 
 REJECTIONS_MAX: Final = 10_000
-"""Rejections of one batch. More of them mean a wrong mapping: the job stops, and nothing of the batch counts as done."""
+"""Rejections of one batch. More of them mean a wrong mapping: the job stops, and the batch doesn't count as done."""
 
 _REJECTED_BYTES_MAX: Final = 64 * 1024 * 1024
 """Keys and values of one batch's rejections."""

@@ -35,7 +35,7 @@ class TableHistory:
     shapes: Mapping[str, Translation | None]
 
     def translate(self, event: RowEvent, schema_id: str) -> RowEvent | None:
-        """The event in the newest shape; None when a later copy of the table made it void. A tombstone has no schema id.
+        """The event in the newest shape; None when a later copy of the table made it void. Tombstones have no schema.
 
         Raises LockstepError for a shape that isn't known, which is a newer one.
         """
@@ -123,7 +123,7 @@ def _is_same(column: Column, other: Column) -> bool:
 def _translation(
     old: Table, newest: Table, added: Sequence[tuple[Column, JsonValue]], *, is_copied: bool
 ) -> Translation | None:
-    """``added`` are columns with the value that rows from before have in them; ``is_copied``: all rows have come again since."""
+    """``added`` are columns with their value in older rows; ``is_copied``: all rows have come again since."""
     if old.schema_id == newest.schema_id:
         return ()
     if old.key != newest.key:

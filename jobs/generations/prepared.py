@@ -1,8 +1,8 @@
 """The shapes that a generation's job has prepared it for, kept with the generation as the note ``g<n>.prepared``.
 
-Who writes rows beside the job writes them in these shapes: in an older one a row would lack columns that all others have by now,
-and in a newer one it could have columns that this sink is to leave out. The note is gone while the job prepares other shapes, so that
-whoever finds the same note before and after it has written knows that no column came in between.
+Who writes rows beside the job writes them in these shapes. In an older shape a row would lack columns that all others
+have by now; in a newer one it could have columns that this sink leaves out. The record is gone while the job prepares
+other shapes. So a writer that finds the same record before and after its writes knows that no column came in between.
 """
 
 import json

@@ -146,7 +146,8 @@ def check_owner(sink: str, generation: int, record: Record, pipeline: str) -> No
     if record.pipeline != pipeline:
         raise LockstepError(
             f"generation {generation} of sink {sink!r} is written by pipeline {record.pipeline!r}, not by {pipeline!r}",
-            hint="two logs in one place would mix: give this sink another name or prefix, or, if the other pipeline is gone,"
+            hint="two logs in one place would mix: give this sink another name or prefix, or, if the other"
+            " pipeline is gone,"
             f" let its own configuration drop the generation: lockstep generations {sink} --drop {generation}",
         )
 

@@ -92,7 +92,8 @@ def _approach(new: OpenedSink, target: int, live: int, log_ends: Callable[[], Of
 
 def _lacks_events(target: int, live: int, lacking: int) -> LockstepError:
     return LockstepError(
-        f"generation {target} lacks {lacking} events that readers may have seen in generation {live}: they would see older rows",
+        f"generation {target} lacks {lacking} events that readers may have seen in generation {live}: they would see"
+        " older rows",
         hint="let `lockstep apply` or `lockstep run` bring it up to date, then try again",
     )
 

@@ -1,4 +1,4 @@
-"""Spark's checkpoint of a query: where a batch ends, and what is committed. Read through Hadoop, whatever file system it is on."""
+"""Spark's checkpoint of a query: where a batch ends, and what is committed. Read through Hadoop's file systems."""
 
 from typing import Any
 
@@ -45,14 +45,14 @@ class Checkpoint:
         self._files = self._path_of(location).getFileSystem(context._jsc.hadoopConfiguration())
 
     def end_offsets(self, batch_id: int) -> Offsets:
-        """Where a batch ends. Spark writes it before the batch runs. Raises LockstepError when it isn't there, or unknown."""
+        """Where a batch ends; Spark writes it before the batch runs. Raises LockstepError when it is missing or unknown."""
         text = self._read(f"offsets/{batch_id}")
         if text is None:
             raise LockstepError(f"the checkpoint {self.location} has no offsets of batch {batch_id}")
         return parse_offsets(text)
 
     def committed(self) -> Offsets | None:
-        """Where the last complete batch ends, or None when there is none. Raises LockstepError when that isn't known."""
+        """Where the last complete batch ends, None when there is none. Raises LockstepError when that isn't known."""
         batch_id = self._last_commit()
         return None if batch_id is None else self.end_offsets(batch_id)
 

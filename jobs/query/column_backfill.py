@@ -149,7 +149,7 @@ def _still_lacking(lacking: Mapping[str, JsonValue], held: HeldTable, table: Tab
 
 
 def _check_columns(table: Table, held: HeldTable, records: Sequence[SchemaRecord]) -> None:
-    """Raise LockstepError where rows from before have another column's values under a name, and no copy replaces them."""
+    """Raise LockstepError where older rows have another column's values under a name, and no copy replaces them."""
     for column in table.columns:
         number = held.columns.get(column.name, 0)
         if not number or not column.number or number == column.number:
@@ -165,8 +165,8 @@ def _check_columns(table: Table, held: HeldTable, records: Sequence[SchemaRecord
             is_copied = is_copied or (is_there and bool(record.change.rewritten))
         if not is_copied:
             raise LockstepError(
-                f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is another one"
-                " than before, and rows that were applied earlier have the values of the old one",
+                f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is"
+                " another one than before, and rows that were applied earlier have the values of the old one",
                 hint="build it anew from the log: lockstep rebuild, with --switch",
             )
 

@@ -54,7 +54,7 @@ class SinkJob:
         self._prepared: Mapping[TableName, Table] = {}
 
     def run(self) -> None:
-        """Returns when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
+        """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
         backoff = Backoff()
         while not self._stop.is_set():
             began = time.monotonic()
@@ -124,7 +124,7 @@ class SinkJob:
             opened.sink.close()
 
     def _prepare(self, opened: OpenedSink, log: LogFacts) -> tuple[Columns, AddedValues]:
-        """Prepare the sink for the tables. Returns its columns, and what rows still lack when it has done what it can do."""
+        """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack."""
         plan = self._plan
         known = load_columns(opened.records, plan.generation)
         has_rows = plan.generation in opened.generations.numbers()

@@ -1,4 +1,4 @@
-"""What the log says of a sink's tables before its job reads them: their shapes, their topics, and whether these are there."""
+"""What the log says of a sink's tables before its job reads them: shapes, topics, and whether the topics exist."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

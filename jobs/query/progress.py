@@ -12,13 +12,13 @@ from sinks.contract import Generations, Progress, TopicPartition
 RENEWAL_MS: Final = 60_000
 """Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
 
-# ``updated_at_ms`` is what decides whether a sink may resume: has it read on since tombstones were written that may be gone by
-# now? So it isn't the time of saving but the time as of which all of the log has been applied. A sink that works through
-# a backlog, or waits for its server while this process lives on, must not look as if it had been here.
+# ``updated_at_ms`` decides whether a sink may resume: has it read on since tombstones were written that may be gone?
+# So it isn't the time of saving but the time as of which all of the log has been applied. A sink with a backlog, or
+# one that waits for its server while this process lives on, must not look up to date.
 
 
 class ProgressKeeper:
-    """Saves progress in the destination. Called by the thread of the batches and by the one that follows the watermark."""
+    """Saves progress in the destination. Called by the batches' thread and by the thread that follows the watermark."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class ProgressKeeper:
             return self._complete_at_ms
 
     def batch_applied(self, ends: Offsets, *, rejected: int) -> Progress:
-        """Everything below ``ends`` has been applied: store that. Returns what was stored. Raises as ``save_progress`` does.
+        """Everything below ``ends`` is applied: store and return that. Raises as ``save_progress``.
 
         Must return before Spark commits the batch: a destination that is behind the checkpoint has lost data.
         """
         with self._lock:
-            # After a crash between this and Spark's commit the batch comes again: its rejections are counted already. And
-            # a log that is read again from its start takes nothing back.
+            # After a crash between this and Spark's commit the batch comes again: its rejections are counted already.
+            # A log that is read again from its start takes nothing back.
             if any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items()):
                 self._rejected += rejected
                 for at, end in ends.items():
@@ -69,7 +69,7 @@ class ProgressKeeper:
             return self._save()
 
     def learn(self, records: Iterable[ProgressRecord]) -> Progress | None:
-        """Take new progress records; store and return the progress when they raise the watermark, or after a long time."""
+        """Take new progress records; store and return the progress when the watermark rises, or after a long time."""
         with self._lock:
             now_ms = self._now_ms()
             for record in records:

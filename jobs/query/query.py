@@ -261,7 +261,7 @@ class SinkQuery:
                 raise _Stopping
 
     def _keep_rejections(self, result: Result) -> None:
-        """Write dead letters, remove those that are void, and let the next batch know. Raises LockstepError for too many."""
+        """Write dead letters, remove void ones, and let the next batch know. Raises LockstepError for too many."""
         if not (result.rejected or result.resolved):
             return
         check_rejections(self._task.sink, result.rejected)

@@ -1,4 +1,4 @@
-"""May this sink go on where it was? Every case in which events would be missing without anybody noticing is refused. Pure."""
+"""May this sink go on where it was? Every case in which events would be missing unnoticed is refused. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """What the two memories of a sink say: its destination's progress, and the committed offsets of Spark's checkpoint."""
+    """The two memories of a sink: its destination's progress, and the committed offsets of Spark's checkpoint."""
 
     sink: str
     generation: int
@@ -37,8 +37,8 @@ def check_resume(
 ) -> None:
     """Raise PositionMismatch when going on would lose something; the hint is the way out.
 
-    ``topics`` are the topics to be read, which begin and end at these offsets now. A missing checkpoint is fine: everything is
-    read again, and the tags make that harmless.
+    ``topics`` are the topics to be read, which begin and end at these offsets now. A missing checkpoint is fine:
+    everything is read again, and the tags make that harmless.
     """
     _check_log_is_whole(point, begins)
     if point.progress is not None:
@@ -50,7 +50,7 @@ def check_resume(
 
 
 def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
-    """What is still to be read must be there. Compaction doesn't move a topic's beginning, so somebody has deleted records."""
+    """What is still to be read must exist. Compaction keeps a topic's beginning, so somebody has deleted records."""
     reads_from = point.start if point.committed is None else point.committed
     for at, begin in sorted(begins.items()):
         wanted = 0 if reads_from is None else reads_from.get(at, 0)
@@ -60,16 +60,18 @@ def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
                 f"topic {topic}, partition {partition}, begins at {begin}: the records from {wanted} on, which sink"
                 f" {point.sink!r} has still to read, were deleted",
                 hint="rows that weren't written since are missing in the log: let capture copy the table again"
-                " (lockstep snapshot table TABLE), then build with `lockstep rebuild --trimmed`, which compares with the source",
+                " (lockstep snapshot table TABLE), then build with `lockstep rebuild --trimmed`, which compares"
+                " with the source",
             )
 
 
 def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[str, tuple[str, int]]) -> None:
-    """Raise PositionMismatch when a topic that a running job reads was made anew, or has got another number of partitions.
+    """Raise PositionMismatch when a topic that a running job reads was recreated, or its number of partitions changed.
 
     ``now`` has the topics' ids and numbers of partitions.
 
-    Nothing else would notice: Spark goes on at its offsets, past what the new topic has below them, and into new partitions.
+    Nothing else would notice. Spark goes on at its offsets, past the new topic's first records, and into new
+    partitions.
     """
     for topic, facts in known.items():
         topic_id, partitions = now.get(topic, (facts.topic_id, facts.partitions))

@@ -1,7 +1,7 @@
 """Whether the source's tables have got another shape than a running job was prepared for.
 
-Most changes of a table come with the first row of the new shape, and stop the batch that has it. A column that is added, and all that a
-destination without columns can't stumble over, is only told of in ``__schema``.
+Most changes of a table come with the first row of the new shape, and stop the batch that has it. Only ``__schema``
+shows an added column, and changes that can't disturb a destination without columns.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from jobs.executor.shape_history import newest_shapes
 
 
 class SchemaWatch:
-    """Compares ``prepared`` with the newest shapes, which are read only where something was written since the last look."""
+    """Compares ``prepared`` with the newest shapes, which it reads only when something was written since."""
 
     def __init__(
         self, cluster: TopicAdmin, client: ClientSettings, pipeline: str, prepared: Mapping[TableName, Table]

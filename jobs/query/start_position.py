@@ -77,7 +77,8 @@ def _save(records: CoordinationRecords, generation: int, position: StartPosition
 def offsets_after_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition]) -> Offsets:
     """Where to read on for everything that was committed after ``lsn``, and as little as possible of what was before.
 
-    ``records`` are all that the progress topic still holds, in order. A partition of which they know nothing is read from its start.
+    ``records`` are all that the progress topic still holds, in order. A partition that is in none of them is read from
+    its start.
     """
     bounds: dict[TopicPartition, int] = {}
     for record in records:
@@ -89,7 +90,7 @@ def offsets_after_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: I
 
 
 def skipped_by(start: Offsets | None, progress: Progress | None) -> Mapping[TopicPartition, int]:
-    """Partitions of which something before ``start`` has not been applied, with the end of what has been after the gap."""
+    """Partitions of which something before ``start`` isn't applied, with the end of what is applied after the gap."""
     if start is None:
         return {}
     applied = {} if progress is None else progress.next_offsets

@@ -1,9 +1,9 @@
 """Offsets back into an LSN: up to where has everything been applied? Pure.
 
-Capture publishes progress records: everything committed up to ``lsn`` lies below these end offsets. A record is *covered* once
-the sink has applied every partition it names up to its bound. The watermark is the newest record such that it and all
-earlier ones are covered. A partition without traffic is in no record and holds nothing back; offsets of snapshot rows
-are in no record before the handoff's and raise nothing.
+Capture publishes progress records: everything committed up to ``lsn`` lies below these end offsets. A record is
+*covered* once the sink has applied every partition in it up to its bound. The watermark is the newest record such that
+it and all earlier ones are covered. A partition without traffic is in no record and holds nothing back. Offsets of
+snapshot rows are in no record before the handoff's and raise nothing.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,8 +28,8 @@ class _Pending:
 class Watermark:
     """The watermark of one sink. It never goes back.
 
-    ``topics`` are those that the sink reads; bounds of others don't concern it. The first record that is added must bound
-    all of them, as ``ProgressReader``'s does: what was published before it is known by its bounds alone.
+    ``topics`` are those that the sink reads; bounds of others don't concern it. The first added record must bound all
+    of them, as ``ProgressReader``'s does: what was published before it is known by its bounds alone.
     """
 
     def __init__(self, topics: Iterable[str], *, lsn: int = 0, commit_time_ms: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Makes the archive of ``jobs.spark.class_archive``: starts Spark once, runs a batch, and keeps what the JVM has loaded."""
+"""Makes the archive of ``jobs.spark.class_archive``: starts Spark once, runs a batch, keeps what the JVM has loaded."""
 
 import os
 import subprocess

@@ -1,7 +1,8 @@
 """``DataFrame.mapInArrow`` without pandas, and pickled once per query instead of once per batch.
 
-PySpark's own method does the same three calls, but asks for pandas first, which it then doesn't use: pandas would double what
-every Python worker loads. These calls are private to PySpark, whose version is pinned; ``tests/live/test_jobs.py`` runs them.
+PySpark's own method makes the same three calls, but first imports pandas, which it then doesn't use. Pandas would
+double what every Python worker loads. These calls are private to PySpark, whose version is pinned;
+``tests/live/test_jobs.py`` runs them.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""An archive of the classes that Spark loads, which makes its driver start in half the time: where it is, how it is used.
+"""An archive of the classes that Spark loads: where it is, how it is used. The driver starts in half the time with it.
 
 A driver loads some ten thousand classes before its first batch, out of four hundred jars. The JVM can keep them as they
 are in memory after that, and map the file into the next JVM. It checks by itself whether an archive fits its Java and

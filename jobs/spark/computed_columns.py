@@ -94,7 +94,7 @@ def checked_plans(
     tables: Mapping[TableName, Table],
     histories: Mapping[TableName, TableHistory] | None = None,
 ) -> dict[TableName, TablePlan]:
-    """The plans of those tables that have expressions. Raises ConfigurationError with everything that is wrong with them."""
+    """The plans of those tables that have expressions. Raises ConfigurationError with everything wrong in them."""
     plans = {
         name: TablePlan(tables[name], table_expressions, (histories or {}).get(name))
         for name, table_expressions in expressions.items()
@@ -105,8 +105,8 @@ def checked_plans(
         raise ConfigurationError(
             "expressions of this sink can't be evaluated",
             problems=problems,
-            hint="mend computed and where: Spark SQL over the columns that the source's table has; a generation that was"
-            " built with them takes `lockstep rebuild SINK --switch`",
+            hint="mend computed and where: Spark SQL over the columns that the source's table has; a generation"
+            " that was built with them takes `lockstep rebuild SINK --switch`",
         )
     return plans
 
@@ -253,7 +253,7 @@ def _as_text(sql: str, value_type: str) -> Column:
 
 def _tried(value: Column) -> Column:
     """The value, or null where evaluating it fails."""
-    # Spark has try_ variants of some functions, and this for all; in SQL it has no name. Private, and the version is pinned.
+    # Spark has try_ variants of some functions, and this one for all; it has no SQL name. Private; version is pinned.
     jvm: Any = SparkSession.active()._jvm
     convert = jvm.org.apache.spark.sql.classic.ExpressionUtils
     classic: Any = value
@@ -356,7 +356,7 @@ def opened_row_computer(
 ) -> Iterator[RowComputer]:
     """A RowComputer in this process, whatever cluster the jobs run on.
 
-    Where Spark runs in this process already, that one is used and left alone. Raises as ``checked_plans`` and ``open_session``.
+    A Spark that runs in this process already is used and not stopped. Raises as ``checked_plans`` and ``open_session``.
     """
     running = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if running is not None:

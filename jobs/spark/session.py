@@ -22,9 +22,9 @@ STOP_TIMEOUT_MS = 10_000
 """A query that is told to stop has this long; its batch is then read again at the next start."""
 
 _SETTINGS: Mapping[str, str] = {
-    # The default writes checkpoint files through FileContext, which starts a process per file: 72 -> 23 ms per batch. This
-    # one renames without checking that nobody else wrote the file: right for one writer per checkpoint, and a second
-    # writer is kept out by the sink's fence.
+    # The default writes checkpoint files through FileContext, which starts a process per file: 72 -> 23 ms per batch.
+    # This one renames without checking that nobody else wrote the file. That is right for one writer per checkpoint;
+    # the sink's fence keeps a second writer out.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
@@ -32,7 +32,8 @@ _SETTINGS: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     # Compiling a class for each plan takes longer than running it over a few rows: 12 ms.
     "spark.sql.codegen.wholeStage": "false",
-    # Loads the modules once, before the fork: 15 % of the latency and most of the workers' CPU. See jobs.spark.worker_daemon.
+    # Loads the modules once, before the fork: 15 % of the latency and most of the workers' CPU.
+    # See jobs.spark.worker_daemon.
     "spark.python.daemon.module": "jobs.spark.worker_daemon",
     # Workers hold the sinks' connections from batch to batch.
     "spark.python.worker.reuse": "true",
@@ -72,8 +73,9 @@ _SETTINGS: Mapping[str, str] = {
 }
 
 _CLUSTER_SETTINGS: Mapping[str, str] = {
-    # Processes die more often on many machines: when Python is killed for want of memory, its task fails, and may be done
-    # again elsewhere; the tags make that harmless. Our own errors fail no task (jobs.executor.deliver), so no bad row is tried so often.
+    # Processes die more often on many machines. When Python is killed for want of memory, its task fails, and may be
+    # done again elsewhere; the tags make that harmless. Our own errors fail no task (jobs.executor.deliver), so no bad
+    # row is tried so often.
     "spark.task.maxFailures": "4",
 }
 
@@ -83,10 +85,10 @@ _LISTS: Mapping[str, str] = {"spark.jars": ",", "spark.archives": ",", "spark.ex
 _PACKAGE_DIRECTORY = "lockstep_package"
 """Where executors unpack the archive, in the directory that they run in. No module may be called so."""
 
-# C1 and the serial collector: a third less latency and half the CPU while the JVM is young, which a job of tiny plans
-# stays for long: C2's code is as quick after two minutes, and a fifth quicker after five. A cluster's executors do bulk work and
-# keep the JVM's own choice. VFORK: Hadoop runs `chmod` for each file of a checkpoint, and the JVM's other way to start it runs a
-# helper first.
+# C1 and the serial collector: a third less latency and half the CPU while the JVM is young. A job of tiny plans stays
+# young for long: C2's code is as quick after two minutes, and a fifth quicker after five. A cluster's executors do bulk
+# work and keep the JVM's own choice. VFORK: Hadoop runs `chmod` for each file of a checkpoint, and the JVM's other
+# way to start it runs a helper first.
 _DRIVER_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djdk.lang.Process.launchMechanism=VFORK")
 # The full compiler reads a long log in half the time.
 _DRIVER_JVM_BULK = ("-XX:+UseParallelGC",)
@@ -127,7 +129,8 @@ def open_session(
 ) -> SparkSession:
     """Start Spark. One session per process; stop it with ``session.stop()``.
 
-    ``bulk`` is for long logs rather than short batches, ``libraries`` are modules that workers will need, ``more_options`` are the JVM's.
+    ``bulk`` is for long logs rather than short batches. ``libraries`` are modules that workers will need.
+    ``more_options`` are the JVM's.
 
     Raises LockstepError when it can't start, ConfigurationError when the archive for the executors isn't the right one.
     """
@@ -163,7 +166,7 @@ def open_session(
 
 @contextmanager
 def _output_to(file: Path | None) -> Iterator[None]:
-    """Give the processes that are started meanwhile this file as their standard error; PySpark has no parameter for it."""
+    """Give the processes started meanwhile this file as their standard error; PySpark has no parameter for it."""
     if file is None:
         yield
         return
@@ -202,12 +205,13 @@ def spark_conf(
         conf["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         # Else Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
         conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
-        # Hadoop's default writes a checksum beside each local file, and runs `chmod` for both: four processes a batch, not two.
+        # Hadoop's default writes a checksum beside each local file, and runs `chmod` for both: four processes a batch
+        # instead of two.
         conf["spark.hadoop.fs.file.impl"] = "org.apache.hadoop.fs.RawLocalFileSystem"
     else:
         conf |= _CLUSTER_SETTINGS
         if settings.package is not None:
-            # Not spark.submit.pyFiles: those are on the path of a task, but not of the daemon that comes before all tasks.
+            # Not spark.submit.pyFiles: those are on the path of a task, but not of the daemon that starts earlier.
             conf["spark.archives"] = f"{settings.package.absolute().as_uri()}#{_PACKAGE_DIRECTORY}"
             conf["spark.executorEnv.PYTHONPATH"] = _PACKAGE_DIRECTORY
     for key, own in settings.conf.items():

@@ -7,7 +7,10 @@ from zipfile import BadZipFile, ZipFile
 from cdc.model.errors import ConfigurationError
 
 PACKAGES: Final = ("cdc", "jobs", "sinks")
-"""What tasks import (``jobs.spark.worker_daemon`` is their way in), as whole packages: some modules are imported only once they are needed."""
+"""What tasks import, as whole packages, since some modules are imported only once they are needed.
+
+``jobs.spark.worker_daemon`` is their entry point.
+"""
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""Topics -> raw frame: the columns of a record that a sink needs, as they stand on the topic; or what tells tasks to read them."""
+"""Topics -> raw frame: the columns of a record that a sink needs, unchanged; or what tells tasks to read them."""
 
 import json
 from collections.abc import Sequence
@@ -30,11 +30,14 @@ def read_topics(
     start: Offsets | None = None,
     with_times: bool = False,
 ) -> DataFrame:
-    """The records of these topics from ``start``, else their beginning: key, value, topic, partition, offset, tombstone_tag.
+    """The records of these topics from ``start``, else their beginning.
+
+    The columns are key, value, topic, partition, offset, tombstone_tag.
 
     ``with_times`` adds ``timestamp_ms``, when a record was published.
 
-    ``start`` names every partition, and holds for a query that has no checkpoint yet. The topics are named one by one: a pattern would let a new topic into a running generation.
+    ``start`` names every partition, and holds for a query that has no checkpoint yet. The topics are listed by name: a
+    pattern would let a new topic into a running generation.
     """
     options = {
         **kafka_options(kafka),
@@ -59,7 +62,7 @@ def starting_offsets(start: Offsets) -> str:
 
 
 def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
-    """A frame of Kafka's source -> the columns that delivery reads. ``tombstone_tag`` is null where there is a value."""
+    """A frame of Kafka's source -> the columns that delivery reads. ``tombstone_tag`` is null where a value is."""
     tag_headers = f.filter("headers", lambda header: header["key"] == f.lit(TAG_HEADER))
     return frame.select(
         "key",
@@ -73,7 +76,7 @@ def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
 
 
 def range_frame(spark: SparkSession, wanted: Sequence[Range], *, one_task: bool) -> DataFrame:
-    """A frame that tells its tasks what to read: a range each, or all of them in one. See ``jobs.executor.log_reader``."""
+    """A frame that tells its tasks what to read: a range each, or one task all. See ``jobs.executor.log_reader``."""
     tasks = [wanted] if one_task or not wanted else [[one] for one in wanted]
     texts = f.array(*(f.lit(dump_ranges(one)) for one in tasks))
     ranges = f.element_at(texts, f.col("id").cast("int") + 1).alias("ranges")
@@ -109,8 +112,8 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
         "kafka.security.protocol": kafka.security_protocol.upper(),
         # Open and aborted transactions of capture must never reach a sink.
         "kafka.isolation.level": "read_committed",
-        # The cached consumer leaves a fetch waiting on its connection, and the next batch's requests queue behind it; the
-        # default of 500 ms is most of a batch's latency. 10 ms still cost 13 ms per partition in a task, 1 ms about 5.
+        # The cached consumer leaves a fetch waiting on its connection, and the next batch's requests queue after it.
+        # The default of 500 ms is most of a batch's latency. 10 ms cost 13 ms per partition in a task, 1 ms about 5.
         "kafka.fetch.max.wait.ms": "1",
         # Nobody asked for the client's own metrics, and each poll looks whether it is time to send them.
         "kafka.enable.metrics.push": "false",

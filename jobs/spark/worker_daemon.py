@@ -1,9 +1,9 @@
-"""``spark.python.daemon.module``: PySpark's worker daemon, with everything that workers need loaded before it forks them.
+"""``spark.python.daemon.module``: PySpark's worker daemon with all that workers need loaded before it forks them.
 
 It runs on executors, and lies here because it is Spark's own program: nothing in ``jobs.executor`` imports PySpark.
 
-PySpark's daemon runs a full garbage collection after every task: 16 to 35 ms with these modules loaded. It doesn't look
-at what is loaded before ``gc.freeze``, which leaves 0.01 ms, and workers share that memory. Measured: CPU of the workers
+PySpark's daemon runs a full garbage collection after every task: 16 to 35 ms with these modules loaded. It skips what
+was loaded before ``gc.freeze``, which leaves 0.01 ms, and workers share that memory. Measured: CPU of the workers
 81 % -> 5 % of a core at 200 events a second. ``jobs.executor.open_sinks`` freezes what a worker loads afterwards.
 """
 

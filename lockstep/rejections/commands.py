@@ -30,7 +30,7 @@ _AGES: Final = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """An open rejection. ``table`` is None when its topic belongs to no captured table. ``void`` are older ones of the same row."""
+    """An open rejection. ``table`` is None when its topic has no captured table. ``void`` are the row's older ones."""
 
     letter: DeadLetter
     table: TableName | None
@@ -71,7 +71,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rejections of a sink are meant; what isn't given excludes none. ``reason`` is a part of one, or of its kind."""
+    """Which rejections of a sink are meant; what isn't given excludes none. ``reason`` is a part of one or its kind."""
 
     tables: tuple[str, ...] = ()
     generation: int | None = None
@@ -112,7 +112,10 @@ def selection_of(
     reason: str | None,
     everything: bool,
 ) -> Selection:
-    """What a command that changes something was told. Raises ConfigurationError when it wasn't told which, or two things at once."""
+    """The selection of a command that changes something.
+
+    Raises ConfigurationError when nothing is selected, or two exclusive things are.
+    """
     if everything and (keys or reason is not None):
         raise ConfigurationError("--all excludes --key and --reason")
     if not (everything or keys or reason is not None):
@@ -121,7 +124,10 @@ def selection_of(
 
 
 def is_called(rejection: Rejection, text: str) -> bool:
-    """Whether a text names a rejection: by its key as JSON, by the one value of its key, or by ``[topic or table:]partition:offset``."""
+    """Whether a text names a rejection: by its key as JSON, by its key's one value, or by its position in the log.
+
+    A position is ``[topic or table:]partition:offset``.
+    """
     letter = rejection.letter
     if _is_object(text):
         return _canonical(letter.key) == _canonical(text)
@@ -169,7 +175,7 @@ class RejectionBook:
         return found[0]
 
     def value(self, rejection: Rejection) -> bytes | None:
-        """The rejected event's value, None for a tombstone. Raises LockstepError when the rejection was closed just now."""
+        """The rejected event's value, None for a tombstone. Raises LockstepError when it was closed in the meantime."""
         for _, value in self.topic.values([rejection.letter]):
             return value
         raise LockstepError(
@@ -177,7 +183,7 @@ class RejectionBook:
         )
 
     def close(self, rejections: Sequence[Rejection], unreadable: Sequence[UnreadableDeadLetter] = ()) -> None:
-        """Remove the letters of these. One that is closed already, or was rejected in a newer version since, stays as it is."""
+        """Remove their dead letters. One that is closed already, or was rejected in a newer version, stays as it is."""
         keys = [key for one in rejections for key in one.record_keys] + [letter.record_key for letter in unreadable]
         self.topic.send((key, None) for key in keys)
 
@@ -190,7 +196,7 @@ def discard(
     agreed: Callable[[str], bool],
     say: Callable[[str], None],
 ) -> int:
-    """Close what is meant once that is agreed to; returns the exit code. The sink needn't be there any more, nor in the configuration.
+    """Close what is meant once that is agreed to; returns the exit code. The sink needn't exist or be configured.
 
     Letters that can't be read go only with all of the sink's.
     """
@@ -223,7 +229,7 @@ def none_of_that(sink: str) -> LockstepError:
 
 
 def open_rejections(config: Config) -> list[dict[str, Any]]:
-    """What the dead-letter topic holds now, oldest first; one entry per sink, generation and row. Raises Unavailable."""
+    """The open rejections, oldest first; one entry per sink, generation and row. Raises Unavailable."""
     return [one.to_json() for one in RejectionBook(config).read(None)[0]]
 
 
@@ -265,7 +271,8 @@ def unreadable_text(unreadable: Sequence[UnreadableDeadLetter]) -> str:
     """A sentence about letters that this version can't read, with the way out."""
     sinks = sorted({letter.sink for letter in unreadable if letter.sink is not None})
     text = (
-        f"{counted(len(unreadable), 'record')} of the dead-letter topic can't be read (offset {unreadable[0].place}: {unreadable[0].why}):"
+        f"{counted(len(unreadable), 'record')} of the dead-letter topic can't be read"
+        f" (offset {unreadable[0].place}: {unreadable[0].why}):"
         " another version of Lockstep wrote them, or somebody else"
     )
     if sinks:

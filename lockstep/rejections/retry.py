@@ -1,8 +1,8 @@
 """``lockstep rejections retry``: rejected events once more, through their sink and with their own tags.
 
-It writes beside the job, if one runs, with that job's fence: it takes nobody's place. The tags keep it from making any row older, and
-an event that the sink takes for the second time changes nothing. A rejection is closed after its event is durable in the sink, so one
-that was interrupted is simply retried again.
+It writes beside a running job with that job's fence, so it takes nothing over. The tags keep it from making any row
+older, and an event that the sink takes for the second time changes nothing. A rejection is closed after its event is
+durable in the sink, so an interrupted retry is simply run again.
 """
 
 import random
@@ -61,8 +61,11 @@ class Refused:
 
 @dataclass(slots=True)
 class Retried:
-    """What became of the rejections that were retried. ``taken`` counts those that the sink has now or had already, in this version
-    or a newer one; ``void`` those whose event means nothing to the table as it is now; ``gone`` those that were closed meanwhile."""
+    """What became of the retried rejections.
+
+    ``taken`` counts those that the sink has now, in this version or a newer one. ``void`` are those whose event means
+    nothing to the table as it is now. ``gone`` are those that were closed meanwhile.
+    """
 
     generation: int
     taken: int = 0
@@ -244,7 +247,7 @@ def apply_beside(
 ) -> tuple["Made", Outcome]:
     """Apply rejected events beside the generation's job, in the shapes that it has prepared. Raises LockstepError.
 
-    ``records`` reads all shapes in the order of the topic; ``keeps`` are the tables of which the sink keeps all versions.
+    ``records`` reads all shapes in the order of the topic; ``keeps`` are the tables with all versions in the sink.
     """
     for _ in range(_TRIES):
         require_in_use(opened.records, name, generation)
@@ -279,7 +282,7 @@ def apply_beside(
 
 
 def lost_topics(topics: Iterable[str], progress: Progress | None, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """The topics whose rejections can't be retried, and why; ``topic_ids`` are those of the topics that there are. Pure.
+    """The topics whose rejections can't be retried, and why; ``topic_ids`` are those of existing topics. Pure.
 
     What a generation has read of another topic of the same name says nothing about the rows that are there now.
     """
@@ -294,7 +297,7 @@ def lost_topics(topics: Iterable[str], progress: Progress | None, topic_ids: Map
 
 
 def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> dict[TableName, TableHistory]:
-    """How events of the shapes up to the prepared ones become rows of these; ``records`` in the order of the topic. Pure."""
+    """How events of the shapes up to the prepared ones become rows of these; ``records`` in topic order. Pure."""
     by_table: dict[TableName, list[SchemaRecord]] = {}
     for record in records:
         by_table.setdefault(record.table.name, []).append(record)
@@ -312,8 +315,10 @@ def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> d
 
 @dataclass(slots=True)
 class Made:
-    """Events made of rejections; ``void`` counts those that a later copy of their table has replaced. ``origins`` are the operation and
-    the commit time, in milliseconds since 1970, of what stands at a position of the log."""
+    """Events made of rejections; ``void`` counts those that a later copy of their table has replaced.
+
+    ``origins`` are the operation and the commit time, in milliseconds since 1970, of the event at a log position.
+    """
 
     events: list[tuple[Rejection, RowEvent]] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
@@ -425,8 +430,8 @@ def _generation(
     if generation.phase is not Phase.READY:
         raise LockstepError(
             f"generation {generation.number} of sink {name!r} is {generation.phase.value}",
-            hint=f"`lockstep rebuild {name}{' --in-place' if generation.phase is Phase.REPLAYING else ''}` goes on with what was"
-            " begun; retry when it has ended",
+            hint=f"`lockstep rebuild {name}{' --in-place' if generation.phase is Phase.REPLAYING else ''}` goes on with"
+            " what was begun; retry when it has ended",
         )
     return generation
 
