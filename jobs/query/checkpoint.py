@@ -45,7 +45,7 @@ class Checkpoint:
         self._files = self._path_of(location).getFileSystem(context._jsc.hadoopConfiguration())
 
     def end_offsets(self, batch_id: int) -> Offsets:
-        """Where a batch ends; Spark writes it before the batch runs. Raises LockstepError when it is missing or unknown."""
+        """Where a batch ends; Spark writes it before the batch runs. Raises LockstepError when it isn't known."""
         text = self._read(f"offsets/{batch_id}")
         if text is None:
             raise LockstepError(f"the checkpoint {self.location} has no offsets of batch {batch_id}")
