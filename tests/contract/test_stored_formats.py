@@ -18,6 +18,7 @@ from psycopg import sql
 from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError
+from jobs.generations.record import Phase, Record, load_record
 from migrations.warehouse import HEAD
 from sinks.contract import OpenedSink
 from sinks.delta.sink import DeltaSettings, open_delta
@@ -177,13 +178,24 @@ def test_what_was_stored_before_the_numbers_is_refused_with_the_way_out(store: S
 
 
 # What a warehouse had at migration 0004, with the names of that time.
+_EARLIER_RECORD = orjson.dumps(
+    {
+        "pipeline": "shop",
+        "definition": {"computed": {"public.a.shown": "true"}},
+        "phase": "building",
+        "loaded": False,
+        "created_at_ms": 5,
+        "shown": True,
+    }
+).decode()
 _EARLIER = (
     "drop table lockstep.coordination_record",
     "create table lockstep.note (view_schema text not null, name text not null, note text not null, "
     "updated_at timestamptz not null default now(), primary key (view_schema, name))",
     "insert into lockstep.note (view_schema, name, note) select view_schema, name, note from lockstep.sink, "
     "(values ('g1.runner', '{}'), ('g1.hold', 'x'), ('g1.reading', '{\"number\":1,\"start\":null,\"replays\":true}'), ('g1.basis', 'build_inputs'), "
-    "('g1.names', 'column_names'), ('g12.excluded', 'hidden_columns'), ('g1.prepared', 'prepared'), ('record.1', 'record'), "
+    "('g1.names', 'column_names'), ('g12.excluded', 'hidden_columns'), ('g1.prepared', 'prepared'), "
+    f"('record.1', '{_EARLIER_RECORD}'), "
     "('previous', 'previous')) as notes (name, note)",
     "update lockstep.schema_version set version_num = '0004'",
 )
@@ -229,11 +241,10 @@ def test_a_warehouse_of_an_earlier_version_is_migrated_with_all_that_jobs_agreed
             assert opened.records.load(f"g1.{content}") == content
         assert opened.records.load("g1.start_position") == '{"number":1,"offsets":null,"overwrite_equal_tags":true}'
         assert opened.records.load("g12.hidden_columns") == "hidden_columns"
-        assert [opened.records.load(found) for found in ("record.1", "previous", "g1.runner")] == [
-            "record",
-            "previous",
-            None,
-        ]
+        assert load_record(opened.records, 1) == Record(
+            "shop", {"computed": {"public.a.shown": "true"}}, Phase.BUILDING, False, 5, exposed=True
+        )
+        assert [opened.records.load(found) for found in ("previous", "g1.runner")] == ["previous", None]
         assert opened.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1
     finally:
         opened.sink.close()

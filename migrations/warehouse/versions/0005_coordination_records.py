@@ -17,7 +17,7 @@ def upgrade() -> None:
         )
     """)
     # Copied, since DuckDB renames no table that has a key. Heartbeats and pause requests are a running job's own.
-    op.execute("""
+    op.execute(r"""
         insert into lockstep.coordination_record (view_schema, name, content, updated_at)
         select
             view_schema,
@@ -33,6 +33,8 @@ def upgrade() -> None:
             case
                 when name ~ '^g[0-9]+[.]reading$'
                 then replace(replace(note, '"start":', '"offsets":'), '"replays":', '"overwrite_equal_tags":')
+                when name ~ '^record[.][0-9]+$'
+                then regexp_replace(note, ',"shown":(true|false)}$', ',"exposed":\1}')
                 else note
             end,
             updated_at
