@@ -32,10 +32,9 @@ _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
 
 
-def _records_to_end(consumer: Consumer, topic: str, start: int) -> Iterator[Message]:
-    """Every committed record from ``start`` to the end as of now. Raises Unavailable when nothing comes for long."""
-    # While somebody writes all the time, the consumer never reports an end.
-    end = _end_of(consumer, topic)
+def _records(consumer: Consumer, topic: str, start: int, end: int) -> Iterator[Message]:
+    """Every committed record from ``start`` to ``end``. Raises Unavailable when nothing comes for long."""
+    # The end is given: while somebody writes all the time, the consumer never reports one.
     if start == end:
         return
     consumer.assign([TopicPartition(topic, 0, start)])
@@ -57,12 +56,16 @@ def _records_to_end(consumer: Consumer, topic: str, start: int) -> Iterator[Mess
     raise Unavailable(f"the end of topic {topic} wasn't reached: nothing came for {_READ_TIMEOUT_S:.0f} s")
 
 
-def _end_of(consumer: Consumer, topic: str) -> int:
-    """The end of a topic that exists. A broker that has just come back may not know it in the first moment."""
+def _limits(consumer: Consumer, topic: str) -> tuple[int, int]:
+    """The first offset and the end of a topic that exists, as of now.
+
+    A broker that has just come back may not know them in the first moment.
+    """
     deadline = time.monotonic() + _READ_TIMEOUT_S
     while True:
         try:
-            return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_READ_TIMEOUT_S)[1])
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_READ_TIMEOUT_S)
+            return int(low), int(high)
         except KafkaException as error:
             if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
                 raise
@@ -87,7 +90,7 @@ def read_compacted(client: ClientSettings, topic: str) -> dict[bytes, bytes]:
         if metadata.error is not None:
             raise LockstepError(f"topic {topic} can't be read: {metadata.error.str()}")
         newest: dict[bytes, bytes] = {}
-        for message in _records_to_end(consumer, topic, 0):
+        for message in _records(consumer, topic, 0, _limits(consumer, topic)[1]):
             key, value = _content(message)
             newest.pop(key, None)  # so that the order is that of the newest records
             if value is not None:
@@ -125,7 +128,7 @@ def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecor
     topic = control_topic(prefix, PROGRESS)
     consumer = open_consumer(client)
     try:
-        for message in _records_to_end(consumer, topic, 0):
+        for message in _records(consumer, topic, 0, _limits(consumer, topic)[1]):
             yield ProgressRecord.from_bytes(_content(message)[1] or b"")
     except KafkaException as error:
         raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
@@ -149,34 +152,42 @@ class ProgressReader:
         self._next: int | None = None
 
     def new_records(self) -> list[ProgressRecord]:
-        """The committed records since the last call, oldest first. Raises Unavailable."""
+        """The committed records since the last call that returned, oldest first.
+
+        Where Kafka has deleted some of them by age, one record with new bounds of all topics, as in the first answer.
+        Raises Unavailable; then the next call gives all that this one would have given.
+        """
         try:
-            if self._next is None:
-                return self._newest()
-            return self._read(self._next)
+            low, high = _limits(self._consumer, self._topic)
+            if self._next is None or self._next < low:
+                records, following = self._newest(low, high)
+            else:
+                records, following = self._read(self._next, high)
         except KafkaException as error:
             raise Unavailable(f"topic {self._topic} can't be read: {reason(error)}") from error
+        self._next = following
+        return records
 
-    def _newest(self) -> list[ProgressRecord]:
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=_READ_TIMEOUT_S)
+    def _newest(self, low: int, high: int) -> tuple[list[ProgressRecord], int]:
         tail = _TAIL_OFFSETS
         while True:
             start = max(low, high - tail)
-            records = self._read(start)
+            records, following = self._read(start, high)
             if records:
                 newest = records[-1]
-                return [ProgressRecord(newest.lsn, newest.commit_time_ms, self._end_offsets())]
+                return [ProgressRecord(newest.lsn, newest.commit_time_ms, self._end_offsets())], following
             if start == low:
-                return []
+                return [], following
             tail *= 10  # nothing but transaction markers so far
 
-    def _read(self, start: int) -> list[ProgressRecord]:
+    def _read(self, start: int, end: int) -> tuple[list[ProgressRecord], int]:
+        """The records, and the offset after the last of them."""
         records = []
-        self._next = start
-        for message in _records_to_end(self._consumer, self._topic, start):
+        following = start
+        for message in _records(self._consumer, self._topic, start, end):
             records.append(ProgressRecord.from_bytes(_content(message)[1] or b""))
-            self._next = (message.offset() or 0) + 1
-        return records
+            following = (message.offset() or 0) + 1
+        return records, following
 
     def _end_offsets(self) -> dict[str, tuple[int, ...]]:
         counts = self._cluster.partition_counts()

@@ -1,0 +1,136 @@
+"""The progress topic is followed without losing a record's bounds: a watermark that lacks some would say too much."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from cdc.capture.settings import CaptureSettings
+from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic
+from cdc.model.errors import Unavailable
+from cdc.model.table import TableName
+from stack.stack import Endpoints
+from tests.events import kafka_settings
+from tests.history import state
+
+pytestmark = pytest.mark.live
+
+
+class Log:
+    """A pipeline's topics of two tables, and a publisher that records progress with each commit."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self.settings = settings
+        self.prefix = f"t{uuid.uuid4().hex[:12]}"
+        self.orders, self.customers = (
+            table_topic(self.prefix, TableName("public", name)) for name in ("orders", "customers")
+        )
+        self.topics = [self.orders, self.customers]
+        plans = [table_topic_plan(topic, settings.topics) for topic in self.topics]
+        TopicAdmin(settings.client()).create([*control_topic_plans(self.prefix, settings.topics), *plans])
+        self.publisher = TransactionalPublisher(
+            settings.client(),
+            prefix=self.prefix,
+            transactional_id=self.prefix,
+            queue_bytes=CaptureSettings().queue_bytes,
+            max_message_bytes=settings.topics.max_message_bytes,
+            while_waiting=lambda: None,
+        )
+        self.publisher.start()
+        self._lsn = 100
+
+    def publish(self, topic: str) -> int:
+        """Commit one event of a topic with its progress record; returns the record's LSN."""
+        self._lsn += 1
+        self.publisher.send(topic, b'{"id":1}', b"{}")
+        committed = state().published(commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0)
+        self.publisher.commit(committed, covering=[topic])
+        return self._lsn
+
+    def reader(self) -> ProgressReader:
+        return ProgressReader(self.settings.client(), self.prefix, self.topics)
+
+    def delete_progress_records(self, *, kept: int) -> None:
+        """As Kafka does by their age: all but the last ones, each of which is followed by its marker."""
+        topic = control_topic(self.prefix, PROGRESS)
+        (end,) = TopicAdmin(self.settings.client()).end_offsets([(topic, 0)]).values()
+        admin = AdminClient(dict(self.settings.client()))
+        for future in admin.delete_records([TopicPartition(topic, 0, end - 2 * kept)]).values():
+            future.result(30)
+
+
+@pytest.fixture
+def log(endpoints: Endpoints) -> Iterator[Log]:
+    log = Log(kafka_settings(endpoints.kafka_bootstrap, partitions=1))
+    yield log
+    log.publisher.close()
+
+
+class FailsOnce:
+    """Something real, one of whose methods fails in the call after ``calls`` good ones, and only then."""
+
+    def __init__(self, real: Any, method: str, *, calls: int) -> None:
+        self._real = real
+        self._method = method
+        self._left = calls
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+        if name != self._method:
+            return real
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            if self._left == 0:
+                self._left = -1
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+            answer = real(*arguments, **options)
+            if self._left > 0 and answer is not None:
+                self._left -= 1
+            return answer
+
+        return call
+
+
+def test_records_that_came_before_the_connection_was_lost_come_again(log: Log) -> None:
+    log.publish(log.orders)
+    reader = log.reader()
+    reader.new_records()
+    lsns = [log.publish(topic) for topic in (log.orders, log.customers)]
+    reader._consumer = FailsOnce(reader._consumer, "poll", calls=1)  # type: ignore[assignment]  # as the consumer is
+    with pytest.raises(Unavailable):
+        reader.new_records()
+    records = reader.new_records()
+    reader.close()
+    assert [record.lsn for record in records] == lsns
+    assert [set(record.bounds) for record in records] == [{log.orders}, {log.customers}]
+
+
+def test_the_first_answer_bounds_all_topics_also_after_one_that_failed(log: Log) -> None:
+    log.publish(log.orders)
+    lsn = log.publish(log.customers)
+    reader = log.reader()
+    reader._cluster = FailsOnce(reader._cluster, "end_offsets", calls=0)  # type: ignore[assignment]  # as the admin is
+    with pytest.raises(Unavailable):
+        reader.new_records()
+    (record,) = reader.new_records()
+    reader.close()
+    assert (record.lsn, set(record.bounds)) == (lsn, {log.orders, log.customers})
+
+
+def test_records_that_kafka_has_deleted_unread_are_made_good_by_bounds_of_all_topics(log: Log) -> None:
+    log.publish(log.orders)
+    reader = log.reader()
+    reader.new_records()
+    log.publish(log.orders)
+    lsn = log.publish(log.customers)
+    log.delete_progress_records(kept=1)
+    (record,) = reader.new_records()
+    reader.close()
+    assert (record.lsn, set(record.bounds)) == (lsn, {log.orders, log.customers})
