@@ -12,7 +12,7 @@ from cdc.model.table import TableName
 from lockstep.capture.run import Observer
 from snapshot.copy import CopyProgress
 
-logger = logging.getLogger("lockstep.capture.run")
+logger = logging.getLogger("lockstep.capture")
 
 _SUMMARY_EVERY_S = 10.0
 
