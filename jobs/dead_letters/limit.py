@@ -1,4 +1,4 @@
-"""How many rejections of one generation may be open: beyond that it isn't the rows, and the job stops. Pure."""
+"""How many rejections of one generation may be open: with more it isn't the rows, and the job stops. Pure."""
 
 import re
 from collections import Counter
@@ -12,7 +12,7 @@ _KINDS_TOLD_MAX: Final = 5
 
 
 def kind_of(reason: str) -> str:
-    """A reason without the numbers that differ from row to row, so that equal ones can be counted.
+    """A reason without the numbers that differ from row to row, so that like ones count as one kind.
 
     An SQLSTATE in front stays.
     """
@@ -42,6 +42,5 @@ def check_open(sink: str, generation: int, reasons: Iterable[str], *, max_open: 
         f" {len(given):,} of {max_open:,}: {in_words(given)}",
         hint="nothing was skipped: the batch is read again at the next start. Mend what the reasons say, then"
         f" `lockstep rejections retry {sink} --generation {generation} --all`, or give them up with"
-        f" `lockstep rejections discard {sink}`;"
-        f" max_open_rejections in [sinks.{sink}] of lockstep.toml allows more",
+        f" `lockstep rejections discard {sink}`; max_open_rejections in [sinks.{sink}] of lockstep.toml allows more",
     )

@@ -1,30 +1,32 @@
 """A dead letter: a rejected event and what is known of it, as a record of the dead-letter topic. Pure.
 
-The record's key is ``[sink, generation, topic, event key, tag]``. The tag is part of it because Kafka has no
-compare-and-set. Who closes a dead letter closes the rejection that it knows of, never a newer one of the same row that
-another process has just written. Of a row with several dead letters the newest counts; the others are void with it.
+The record's key is ``[sink, generation, topic, event key, tag]``. Kafka has no compare-and-set, so the tag is part of
+the key: who closes a dead letter never closes a newer one of the same row that another process has just written.
+The newest dead letter of a row counts. Older ones are void with it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
 
 from cdc.model.event import Position
 from cdc.model.tag import Tag
+from jobs.executor.result import RejectedEvent
 
 FORMAT: Final = 1
-"""The version of the record's form. A record of any other is told of, with the way out, and stays where it is."""
+"""The version of the record's form. A record of another version is reported, with the way out, and stays."""
 
 _FACTS: Final = {"partition": int, "offset": int, "tag": str, "reason": str, "rejected_at_ms": int}
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """What a dead letter says, without the event's value.
+    """What a dead letter says, without the event's value. ``key`` is the event's, ``record_key`` the record's own.
 
-    ``key`` is the event's, to the byte; ``record_key`` is the dead letter's own.
+    ``record_offset`` is its offset in the dead-letter topic. ``older_record_keys`` are those of the row's older dead
+    letters, where they are known.
     """
 
     sink: str
@@ -35,20 +37,26 @@ class DeadLetter:
     reason: str
     rejected_at_ms: int
     record_key: bytes
-    place: int
-    """The letter's offset in the dead-letter topic."""
+    record_offset: int
+    older_record_keys: tuple[bytes, ...] = ()
 
     @property
     def row(self) -> tuple[str, int, str, bytes]:
+        """What the dead letters of a row have in common: sink, generation, topic and the event's key."""
         return self.sink, self.generation, self.position.topic, self.key
+
+    @property
+    def record_keys(self) -> list[bytes]:
+        """The records that have to be removed to close the rejection."""
+        return [*self.older_record_keys, self.record_key]
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDeadLetter:
-    """A record of the dead-letter topic that this version can't read. ``sink`` is None where not even that is known."""
+    """A record of the dead-letter topic that this version can't read. ``sink`` is None where the key doesn't name it."""
 
     record_key: bytes
-    place: int
+    record_offset: int
     sink: str | None
     why: str
 
@@ -58,13 +66,32 @@ def dead_letter_key(sink: str, generation: int, topic: str, key: bytes, tag: str
     return orjson.dumps([sink, generation, topic, orjson.Fragment(key), tag])
 
 
-def read_dead_letter(record_key: bytes, value: bytes, place: int) -> DeadLetter | UnreadableDeadLetter:
+def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejected_at_ms: int) -> bytes:
+    """The facts, and the event itself: compaction may take it from its own topic, and nothing is to be lost."""
+    return orjson.dumps(
+        {
+            "format": FORMAT,
+            "sink": sink,
+            "generation": generation,
+            "topic": event.position.topic,
+            "partition": event.position.partition,
+            "offset": event.position.offset,
+            "key": orjson.Fragment(event.key),
+            "tag": event.tag,
+            "reason": event.reason,
+            "rejected_at_ms": rejected_at_ms,
+            "value": None if event.value is None else orjson.Fragment(event.value),
+        }
+    )
+
+
+def read_dead_letter(record_key: bytes, value: bytes, record_offset: int) -> DeadLetter | UnreadableDeadLetter:
     """A record as a dead letter, or why it can't be read: another format version, or not one of Lockstep's."""
     names = _parsed(record_key)
     sink = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
     def unreadable(why: str) -> UnreadableDeadLetter:
-        return UnreadableDeadLetter(record_key, place, sink, why)
+        return UnreadableDeadLetter(record_key, record_offset, sink, why)
 
     if not (isinstance(names, list) and len(names) == 5 and _are(names, str, int, str, dict)):
         return unreadable("its key isn't [sink, generation, topic, event key, tag]")
@@ -84,26 +111,30 @@ def read_dead_letter(record_key: bytes, value: bytes, place: int) -> DeadLetter 
         return unreadable("its tag isn't that of its key")
     position = Position(names[2], facts["partition"], facts["offset"])
     return DeadLetter(
-        names[0], names[1], position, key, tag, facts["reason"], facts["rejected_at_ms"], record_key, place
+        names[0], names[1], position, key, tag, facts["reason"], facts["rejected_at_ms"], record_key, record_offset
     )
 
 
 def event_value(value: bytes) -> bytes | None:
-    """The event's value in a readable letter's; None for a tombstone."""
+    """The event's value in that of a readable dead letter; None for a tombstone."""
     event = orjson.loads(value)["value"]
     return None if event is None else orjson.dumps(event)
 
 
-def by_row(letters: Iterable[DeadLetter]) -> list[list[DeadLetter]]:
-    """The letters of each row, oldest tag first, in the order in which rows come first."""
+def newest_of_rows(dead_letters: Iterable[DeadLetter]) -> list[DeadLetter]:
+    """The dead letter with the newest tag of each row, with its older ones, in the order in which rows come first."""
     rows: dict[tuple[str, int, str, bytes], list[DeadLetter]] = {}
-    for letter in letters:
-        rows.setdefault(letter.row, []).append(letter)
-    return [sorted(of_row, key=lambda letter: letter.tag) for of_row in rows.values()]
+    for dead_letter in dead_letters:
+        rows.setdefault(dead_letter.row, []).append(dead_letter)
+    newest = []
+    for of_row in rows.values():
+        *older, last = sorted(of_row, key=lambda dead_letter: dead_letter.tag)
+        newest.append(replace(last, older_record_keys=tuple(dead_letter.record_key for dead_letter in older)))
+    return newest
 
 
 def _event_key(record_key: bytes, names: list[Any], tag: str) -> bytes | None:
-    """The event's key in a letter's, to the byte; None when it isn't where it should be."""
+    """The event's key in the record's, to the byte; None when it isn't where it should be."""
     start = orjson.dumps(names[:3])[:-1] + b","
     end = b"," + orjson.dumps(tag) + b"]"
     if not (record_key.startswith(start) and record_key.endswith(end)):

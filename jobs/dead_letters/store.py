@@ -3,11 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import orjson
-
 from cdc.kafka.control_topics import ClientSettings
 from jobs.dead_letters.limit import check_open
-from jobs.dead_letters.record import FORMAT, DeadLetter, UnreadableDeadLetter, dead_letter_key
+from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, dead_letter_key, dead_letter_value
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.result import RejectedEvent
 from jobs.report import Reporter, UnreadableDeadLetters, log_report
@@ -19,25 +17,6 @@ OpenRejections = dict[Row, str]
 """The row of a rejected event -> its tag."""
 
 
-def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejected_at_ms: int) -> bytes:
-    """The facts, and the event itself: compaction may take it from its own topic, and nothing is to be lost."""
-    return orjson.dumps(
-        {
-            "format": FORMAT,
-            "sink": sink,
-            "generation": generation,
-            "topic": event.position.topic,
-            "partition": event.position.partition,
-            "offset": event.position.offset,
-            "key": orjson.Fragment(event.key),
-            "tag": event.tag,
-            "reason": event.reason,
-            "rejected_at_ms": rejected_at_ms,
-            "value": None if event.value is None else orjson.Fragment(event.value),
-        }
-    )
-
-
 def unreadable_report(
     sink: str, generation: int, topic: str, unreadable: Sequence[UnreadableDeadLetter]
 ) -> UnreadableDeadLetters | None:
@@ -45,43 +24,45 @@ def unreadable_report(
     own = [record for record in unreadable if record.sink in (None, sink)]
     if not own:
         return None
-    return UnreadableDeadLetters(sink, generation, topic, len(own), own[0].place, own[0].why)
+    return UnreadableDeadLetters(sink, generation, topic, len(own), own[0].record_offset, own[0].why)
 
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A letter as the job that wrote or read it knows it."""
+    """A dead letter as the job that wrote or read it knows it."""
 
     record_key: bytes
     reason: str
 
 
 @dataclass(slots=True)
-class KnownLetters:
-    """A job's knowledge of its generation's dead letters: each row's by tag. Commands may have closed some since."""
+class KnownDeadLetters:
+    """What a job knows of its generation's dead letters, by row and tag. Commands may have closed some since."""
 
     rows: dict[Row, dict[str, _Open]] = field(default_factory=dict)
 
     def add(self, row: Row, tag: str, record_key: bytes, reason: str) -> None:
+        """Know one more."""
         self.rows.setdefault(row, {})[tag] = _Open(record_key, reason)
 
     def newest(self) -> OpenRejections:
-        return {row: max(letters) for row, letters in self.rows.items()}
+        """The newest tag of each row."""
+        return {row: max(by_tag) for row, by_tag in self.rows.items()}
 
     def reasons_with(self, rejected: Iterable[RejectedEvent], void: Iterable[Row]) -> list[str]:
         """The reason of each row whose rejection would be open once these have come and those have gone."""
-        reasons = {row: letters[max(letters)].reason for row, letters in self.rows.items()}
+        reasons = {row: by_tag[max(by_tag)].reason for row, by_tag in self.rows.items()}
         for row in void:
             reasons.pop(row, None)
         reasons |= {(event.position.topic, event.key): event.reason for event in rejected}
         return list(reasons.values())
 
     def take(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
-        """Forget a row's letters, or those of older tags only; returns their records' keys."""
-        letters = self.rows.get(row, {})
-        gone = [tag for tag in letters if older_than is None or tag < older_than]
-        keys = [letters.pop(tag).record_key for tag in gone]
-        if not letters:
+        """Forget a row's dead letters, or those of older tags only. Returns their records' keys."""
+        by_tag = self.rows.get(row, {})
+        gone = [tag for tag in by_tag if older_than is None or tag < older_than]
+        keys = [by_tag.pop(tag).record_key for tag in gone]
+        if not by_tag:
             self.rows.pop(row, None)
         return keys
 
@@ -101,7 +82,7 @@ class DeadLetters:
         self._report = report
         self._reported: UnreadableDeadLetters | None = None
         self._topics = frozenset[str]()
-        self._known = KnownLetters()
+        self._known = KnownDeadLetters()
 
     def read(self, topics: Iterable[str]) -> OpenRejections:
         """The rejections that are open. Raises Unavailable."""
@@ -112,15 +93,15 @@ class DeadLetters:
     def keep(
         self, rejected: Iterable[RejectedEvent], void: Iterable[Row], *, rejected_at_ms: int, max_open: int
     ) -> OpenRejections:
-        """Keep a batch's rejections, and close those of before that it has made void. Returns what is open then.
+        """Keep a batch's rejections, and close earlier ones that it has made void. Returns what is open then.
 
-        Call it before the batch counts as done, and again with the same events when the batch comes again: that changes
-        nothing. Raises LockstepError when more than ``max_open`` would be open: then nothing was written, and the batch
-        has to come again. Raises as ``publish`` too.
+        Call it before the batch counts as done. When the batch comes again, call it again: that changes nothing.
+        Raises LockstepError when more than ``max_open`` would be open. Nothing is written then, and the batch has to
+        come again. Raises as ``publish`` too.
         """
         given, gone = list(rejected), list(void)
         if given and len(self._known.reasons_with(given, gone)) > max_open:
-            # Commands close rejections too, and a job doesn't hear of it.
+            # Commands close rejections too, and don't tell the job.
             self._known = self._read(self._topics | {event.position.topic for event in given})
             check_open(self._sink, self._generation, self._known.reasons_with(given, gone), max_open=max_open)
         # First: a row of these may have been rejected again in the same batch, in a newer version that stays.
@@ -131,8 +112,8 @@ class DeadLetters:
     def publish(self, events: Iterable[RejectedEvent], *, rejected_at_ms: int) -> None:
         """Return once every event is acknowledged by all in-sync replicas. Publishing one twice changes nothing.
 
-        Dead letters of the same rows with older tags are closed then. Raises Unavailable when the brokers don't answer,
-        LockstepError when they refuse a record.
+        Dead letters of the same rows with older tags are closed then. Raises Unavailable when the brokers don't
+        answer, LockstepError when they refuse a record.
         """
         given = list(events)
         self._topic.send(
@@ -150,22 +131,19 @@ class DeadLetters:
         self._close(void)
 
     def close(self, rows: Iterable[Row]) -> None:
-        """Remove the known dead letters of these rows: the rejected event, or a newer one, was applied.
-
-        Raises as ``publish``.
-        """
+        """Remove the known dead letters of these rows, whose events or newer ones were applied. Raises as ``publish``."""
         self._close([key for row in rows for key in self._known.take(row)])
 
     def close_all(self, topics: Iterable[str]) -> None:
-        """Remove this generation's letters of these topics. Raises as ``publish``."""
+        """Remove this generation's dead letters of these topics. Raises as ``publish``."""
         self.close(self.read(topics))
 
     def close_generation(self) -> None:
         """Remove all dead letters of this generation, which is about to be dropped. Raises as ``publish``."""
         self._close([dead_letter.record_key for dead_letter in self._read_own()])
 
-    def _read(self, topics: frozenset[str]) -> KnownLetters:
-        known = KnownLetters()
+    def _read(self, topics: frozenset[str]) -> KnownDeadLetters:
+        known = KnownDeadLetters()
         for dead_letter in self._read_own():
             row = (dead_letter.position.topic, dead_letter.key)
             if row[0] in topics:

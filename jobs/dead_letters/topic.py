@@ -1,4 +1,4 @@
-"""A pipeline's dead-letter topic: reads, adds and removes its records. It connects for writing only when needed."""
+"""A pipeline's dead-letter topic: reads, adds and removes dead letters."""
 
 import time
 from collections.abc import Collection, Iterable, Iterator
@@ -18,7 +18,7 @@ _RECORD_BYTES_MAX: Final = 1_000_000_000
 
 
 class DeadLetterTopic:
-    """The letters of all sinks of a pipeline."""
+    """The dead letters of all sinks of a pipeline. The connection to write is opened at the first ``send``."""
 
     def __init__(self, client: ClientSettings, pipeline: str) -> None:
         self._client = client
@@ -26,36 +26,35 @@ class DeadLetterTopic:
         self._producer: Producer | None = None
 
     def read(self) -> tuple[list[DeadLetter], list[UnreadableDeadLetter]]:
-        """The letters that are there now, oldest first; none where the topic doesn't exist. Raises Unavailable.
+        """The dead letters that are there now, oldest first; none where the topic doesn't exist. Raises Unavailable.
 
         Events' values are as large as rows, so they aren't kept.
         """
-        found: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
+        by_key: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
         for record in TopicReader(self._client).records(self.name):
-            found.pop(record.key, None)  # so that the order is that of the newest records
+            by_key.pop(record.key, None)  # so that the order is that of the newest records
             if record.value is not None:
-                found[record.key] = read_dead_letter(record.key, record.value, record.offset)
-        letters = [letter for letter in found.values() if isinstance(letter, DeadLetter)]
-        return letters, [letter for letter in found.values() if isinstance(letter, UnreadableDeadLetter)]
+                by_key[record.key] = read_dead_letter(record.key, record.value, record.offset)
+        readable = [record for record in by_key.values() if isinstance(record, DeadLetter)]
+        return readable, [record for record in by_key.values() if isinstance(record, UnreadableDeadLetter)]
 
-    def values(self, letters: Collection[DeadLetter]) -> Iterator[tuple[DeadLetter, bytes | None]]:
-        """These dead letters with their events' values; those that were closed since are left out."""
-        wanted = {letter.place: letter for letter in letters}
+    def values(self, dead_letters: Collection[DeadLetter]) -> Iterator[tuple[DeadLetter, bytes | None]]:
+        """These dead letters with their events' values, without those that were closed and compacted since."""
+        wanted = {dead_letter.record_offset: dead_letter for dead_letter in dead_letters}
         if not wanted:
             return
         for record in TopicReader(self._client).records(self.name, {0: min(wanted)}):
-            letter = wanted.pop(record.offset, None)
-            if letter is not None and record.value is not None:
-                yield letter, event_value(record.value)
+            dead_letter = wanted.pop(record.offset, None)
+            if dead_letter is not None and record.value is not None:
+                yield dead_letter, event_value(record.value)
             if not wanted:
                 return
 
     def send(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write dead letters, or remove those without a value; return once all in-sync replicas have them.
 
-        To send the same records twice changes nothing.
-
-        Raises Unavailable when the brokers don't answer, LockstepError when they refuse a record.
+        Sending them twice changes nothing. Raises Unavailable when the brokers don't answer, LockstepError when they
+        refuse a record.
         """
         producer = self._connect()
         failures: list[KafkaError] = []
@@ -93,8 +92,8 @@ class DeadLetterTopic:
             raise Unavailable(f"rejected events didn't reach topic {self.name}: {error.str()}")
         raise LockstepError(
             f"rejected events can't be kept in topic {self.name}: {error.str()}",
-            hint="nothing was lost: the batch is read again; the topic must exist and take records as large as"
-            " the tables'",
+            hint="nothing was lost: the batch is read again; the topic must exist and take records as large as the"
+            " tables'",
         )
 
     def _connect(self) -> Producer:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Annotated
 
 import typer
@@ -37,23 +38,19 @@ def list_open(
     """
     from lockstep.config import load
     from lockstep.console import say
-    from lockstep.rejections.commands import (
-        RejectionBook,
-        Selection,
-        now_ms,
-        rejections_json,
-        rejections_table,
-        unreadable_text,
-    )
+    from lockstep.rejections.book import RejectionBook
+    from lockstep.rejections.output import rejections_json, rejections_table, unreadable_text
+    from lockstep.rejections.selection import Selection
     from lockstep.terminal import out
 
     selection = Selection(tables=tuple(table or ()), generation=generation)
-    found, unreadable = RejectionBook(load(config)).read(sink, selection)
+    book = RejectionBook(load(config))
+    chosen, unreadable = book.read(sink, selection)
     if as_json:
-        print_json(rejections_json(found, unreadable))
+        print_json(rejections_json(chosen, unreadable, book.tables))
         return
-    if found:
-        out.print(rejections_table(found, now_ms()))
+    if chosen:
+        out.print(rejections_table(chosen, book.tables, time.time_ns() // 1_000_000))
     else:
         say("no rejections")
     if unreadable:
@@ -79,13 +76,15 @@ def show(
     Prints its event's value only with --value.
     """
     from lockstep.config import load
-    from lockstep.rejections.commands import RejectionBook, Selection
+    from lockstep.rejections.book import RejectionBook
+    from lockstep.rejections.output import rejection_json
+    from lockstep.rejections.selection import Selection
 
     book = RejectionBook(load(config))
-    found = book.one(sink, Selection(tables=tuple(table or ()), generation=generation, keys=(row,)))
-    document = found.to_json()
+    dead_letter = book.one(sink, Selection(tables=tuple(table or ()), generation=generation, keys=(row,)))
+    document = rejection_json(dead_letter, book.tables)
     if value:
-        event = book.value(found)
+        event = book.value(dead_letter)
         document["value"] = None if event is None else json.loads(event)
     if as_json:
         print_json(document)
@@ -112,18 +111,20 @@ def retry(
     """
     from lockstep.config import load
     from lockstep.console import say
-    from lockstep.rejections.commands import selection_of
+    from lockstep.rejections.book import captured_tables
     from lockstep.rejections.retry import retried_table
-    from lockstep.rejections.retry import retry as retry_events
+    from lockstep.rejections.retry import retry as retry_rejections
+    from lockstep.rejections.selection import selection_of
     from lockstep.terminal import out
 
     selection = selection_of(tables=table, generation=generation, keys=key, reason=reason, everything=everything)
-    retried = retry_events(load(config), sink, selection, say=say)
+    settings = load(config)
+    retried = retry_rejections(settings, sink, selection, say=say)
     if as_json:
-        print_json(retried.to_json())
+        print_json(retried.to_json(captured_tables(settings)))
     else:
         if retried.refused:
-            out.print(retried_table(retried))
+            out.print(retried_table(retried, captured_tables(settings)))
         say(retried.sentence(sink))
     raise typer.Exit(1 if retried.refused else 0)
 
@@ -145,8 +146,8 @@ def discard(
     from cdc.model.errors import ConfigurationError
     from lockstep.config import load
     from lockstep.console import say
-    from lockstep.rejections.commands import discard as discard_events
-    from lockstep.rejections.commands import selection_of
+    from lockstep.rejections.discard import discard as discard_rejections
+    from lockstep.rejections.selection import selection_of
 
     selection = selection_of(tables=table, generation=generation, keys=key, reason=reason, everything=everything)
     if not yes and not sys.stdin.isatty():
@@ -155,4 +156,4 @@ def discard(
     def agreed(question: str) -> bool:
         return yes or typer.confirm(question, err=True)
 
-    raise typer.Exit(discard_events(load(config), sink, selection, agreed=agreed, say=say))
+    raise typer.Exit(discard_rejections(load(config), sink, selection, agreed=agreed, say=say))

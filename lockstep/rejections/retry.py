@@ -1,8 +1,8 @@
 """``lockstep rejections retry``: rejected events once more, through their sink and with their own tags.
 
-It writes beside a running job with that job's fence, so it takes nothing over. The tags keep it from making any row
-older, and an event that the sink takes for the second time changes nothing. A rejection is closed after its event is
-durable in the sink, so an interrupted retry is simply run again.
+It writes beside a running job with that job's fence, so it fences nobody off. The tags keep it from making any row
+older. An event that the sink takes for the second time changes nothing. A rejection is closed after its event is
+durable in the sink, so a retry that was interrupted can be run again.
 """
 
 import random
@@ -14,28 +14,27 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-import orjson
 from rich.table import Table
 from rich.text import Text
 
 from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import Fenced, LockstepError
-from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
-from cdc.protocol.envelope import parse_value, row_event, schema_id_of
-from jobs.executor.computed_row import computed_row
-from jobs.executor.shape_history import TableHistory, histories, newest_shapes
-from jobs.generations.prepared import Prepared, load_prepared
+from jobs.dead_letters.record import DeadLetter
+from jobs.executor.shape_history import newest_shapes
+from jobs.generations.prepared import load_prepared
 from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use
 from jobs.spark.computed_columns import opened_row_computer
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
-from lockstep.rejections.commands import Rejection, RejectionBook, Selection, counted, cut, none_of_that
-from sinks.contract import Batch, OpenedSink, Outcome, Progress, TableVersions
+from lockstep.rejections.book import RejectionBook, no_such_rejection
+from lockstep.rejections.events import Evaluate, RetryEvents, evaluated, prepared_histories, retry_events, versions_of
+from lockstep.rejections.output import Tables, counted, key_text, position_text, rejection_json, table_text
+from lockstep.rejections.selection import Selection
+from sinks.contract import Batch, OpenedSink, Outcome, Progress
 from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
-from sinks.wrappers.projection import Projection
 from sinks.wrappers.retrying import Retries, retrying
 
 _PORTION_EVENTS: Final = 1000
@@ -47,60 +46,51 @@ _TRIES: Final = 5
 _LOOK_S: Final = 0.5
 
 
-Kept = tuple[Rejection, bytes | None]
-"""A rejection and its event's value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A rejection that stays open, and why."""
-
-    rejection: Rejection
-    why: str
-
-
 @dataclass(slots=True)
 class Retried:
-    """What became of the retried rejections.
+    """What became of the rejections that were retried.
 
-    ``taken`` counts those that the sink has now, in this version or a newer one. ``void`` are those whose event means
-    nothing to the table as it is now. ``gone`` are those that were closed meanwhile.
+    ``taken`` counts those that the sink has now or had already, in this version or a newer one. ``void`` counts those
+    whose event means nothing to the table as it is now, ``gone`` those that were closed meanwhile. ``refused`` have
+    the reason for which they stay open.
     """
 
     generation: int
     taken: int = 0
     void: int = 0
     gone: int = 0
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[DeadLetter] = field(default_factory=list)
 
     def sentence(self, sink: str) -> str:
         """For people."""
         text = f"{sink} took {counted(self.taken, 'rejected event')}"
         if self.void:
-            text += f"; void, since their table was copied anew: {self.void:,}"
+            text += f"; void, since their table was copied again: {self.void:,}"
         if self.gone:
             text += f"; closed meanwhile: {self.gone:,}"
         if self.refused:
             text += f"; still open: {len(self.refused):,}"
         return text
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, tables: Tables) -> dict[str, Any]:
+        """For programs."""
         return {
             "generation": self.generation,
             "taken": self.taken,
             "void": self.void,
             "gone": self.gone,
-            "refused": [one.rejection.to_json() | {"reason": one.why} for one in self.refused],
+            "refused": [rejection_json(dead_letter, tables) for dead_letter in self.refused],
         }
 
 
-def retried_table(retried: Retried) -> Table:
+def retried_table(retried: Retried, tables: Tables) -> Table:
     """For people: those that stay open."""
     table = Table()
     for heading in ("table", "key", "position", "refused again"):
         table.add_column(heading, overflow="fold")
-    for one in retried.refused:
-        table.add_row(*map(Text, (one.rejection.where, cut(one.rejection.key), one.rejection.position, one.why)))
+    for dead_letter in retried.refused:
+        where = table_text(dead_letter, tables)
+        table.add_row(*map(Text, (where, key_text(dead_letter), position_text(dead_letter), dead_letter.reason)))
     return table
 
 
@@ -111,21 +101,21 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
     """
     settings_of(config, name)
     book = RejectionBook(config)
-    found, _ = book.read(name, selection)
-    if selection.keys and not found:
-        raise none_of_that(name)
+    chosen, _ = book.read(name, selection)
+    if selection.keys and not chosen:
+        raise no_such_rejection(name)
     generations = {generation.number: generation for generation in list_of(config, name)}
-    generation = _generation(config, name, generations, selection.generation, len(found))
+    generation = _generation(config, name, generations, selection.generation, len(chosen))
     if not generation.is_live:
         say(f"generation {generation.number} of {name} isn't the one that readers see")
-    for number, count in _others(found, generation.number):
+    for number, count in _others(chosen, generation.number):
         what = f"{counted(count, 'rejection')} of generation {number}"
         if number in generations:
             say(f"left alone: {what}, which isn't live; --generation {number} retries those")
         else:
             way_out = f"`lockstep rejections discard {name} --generation {number} --all` closes those"
             say(f"left alone: {what}, which was dropped; {way_out}")
-    mine = [one for one in found if one.letter.generation == generation.number]
+    mine = [dead_letter for dead_letter in chosen if dead_letter.generation == generation.number]
     retried = Retried(generation.number)
     if mine:
         settings = settings_of_generation(config, name, generation)
@@ -139,22 +129,21 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
         opened = retrying(open_sink(name, settings, generation.number), retries)
         with ExitStack() as closing:
             closing.callback(opened.sink.close)
-            _Attempt(config, name, settings, opened, book, retried, _evaluation(config, settings, mine, closing)).run(
+            tables = {book.tables.get(dead_letter.position.topic) for dead_letter in mine}
+            _Attempt(config, name, settings, opened, book, retried, _evaluation(config, settings, tables, closing)).run(
                 mine
             )
     return retried
 
 
-Evaluate = Callable[["Made"], "Made"]
-"""Gives events what has to be evaluated of their rows."""
-
-
-def _evaluation(config: Config, settings: SinkSettings, mine: Sequence[Rejection], closing: ExitStack) -> Evaluate:
-    """``evaluated`` for these settings. Starts Spark where one of the rejections needs it."""
+def _evaluation(
+    config: Config, settings: SinkSettings, tables: Collection[TableName | None], closing: ExitStack
+) -> Evaluate:
+    """``evaluated`` for these settings. Starts Spark where one of the tables needs it."""
     projection = projection_of(settings)
     expressions = settings.expressions()
-    if not any(one.table in expressions for one in mine):
-        return lambda made: made
+    if not any(table in expressions for table in tables):
+        return lambda events: events
     shapes = newest_shapes(read_schema_records(config.kafka.client(), config.pipeline.name))
     computer = closing.enter_context(opened_row_computer(config.spark, expressions, shapes))
     return partial(evaluated, projection=projection, compute=computer.compute)
@@ -183,17 +172,19 @@ class _Attempt:
         self._number = retried.generation
         self._tables = {TableName.parse(text) for text in settings.tables} or set(config.source.keyed_names)
 
-    def run(self, rejections: Sequence[Rejection]) -> None:
+    def run(self, dead_letters: Sequence[DeadLetter]) -> None:
+        """Retry these, a portion at a time. Raises LockstepError."""
         progress = self._opened.generations.load_progress()
-        topics = {one.letter.position.topic for one in rejections}
+        topics = {dead_letter.position.topic for dead_letter in dead_letters}
         lost = lost_topics(topics, progress, self._topic_ids(topics))
         usable = []
-        for one in rejections:
-            why = lost.get(one.letter.position.topic) or self._stranger(one.table)
-            if why is None:
-                usable.append(one)
+        for dead_letter in dead_letters:
+            topic = dead_letter.position.topic
+            reason = lost.get(topic) or self._foreign_reason(topic)
+            if reason is None:
+                usable.append(dead_letter)
             else:
-                self._retried.refused.append(Refused(one, why))
+                self._retried.refused.append(replace(dead_letter, reason=reason))
         seen = 0
         for portion in _portions(self._book, usable):
             seen += len(portion)
@@ -202,35 +193,39 @@ class _Attempt:
 
     def _topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         cluster = TopicAdmin(self._config.kafka.client())
-        there = cluster.partition_counts()
-        known = [topic for topic in topics if topic in there]
+        existing = cluster.partition_counts()
+        known = [topic for topic in topics if topic in existing]
         return cluster.topic_ids(known) if known else {}
 
-    def _stranger(self, table: TableName | None) -> str | None:
+    def _foreign_reason(self, topic: str) -> str | None:
+        """Why the generation can't take events of this topic; None when it can."""
+        table = self._book.tables.get(topic)
         if table is None:
             return "its table isn't captured any more; discard it"
         return None if table in self._tables else "its table isn't one of this generation's any more; discard it"
 
-    def _take(self, portion: Sequence[Kept]) -> None:
+    def _take(self, portion: Sequence[tuple[DeadLetter, bytes | None]]) -> None:
         """Apply a portion, then close what the sink took. Raises LockstepError."""
-        made, outcome = apply_beside(
+        events, outcome = apply_beside(
             self._opened,
             self._name,
             self._number,
             portion,
+            tables=self._book.tables,
             records=lambda: read_schema_records(self._config.kafka.client(), self._config.pipeline.name),
             evaluate=self._evaluate,
             keeps=history_tables(self._settings, self._tables),
         )
-        rejections = {(event.table, str(event.key)): one for one, event in made.events}
-        refused = made.refused + [
-            Refused(rejections[found.event.table, str(found.event.key)], found.reason) for found in outcome.rejections
+        by_row = {(event.table, str(event.key)): dead_letter for dead_letter, event in events.events}
+        refused = events.refused + [
+            replace(by_row[rejection.event.table, str(rejection.event.key)], reason=rejection.reason)
+            for rejection in outcome.rejections
         ]
-        stay = {id(one.rejection) for one in refused}
-        closed = [one for one, _ in portion if id(one) not in stay]
+        still_open = {dead_letter.record_key for dead_letter in refused}
+        closed = [dead_letter for dead_letter, _ in portion if dead_letter.record_key not in still_open]
         self._book.close(closed)
-        self._retried.taken += len(closed) - made.void
-        self._retried.void += made.void
+        self._retried.taken += len(closed) - events.void
+        self._retried.void += events.void
         self._retried.refused += refused
 
 
@@ -238,16 +233,18 @@ def apply_beside(
     opened: OpenedSink,
     name: str,
     generation: int,
-    portion: Sequence[Kept],
+    portion: Sequence[tuple[DeadLetter, bytes | None]],
     *,
+    tables: Tables,
     records: Callable[[], Iterable[SchemaRecord]],
-    evaluate: Evaluate = lambda made: made,
+    evaluate: Evaluate = lambda events: events,
     keeps: Collection[TableName] = (),
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple["Made", Outcome]:
+) -> tuple[RetryEvents, Outcome]:
     """Apply rejected events beside the generation's job, in the shapes that it has prepared. Raises LockstepError.
 
-    ``records`` reads all shapes in the order of the topic; ``keeps`` are the tables with all versions in the sink.
+    ``portion`` has dead letters with their events' values. ``records`` reads all shapes in the order of the topic.
+    ``keeps`` are the tables of which the sink keeps all versions.
     """
     for _ in range(_TRIES):
         require_in_use(opened.records, name, generation)
@@ -261,19 +258,22 @@ def apply_beside(
         if prepared is None:
             sleep(_LOOK_S)
             continue
-        made = evaluate(make_events(portion, prepared_histories(records(), prepared)))
-        events = [event for _, event in made.events]
+        events = evaluate(retry_events(portion, tables, prepared_histories(records(), prepared)))
         try:
-            # A row in the same version is written again: it may be what this has left before in an earlier shape.
-            versions = versions_of(made, keeps)
+            # A row in the same version is written again: an earlier try may have left it in an earlier shape.
             outcome = opened.sink.apply(
-                Batch(events, fence=opened.sink.fence(), overwrite_equal_tags=True, versions=versions)
+                Batch(
+                    [event for _, event in events.events],
+                    fence=opened.sink.fence(),
+                    overwrite_equal_tags=True,
+                    versions=versions_of(events, keeps),
+                )
             )
         except Fenced:  # a job has begun between the two calls
             sleep(_LOOK_S)
             continue
         if load_prepared(opened.records, generation) == prepared:
-            return made, outcome
+            return events, outcome
         # What was written just now may lack a column that all other rows have got meanwhile.
     raise LockstepError(
         f"generation {generation} of sink {name!r} is being prepared for the tables' shapes, or never was",
@@ -282,9 +282,9 @@ def apply_beside(
 
 
 def lost_topics(topics: Iterable[str], progress: Progress | None, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """The topics whose rejections can't be retried, and why; ``topic_ids`` are those of existing topics. Pure.
+    """The topics whose rejections can't be retried, and why; ``topic_ids`` are those of the existing topics. Pure.
 
-    What a generation has read of another topic of the same name says nothing about the rows that are there now.
+    What a generation has read of an earlier topic of the same name says nothing about today's rows.
     """
     lost = {}
     for topic in topics:
@@ -292,109 +292,19 @@ def lost_topics(topics: Iterable[str], progress: Progress | None, topic_ids: Map
         if topic not in topic_ids:
             lost[topic] = f"topic {topic} doesn't exist any more; discard it"
         elif known is not None and known != topic_ids[topic]:
-            lost[topic] = f"topic {topic} was made anew since; build the sink anew, or discard it"
+            lost[topic] = f"topic {topic} was recreated since; rebuild the sink, or discard it"
     return lost
 
 
-def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> dict[TableName, TableHistory]:
-    """How events of the shapes up to the prepared ones become rows of these; ``records`` in topic order. Pure."""
-    by_table: dict[TableName, list[SchemaRecord]] = {}
-    for record in records:
-        by_table.setdefault(record.table.name, []).append(record)
-    found = {}
-    for name, of_table in by_table.items():
-        last = max(
-            (n for n, record in enumerate(of_table) if record.table.schema_id == prepared.get(name)), default=None
-        )
-        if last is not None:
-            table = of_table[last].table
-            alone = TableHistory(name, table.key, {table.schema_id: ()})
-            found[name] = histories(of_table[: last + 1]).get(name, alone)
-    return found
-
-
-@dataclass(slots=True)
-class Made:
-    """Events made of rejections; ``void`` counts those that a later copy of their table has replaced.
-
-    ``origins`` are the operation and the commit time, in milliseconds since 1970, of the event at a log position.
-    """
-
-    events: list[tuple[Rejection, RowEvent]] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
-    void: int = 0
-    origins: dict[Position, tuple[str, int]] = field(default_factory=dict)
-
-
-def make_events(portion: Iterable[Kept], known: Mapping[TableName, TableHistory]) -> Made:
-    """Rejected events in the shapes that the sink is prepared for. Pure."""
-    made = Made()
-    for one, value in portion:
-        letter, table = one.letter, one.table
-        history = None if table is None else known.get(table)
-        if table is None or history is None:
-            made.refused.append(Refused(one, "the sink isn't prepared for its table"))
-            continue
-        try:
-            event = row_event(table, letter.key, value, letter.tag if value is None else None, letter.position)
-            translated = history.translate(event, schema_id_of(value or b""))
-        except LockstepError as error:
-            made.refused.append(Refused(one, error.message))
-            continue
-        if translated is None:
-            made.void += 1
-        else:
-            made.events.append((one, translated))
-            # A tombstone says nothing of its time: it came when it was refused, about.
-            envelope = None if value is None else parse_value(value)
-            made.origins[letter.position] = (
-                ("d", letter.rejected_at_ms) if envelope is None else (envelope.op, envelope.commit_time_ms)
-            )
-    return made
-
-
-def versions_of(made: Made, keeps: Collection[TableName]) -> list[TableVersions]:
-    """The events of those tables of which all versions are kept. Pure."""
-    found = []
-    for table in dict.fromkeys(event.table for _, event in made.events if event.table in keeps):
-        of_table = [event for _, event in made.events if event.table == table]
-        origins = [made.origins[event.position] for event in of_table]
-        operations = ["d" if event.row is None else of for event, (of, _) in zip(of_table, origins, strict=True)]
-        found.append(TableVersions(TableEvents.of(table, of_table), operations, [time_ms for _, time_ms in origins]))
-    return found
-
-
-def evaluated(
-    made: Made, *, projection: Projection, compute: Callable[[TableName, Sequence[bytes]], Sequence[bytes]]
-) -> Made:
-    """Events with what ``compute`` says of their rows; those of which an expression still fails are refused."""
-    found = Made(refused=list(made.refused), void=made.void, origins=made.origins)
-    for table in dict.fromkeys(event.table for _, event in made.events):
-        of_table = [(one, event) for one, event in made.events if event.table == table]
-        if table not in projection.evaluated:
-            found.events += of_table
-            continue
-        found.events += [(one, event) for one, event in of_table if event.row is None]
-        rows = [(one, event, orjson.dumps(event.row)) for one, event in of_table if event.row is not None]
-        results = compute(table, [row for _, _, row in rows])
-        for (one, event, row), result in zip(rows, results, strict=True):
-            computed = computed_row(row, result, projection.computed.get(table, ()))
-            if computed.refused:
-                found.refused.append(Refused(one, computed.refused))
-            else:
-                shown = None if computed.row is None else orjson.loads(computed.row)
-                found.events.append((one, replace(event, row=shown)))
-    return found
-
-
-def _portions(book: RejectionBook, rejections: Sequence[Rejection]) -> Iterator[list[Kept]]:
-    """The rejections with their events' values, a bounded part at a time."""
-    by_place = {one.letter.place: one for one in rejections}
-    portion: list[Kept] = []
+def _portions(
+    book: RejectionBook, dead_letters: Sequence[DeadLetter]
+) -> Iterator[list[tuple[DeadLetter, bytes | None]]]:
+    """The dead letters with their events' values, a bounded part at a time."""
+    portion: list[tuple[DeadLetter, bytes | None]] = []
     size = 0
-    for letter, value in book.topic.values([one.letter for one in rejections]):
-        portion.append((by_place[letter.place], value))
-        size += len(letter.key) + len(value or b"")
+    for dead_letter, value in book.topic.values(dead_letters):
+        portion.append((dead_letter, value))
+        size += len(dead_letter.key) + len(value or b"")
         if len(portion) >= _PORTION_EVENTS or size >= _PORTION_BYTES:
             yield portion
             portion, size = [], 0
@@ -436,6 +346,7 @@ def _generation(
     return generation
 
 
-def _others(found: Iterable[Rejection], number: int) -> list[tuple[int, int]]:
+def _others(dead_letters: Iterable[DeadLetter], number: int) -> list[tuple[int, int]]:
     """The other generations that have rejections, and how many."""
-    return sorted(Counter(one.letter.generation for one in found if one.letter.generation != number).items())
+    others = (dead_letter.generation for dead_letter in dead_letters if dead_letter.generation != number)
+    return sorted(Counter(others).items())

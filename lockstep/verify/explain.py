@@ -4,13 +4,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
+import orjson
+
 from cdc.kafka.partitioner import partition_of
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
 from lockstep.config import Config
-from lockstep.rejections.commands import open_rejections
+from lockstep.rejections.book import RejectionBook
 from lockstep.verify.canonical import Key, key_of
 from lockstep.verify.progress import OnStep, Step
 from lockstep.verify.report import Difference, TableReport
@@ -114,11 +116,9 @@ def rejection_reasons(
     topics = config.topics()
     shapes = {topics[table.name]: table for table in tables}
     reasons: dict[tuple[TableName, Key], str] = {}
-    for rejection in open_rejections(config):
-        table = shapes.get(rejection["topic"])
-        if table is None or rejection["sink"] != sink or rejection.get("generation", generation) != generation:
-            continue
-        key = rejection["key"]
-        if isinstance(key, dict) and key.keys() == set(table.key):
-            reasons[table.name, key_of(table, key)] = rejection["reason"]
+    for dead_letter in RejectionBook(config).read(sink)[0]:
+        table = shapes.get(dead_letter.position.topic)
+        key = orjson.loads(dead_letter.key)
+        if table is not None and dead_letter.generation == generation and key.keys() == set(table.key):
+            reasons[table.name, key_of(table, key)] = dead_letter.reason
     return reasons

@@ -133,9 +133,9 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
 
     # A row of which an expression fails is refused, by every sink, and nothing else is.
     refused = json.loads(pipeline.run("rejections", "list", "--json"))
-    letters = {(one["sink"], json.dumps(one["key"])) for one in refused["rejections"]}
-    assert {sink for sink, _ in letters} == {f"{name}_{kind}" for kind in ("search", "cache", "warehouse")}
-    assert len(letters) == 3
+    rejected = {(one["sink"], json.dumps(one["key"])) for one in refused["rejections"]}
+    assert {sink for sink, _ in rejected} == {f"{name}_{kind}" for kind in ("search", "cache", "warehouse")}
+    assert len(rejected) == 3
 
     for against in ("source", "topic"):
         report = _verify(pipeline, "cache", against)

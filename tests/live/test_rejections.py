@@ -29,8 +29,10 @@ from jobs.generations.prepared import load_prepared
 from jobs.report import Report, UnreadableDeadLetters
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
-from lockstep.rejections.commands import RejectionBook, Selection, discard
+from lockstep.rejections.book import RejectionBook
+from lockstep.rejections.discard import discard
 from lockstep.rejections.retry import retry
+from lockstep.rejections.selection import EVERYTHING, Selection
 from sinks.contract import OpenedSink
 from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
@@ -49,7 +51,6 @@ EXTRAS = table(name=TableName("public", "extras"))
 WIDER = table(*EXTRAS.columns, column("more"), name=EXTRAS.name)
 KINDS = ("search", "cache", "warehouse")
 TOO_LONG = "very secret " * 1_000  # for the cache's max_value_bytes
-EVERYTHING = Selection()
 _names = itertools.count(1)
 _ids = itertools.count(1)
 
@@ -176,10 +177,10 @@ tables = ["public.labels"]
 
     def open(self, kind: str) -> dict[str, DeadLetter]:
         """The open rejections of a sink, by the row's key."""
-        found, _ = RejectionBook(self.config).read(self.sink(kind))
-        return {one.key: one.letter for one in found}
+        dead_letters, _ = RejectionBook(self.config).read(self.sink(kind))
+        return {dead_letter.key.decode(): dead_letter for dead_letter in dead_letters}
 
-    def letters(self, kind: str, generation: int = 1) -> DeadLetters:
+    def dead_letters(self, kind: str, generation: int = 1) -> DeadLetters:
         return DeadLetters(self.log.kafka.client(), self.name, sink=self.sink(kind), generation=generation)
 
     def rejected(self, put: Put, *, lsn: int | None = None, of: Table | None = None) -> RejectedEvent:
@@ -235,8 +236,8 @@ def test_a_row_that_a_store_cant_hold_is_kept_and_its_neighbours_are_applied(run
     assert running.row(kind, before) == before.row
     assert running.row(kind, after) == after.row
     assert running.row(kind, bad.bad) is None
-    letter = running.open(kind)[bad.key]
-    assert "very secret" not in letter.reason
+    dead_letter = running.open(kind)[bad.key]
+    assert "very secret" not in dead_letter.reason
     # The transaction lies in several partitions, which may come in two batches, but not in more.
     reports = running.job.reports[seen_before:]
     batches = [one for one in reports if one["report"] == "StatusReport" and one["sink"] == running.sink(kind)]
@@ -273,13 +274,13 @@ def test_they_are_listed_without_their_values(running: Running, command: Command
 def test_one_is_shown_and_its_value_only_when_asked_for(running: Running, command: Command) -> None:
     bad = poison("cache")
     running.apply(bad.bad)
-    letter = running.open("cache")[bad.key]
-    position = f"{letter.position.partition}:{letter.position.offset}"
+    dead_letter = running.open("cache")[bad.key]
+    position = f"{dead_letter.position.partition}:{dead_letter.position.offset}"
     shown = [command("show", running.sink("cache"), text) for text in (bad.key, str(bad.bad.row["id"]), position)]
     assert shown == [shown[0]] * 3
     code, text, _ = shown[0]
     assert (code, "secret" in text) == (0, False)
-    assert f"tag: {letter.tag}\n" in text
+    assert f"tag: {dead_letter.tag}\n" in text
     code, text, _ = command("show", running.sink("cache"), bad.key, "--value", "--json")
     assert code == 0
     assert json.loads(text)["value"]["after"] == bad.bad.row
@@ -306,9 +307,9 @@ def test_a_row_that_is_refused_again_in_a_newer_version_stays_open_in_that_one(r
     running.apply(replace(bad.bad, row={**bad.bad.row, "note": TOO_LONG + "still"}))
     newest = running.open("cache")[bad.key]
     assert newest.tag > first.tag
-    letters, _ = DeadLetterTopic(running.log.kafka.client(), running.name).read()
-    of_cache = [letter for letter in letters if letter.sink == running.sink("cache")]
-    assert [letter.tag for letter in of_cache if letter.key.decode() == bad.key] == [newest.tag]
+    dead_letters, _ = DeadLetterTopic(running.log.kafka.client(), running.name).read()
+    of_cache = [dead_letter for dead_letter in dead_letters if dead_letter.sink == running.sink("cache")]
+    assert [dead_letter.tag for dead_letter in of_cache if dead_letter.key.decode() == bad.key] == [newest.tag]
 
 
 def test_a_retry_takes_them_once_the_setting_is_mended(running: Running, command: Command) -> None:
@@ -388,7 +389,7 @@ def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command:
     running.apply(now, gone)
     running.apply(Delete(gone.table, {name: gone.row[name] for name in gone.table.key}))
     stale = [replace(one, row={**one.row, "note": "3"}) for one in (now, gone)]
-    running.letters(kind).publish([running.rejected(one, lsn=older_lsn) for one in stale], rejected_at_ms=1)
+    running.dead_letters(kind).publish([running.rejected(one, lsn=older_lsn) for one in stale], rejected_at_ms=1)
     keys = [key_bytes(one.table, one.row).decode() for one in stale]
     assert set(keys) <= running.open(kind).keys()
     code, _, message = command("retry", running.sink(kind), "--key", keys[0], "--key", keys[1])
@@ -403,7 +404,7 @@ def test_a_retry_beside_the_job_doesnt_take_its_place(running: Running, command:
     bad = poison("warehouse")
     running.apply(bad.bad)
     taken = neighbour("warehouse")
-    running.letters("warehouse").publish([running.rejected(taken)], rejected_at_ms=1)
+    running.dead_letters("warehouse").publish([running.rejected(taken)], rejected_at_ms=1)
     code, text, message = command("retry", running.sink("warehouse"), "--all", "--json")
     result = json.loads(text)
     assert (code, result["taken"]) == (1, 1), message
@@ -419,7 +420,7 @@ def test_an_event_from_before_a_column_came_has_its_default_when_it_is_retried(
 ) -> None:
     old = Put(EXTRAS, {"id": 1, "note": "n"})
     event = running.rejected(old)
-    running.letters("cache").publish([event], rejected_at_ms=1)
+    running.dead_letters("cache").publish([event], rejected_at_ms=1)
     running.log.commit([], schemas=[SchemaRecord(WIDER, running.log.lsn, ShapeChange(defaults={"more": "5"}))])
     opened = running.opened("cache")
     try:
@@ -457,7 +458,7 @@ def test_what_is_discarded_is_closed_and_not_applied(running: Running, command: 
 def test_a_rejection_of_a_newer_version_survives_whoever_closes_the_older(running: Running) -> None:
     put = order("1")
     key = key_bytes(ORDERS, put.row).decode()
-    job, book = running.letters("search"), RejectionBook(running.config)
+    job, book = running.dead_letters("search"), RejectionBook(running.config)
     job.publish([running.rejected(put, lsn=8 * 10)], rejected_at_ms=1)
     found = book.one(running.sink("search"), Selection(keys=(key,)))
     job.publish([running.rejected(put, lsn=8 * 11)], rejected_at_ms=2)
@@ -505,13 +506,15 @@ def idle(endpoints: Endpoints, tmp_path: Path, spark: SparkSession) -> Iterator[
     running.log.close()
 
 
-def keep(letters: DeadLetters, *events: RejectedEvent, void: tuple[tuple[str, bytes], ...] = (), max_open: int) -> None:
-    letters.keep(events, void, rejected_at_ms=1, max_open=max_open)
+def keep(
+    dead_letters: DeadLetters, *events: RejectedEvent, void: tuple[tuple[str, bytes], ...] = (), max_open: int
+) -> None:
+    dead_letters.keep(events, void, rejected_at_ms=1, max_open=max_open)
 
 
 def test_a_job_learns_what_commands_have_closed_before_it_stops(idle: Running) -> None:
     events = [idle.rejected(order("1")) for _ in range(4)]
-    job = idle.letters("cache")
+    job = idle.dead_letters("cache")
     job.read([idle.log.topic(ORDERS)])
     keep(job, *events[:2], max_open=2)
     with pytest.raises(LockstepError, match="max_open_rejections allows, 3 of 2"):
@@ -529,19 +532,19 @@ def test_a_job_learns_what_commands_have_closed_before_it_stops(idle: Running) -
 def test_a_row_that_is_void_and_rejected_in_one_batch_is_open(idle: Running) -> None:
     put = order("1")
     older, newer = idle.rejected(put, lsn=80), idle.rejected(put, lsn=88)
-    job = idle.letters("cache")
+    job = idle.dead_letters("cache")
     keep(job, older, max_open=1)
     # After a version between the two, which got through.
     keep(job, newer, void=((older.topic, older.key),), max_open=1)
-    assert [letter.tag for letter in idle.open("cache").values()] == [newer.tag]
+    assert [dead_letter.tag for dead_letter in idle.open("cache").values()] == [newer.tag]
 
 
 def test_the_same_batch_again_changes_nothing(idle: Running) -> None:
     older, newer, other = idle.rejected(order("1")), idle.rejected(order("2")), idle.rejected(order("3"))
-    keep(idle.letters("cache"), older, max_open=9)
+    keep(idle.dead_letters("cache"), older, max_open=9)
     for _ in range(2):
         # As after a crash: a new job that reads what the one before has written.
-        job = idle.letters("cache")
+        job = idle.dead_letters("cache")
         job.read([idle.log.topic(ORDERS)])
         keep(job, newer, other, void=((older.topic, older.key),), max_open=9)
     assert idle.open("cache").keys() == {newer.key.decode(), other.key.decode()}
@@ -549,11 +552,11 @@ def test_the_same_batch_again_changes_nothing(idle: Running) -> None:
 
 def test_a_generation_that_is_dropped_takes_its_rejections_along(idle: Running) -> None:
     gone = idle.rejected(order("1"), of=table(name=TableName("public", "former")))
-    idle.letters("cache").publish([idle.rejected(order("1")), gone], rejected_at_ms=1)
+    idle.dead_letters("cache").publish([idle.rejected(order("1")), gone], rejected_at_ms=1)
     other = idle.rejected(order("1"))
-    idle.letters("cache", generation=2).publish([other], rejected_at_ms=1)
-    idle.letters("cache").close_generation()
-    assert [letter.generation for letter in idle.open("cache").values()] == [2]
+    idle.dead_letters("cache", generation=2).publish([other], rejected_at_ms=1)
+    idle.dead_letters("cache").close_generation()
+    assert [dead_letter.generation for dead_letter in idle.open("cache").values()] == [2]
 
 
 def test_other_records_of_the_topic_are_told_and_disturb_nobody(
@@ -573,7 +576,7 @@ def test_other_records_of_the_topic_are_told_and_disturb_nobody(
         )
     ]
     event = idle.rejected(order("1"))
-    idle.letters("cache").publish([event], rejected_at_ms=1)
+    idle.dead_letters("cache").publish([event], rejected_at_ms=1)
     assert idle.open("cache").keys() == {event.key.decode()}
     code = exit_code(["rejections", "list", "--config", str(idle.path)])
     assert code == 0
@@ -583,7 +586,7 @@ def test_other_records_of_the_topic_are_told_and_disturb_nobody(
     discard(idle.config, sink, Selection(keys=(event.key.decode(),)), agreed=lambda _: True, say=lambda _: None)
     assert len(topic.read()[1]) == 2
     discard(idle.config, sink, Selection(), agreed=lambda _: True, say=lambda _: None)
-    assert [letter.record_key for letter in topic.read()[1]] == [b"who knows"]
+    assert [dead_letter.record_key for dead_letter in topic.read()[1]] == [b"who knows"]
 
 
 def test_a_pipeline_without_the_topic_has_no_rejections(
@@ -605,13 +608,13 @@ def retried(running: Running, kind: str, selection: Selection = EVERYTHING) -> t
     """Why rejections stay, and what was said besides."""
     said: list[str] = []
     result = retry(running.config, running.sink(kind), selection, say=said.append)
-    return [one.why for one in result.refused], said
+    return [refused.reason for refused in result.refused], said
 
 
 def test_rejections_of_generations_that_arent_live_are_left_alone(running: Running) -> None:
     event = running.rejected(order("1"))
     key = event.key.decode()
-    running.letters("cache", generation=7).publish([event], rejected_at_ms=1)
+    running.dead_letters("cache", generation=7).publish([event], rejected_at_ms=1)
     only = Selection(keys=(key,))
     refused, said = retried(running, "cache", only)
     assert (refused, len(said)) == ([], 1)
@@ -624,8 +627,8 @@ def test_rejections_of_generations_that_arent_live_are_left_alone(running: Runni
 
 
 def test_a_sink_that_is_gone_has_rejections_that_can_be_discarded(idle: Running) -> None:
-    letters = DeadLetters(idle.log.kafka.client(), idle.name, sink="former", generation=1)
-    letters.publish([idle.rejected(order("1"))], rejected_at_ms=1)
+    dead_letters = DeadLetters(idle.log.kafka.client(), idle.name, sink="former", generation=1)
+    dead_letters.publish([idle.rejected(order("1"))], rejected_at_ms=1)
     with pytest.raises(ConfigurationError, match="no such sink"):
         retry(idle.config, "former", Selection(), say=lambda _: None)
     assert discard(idle.config, "former", Selection(), agreed=lambda _: True, say=lambda _: None) == 0
@@ -633,7 +636,7 @@ def test_a_sink_that_is_gone_has_rejections_that_can_be_discarded(idle: Running)
 
 
 def test_a_sink_that_nobody_has_applied_to_yet_is_told_so(idle: Running) -> None:
-    idle.letters("cache").publish([idle.rejected(order("1"))], rejected_at_ms=1)
+    idle.dead_letters("cache").publish([idle.rejected(order("1"))], rejected_at_ms=1)
     with pytest.raises(LockstepError, match="no live generation"):
         retried(idle, "cache")
 
@@ -645,14 +648,14 @@ def test_events_of_tables_and_topics_that_are_gone_stay_and_say_so(running: Runn
         running.rejected(neighbour("warehouse")),  # captured, but no table of the cache's
         running.rejected(good := order("1")),
     ]
-    letters = running.letters("cache")
-    letters.publish(events, rejected_at_ms=1)
+    dead_letters = running.dead_letters("cache")
+    dead_letters.publish(events, rejected_at_ms=1)
     refused, _ = retried(running, "cache", Selection(keys=tuple(event.key.decode() for event in events)))
     assert len(refused) == 2
     assert any("doesn't exist any more" in why for why in refused)
     assert any("isn't one of this generation's" in why for why in refused)
     assert running.row("cache", good) == good.row
-    letters.close([(event.topic, event.key) for event in events])
+    dead_letters.close([(event.topic, event.key) for event in events])
 
 
 def test_rejections_of_a_topic_that_was_made_anew_stay(

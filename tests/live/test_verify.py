@@ -287,15 +287,15 @@ class Broken:
 def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
     kind: str = request.param
     topic = next(topic for name, topic in running.config.topics().items() if name.name == "account")
-    letters = DeadLetters(running.pipeline.client, running.schema, sink=running.sink(kind), generation=1)
+    dead_letters = DeadLetters(running.pipeline.client, running.schema, sink=running.sink(kind), generation=1)
     event = RejectedEvent(Position(topic, 0, 0), orjson.dumps({"id": REJECTED}), None, FIRST_TAG, "a field has no room")
     is_doubled = break_in_all_ways(running, kind)
-    letters.publish([event], rejected_at_ms=1)
+    dead_letters.publish([event], rejected_at_ms=1)
     said: list[str] = []
     found = verified(running.config, running.options(kind))
     from_topic = verified(running.config, running.options(kind, against="topic", tables=(f"{running.schema}.account",)))
     repaired = verified(running.config, running.options(kind, repair=True, repair_timeout_s=20.0), said=said.append)
-    letters.close([(topic, orjson.dumps({"id": REJECTED}))])
+    dead_letters.close([(topic, orjson.dumps({"id": REJECTED}))])
     return Broken(
         kind,
         is_doubled,

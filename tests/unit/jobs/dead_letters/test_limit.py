@@ -23,7 +23,7 @@ def test_the_most_frequent_kind_comes_first() -> None:
 
 
 def test_rare_kinds_are_summed_up() -> None:
-    reasons = [letter for n, letter in enumerate("abcdefg") for _ in range(10 - n)]
+    reasons = [kind for n, kind in enumerate("abcdefg") for _ in range(10 - n)]
     assert in_words(reasons) == "10 x a; 9 x b; 8 x c; 7 x d; 6 x e; 9 others"
 
 

@@ -1,5 +1,6 @@
-"""A record of the dead-letter topic, whoever wrote it, as a letter."""
+"""A record of the dead-letter topic, whoever wrote it, as a dead letter."""
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -9,12 +10,12 @@ from cdc.model.event import Position
 from jobs.dead_letters.record import (
     DeadLetter,
     UnreadableDeadLetter,
-    by_row,
     dead_letter_key,
+    dead_letter_value,
     event_value,
+    newest_of_rows,
     read_dead_letter,
 )
-from jobs.dead_letters.store import dead_letter_value
 from jobs.executor.result import RejectedEvent
 
 TOPIC = "shop.public.orders"
@@ -26,7 +27,7 @@ EVENT = RejectedEvent(
 )
 RECORD_KEY = dead_letter_key("search", 3, TOPIC, KEY, TAG)
 VALUE = dead_letter_value("search", 3, EVENT, rejected_at_ms=5)
-LETTER = DeadLetter("search", 3, Position(TOPIC, 2, 17), KEY, TAG, "no room", 5, RECORD_KEY, 99)
+DEAD_LETTER = DeadLetter("search", 3, Position(TOPIC, 2, 17), KEY, TAG, "no room", 5, RECORD_KEY, 99)
 
 
 def test_the_records_key_is_the_generation_the_row_and_the_tag() -> None:
@@ -35,15 +36,37 @@ def test_the_records_key_is_the_generation_the_row_and_the_tag() -> None:
     ) == b'["search",3,"shop.public.orders",{"id":1},"%b"]' % (TAG.encode())
 
 
-def test_a_letter_is_read_as_it_was_written() -> None:
-    assert read_dead_letter(RECORD_KEY, VALUE, 99) == LETTER
+def test_the_event_is_kept_to_the_byte() -> None:
+    assert EVENT.value is not None
+    assert VALUE.endswith(b'"value":' + EVENT.value + b"}")
+
+
+def test_a_record_has_its_format_and_the_facts() -> None:
+    facts = orjson.loads(VALUE)
+    del facts["value"]
+    assert facts == {
+        "format": 1,
+        "sink": "search",
+        "generation": 3,
+        "topic": "shop.public.orders",
+        "partition": 2,
+        "offset": 17,
+        "key": {'a,"]': "]", "id": 12345678901234567890},
+        "tag": TAG,
+        "reason": "no room",
+        "rejected_at_ms": 5,
+    }
+
+
+def test_a_dead_letter_is_read_as_it_was_written() -> None:
+    assert read_dead_letter(RECORD_KEY, VALUE, 99) == DEAD_LETTER
     assert event_value(VALUE) == EVENT.value
 
 
 def test_a_tombstone_has_no_value() -> None:
     event = RejectedEvent(Position(TOPIC, 2, 17), KEY, None, TAG, "no room")
     value = dead_letter_value("search", 3, event, rejected_at_ms=5)
-    assert read_dead_letter(RECORD_KEY, value, 99) == LETTER
+    assert read_dead_letter(RECORD_KEY, value, 99) == DEAD_LETTER
     assert event_value(value) is None
 
 
@@ -57,7 +80,7 @@ def test_a_record_of_another_format_is_told_with_its_sink(version: object) -> No
 
 def test_a_fact_that_is_added_does_no_harm() -> None:
     later = orjson.dumps({**orjson.loads(VALUE), "topic_id": "x"})
-    assert read_dead_letter(RECORD_KEY, later, 99) == LETTER
+    assert read_dead_letter(RECORD_KEY, later, 99) == DEAD_LETTER
 
 
 def without(name: str) -> bytes:
@@ -89,16 +112,18 @@ def test_a_record_that_lacks_something_is_told_with_its_sink(name: str) -> None:
         (RECORD_KEY + b" ", VALUE, "search"),
     ],
 )
-def test_anything_else_is_no_letter_and_no_error(record_key: bytes, value: bytes, sink: str | None) -> None:
+def test_anything_else_is_no_dead_letter_and_no_error(record_key: bytes, value: bytes, sink: str | None) -> None:
     found = read_dead_letter(record_key, value, 99)
     assert isinstance(found, UnreadableDeadLetter)
     assert (found.sink, found.record_key) == (sink, record_key)
     assert found.why
 
 
-def test_letters_of_one_row_stand_together_oldest_first() -> None:
-    def letter(key: bytes, tag: str) -> DeadLetter:
-        return DeadLetter("search", 3, Position(TOPIC, 0, 0), key, tag, "no", 5, b"", 0)
+def test_the_newest_dead_letter_of_a_row_counts_and_knows_the_older_ones() -> None:
+    def dead_letter(key: bytes, tag: str) -> DeadLetter:
+        return DeadLetter("search", 3, Position(TOPIC, 0, 0), key, tag, "no", 5, key + tag.encode(), 0)
 
-    one, two, other = letter(b"{}", "1"), letter(b"{}", "2"), letter(b'{"id":1}', "0")
-    assert by_row([two, other, one]) == [[one, two], [other]]
+    first, second, other = dead_letter(b"{}", "1"), dead_letter(b"{}", "2"), dead_letter(b'{"id":1}', "0")
+    newest = newest_of_rows([second, other, first])
+    assert newest == [replace(second, older_record_keys=(first.record_key,)), other]
+    assert newest[0].record_keys == [first.record_key, second.record_key]

@@ -1,4 +1,4 @@
-"""Rejected events become events again, in the shapes that the sink is prepared for."""
+"""Dead letters are applied again beside a job, and what became of them is told."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,120 +7,49 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position
-from cdc.model.table import Table, TableName
+from cdc.model.table import Table
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter
-from jobs.generations.prepared import Prepared, preparing
+from jobs.generations.prepared import preparing
 from jobs.generations.record import Phase, Record, save_record
-from lockstep.rejections.commands import Rejection
-from lockstep.rejections.retry import (
-    Kept,
-    Made,
-    Refused,
-    Retried,
-    apply_beside,
-    lost_topics,
-    make_events,
-    prepared_histories,
-)
+from lockstep.rejections.events import RetryEvents
+from lockstep.rejections.retry import Retried, apply_beside, lost_topics
 from sinks.contract import Batch, OpenedSink, Outcome, Progress, Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
+from tests.dead_letters import rejected
 from tests.events import key_bytes, value_bytes
 
 TOPIC = "shop.public.orders"
 ORDERS = table()
 WIDER = table(*ORDERS.columns, column("more"))
-REKEYED = table(*WIDER.columns, key=("note",))
 RECORDS = [SchemaRecord(ORDERS, 0), SchemaRecord(WIDER, 8, ShapeChange(defaults={"more": "5"}))]
 LSN = 64
 TAG = f"0001{LSN:016x}00000001"
 
 
-def rejection(of: Table = ORDERS, *, name: TableName | None = ORDERS.name) -> Rejection:
-    key = key_bytes(of, {"id": 1, "note": "n"})
-    return Rejection(DeadLetter("search", 1, Position(TOPIC, 0, 3), key, TAG, "no", 5, b"", 9), name)
-
-
-def put(of: Table = ORDERS) -> Kept:
-    row: Mapping[str, JsonValue] = {"id": 1, "note": "n", "more": "m"}
-    return rejection(of), value_bytes(of, "u", row, lsn=LSN, seq=1)
-
-
-def made(kept: Kept, prepared: Prepared, records: list[SchemaRecord] = RECORDS) -> Made:
-    return make_events([kept], prepared_histories(records, prepared))
-
-
-def row_of(result: Made) -> Mapping[str, JsonValue] | None:
-    [(_, event)] = result.events
-    assert (event.tag, event.position, dict(event.key)) == (TAG, Position(TOPIC, 0, 3), {"id": 1})
-    return event.row
-
-
-def test_an_event_keeps_its_tag_and_its_position() -> None:
-    assert row_of(made(put(), {ORDERS.name: ORDERS.schema_id})) == {"id": 1, "note": "n"}
-
-
-def test_an_event_of_an_earlier_shape_becomes_a_row_of_the_prepared_one() -> None:
-    assert row_of(made(put(), {ORDERS.name: WIDER.schema_id})) == {"id": 1, "note": "n", "more": "5"}
-
-
-def test_the_newest_shape_doesnt_matter_while_the_sink_has_an_earlier_one() -> None:
-    assert row_of(made(put(), {ORDERS.name: ORDERS.schema_id}, RECORDS)) == {"id": 1, "note": "n"}
-
-
-def test_an_event_of_a_shape_that_the_sink_isnt_prepared_for_stays() -> None:
-    for records in (RECORDS[:1], RECORDS):
-        result = made(put(WIDER), {ORDERS.name: ORDERS.schema_id}, records)
-        assert (result.events, result.void) == ([], 0)
-        assert ["shape" in one.why for one in result.refused] == [True]
-
-
-def test_a_tombstone_deletes() -> None:
-    assert row_of(made((rejection(), None), {ORDERS.name: WIDER.schema_id})) is None
-
-
-def test_an_event_that_a_copy_has_replaced_is_void() -> None:
-    # With another key, all rows came again.
-    records = [*RECORDS, SchemaRecord(REKEYED, 16, ShapeChange(rewritten="another key"))]
-    result = made(put(), {ORDERS.name: REKEYED.schema_id}, records)
-    assert (result.events, result.refused, result.void) == ([], [], 1)
-
-
-def test_an_event_of_a_table_that_isnt_prepared_stays() -> None:
-    for kept, prepared in (
-        (put(), {}),
-        (put(), {ORDERS.name: "of another log"}),
-        ((rejection(name=None), None), {ORDERS.name: ORDERS.schema_id}),
-    ):
-        result = made(kept, prepared)
-        assert (result.events, result.void, len(result.refused)) == ([], 0, 1)
-
-
-def test_what_is_no_event_stays_and_the_others_are_made() -> None:
-    bad = (rejection(), b'{"op":"u"}')
-    result = make_events([bad, put()], prepared_histories(RECORDS, {ORDERS.name: ORDERS.schema_id}))
-    assert (len(result.events), [one.rejection for one in result.refused]) == (1, [bad[0]])
+def put() -> tuple[DeadLetter, bytes]:
+    key = key_bytes(ORDERS, {"id": 1, "note": "n"})
+    dead_letter = DeadLetter("search", 1, Position(TOPIC, 0, 3), key, TAG, "no", 5, b"", 9)
+    return dead_letter, value_bytes(ORDERS, "u", {"id": 1, "note": "n"}, lsn=LSN, seq=1)
 
 
 def test_rejections_of_another_topic_of_the_same_name_cant_be_retried() -> None:
     progress = Progress({}, 0, 0, 0, {"a": "1", "b": "1"})
     lost = lost_topics(["a", "b", "c", "d"], progress, {"a": "1", "b": "2", "c": "1"})
     assert list(lost) == ["b", "d"]
-    assert "made anew" in lost["b"]
+    assert "was recreated" in lost["b"]
     assert "doesn't exist" in lost["d"]
     assert lost_topics(["a"], None, {"a": "1"}) == {}
 
 
 def test_what_became_of_them_is_told_in_a_sentence() -> None:
-    one = Refused(rejection(), "no room")
+    dead_letter = rejected(reason="no room")
     assert Retried(1, taken=1).sentence("cache") == "cache took 1 rejected event"
-    assert Retried(1, taken=1200, void=1, gone=2, refused=[one]).sentence("cache") == (
-        "cache took 1,200 rejected events; void, since their table was copied anew: 1; closed meanwhile: 2; still open: 1"
+    assert Retried(1, taken=1200, void=1, gone=2, refused=[dead_letter]).sentence("cache") == (
+        "cache took 1,200 rejected events; void, since their table was copied again: 1; closed meanwhile: 2; still open: 1"
     )
-    assert Retried(1, taken=1, refused=[replace(one, why="no room at all")]).to_json()["refused"][0]["reason"] == (
-        "no room at all"
-    )
+    assert Retried(1, taken=1, refused=[dead_letter]).to_json({})["refused"][0]["reason"] == "no room"
 
 
 # Beside a job.
@@ -156,9 +85,11 @@ def prepare(opened: OpenedSink, of: Table) -> None:
         opened.sink.prepare([of])
 
 
-def applied(store: MemoryStore, sink: Sink | None = None) -> tuple[Made, Outcome]:
+def applied(store: MemoryStore, sink: Sink | None = None) -> tuple[RetryEvents, Outcome]:
     opened = open_memory(store) if sink is None else replace(open_memory(store), sink=sink)
-    return apply_beside(opened, "memory", 1, [put()], records=lambda: RECORDS, sleep=lambda _: None)
+    return apply_beside(
+        opened, "memory", 1, [put()], tables={TOPIC: ORDERS.name}, records=lambda: RECORDS, sleep=lambda _: None
+    )
 
 
 def rows(store: MemoryStore, of: Table = ORDERS) -> list[Mapping[str, JsonValue]]:

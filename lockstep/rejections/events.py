@@ -1,0 +1,119 @@
+"""Dead letters -> the events that a retry applies, in the shapes that the sink is prepared for. Pure."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import Position, RowEvent, TableEvents
+from cdc.model.table import TableName
+from cdc.protocol.control_records import SchemaRecord
+from cdc.protocol.envelope import parse_value, row_event, schema_id_of
+from jobs.dead_letters.record import DeadLetter
+from jobs.executor.computed_row import computed_row
+from jobs.executor.shape_history import TableHistory, histories
+from jobs.generations.prepared import Prepared
+from lockstep.rejections.output import Tables
+from sinks.contract import TableVersions
+from sinks.wrappers.projection import Projection
+
+
+@dataclass(slots=True)
+class RetryEvents:
+    """Events made of dead letters.
+
+    ``refused`` have the reason for which they can't be one. ``void`` counts those that a later copy of their table has
+    replaced. ``origins`` are the operation and the commit time, in milliseconds since 1970, of the event at a position.
+    """
+
+    events: list[tuple[DeadLetter, RowEvent]] = field(default_factory=list)
+    refused: list[DeadLetter] = field(default_factory=list)
+    void: int = 0
+    origins: dict[Position, tuple[str, int]] = field(default_factory=dict)
+
+
+Evaluate = Callable[[RetryEvents], RetryEvents]
+"""Computes what has to be computed of the events' rows."""
+
+
+def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> dict[TableName, TableHistory]:
+    """How events of the shapes up to the prepared ones become rows of these; ``records`` in the order of the topic."""
+    by_table: dict[TableName, list[SchemaRecord]] = {}
+    for record in records:
+        by_table.setdefault(record.table.name, []).append(record)
+    known = {}
+    for name, shapes in by_table.items():
+        last = max(
+            (index for index, record in enumerate(shapes) if record.table.schema_id == prepared.get(name)), default=None
+        )
+        if last is not None:
+            table = shapes[last].table
+            alone = TableHistory(name, table.key, {table.schema_id: ()})
+            known[name] = histories(shapes[: last + 1]).get(name, alone)
+    return known
+
+
+def retry_events(
+    portion: Iterable[tuple[DeadLetter, bytes | None]], tables: Tables, known: Mapping[TableName, TableHistory]
+) -> RetryEvents:
+    """Dead letters with their events' values -> events in the shapes that the sink is prepared for."""
+    result = RetryEvents()
+    for dead_letter, value in portion:
+        table = tables.get(dead_letter.position.topic)
+        history = None if table is None else known.get(table)
+        if table is None or history is None:
+            result.refused.append(replace(dead_letter, reason="the sink isn't prepared for its table"))
+            continue
+        try:
+            tag = dead_letter.tag if value is None else None
+            event = row_event(table, dead_letter.key, value, tag, dead_letter.position)
+            translated = history.translate(event, schema_id_of(value or b""))
+        except LockstepError as error:
+            result.refused.append(replace(dead_letter, reason=error.message))
+            continue
+        if translated is None:
+            result.void += 1
+        else:
+            result.events.append((dead_letter, translated))
+            # A tombstone has no time of its own: the job refused it at about the time of its commit.
+            envelope = None if value is None else parse_value(value)
+            result.origins[dead_letter.position] = (
+                ("d", dead_letter.rejected_at_ms) if envelope is None else (envelope.op, envelope.commit_time_ms)
+            )
+    return result
+
+
+def versions_of(events: RetryEvents, keeps: Collection[TableName]) -> list[TableVersions]:
+    """The events of those tables of which all versions are kept."""
+    versions = []
+    for table in dict.fromkeys(event.table for _, event in events.events if event.table in keeps):
+        rows = [event for _, event in events.events if event.table == table]
+        origins = [events.origins[event.position] for event in rows]
+        operations = ["d" if event.row is None else op for event, (op, _) in zip(rows, origins, strict=True)]
+        times_ms = [time_ms for _, time_ms in origins]
+        versions.append(TableVersions(TableEvents.of(table, rows), operations, times_ms))
+    return versions
+
+
+def evaluated(
+    events: RetryEvents, *, projection: Projection, compute: Callable[[TableName, Sequence[bytes]], Sequence[bytes]]
+) -> RetryEvents:
+    """Events with what ``compute`` says of their rows; those of which an expression still fails are refused."""
+    result = RetryEvents(refused=list(events.refused), void=events.void, origins=events.origins)
+    for table in dict.fromkeys(event.table for _, event in events.events):
+        pairs = [(dead_letter, event) for dead_letter, event in events.events if event.table == table]
+        if table not in projection.evaluated:
+            result.events += pairs
+            continue
+        result.events += [(dead_letter, event) for dead_letter, event in pairs if event.row is None]
+        rows = [(dead_letter, event, orjson.dumps(event.row)) for dead_letter, event in pairs if event.row is not None]
+        outputs = compute(table, [row for _, _, row in rows])
+        for (dead_letter, event, row), output in zip(rows, outputs, strict=True):
+            computed = computed_row(row, output, projection.computed.get(table, ()))
+            if computed.refused:
+                result.refused.append(replace(dead_letter, reason=computed.refused))
+            else:
+                visible = None if computed.row is None else orjson.loads(computed.row)
+                result.events.append((dead_letter, replace(event, row=visible)))
+    return result

@@ -1,0 +1,94 @@
+"""Dead letters become events again, in the shapes that the sink is prepared for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cdc.model.event import JsonValue, Position
+from cdc.model.table import Table
+from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from jobs.dead_letters.record import DeadLetter
+from jobs.generations.prepared import Prepared
+from lockstep.rejections.events import RetryEvents, prepared_histories, retry_events
+from lockstep.rejections.output import Tables
+from tests.builders import column, table
+from tests.events import key_bytes, value_bytes
+
+TOPIC = "shop.public.orders"
+ORDERS = table()
+TABLES = {TOPIC: ORDERS.name}
+WIDER = table(*ORDERS.columns, column("more"))
+REKEYED = table(*WIDER.columns, key=("note",))
+RECORDS = [SchemaRecord(ORDERS, 0), SchemaRecord(WIDER, 8, ShapeChange(defaults={"more": "5"}))]
+LSN = 64
+TAG = f"0001{LSN:016x}00000001"
+
+
+def dead_letter() -> DeadLetter:
+    key = key_bytes(ORDERS, {"id": 1, "note": "n"})
+    return DeadLetter("search", 1, Position(TOPIC, 0, 3), key, TAG, "no", 5, b"", 9)
+
+
+def put(of: Table = ORDERS) -> tuple[DeadLetter, bytes | None]:
+    row: Mapping[str, JsonValue] = {"id": 1, "note": "n", "more": "m"}
+    return dead_letter(), value_bytes(of, "u", row, lsn=LSN, seq=1)
+
+
+def made(
+    kept: tuple[DeadLetter, bytes | None],
+    prepared: Prepared,
+    records: list[SchemaRecord] = RECORDS,
+    tables: Tables = TABLES,
+) -> RetryEvents:
+    return retry_events([kept], tables, prepared_histories(records, prepared))
+
+
+def row_of(result: RetryEvents) -> Mapping[str, JsonValue] | None:
+    [(_, event)] = result.events
+    assert (event.tag, event.position, dict(event.key)) == (TAG, Position(TOPIC, 0, 3), {"id": 1})
+    return event.row
+
+
+def test_an_event_keeps_its_tag_and_its_position() -> None:
+    assert row_of(made(put(), {ORDERS.name: ORDERS.schema_id})) == {"id": 1, "note": "n"}
+
+
+def test_an_event_of_an_earlier_shape_becomes_a_row_of_the_prepared_one() -> None:
+    assert row_of(made(put(), {ORDERS.name: WIDER.schema_id})) == {"id": 1, "note": "n", "more": "5"}
+
+
+def test_the_newest_shape_doesnt_matter_while_the_sink_has_an_earlier_one() -> None:
+    assert row_of(made(put(), {ORDERS.name: ORDERS.schema_id}, RECORDS)) == {"id": 1, "note": "n"}
+
+
+def test_an_event_of_a_shape_that_the_sink_isnt_prepared_for_stays() -> None:
+    for records in (RECORDS[:1], RECORDS):
+        result = made(put(WIDER), {ORDERS.name: ORDERS.schema_id}, records)
+        assert (result.events, result.void) == ([], 0)
+        assert ["shape" in refused.reason for refused in result.refused] == [True]
+
+
+def test_a_tombstone_deletes() -> None:
+    assert row_of(made((dead_letter(), None), {ORDERS.name: WIDER.schema_id})) is None
+
+
+def test_an_event_that_a_copy_has_replaced_is_void() -> None:
+    # With another key, all rows came again.
+    records = [*RECORDS, SchemaRecord(REKEYED, 16, ShapeChange(rewritten="another key"))]
+    result = made(put(), {ORDERS.name: REKEYED.schema_id}, records)
+    assert (result.events, result.refused, result.void) == ([], [], 1)
+
+
+def test_an_event_of_a_table_that_isnt_prepared_stays() -> None:
+    for prepared, tables in (
+        ({}, TABLES),
+        ({ORDERS.name: "of another log"}, TABLES),
+        ({ORDERS.name: ORDERS.schema_id}, {}),  # It isn't captured any more.
+    ):
+        result = made(put(), prepared, tables=tables)
+        assert (result.events, result.void, len(result.refused)) == ([], 0, 1)
+
+
+def test_what_is_no_event_stays_and_the_others_are_made() -> None:
+    bad = (replace(dead_letter(), record_key=b"bad"), b'{"op":"u"}')
+    result = retry_events([bad, put()], TABLES, prepared_histories(RECORDS, {ORDERS.name: ORDERS.schema_id}))
+    assert (len(result.events), [refused.record_key for refused in result.refused]) == (1, [b"bad"])
