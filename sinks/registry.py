@@ -15,7 +15,8 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from sinks.contract import OpenedSink
-from sinks.delta.sink import DeltaSettings, open_delta
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import open_delta
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_opensearch
 from sinks.redis.sink import RedisSettings, open_redis

@@ -33,8 +33,8 @@ class GenerationState:
 class CatalogueState:
     """All that is kept besides the rows.
 
-    ``reuses`` counts for a directory how often a table of its name was removed: a new one gets another directory, in which no file that a
-    late writer leaves behind can be. ``doomed`` are directories whose files are still to be deleted, and whose they were.
+    ``reuses`` counts how often a table of a directory's name was removed. A new one gets another directory, in which no
+    late writer has left a file. ``doomed`` are directories whose files are still to be deleted, and whose they were.
     """
 
     builds: Mapping[int, GenerationState] = field(default_factory=dict)
@@ -116,12 +116,15 @@ class DeltaBookkeeping:
         self._known: tuple[str, CatalogueState] = ("", CatalogueState())
 
     def read(self) -> CatalogueState:
-        """The catalogue state; an empty one where there is no bookkeeping table yet."""
+        """The catalogue state; an empty one where there is no bookkeeping table yet.
+
+        Raises LockstepError for a table of somebody else's, and for a state of another stored format.
+        """
         table = self._refreshed()
         return CatalogueState() if table is None else self._state(table)
 
     def live(self) -> int | None:
-        """The generation that readers see."""
+        """The generation that readers see. Raises LockstepError as ``read`` does."""
         table = self._refreshed()
         if table is None:
             return None
@@ -129,9 +132,10 @@ class DeltaBookkeeping:
         return _live(table)
 
     def change(self, step: Callable[[CatalogueState, int | None], CatalogueState]) -> CatalogueState:
-        """Replace the catalogue state by what ``step`` makes of it and of the live generation; the same state means no change.
+        """Replace the catalogue state by what ``step`` makes of it and of the live generation.
 
-        ``step`` may be called again, after others have changed something. What it raises ends the change.
+        The same state means no change. ``step`` may be called again, after others have changed something. What it
+        raises ends the change. Raises Unavailable when others came in between too often.
         """
         for _ in range(TRIES):
             table = self._refreshed() or self._create()
@@ -146,19 +150,22 @@ class DeltaBookkeeping:
             return wanted
         raise too_many(self._path)
 
-    def show(self, choose: Callable[[CatalogueState, int | None], int | None]) -> None:
-        """Make the generation that ``choose`` names, None for no change, the live one and its tables what readers find."""
+    def expose(self, choose: Callable[[CatalogueState, int | None], int | None]) -> None:
+        """Make the generation that ``choose`` names the live one, and its tables what readers find.
+
+        None means no change. Raises Unavailable when others came in between too often.
+        """
         for _ in range(TRIES):
             table = self._refreshed() or self._create()
             known, live = self._state(table), _live(table)
             number = choose(known, live)
             if number is None:
                 return
-            wanted = _shown(number, known.builds[number])
+            wanted = _exposed(number, known.builds[number])
             if live == number and _rows(table) == wanted:
                 return
             try:
-                self._show(table, wanted)
+                self._expose(table, wanted)
             except Overtaken:
                 continue
             return
@@ -170,7 +177,7 @@ class DeltaBookkeeping:
     def _write(self, table: "DeltaTable", state: CatalogueState) -> None:
         self._lake.set_properties(self._path, table, {_STATE: state.to_json()})
 
-    def _show(self, table: "DeltaTable", rows: list[dict[str, Any]]) -> None:
+    def _expose(self, table: "DeltaTable", rows: list[dict[str, Any]]) -> None:
         import pyarrow as pa
         from deltalake import write_deltalake
 
@@ -209,8 +216,8 @@ class DeltaBookkeeping:
         return self._known[1]
 
 
-def _shown(number: int, build: GenerationState) -> list[dict[str, Any]]:
-    """What readers find of a generation. One without tables has a row of its own: it is the live one all the same."""
+def _exposed(number: int, build: GenerationState) -> list[dict[str, Any]]:
+    """What readers find of a generation. One without tables has a row of its own, so that it can be live."""
     tables: list[tuple[str | None, str | None, str | None]] = [
         (name.schema, name.name, path) for name, path in sorted(build.tables.items())
     ]

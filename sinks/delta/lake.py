@@ -1,12 +1,4 @@
-"""Delta tables below one root, a directory or an object store: open, create, commit, remove; and what may go wrong there.
-
-**One commit after the other.** A commit is a file that must not exist yet, so of two writers one wins. The other one's work is checked
-against what the winner did, and only then may it go on. That check lets pass what doesn't touch the same rows, which isn't enough
-here: so every commit of ours that depends on what it has read carries the application transaction ``CAS``. Two of those never pass each other:
-the later one fails with ``Overtaken``, and whoever made it looks again. That is compare and set, on any store that deltalake can write to.
-
-**Durable.** An object store has what it has confirmed. In a directory, files are synced before a call returns.
-"""
+"""Delta tables below one root, a directory or an object store: open, create, commit, remove, and what may go wrong."""
 
 import os
 import re
@@ -25,13 +17,16 @@ from cdc.model.errors import LockstepError, Unavailable
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
 
+# A commit is a file that must not exist yet, so of two writers one wins. deltalake lets the other one go on unless both
+# touch the same rows, which isn't enough here. Two commits of one application transaction never pass each other.
+# So every commit that depends on what it has read carries this one: compare and set, on any store of deltalake.
 CAS: Final = "lockstep"
 """The application of our commits, as the log has it: two of them never pass each other."""
 
 NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 TRIES: Final = 100
-"""How often a commit that was overtaken is tried again. Each time another one has succeeded, so this takes many writers."""
+"""How often a commit that was overtaken is tried again. Another one has succeeded each time."""
 
 _RETRY_AFTER_S: Final = 1.0
 
@@ -130,7 +125,10 @@ class Lake:
         write: "Callable[[CommitProperties], Any]",
         transactions: Mapping[str, int] = NOTHING,
     ) -> Any:
-        """Make a commit and return what ``write`` does. Raises Overtaken when another one came since ``table`` was refreshed."""
+        """Make a commit and return what ``write`` does. In a directory, its files are synced before that.
+
+        Raises Overtaken when another commit came since ``table`` was refreshed.
+        """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 

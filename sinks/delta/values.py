@@ -13,8 +13,8 @@ arrays                          string: JSON as in the event, or PostgreSQL's te
 everything else                 string: PostgreSQL's own text (json, jsonb, uuid, interval, time, ranges, enums, ...)
 ==============================  ===========================================================================
 
-``_exact`` is null nearly always. Where a column can't give back the very value - ``infinity``, BC, years beyond 9999, ``NaN`` in a
-decimal - it is a JSON object that holds it, by the column's name. The column itself is null then, or the same number.
+``_exact`` is null nearly always. It is a JSON object that holds, by the column's name, what a column can't give back:
+``infinity``, BC, years beyond 9999, ``NaN`` in a decimal. The column itself is null then, or the same number.
 
 Key columns decide which row is meant, so they never need ``_exact``: floats, numerics and times are strings in a key.
 """

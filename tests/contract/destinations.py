@@ -24,7 +24,8 @@ from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from sinks.contract import Batch, OpenedSink, Outcome, Sink, TableVersions
-from sinks.delta.sink import DeltaSettings, open_delta
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import open_delta
 from sinks.memory import MemoryStore, open_memory
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_opensearch

@@ -22,13 +22,19 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.table import TableMerger
 from pydantic import SecretStr
 
-import sinks.delta.sink
+import sinks.delta.bulk_load
 from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.access import Login
 from sinks.columns.shape import Shape
-from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.contract import CoordinationRecords, Generations
+from sinks.delta.coordination import DeltaCoordination
+from sinks.delta.generations import DeltaGenerations
+from sinks.delta.merge import fill
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import DeltaSink
+from sinks.delta.tables import DeltaTables
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 
 ITEMS = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
@@ -41,10 +47,17 @@ class Lake:
         self.root = root
 
     def sink(self, generation: int = 1, *tables: Table, **settings: Any) -> DeltaSink:
-        sink = DeltaSink("shop", DeltaSettings(root=str(self.root), **settings), generation)
+        chosen = DeltaSettings(root=str(self.root), **settings)
+        sink = DeltaSink(DeltaTables("shop", chosen, generation), chosen)
         if tables:
             sink.prepare(tables)
         return sink
+
+    def generations(self, generation: int = 1) -> Generations:
+        return generations_of(self.sink(generation))
+
+    def records(self) -> CoordinationRecords:
+        return DeltaCoordination(self.sink()._bookkeeping)
 
     def rows(self, path: str = "shop_g1/items") -> list[dict[str, Any]]:
         """Everything that is stored, as any other reader finds it."""
@@ -63,6 +76,11 @@ def lake(tmp_path: Path) -> Lake:
 
 def item(number: int, note: str, at: int) -> Any:
     return upsert({"id": number, "note": note}, at, of=ITEMS)
+
+
+def generations_of(sink: DeltaSink) -> Generations:
+    """Of the same writer: with the fence that this sink has claimed."""
+    return DeltaGenerations(sink._tables, target_file_bytes=sink._settings.target_file_bytes)
 
 
 def notes_of(sink: DeltaSink, of: Table = ITEMS) -> dict[JsonValue, JsonValue]:
@@ -102,11 +120,11 @@ def test_a_writer_that_is_replaced_in_the_middle_of_a_batch_commits_nothing(lake
 def test_a_writer_that_is_replaced_in_the_middle_of_a_bulk_load_commits_nothing(lake: Lake) -> None:
     lake.sink(1, ITEMS)
     zombie, heir = lake.sink(2, ITEMS), lake.sink(2)
-    zombie.begin_bulk()
+    generations_of(zombie).begin_bulk()
     fence = zombie.claim()
     with pytest.raises(Fenced):
         zombie.apply(batch(interrupted(1, "zombie", 1, heir.claim), fence=fence))
-    heir.end_bulk()
+    generations_of(heir).end_bulk()
     assert lake.rows("shop_g2/items") == []
 
 
@@ -127,9 +145,9 @@ def test_a_batch_that_is_overtaken_is_merged_with_what_the_other_one_wrote(lake:
 def test_no_append_comes_after_the_end_of_a_bulk_load(lake: Lake) -> None:
     lake.sink(1, ITEMS)
     one, other = lake.sink(2, ITEMS), lake.sink(2)
-    one.begin_bulk()
+    generations_of(one).begin_bulk()
     one.apply(batch(item(1, "a", 1)))
-    one.apply(batch(interrupted(1, "b", 2, other.end_bulk), item(2, "b", 1)))
+    one.apply(batch(interrupted(1, "b", 2, generations_of(other).end_bulk), item(2, "b", 1)))
     assert [(row["id"], row["note"]) for row in lake.rows("shop_g2/items")] == [(1, "b"), (2, "b")]
 
 
@@ -153,7 +171,7 @@ def test_an_append_while_a_bulk_load_ends_is_no_second_version_of_a_row(
     """Between the newest rows' own commit and the one that ends the appending: before the first is looked at, and behind that."""
     lake.sink(1, ITEMS)
     one, other = lake.sink(2, ITEMS), lake.sink(2)
-    one.begin_bulk()
+    generations_of(one).begin_bulk()
     one.apply(batch(item(1, "a", 1)))
     one.apply(batch(item(1, "b", 2)))
 
@@ -163,8 +181,8 @@ def test_an_append_while_a_bulk_load_ends_is_no_second_version_of_a_row(
     if point == "written":
         monkeypatch.setattr("deltalake.write_deltalake", _once(happen, write_deltalake))
     else:
-        one._lake.commit = _once(happen, one._lake.commit)  # type: ignore[method-assign]
-    one.end_bulk()
+        one._tables.lake.commit = _once(happen, one._tables.lake.commit)  # type: ignore[method-assign]
+    generations_of(one).end_bulk()
     assert [(row["id"], row["note"]) for row in lake.rows("shop_g2/items")] == [(1, "c"), (2, "c")]
 
 
@@ -183,8 +201,7 @@ def test_a_row_that_comes_behind_a_columns_default_gets_it_too(
     if point == "written":
         monkeypatch.setattr(TableMerger, "execute", _once(happen, TableMerger.execute))
     else:
-        fill = preparing._fill
-        preparing._fill = _once(happen, fill)  # type: ignore[method-assign]
+        monkeypatch.setattr("sinks.delta.tables.fill", _once(happen, fill))
     preparing.prepare([wider], added={ITEMS.name: {"n": 7}})
     assert {one.row["id"]: one.row["n"] for one in worker.scan(wider)} == {1: 7, 2: 7}
 
@@ -206,8 +223,8 @@ def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake:
     dying = lake.sink(1)
     # Killed after the first of two tables.
     dying._bookkeeping.change(lambda state, _: state.with_build(1, replace(state.builds[1], fence=2)))
-    held = dying._opened(ITEMS.name)
-    dying._repeat(held, lambda held: dying._raise_fence(held, 2))
+    opened = dying._tables.open(ITEMS.name)
+    dying._tables.repeat(opened, lambda opened: dying._tables.raise_fence(opened, 2))
     fence = lake.sink(1).claim()
     assert fence == 3
     events = [item(1, "a", 1), upsert({"id": 1, "note": "a"}, 1, of=others)]
@@ -222,7 +239,7 @@ def test_a_slow_prepare_never_takes_a_fence_back(lake: Lake) -> None:
     seen = slow._bookkeeping.read()
     heir.prepare([ITEMS, others])
     fence = heir.claim()
-    slow._make(seen, Shape.of(others))  # it had found the table missing, and the old fence
+    slow._tables.create(seen, Shape.of(others))  # it had found the table missing, and the old fence
     event = upsert({"id": 1, "note": "a"}, 1, of=others)
     with pytest.raises(Fenced):
         slow.apply(batch(event, fence=fence - 1))
@@ -233,8 +250,8 @@ def test_a_table_left_over_with_a_newer_fence_is_taken_over(lake: Lake) -> None:
     sink = lake.sink(1, ITEMS)
     fence = sink.claim()
     others = replace(ITEMS, name=TableName("public", "others"))
-    held = sink._make(sink._bookkeeping.read(), Shape.of(others))  # killed before it was entered
-    sink._repeat(held, lambda held: sink._raise_fence(held, fence + 5))
+    opened = sink._tables.create(sink._bookkeeping.read(), Shape.of(others))  # killed before it was entered
+    sink._tables.repeat(opened, lambda opened: sink._tables.raise_fence(opened, fence + 5))
     sink.prepare([ITEMS, others])
     newest = lake.sink(1).claim()
     events = [item(1, "a", 1), upsert({"id": 1, "note": "a"}, 1, of=others)]
@@ -256,10 +273,11 @@ def test_the_offsets_of_a_batch_are_in_the_commit_of_its_rows(lake: Lake) -> Non
 _WRITER = """
 import sys
 from cdc.model.table import TableName
-from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import open_delta
 from tests.builders import batch, column, table, upsert
 items = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
-sink = DeltaSink("shop", DeltaSettings(root=sys.argv[1], optimize_every_commits=7), 1)
+sink = open_delta("shop", DeltaSettings(root=sys.argv[1], optimize_every_commits=7), 1).sink
 sink.prepare([items])
 fence = sink.claim()
 for at in range(int(sys.argv[2]), 1000000):
@@ -359,12 +377,12 @@ def test_a_bulk_load_in_many_portions_ends_in_the_newest_rows(
 
     sink = lake.sink(1)
     sink.prepare([shape], go_live=False)
-    sink.begin_bulk()
-    monkeypatch.setattr(sinks.delta.sink, "_ROWS_AT_ONCE", 7)
+    generations_of(sink).begin_bulk()
+    monkeypatch.setattr(sinks.delta.bulk_load, "_ROWS_AT_ONCE", 7)
     for at in (2, 1, 3):
         numbers = range(0, 200, at)
         sink.apply(batch(*(upsert({"id": key(n), "part": 1, "note": f"{n} {at}"}, at, of=shape) for n in numbers)))
-    sink.end_bulk()
+    generations_of(sink).end_bulk()
     found = {repr(one.key["id"]): one.row["note"] for one in sink.scan(shape)}
     assert found == {repr(key(n)): f"{n} {3 if n % 3 == 0 else 2 if n % 2 == 0 else 1}" for n in range(200)}
     assert sum(1 for _ in sink.scan(shape)) == 200
@@ -448,17 +466,18 @@ def test_rows_that_are_replaced_while_files_are_put_together_are_there_once(lake
     assert len(lake.rows()) == 6
 
 
-def test_a_notes_history_does_not_grow_for_ever(lake: Lake) -> None:
-    sink = lake.sink(1, ITEMS)
+def test_a_coordination_records_history_does_not_grow_for_ever(lake: Lake) -> None:
+    lake.sink(1, ITEMS)
+    records = lake.records()
     log = lake.root / "shop_live" / "_delta_log"
     for number in range(150):
-        sink.save("g1.heartbeat", str(number))
+        records.save("g1.heartbeat", str(number))
     for file in log.iterdir():
         os.utime(file, (time.time() - 48 * 3600,) * 2)
     for number in range(110):
-        sink.save("g1.heartbeat", str(number))
+        records.save("g1.heartbeat", str(number))
     assert len(list(log.glob("*.json"))) < 200
-    assert lake.sink(1).load("g1.heartbeat") == "109"
+    assert lake.records().load("g1.heartbeat") == "109"
 
 
 # Leftovers
@@ -473,14 +492,14 @@ def test_what_a_killed_prepare_left_is_taken_over(lake: Lake) -> None:
     sink = lake.sink(1, wider)
     fence = sink.claim()
     assert sink.apply(batch(upsert({"id": 1, "note": "a", "added": "b"}, 1, of=wider), fence=fence)).applied == 1
-    assert sink.live() == 1
+    assert generations_of(sink).live() == 1
 
 
 def test_a_late_writer_of_a_dropped_generation_does_not_get_into_the_next_of_its_number(lake: Lake) -> None:
     lake.sink(1, ITEMS)
     late = lake.sink(2, ITEMS)
     late.apply(batch(item(1, "old", 1)))
-    lake.sink(2).drop()
+    lake.generations(2).drop()
     assert not (lake.root / "shop_g2/items").exists()
     with pytest.raises(LockstepError):
         late.apply(batch(item(1, "late", 9)))
@@ -497,11 +516,11 @@ def test_a_drop_and_a_removal_that_were_interrupted_are_finished_by_the_next(lak
     lake.sink(1, ITEMS, others)
     sink = lake.sink(1)
     sink._bookkeeping.change(lambda state, _: state.without(1, [others.name]))  # killed after the first commit
-    assert sink.keep_only([ITEMS.name]) == [others.name]
+    assert generations_of(sink).keep_only([ITEMS.name]) == [others.name]
     assert not (lake.root / "shop_g1/others").exists()
     (live,) = DeltaTable(lake.root / "shop_live").to_pyarrow_table().to_pylist()
     assert live["table_name"] == "items"
-    assert sink.keep_only([ITEMS.name]) == []
+    assert generations_of(sink).keep_only([ITEMS.name]) == []
 
 
 def test_a_table_that_somebody_has_removed_is_an_error(lake: Lake) -> None:
@@ -555,7 +574,7 @@ def test_a_decimal_that_grows_needs_a_new_generation(lake: Lake) -> None:
 
 def test_tables_of_one_name_are_refused(lake: Lake) -> None:
     one, other = (replace(ITEMS, name=name) for name in (TableName("public", "a__b"), TableName("a", "b")))
-    with pytest.raises(LockstepError, match="would both be called 'a__b'"):
+    with pytest.raises(LockstepError, match="would both have the name 'a__b'"):
         lake.sink(1, one, other)
 
 
@@ -597,9 +616,9 @@ def test_a_store_that_does_not_answer_is_waited_for_and_no_secret_is_told() -> N
                 "aws_region": "us-east-1",
             },
         )
-        sink = DeltaSink("shop", settings, 1)
+        sink = DeltaSink(DeltaTables("shop", settings, 1), settings)
         with pytest.raises(Unavailable) as failure:
-            sink.load_progress()
+            generations_of(sink).load_progress()
     assert "secret-word" not in str(failure.value)
     assert "\x1b" not in str(failure.value)
 
@@ -608,7 +627,7 @@ def test_readers_are_shown_the_rows_that_are_not_deleted(lake: Lake) -> None:
     sink = lake.sink(1, ITEMS)
     sink.apply(batch(item(1, "a", 1), item(2, "b", 1)))
     sink.apply(batch(delete({"id": 1}, 2, of=ITEMS)))
-    sink.save_progress(progress())
+    generations_of(sink).save_progress(progress())
     held = DeltaTable(lake.root / "shop_g1/items").to_pyarrow_dataset()
     assert held.to_table(["id", "note"], filter=~ds.field("_deleted")).to_pylist() == [{"id": 2, "note": "b"}]
     assert [(row["id"], row["note"], row["_deleted"]) for row in lake.rows()] == [(1, None, True), (2, "b", False)]

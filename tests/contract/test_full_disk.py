@@ -18,7 +18,8 @@ from sqlalchemy import make_url
 
 from cdc.model.errors import LockstepError
 from sinks.contract import Batch, Sink
-from sinks.delta.sink import DeltaSettings, DeltaSink
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import open_delta
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, table, upsert
@@ -124,7 +125,7 @@ def test_the_disk_of_a_warehouse_in_a_file_is_full(disk: Disk) -> None:
 
 
 def test_the_lakes_disk_is_full(disk: Disk) -> None:
-    sink = DeltaSink("shop", DeltaSettings(root=str(disk.path / "lake")), 1)
+    sink = open_delta("shop", DeltaSettings(root=str(disk.path / "lake")), 1).sink
     try:
         sink.prepare([table()])
         _is_stopped_and_goes_on(sink, disk)

@@ -21,7 +21,7 @@ from jobs.settings import SparkSettings
 from lockstep.cli.main import app
 from lockstep.config import Config
 from sinks.access import Login, Tls
-from sinks.delta.sink import DeltaSettings
+from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.sink import RedisSettings
 from sinks.table_settings import TableSettings

@@ -12,7 +12,7 @@ from jobs.settings import SparkSettings
 from jobs.spark.class_archive import archive_file
 from jobs.spark.session import spark_conf, worker_python
 from jobs.spark.shipped_code import ROOT
-from sinks.delta.sink import DeltaSettings
+from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.sink import RedisSettings
 from sinks.registry import SinkSettings

@@ -1,4 +1,4 @@
-"""sinks.delta.sink"""
+"""sinks.delta.settings"""
 
 from pathlib import Path
 from typing import Any
@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from cdc.model.errors import ConfigurationError
-from cdc.model.table import TableName
-from sinks.delta.sink import DeltaSettings, DeltaSink, delta_name
+from sinks.delta.settings import DeltaSettings
 
 LOGIN = {"user": "key-id", "password": SecretStr("secret-word")}
 
@@ -62,21 +60,3 @@ def test_the_place_of_a_secret_may_be_among_the_options() -> None:
 def test_settings_that_do_not_fit_are_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         DeltaSettings.model_validate(values)
-
-
-@pytest.mark.parametrize("prefix", ["a-b", "a/b", "a.b", "ü", ""])
-def test_a_prefix_is_a_plain_name(prefix: str) -> None:
-    with pytest.raises(ConfigurationError):
-        DeltaSink(prefix or "-", DeltaSettings(root="/lake", prefix=prefix or None), 1)
-
-
-def test_a_table_has_a_directory_of_its_own() -> None:
-    names = {
-        TableName("public", "orders"): "orders",
-        TableName("sales", "orders"): "sales__orders",
-        TableName("public", "Orders"): "Orders",
-        TableName("public", "a-1"): "a.2d1",
-        TableName("public", "a.2d1"): "a.2e2d1",
-        TableName("My Schema", "ü/%"): "My.20Schema__.c3.bc.2f.25",
-    }
-    assert {name: delta_name(name) for name in names} == names

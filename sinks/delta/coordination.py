@@ -1,0 +1,33 @@
+"""Coordination records in the bookkeeping table of a Delta sink."""
+
+from dataclasses import replace
+
+from sinks.delta.bookkeeping import CatalogueState, DeltaBookkeeping
+
+
+class DeltaCoordination:
+    """The coordination records of a Delta sink. Each change is one commit to its bookkeeping table."""
+
+    def __init__(self, bookkeeping: DeltaBookkeeping) -> None:
+        self._bookkeeping = bookkeeping
+
+    def load(self, name: str) -> str | None:
+        return self._bookkeeping.read().records.get(name)
+
+    def save(self, name: str, text: str | None) -> None:
+        def save(state: CatalogueState, _live: int | None) -> CatalogueState:
+            others = {known: content for known, content in state.records.items() if known != name}
+            return replace(state, records=others if text is None else {**others, name: text})
+
+        self._bookkeeping.change(save)
+
+    def create(self, name: str, text: str) -> bool:
+        created = False
+
+        def create(state: CatalogueState, _live: int | None) -> CatalogueState:
+            nonlocal created
+            created = name not in state.records
+            return replace(state, records={**state.records, name: text}) if created else state
+
+        self._bookkeeping.change(create)
+        return created

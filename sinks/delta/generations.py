@@ -1,0 +1,133 @@
+"""The generations of a Delta sink, as the bookkeeping table has them."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from sinks.contract import Progress
+from sinks.delta.bookkeeping import CatalogueState
+from sinks.delta.bulk_load import begin_bulk_load, end_bulk_load
+from sinks.delta.tables import DeltaTables
+from sinks.progress_json import dump_progress, load_progress
+
+
+class DeltaGenerations:
+    """The generations of a Delta sink, bound to the one of its tables."""
+
+    def __init__(self, tables: DeltaTables, *, target_file_bytes: int) -> None:
+        self._tables = tables
+        self._bookkeeping = tables.bookkeeping
+        self._number = tables.generation
+        self._target_file_bytes = target_file_bytes
+
+    def begin_bulk(self) -> None:
+        """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
+        build = self._tables.build(self._bookkeeping.read())
+        if not build.is_bulk:
+            for name in build.tables:
+                opened = self._tables.open(name)
+                opened.refresh()
+                if opened.has_rows():
+                    return
+
+            def begin(state: CatalogueState, live: int | None) -> CatalogueState:
+                known = self._tables.build(state)
+                return state if live == self._number else state.with_build(self._number, replace(known, is_bulk=True))
+
+            build = self._tables.build(self._bookkeeping.change(begin))
+            if not build.is_bulk:
+                return
+        for name in build.tables:
+            self._tables.repeat(self._tables.open(name), partial(begin_bulk_load, self._tables.lake))
+
+    def end_bulk(self) -> None:
+        build = self._bookkeeping.read().builds.get(self._number)
+        if build is None or not build.is_bulk:
+            return
+        end = partial(end_bulk_load, self._tables.lake, target_file_bytes=self._target_file_bytes)
+        for name in build.tables:
+            self._tables.repeat(self._tables.open(name), end)
+        self._bookkeeping.change(
+            lambda state, _: state.with_build(self._number, replace(self._tables.build(state), is_bulk=False))
+        )
+
+    def load_progress(self) -> Progress | None:
+        build = self._bookkeeping.read().builds.get(self._number)
+        return None if build is None or build.progress is None else load_progress(build.progress)
+
+    def save_progress(self, progress: Progress) -> None:
+        text = dump_progress(progress).decode()
+
+        def save(state: CatalogueState, _live: int | None) -> CatalogueState:
+            build = self._tables.build(state)
+            if build.fence != self._tables.fence:
+                raise self._tables.fenced_off()
+            return state.with_build(self._number, replace(build, progress=text))
+
+        self._bookkeeping.change(save)
+
+    def live(self) -> int | None:
+        return self._bookkeeping.live()
+
+    def numbers(self) -> list[int]:
+        state = self._bookkeeping.read()
+        # One whose files are still to be deleted is still to be dropped.
+        return sorted({*state.builds, *(number for number, _ in state.doomed.values())})
+
+    def switch(self) -> None:
+        def choose(state: CatalogueState, _live: int | None) -> int:
+            if self._tables.build(state).is_bulk:
+                raise LockstepError(
+                    f"generation {self._number} is still being loaded in bulk",
+                    hint="switch when its load has ended",
+                )
+            return self._number
+
+        self._tables.build(self._bookkeeping.read())  # nothing is created for a generation that never was
+        self._bookkeeping.expose(choose)
+
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        if self._number not in self._bookkeeping.read().builds:
+            return []
+
+        def without(state: CatalogueState, _live: int | None) -> CatalogueState:
+            return state.without(self._number, self._tables.build(state).tables.keys() - set(tables))
+
+        state = self._bookkeeping.change(without)
+        self._bookkeeping.expose(lambda _, live: live if live == self._number else None)
+        gone = sorted(name for number, name in state.doomed.values() if number == self._number)
+        self._tables.forget(gone)
+        self._delete_doomed()
+        return gone
+
+    def drop(self) -> None:
+        def without(state: CatalogueState, live: int | None) -> CatalogueState:
+            if live == self._number:
+                raise LockstepError(
+                    f"generation {self._number} is live",
+                    hint="switch to another generation before you drop this one",
+                )
+            records = {name: text for name, text in state.records.items() if not name.startswith(f"g{self._number}.")}
+            if self._number in state.builds:
+                state = state.without(self._number, state.builds[self._number].tables.keys())
+            builds = {number: build for number, build in state.builds.items() if number != self._number}
+            return replace(state, builds=builds, records=records)
+
+        self._tables.forget_all()
+        if self._bookkeeping.read() == CatalogueState():
+            return
+        self._bookkeeping.change(without)
+        self._delete_doomed()
+
+    def _delete_doomed(self) -> None:
+        """Delete the files of this generation's tables that are gone from the bookkeeping table."""
+        doomed = {path for path, (number, _) in self._bookkeeping.read().doomed.items() if number == self._number}
+        for path in sorted(doomed):
+            self._tables.lake.remove(path)
+        self._bookkeeping.change(
+            lambda state, _: replace(
+                state, doomed={path: owner for path, owner in state.doomed.items() if path not in doomed}
+            )
+        )

@@ -1,0 +1,90 @@
+"""Writes rows into a Delta table: appends, merges by tag, and values of new columns."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sinks.delta.lake import Lake
+from sinks.delta.names import OWN_COLUMNS, quoted
+from sinks.delta.opened_table import OpenedTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import CommitProperties
+
+
+def append(opened: OpenedTable, data: "pa.Table", properties: "CommitProperties") -> None:
+    """Append rows in one commit, whatever the table has of them."""
+    from deltalake import write_deltalake
+
+    write_deltalake(opened.table, data, mode="append", commit_properties=properties)
+
+
+def merge(
+    opened: OpenedTable,
+    data: "pa.Table",
+    key: Sequence[str],
+    properties: "CommitProperties",
+    *,
+    overwrite_equal_tags: bool,
+) -> Mapping[str, Any]:
+    """Insert rows, or replace those of a lesser tag, in one commit. Returns deltalake's figures."""
+    newer = f"{quoted('_tag', of='s')} {'>=' if overwrite_equal_tags else '>'} {quoted('_tag', of='t')}"
+    return (
+        opened.table.merge(
+            data,
+            " and ".join(f"{quoted(name, of='t')} = {quoted(name, of='s')}" for name in key),
+            source_alias="s",
+            target_alias="t",
+            # A batch is in memory anyway, and then files that can't hold one of its keys aren't read.
+            streamed_exec=False,
+            commit_properties=properties,
+        )
+        .when_matched_update_all(newer)
+        .when_not_matched_insert_all()
+        .execute()
+    )
+
+
+def fit(data: "pa.Table", columns: "pa.Schema") -> "pa.Table":
+    """The rows with all columns that the table has."""
+    import pyarrow as pa
+
+    for field in columns:
+        if field.name not in data.column_names:
+            data = data.append_column(field, pa.nulls(data.num_rows, field.type))
+    return data.select(columns.names)
+
+
+def delta_fields(schema: "pa.Schema", names: Iterable[str]) -> Any:
+    """These columns of a schema, as deltalake adds them to a table."""
+    import pyarrow as pa
+    from deltalake import Schema
+
+    return Schema.from_arrow(pa.schema([schema.field(name) for name in names])).fields
+
+
+def fill(lake: Lake, opened: OpenedTable, values: "pa.Table") -> None:
+    """Write these values into all rows of the table, in one commit. Raises Overtaken."""
+    exact = quoted("_exact", of="t")
+    addition = quoted("_exact", of="s")
+    updates = {quoted(name): quoted(name, of="s") for name in values.column_names if name not in OWN_COLUMNS}
+    if values.column("_exact")[0].is_valid:
+        updates[quoted("_exact")] = (
+            f"case when {exact} is null then {addition} else "
+            f"concat(substr({exact}, 1, length({exact}) - 1), ',', substr({addition}, 2)) end"
+        )
+    lake.commit(
+        opened.path,
+        opened.table,
+        lambda properties: (
+            opened.table.merge(
+                values,
+                f"{quoted('_deleted', of='t')} = {quoted('_deleted', of='s')}",
+                source_alias="s",
+                target_alias="t",
+                commit_properties=properties,
+            )
+            .when_matched_update(updates)
+            .execute()
+        ),
+    )

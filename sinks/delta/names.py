@@ -1,0 +1,75 @@
+"""Names of directories and columns in a lake, and what is refused there."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import Table, TableName
+
+OWN_COLUMNS: Final = ("_exact", "_tag", "_deleted")
+"""The columns that the sink adds to each table."""
+
+
+def delta_name(name: TableName) -> str:
+    """The name of a source table's directory."""
+    text = name.name if name.schema == "public" else f"{name.schema}__{name.name}"
+    return re.sub(r"[^A-Za-z0-9_]", lambda match: "".join(f".{byte:02x}" for byte in match[0].encode()), text)
+
+
+def quoted(name: str, *, of: str = "") -> str:
+    """A column's name in SQL, with the alias of its table before it."""
+    quoted = '"' + name.replace('"', '""') + '"'
+    return f"{of}.{quoted}" if of else quoted
+
+
+def check_columns(table: Table) -> None:
+    """Raise LockstepError for columns that a Delta table can't have."""
+    way_out = "rename the column at the source, or leave it out with exclude of this sink"
+    taken: dict[str, str] = {}
+    for column in table.columns:
+        if column.name.lower() in OWN_COLUMNS:
+            raise LockstepError(
+                f"table {table.name} has a column {column.name!r}, a name that the Delta sink needs for itself",
+                hint=way_out,
+            )
+        if "`" in column.name:
+            raise LockstepError(
+                f"table {table.name} has a column {column.name!r}, and deltalake can't merge by names with a backtick",
+                hint=way_out,
+            )
+        other = taken.setdefault(column.name.lower(), column.name)
+        if other != column.name:
+            raise LockstepError(
+                f"table {table.name} has the columns {other!r} and {column.name!r}, which are the same for Delta",
+                hint=way_out,
+            )
+
+
+def check_partitions(table: Table, partitions: Sequence[str]) -> None:
+    """Raise LockstepError for columns that a Delta table can't be divided by."""
+    from sinks.delta.values import may_partition
+
+    columns = {column.name: column for column in table.columns}
+    for name in partitions:
+        if name not in columns:
+            raise LockstepError(
+                f"table {table.name} has no column {name!r} to be partitioned by", hint="mend partition_by of this sink"
+            )
+        if not may_partition(columns[name], is_key=name in table.key):
+            raise LockstepError(
+                f"table {table.name} can't be partitioned by {name!r}, which is {columns[name].type_name}",
+                hint="partition by a boolean, integer, date or text column: mend partition_by of this sink",
+            )
+
+
+def check_names_differ(names: Iterable[TableName]) -> None:
+    """Raise LockstepError for two tables whose directories would have the same name."""
+    taken: dict[str, TableName] = {}
+    for name in sorted(set(names)):
+        other = taken.setdefault(delta_name(name), name)
+        if other != name:
+            raise LockstepError(
+                f"tables {other} and {name} would both have the name {delta_name(name)!r} in the lake",
+                hint="give one of them to another sink with another prefix: set tables of both sinks",
+            )

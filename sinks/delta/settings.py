@@ -1,0 +1,89 @@
+"""Settings of a Delta sink."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from cdc.model.table import TableName
+from sinks.access import Login
+from sinks.table_settings import PROJECTING, TableSettings
+
+_SECRET: Final = re.compile(
+    r"secret|password|token|private|connection_string|sas(_|$)|(account|access|master|customer)_key(?!_id)",
+    re.IGNORECASE,
+)
+# How each kind of store names the user and the password of a login, by the scheme of the root.
+_LOGINS: Final = {
+    **dict.fromkeys(("s3", "s3a"), ("aws_access_key_id", "aws_secret_access_key")),
+    **dict.fromkeys(
+        ("az", "azure", "abfs", "abfss", "adl"), ("azure_storage_account_name", "azure_storage_account_key")
+    ),
+    **dict.fromkeys(("gs", "gcs"), (None, "google_service_account_key")),
+}
+
+
+def _plain_options(options: Mapping[str, str]) -> Mapping[str, str]:
+    secrets = [name for name in options if _SECRET.search(name) and not name.lower().endswith("_file")]
+    if secrets:
+        raise ValueError(
+            f"{', '.join(sorted(secrets))}: secrets don't belong in here; "
+            "use login, or deltalake's environment variables"
+        )
+    return options
+
+
+def _table_names(partitions: Mapping[str, tuple[str, ...]]) -> Mapping[str, tuple[str, ...]]:
+    for text in partitions:
+        TableName.parse(text)
+    return partitions
+
+
+class DeltaSettings(TableSettings):
+    """Delta tables below ``root``: an absolute path, or an address (``s3://bucket/lake``, ``abfss://``, ``gs://``).
+
+    ``prefix`` begins the name of each directory; without it the sink's name does. ``login`` is the store's key and
+    secret. ``storage_options`` are deltalake's other settings of the store. ``partition_by`` names columns by table.
+
+    After every ``optimize_every_commits`` commits to a table its small files are compacted, up to ``target_file_mb``.
+    Files that were replaced more than ``retention_hours`` ago are deleted then.
+    """
+
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by"}
+
+    type: Literal["delta"] = "delta"
+    root: str = Field(min_length=1)
+    prefix: str | None = None
+    partition_by: Annotated[Mapping[str, tuple[str, ...]], AfterValidator(_table_names)] = {}
+    login: Login = Login()
+    storage_options: Annotated[Mapping[str, str], AfterValidator(_plain_options)] = {}
+    optimize_every_commits: int = Field(100, gt=0)
+    retention_hours: int = Field(24, gt=0)
+    target_file_mb: int = Field(16, gt=0)
+
+    @model_validator(mode="after")
+    def _root_and_login_fit(self) -> Self:
+        scheme = urlsplit(self.root).scheme
+        if not scheme and not Path(self.root).is_absolute():
+            raise ValueError("root is neither an absolute path nor an address")
+        if self.login != Login() and scheme not in _LOGINS:
+            raise ValueError("login is for object stores")
+        return self
+
+    @property
+    def target_file_bytes(self) -> int:
+        return self.target_file_mb * 1024 * 1024
+
+    def options(self) -> dict[str, str]:
+        """deltalake's storage options. Raises LockstepError when a password file can't be read."""
+        options = dict(self.storage_options)
+        password = self.login.read_password()
+        user_option, password_option = _LOGINS.get(urlsplit(self.root).scheme, (None, None))
+        if user_option is not None and self.login.user is not None:
+            options[user_option] = self.login.user
+        if password_option is not None and password is not None:
+            options[password_option] = password
+        return options

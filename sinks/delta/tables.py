@@ -1,0 +1,216 @@
+"""The Delta tables of one generation: created, opened, widened, and fenced."""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError
+from cdc.model.event import JsonValue
+from cdc.model.table import Table, TableName
+from sinks.columns.shape import Shape, unprepared
+from sinks.delta.bookkeeping import CatalogueState, DeltaBookkeeping, GenerationState
+from sinks.delta.lake import TRIES, Lake, Overtaken, too_many
+from sinks.delta.merge import delta_fields, fill
+from sinks.delta.names import check_columns, check_partitions, delta_name
+from sinks.delta.opened_table import FENCE, SHAPE, OpenedTable
+from sinks.delta.settings import DeltaSettings
+
+_Result = TypeVar("_Result")
+
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_]+")
+
+
+class DeltaTables:
+    """Opens the tables of one generation when they are first used, and keeps them open.
+
+    ``fence`` is what this object's sink has claimed; 0 before that. Raises ConfigurationError for a prefix that can't
+    begin a directory's name. Nothing connects before the first call.
+    """
+
+    def __init__(self, name: str, settings: DeltaSettings, generation: int) -> None:
+        self._prefix = settings.prefix or name
+        if not _PREFIX.fullmatch(self._prefix):
+            raise ConfigurationError(
+                f"sink {name!r}: {self._prefix!r} can't begin a directory's name",
+                hint="set prefix to letters, digits and '_'",
+            )
+        self.generation = generation
+        self.lake = Lake(settings.root, settings.options)
+        self.bookkeeping = DeltaBookkeeping(self.lake, f"{self._prefix}_live", name)
+        self.fence = 0
+        self._name = name
+        self._settings = settings
+        self._opened: dict[TableName, OpenedTable] = {}
+
+    def forget(self, names: Collection[TableName]) -> None:
+        """Know nothing of these tables any more: they are removed."""
+        for name in names:
+            self._opened.pop(name, None)
+
+    def forget_all(self) -> None:
+        """As ``forget``, of all tables."""
+        self._opened.clear()
+
+    def close(self) -> None:
+        self._opened.clear()
+        self.bookkeeping.close()
+
+    def open(self, name: TableName) -> OpenedTable:
+        """A table of this generation. Raises LockstepError when it wasn't prepared."""
+        opened = self._opened.get(name)
+        if opened is None:
+            path = self.build(self.bookkeeping.read()).tables.get(name)
+            table = None if path is None else self.lake.open(path)
+            if path is None or table is None:
+                raise unprepared(name)
+            opened = self._opened[name] = OpenedTable(name, path, table)
+        return opened
+
+    def build(self, state: CatalogueState) -> GenerationState:
+        """This generation in the catalogue state. Raises LockstepError when it isn't there."""
+        try:
+            return state.builds[self.generation]
+        except KeyError:
+            raise LockstepError(
+                f"generation {self.generation} of sink {self._name!r} doesn't exist",
+                hint="it was never prepared, or it was dropped",
+            ) from None
+
+    def repeat(self, opened: OpenedTable, step: Callable[[OpenedTable], _Result]) -> _Result:
+        """Do a step on a table as it is now, until no other commit comes in between.
+
+        Raises Unavailable when it was overtaken too often.
+        """
+        for _ in range(TRIES):
+            opened.refresh()
+            try:
+                return step(opened)
+            except Overtaken:
+                continue
+        raise too_many(opened.path)
+
+    def next_shape(self, table: Table, build: GenerationState) -> Shape:
+        """The shape that a table will have. Raises LockstepError when what is there doesn't fit."""
+        from sinks.delta.values import form_of
+
+        check_columns(table)
+        if table.name not in build.tables:
+            check_partitions(table, self._partitions(table))
+            return Shape.of(table)
+        opened = self.open(table.name)
+        opened.refresh()
+        known = opened.rows()
+        shape = known.shape.evolve(table)
+        for column in table.columns:
+            kind = form_of(column, is_key=column.name in table.key).type
+            if column.name in known.schema.names and known.schema.field(column.name).type != kind:
+                raise LockstepError(
+                    f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is "
+                    f"{column.type_name} now, which its {known.schema.field(column.name).type} can't hold",
+                    hint="rebuild it from the log: lockstep rebuild, with --switch",
+                )
+        return shape
+
+    def widen(self, opened: OpenedTable, shape: Shape, added: Mapping[str, JsonValue]) -> None:
+        """Give a table the columns that its shape has. Rows that are there get the values of ``added``."""
+        if opened.rows().shape == shape:
+            return
+
+        def widen(opened: OpenedTable) -> None:
+            from sinks.delta.values import rows_of
+
+            known = opened.rows().shape.columns
+            new = [column.name for column in shape.columns[len(known) :]]
+            rows = rows_of(shape)
+            missing = [name for name in new if name not in opened.columns().names]
+            if missing:
+                fields = delta_fields(rows.schema, missing)
+                self.lake.commit(
+                    opened.path,
+                    opened.table,
+                    lambda properties: opened.table.alter.add_columns(fields, commit_properties=properties),
+                )
+            values = {name: added[name] for name in new if name in added}
+            if values and opened.has_rows():
+                version = opened.table.version()
+                fill(self.lake, opened, rows.filling(values))
+                if opened.table.version() != version + 1:
+                    raise Overtaken  # by rows of the old shape, which have null in the new columns
+            # Nobody writes these columns before this commit.
+            self.lake.set_properties(opened.path, opened.table, {SHAPE: shape.to_json()})
+
+        self.repeat(opened, widen)
+
+    def add(self, shapes: Mapping[TableName, Shape]) -> None:
+        """Create tables, and enter them in the bookkeeping table with the fence of that moment.
+
+        Raises Unavailable when other writers came in between too often.
+        """
+        if not shapes:
+            return
+        for _ in range(TRIES):
+            state = self.bookkeeping.read()
+            build = self.build(state)
+            created = [self.create(state, shape) for name, shape in shapes.items() if name not in build.tables]
+            if self._enter(created, build.fence):
+                return
+        raise too_many(f"the bookkeeping table of sink {self._name!r}")
+
+    def create(self, state: CatalogueState, shape: Shape) -> OpenedTable:
+        """Create a table. Its fence is at least that of the catalogue state."""
+        from sinks.delta.values import rows_of
+
+        name = shape.table.name
+        path = state.path_for(f"{self._prefix}_g{self.generation}/{delta_name(name)}")
+        partitions = self._partitions(shape.table)
+        hours, fence = self._settings.retention_hours, self.build(state).fence
+        table = self.lake.create(
+            path,
+            rows_of(shape, partitions).schema,
+            partitions=partitions,
+            configuration={
+                SHAPE: shape.to_json(),
+                FENCE: str(fence),
+                # Versions whose files are gone are of no use, and every batch makes one.
+                "delta.logRetentionDuration": f"interval {hours} hours",
+                "delta.deletedFileRetentionDuration": f"interval {hours} hours",
+            },
+        )
+        # A prepare that was killed before it entered the table may have left it, or another one has just entered it.
+        opened = OpenedTable(name, path, table)
+        self.widen(opened, opened.rows().shape.evolve(shape.table), {})
+        self.repeat(opened, lambda opened: self.raise_fence(opened, fence))
+        return opened
+
+    def _enter(self, created: Sequence[OpenedTable], fence: int) -> bool:
+        """Enter tables. Returns False, with nothing entered, when the bookkeeping table has another fence than they."""
+        highest = max([fence, *(opened.fence for opened in created)])
+
+        def enter(state: CatalogueState, _live: int | None) -> CatalogueState:
+            build = self.build(state)
+            if build.fence == highest == fence:
+                build = replace(build, tables={**{opened.name: opened.path for opened in created}, **build.tables})
+            elif build.fence < highest:  # a table is left over from an earlier writer
+                build = replace(build, fence=highest)
+            return state.with_build(self.generation, build)
+
+        entered = self.build(self.bookkeeping.change(enter)).tables
+        return all(opened.name in entered for opened in created)
+
+    def raise_fence(self, opened: OpenedTable, fence: int) -> int:
+        """Let writers of this fence in and older ones out. Returns the table's fence, which may be a newer one."""
+        if opened.fence < fence:
+            self.lake.set_properties(opened.path, opened.table, {FENCE: str(fence)})
+        return opened.fence
+
+    def fenced_off(self) -> Fenced:
+        """The error for whoever is no longer the writer."""
+        return Fenced(
+            f"another job has become the writer of sink {self._name!r}, generation {self.generation}",
+            hint="stop one of the two jobs",
+        )
+
+    def _partitions(self, table: Table) -> tuple[str, ...]:
+        named = {TableName.parse(text): columns for text, columns in self._settings.partition_by.items()}
+        return tuple(named.get(table.name, ()))
