@@ -19,7 +19,8 @@ from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_delta
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_opensearch
-from sinks.redis.sink import RedisSettings, open_redis
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import open_redis
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
 from sinks.wrappers.projecting import ProjectingSink

@@ -12,7 +12,7 @@ from jobs.executor.result import Result, from_arrow
 from jobs.executor.task_input import Task
 from sinks.contract import Batch, OpenedSink, Outcome, Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
-from sinks.redis.sink import RedisSettings
+from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from tests.builders import table
 from tests.events import key_bytes, value_bytes

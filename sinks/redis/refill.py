@@ -32,9 +32,10 @@ from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.model.tag import SNAPSHOT_SEQ, Tag
 from sinks.columns.shape import Shape, unprepared
+from sinks.redis.keys import RedisKeys
 from sinks.redis.layout import table_field
 from sinks.redis.scripts import arguments_for, script_for
-from sinks.redis.sink import RedisSettings, layout_key, settings_text
+from sinks.redis.settings import RedisSettings, settings_text
 
 WAL_END_SQL: Final = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
 """The end of the WAL as a number, and its timeline."""
@@ -173,7 +174,7 @@ class Refill:
             text = self._client.hget(f"{self._prefix}:g{generation}.tables", table_field(name))
             if text is None:
                 raise unprepared(name)
-            built_with = self._client.get(layout_key(self._prefix, generation))
+            built_with = self._client.get(RedisKeys(self._prefix, generation).layout)
             if built_with is not None and orjson.loads(built_with) != orjson.loads(settings_text(self._settings)):
                 raise LockstepError(
                     f"generation {generation} of this sink was built with another layout than these settings have",

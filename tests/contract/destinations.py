@@ -29,7 +29,8 @@ from sinks.delta.sink import open_delta
 from sinks.memory import MemoryStore, open_memory
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_opensearch
-from sinks.redis.sink import RedisSettings, open_redis
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import open_redis
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
 from tests.builders import column, table

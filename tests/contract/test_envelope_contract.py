@@ -16,7 +16,7 @@ from jobs.executor.task_input import Task
 from jobs.executor.window import newest, with_tags
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import select_records
-from sinks.redis.sink import RedisSettings
+from sinks.redis.settings import RedisSettings
 from tests.builders import column, table
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]  # Spark needs a Java

@@ -10,7 +10,8 @@ from redis import Redis
 
 from cdc.model.errors import LockstepError, Unavailable
 from sinks.access import Login
-from sinks.redis.sink import RedisSettings, RedisSink
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink
 from tests.builders import batch, delete, table, tag, upsert
 
 pytestmark = pytest.mark.live

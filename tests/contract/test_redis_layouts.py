@@ -15,7 +15,8 @@ from redis import Redis
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import TableName
-from sinks.redis.sink import RedisSettings, RedisSink
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink
 from tests.builders import batch, column, delete, table, tag, upsert
 from tests.examples import examples
 

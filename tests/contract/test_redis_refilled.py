@@ -16,7 +16,8 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.tag import Tag
 from sinks.redis.refill import LATEST_S, Query, ReadPosition, Refill
-from sinks.redis.sink import RedisSettings, RedisSink
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink
 from stack.stack import Stack
 from tests.builders import batch, table, upsert
 from tests.databases import Database, until

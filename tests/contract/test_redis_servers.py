@@ -19,7 +19,8 @@ from redis.retry import Retry
 
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
-from sinks.redis.sink import RedisSettings, RedisSink
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink
 from stack import ports
 from tests.builders import batch, delete, progress, table, tag, upsert
 from tests.databases import until

@@ -19,7 +19,8 @@ from sinks.access import Tls
 from sinks.contract import Sink
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
-from sinks.redis.sink import RedisSettings, RedisSink
+from sinks.redis.settings import RedisSettings
+from sinks.redis.sink import RedisSink
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, table, upsert

@@ -23,7 +23,7 @@ from lockstep.config import Config
 from sinks.access import Login, Tls
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.redis.sink import RedisSettings
+from sinks.redis.settings import RedisSettings
 from sinks.table_settings import TableSettings
 from sinks.warehouse.settings import WarehouseSettings
 from tests.docs.generated import DOCS, ROOT

@@ -20,7 +20,7 @@ from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import run_sinks
 from sinks.contract import Progress
-from sinks.redis.sink import RedisSettings
+from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, open_sink
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints

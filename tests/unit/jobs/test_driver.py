@@ -15,7 +15,7 @@ from jobs.generations.record import Phase, Record, begin_generation, list_genera
 from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
-from sinks.redis.sink import RedisSettings
+from sinks.redis.settings import RedisSettings
 from sinks.registry import definition
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")

@@ -6,7 +6,7 @@ from cdc.model.errors import LockstepError
 from jobs.executor import open_sinks
 from sinks.contract import OpenedSink
 from sinks.memory import MemorySink, MemoryStore, open_memory
-from sinks.redis.sink import RedisSettings
+from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from tests.task_records import Failing, Recording, put, run, task
 

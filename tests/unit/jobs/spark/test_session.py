@@ -14,7 +14,7 @@ from jobs.spark.session import spark_conf, worker_python
 from jobs.spark.shipped_code import ROOT
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.redis.sink import RedisSettings
+from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.warehouse.settings import WarehouseSettings
 

@@ -2,7 +2,7 @@
 
 from cdc.model.table import TableName
 from lockstep.verify.sides.compared_columns import compared_columns, differently_made, has_all_columns
-from sinks.redis.sink import RedisSettings
+from sinks.redis.settings import RedisSettings
 from tests.builders import column, table
 
 NOTHING = frozenset()

@@ -1,0 +1,120 @@
+"""Calls of the scripts: which rows go into a call, which calls into a pipeline, and how a pipeline is sent."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.model.event import Events, TableEvents, parse_key
+from sinks.contract import Rejection
+from sinks.redis.connection import Client, pipelined
+from sinks.redis.keys import RedisKeys
+from sinks.redis.scripts import Argument, arguments_for, script_for
+from sinks.redis.settings import RedisSettings
+
+# A call's bounds. Starting the script for each row takes as long as the row itself. The server does nothing else meanwhile.
+_CALL_ROWS: Final = 64
+_CALL_BYTES: Final = 256 * 1024
+# A pipeline's: enough to hide the round trip, little enough for the server's and our buffers.
+_PIPELINE_ROWS: Final = 1024
+_PIPELINE_BYTES: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a script for some events of a table.
+
+    ``indexes`` are those of its events in ``events``. ``bytes`` are about what it takes on the wire.
+    """
+
+    events: TableEvents
+    indexes: Sequence[int]
+    script: str
+    arguments: tuple[Argument, ...]
+    bytes: int
+
+
+class Calls:
+    """Makes and sends the calls for one generation's rows."""
+
+    def __init__(self, settings: RedisSettings, keys: RedisKeys) -> None:
+        self._settings = settings
+        self._keys = keys
+        self._layout = settings.layout
+        self._keeps_rows = settings.mode == "materialise"
+        self._shas: dict[str, str] = {}
+
+    def pipelines(
+        self, events: Events, rejections: list[Rejection], *, overwrite_equal_tags: bool
+    ) -> Iterator[list[Call]]:
+        """The scripts' calls, as many at a time as one pipeline should hold. Rows that are too large become rejections."""
+        pipeline: list[Call] = []
+        rows = size = 0
+        for table_events in events.tables:
+            for call in self._calls(table_events, rejections, overwrite_equal_tags=overwrite_equal_tags):
+                pipeline.append(call)
+                rows += len(call.indexes)
+                size += call.bytes
+                if rows >= _PIPELINE_ROWS or size >= _PIPELINE_BYTES:
+                    yield pipeline
+                    pipeline, rows, size = [], 0, 0
+        if pipeline:
+            yield pipeline
+
+    def send(self, client: Client, calls: Sequence[Call]) -> list[bytes]:
+        """A reply per call. Raises the client's error when there is none."""
+        from redis.exceptions import NoScriptError
+
+        for script in {call.script for call in calls} - self._shas.keys():
+            self._shas[script] = str(client.script_load(script))
+        commands = [("EVALSHA", self._shas[call.script], *call.arguments) for call in calls]
+        replies = pipelined(client, commands)
+        forgotten = [index for index, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if forgotten:
+            # The server restarted or its scripts were flushed; the other commands of the pipeline were carried out.
+            for script in {calls[index].script for index in forgotten}:
+                client.script_load(script)
+            again = pipelined(client, [commands[index] for index in forgotten])
+            for index, reply in zip(forgotten, again, strict=True):
+                replies[index] = reply
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def _calls(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> Iterator[Call]:
+        """Each at most so many rows and about so many bytes; values that are too large become rejections."""
+        layout = self._layout.of(events.table)
+        script, fixed = script_for(
+            layout,
+            tombstone_ttl_s=self._settings.tombstone_ttl_s,
+            overwrite_equal_tags=overwrite_equal_tags,
+            rows=self._keys.rows,
+            memos=self._keys.memos,
+        )
+        begin, key_of = layout.key_maker(list(parse_key(events.keys[0])))
+        prefix = self._keys.rows + begin
+        arguments_of = None if layout.is_plain else arguments_for(layout)
+        value_bytes_max = self._settings.max_value_bytes
+        names: list[str] = []
+        values: list[Argument] = []
+        indexes: list[int] = []
+        size = 0
+        rows = events.rows if self._keeps_rows else [None] * len(events)
+        for index, (key, tag, row) in enumerate(zip(events.key_values(), events.tags, rows, strict=True)):
+            row_bytes = 0 if row is None else len(row)
+            if row_bytes > value_bytes_max:
+                reason = f"the row's JSON has {row_bytes} bytes, max_value_bytes allows {value_bytes_max}"
+                rejections.append(Rejection(events[index], reason))
+                continue
+            if names and (len(names) >= _CALL_ROWS or size + row_bytes > _CALL_BYTES):
+                yield Call(events, indexes, script, (len(names), *names, *fixed, *values), size)
+                names, values, indexes, size = [], [], [], 0
+            names.append(prefix + key_of(key))
+            if arguments_of is None:
+                values.append(tag.encode() + row if row is not None else tag.encode())
+            else:
+                values += arguments_of(tag, row)
+            indexes.append(index)
+            size += row_bytes
+        if names:
+            yield Call(events, indexes, script, (len(names), *names, *fixed, *values), size)

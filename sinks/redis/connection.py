@@ -1,0 +1,102 @@
+"""A connection to a Redis or Valkey server, with its errors as ours and the stored format checked."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from cdc.model.errors import LockstepError
+from sinks.redis.errors import translated
+from sinks.redis.keys import RedisKeys
+from sinks.redis.settings import RedisSettings
+from sinks.stored_format import check_stored_format
+
+# redis-py annotates each reply for the synchronous and the asynchronous client at once, which no caller can use.
+Client = Any
+
+
+class RedisConnection:
+    """Connects at the first call."""
+
+    def __init__(self, name: str, settings: RedisSettings, keys: RedisKeys) -> None:
+        self._name = name
+        self._settings = settings
+        self._keys = keys
+        self._client: Client | None = None
+        self._format_is_checked = False
+
+    @contextmanager
+    def talking(self) -> Iterator[Client]:
+        """A client, and the server's errors as ours.
+
+        Raises LockstepError when what is stored here is of another format.
+        """
+        from redis.exceptions import RedisError
+
+        try:
+            if self._client is None:
+                self._client = self._connect()
+            if not self._format_is_checked:
+                self._check_format(self._client)
+            yield self._client
+        except RedisError as error:
+            raise translated(error) from error
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _connect(self) -> Client:
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        settings = self._settings
+        url = settings.url.get_secret_value()
+        options: dict[str, Any] = {}
+        if settings.login.user is not None:
+            options["username"] = settings.login.user
+        password = settings.login.read_password()
+        if password is not None:
+            options["password"] = password
+        if url.startswith("rediss:"):
+            tls = settings.tls
+            options["ssl_cert_reqs"] = "required" if tls.verify else "none"
+            options["ssl_check_hostname"] = tls.verify
+            for option, file in (
+                ("ssl_ca_certs", tls.ca_file),
+                ("ssl_certfile", tls.certificate_file),
+                ("ssl_keyfile", tls.key_file),
+            ):
+                if file is not None:
+                    options[option] = str(file)
+        return Redis.from_url(
+            url,
+            socket_timeout=settings.timeout_s,
+            socket_connect_timeout=settings.timeout_s,
+            retry=Retry(NoBackoff(), 0),  # the caller retries, nobody else does
+            **options,
+        )
+
+    def _check_format(self, client: Client) -> None:
+        """Raise LockstepError when what is stored here is of another format. An empty sink is of any."""
+        text: bytes | None = client.get(self._keys.format)
+        if text is not None and not text.isdigit():
+            raise LockstepError(
+                f"key {self._keys.format!r} isn't the number of a stored format",
+                hint="another application uses this prefix: set another one for this sink",
+            )
+        if text is not None:
+            check_stored_format(self._name, int(text), elsewhere="prefix")
+        elif client.exists(self._keys.generations, f"{self._keys.prefix}:notes"):
+            check_stored_format(self._name, 1, elsewhere="prefix")
+        self._format_is_checked = True
+
+
+def pipelined(client: Client, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """A reply per command. A command that failed has its error as reply."""
+    pipeline = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    replies: list[Any] = pipeline.execute(raise_on_error=False)
+    return replies

@@ -1,0 +1,35 @@
+"""Coordination records in a hash of a Redis server."""
+
+from sinks.redis.connection import RedisConnection
+from sinks.redis.keys import RedisKeys
+from sinks.stored_format import STORED_FORMAT
+
+
+class RedisCoordination:
+    """The coordination records of a Redis sink."""
+
+    def __init__(self, connection: RedisConnection, keys: RedisKeys) -> None:
+        self._connection = connection
+        self._keys = keys
+
+    def load(self, name: str) -> str | None:
+        with self._connection.talking() as client:
+            text: bytes | None = client.hget(self._keys.records, name)
+        return None if text is None else text.decode()
+
+    def save(self, name: str, text: str | None) -> None:
+        with self._connection.talking() as client:
+            if text is None:
+                client.hdel(self._keys.records, name)
+            else:
+                pipeline = client.pipeline(transaction=True)
+                pipeline.setnx(self._keys.format, STORED_FORMAT)
+                pipeline.hset(self._keys.records, name, text)
+                pipeline.execute()
+
+    def create(self, name: str, text: str) -> bool:
+        with self._connection.talking() as client:
+            pipeline = client.pipeline(transaction=True)
+            pipeline.setnx(self._keys.format, STORED_FORMAT)
+            pipeline.hsetnx(self._keys.records, name, text)
+            return bool(pipeline.execute()[1])

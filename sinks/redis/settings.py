@@ -1,0 +1,123 @@
+"""Settings of a Redis sink."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self, TypeVar
+
+import orjson
+from pydantic import AfterValidator, Field, SecretStr, model_validator
+
+from cdc.model.table import TableName
+from sinks.access import Login, Tls
+from sinks.redis.layout import Layout, Template
+from sinks.table_settings import PROJECTING, TableSettings
+
+_Of = TypeVar("_Of")
+
+
+def _are_tables(by_table: Mapping[str, _Of]) -> Mapping[str, _Of]:
+    problems = []
+    for name in by_table:
+        try:
+            TableName.parse(name)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(problems))
+    return by_table
+
+
+_ByTable = Annotated[Mapping[str, _Of], AfterValidator(_are_tables)]
+
+
+class RedisSettings(TableSettings):
+    """A Redis or Valkey server. ``rediss://`` in the address switches TLS on.
+
+    ``prefix`` is the first part of every key; without it the sink's name is. ``values`` keeps a row as one JSON or as a
+    field per column. ``mode`` is whether rows are kept here, or only removed when they change.
+
+    By table: ``names`` is its name in keys instead of ``schema.table``. ``keys`` is the template of its rows' keys.
+    ``sets`` are templates of the sets that hold its rows' keys. ``ttl_s`` are the seconds without a change after which
+    a row expires.
+    """
+
+    PLACING: ClassVar[frozenset[str]] = frozenset({"names", "keys", "values", "sets", "ttl_s", "mode"})
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | PLACING
+
+    type: Literal["redis"] = "redis"
+    url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    prefix: str | None = None
+    names: _ByTable[str] = Field(default_factory=dict)
+    keys: _ByTable[str] = Field(default_factory=dict)
+    values: Literal["json", "fields"] = "json"
+    sets: _ByTable[tuple[str, ...]] = Field(default_factory=dict)
+    ttl_s: _ByTable[int] = Field(default_factory=dict)
+    mode: Literal["materialise", "invalidate"] = "materialise"
+    login: Login = Login()
+    tls: Tls = Tls()
+    tombstone_ttl_s: int = Field(24 * 60 * 60, gt=0)
+    max_value_bytes: int = Field(64 * 1024 * 1024, gt=0, le=511 * 1024 * 1024)
+    timeout_s: float = Field(30.0, gt=0)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        return ("redis",)
+
+    @model_validator(mode="after")
+    def _layout_fits(self) -> Self:
+        layout, problems = self._parsed()
+        problems += layout.problems()
+        held = {TableName.parse(text) for text in self.tables if _is_table(text)}
+        problems += [f"this sink has no table {name}" for name in sorted(layout.named()) if held and name not in held]
+        if self.mode == "invalidate" and self.sets:
+            problems.append("sets can't be kept with mode = 'invalidate': the rows aren't here")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def layout(self) -> Layout:
+        """The keys of rows and sets."""
+        return self._parsed()[0]
+
+    def named_tables(self) -> set[TableName]:
+        """The tables that the layout's settings name."""
+        return super().named_tables() | self.layout.named()
+
+    def may_lack_rows(self, table: TableName) -> bool:
+        """Whether rows of the table may be missing, rightly: they have expired, or nobody has asked for them yet."""
+        return self.mode == "invalidate" or table in self.layout.ttl_s
+
+    def _parsed(self) -> tuple[Layout, list[str]]:
+        """The layout without what is no template, and what is wrong with that."""
+        problems = []
+        keys, sets = {}, {}
+        for name, text in self.keys.items():
+            try:
+                keys[TableName.parse(name)] = Template.parse(text)
+            except ValueError as error:
+                problems.append(f"keys: {error}")
+        for name, texts in self.sets.items():
+            templates = []
+            for text in texts:
+                try:
+                    templates.append(Template.parse(text))
+                except ValueError as error:
+                    problems.append(f"sets: {error}")
+            sets[TableName.parse(name)] = tuple(templates)
+        names = {TableName.parse(name): chosen for name, chosen in self.names.items()}
+        ttl_s = {TableName.parse(name): seconds for name, seconds in self.ttl_s.items()}
+        return Layout(names, keys, sets, ttl_s, has_fields=self.values == "fields"), problems
+
+
+def _is_table(text: str) -> bool:
+    try:
+        TableName.parse(text)
+    except ValueError:
+        return False
+    return True
+
+
+def settings_text(settings: RedisSettings) -> str:
+    """The settings that a generation's layout is made of, as JSON."""
+    shaping = settings.model_dump(mode="json", include=set(settings.PLACING))
+    return orjson.dumps(shaping, option=orjson.OPT_SORT_KEYS).decode()
