@@ -130,3 +130,21 @@ def test_whoever_writes_has_the_salt_that_the_generation_was_built_with() -> Non
         hashing(b"two").prepare([PEOPLE])
     hashing(b"one").apply(batch(row))
     assert [stored.row["email"] for stored in MemorySink(store, 1).scan(PEOPLE)] == [Salt(b"one").hash("a@b")]
+
+
+def test_a_hash_that_a_generation_gets_later_has_one_salt_too() -> None:
+    """As ``lockstep rebuild --in-place`` does it: the generation is there, and nothing of it was hashed."""
+    store = MemoryStore()
+    open_memory(store).sink.prepare([PEOPLE])
+
+    def hashing(salt: bytes) -> ProjectingSink:
+        return ProjectingSink(
+            open_memory(store), Projection(masks={PEOPLE.name: {"email": "hash"}}, salt=Salt(salt)), 1
+        )
+
+    hashing(b"one").prepare([PEOPLE])
+    hashing(b"one").apply(batch(upsert({"id": 1, "email": "a@b", "note": "n"}, 1)))
+    with pytest.raises(LockstepError, match="the salt"):
+        hashing(b"two").prepare([PEOPLE])
+    with pytest.raises(LockstepError, match="the salt"):
+        hashing(b"two").apply(batch(upsert({"id": 2, "email": "a@b", "note": "n"}, 2)))
