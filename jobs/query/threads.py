@@ -127,8 +127,12 @@ def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> 
 
 @contextmanager
 def leased(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
-    """A gate for work without a query: others see that the job runs, and can pause it. ``stop`` closes the gate."""
+    """A gate for work without a query: others see that the job runs, and can pause it. ``stop`` closes the gate.
+
+    Raises, when the block ends, what kept the job from looking for the end of a pause; the gate is closed then.
+    """
     gate, over = BatchGate(), threading.Event()
+    failures: list[Exception] = []
     opened = plan.opened()
     lease = GenerationLease(opened.records, plan.generation, gate)
 
@@ -136,8 +140,13 @@ def leased(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
         while not over.wait(_TICK_S):
             if stop.is_set():
                 gate.close(0)
-            with suppress(LockstepError):
-                lease.heartbeat()
+            try:
+                with suppress(LockstepError):
+                    lease.heartbeat()
+            except Exception as error:  # without it, the work could wait for ever for one who has asked it to
+                failures.append(error)
+                gate.close(0)
+                return
 
     with suppress(LockstepError):
         lease.heartbeat()  # somebody may have asked for a pause before we came
@@ -149,6 +158,8 @@ def leased(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
         over.set()
         thread.join()
         opened.sink.close()
+    if failures:
+        raise failures[0]
 
 
 @dataclass(slots=True)
