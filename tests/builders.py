@@ -10,7 +10,8 @@ from sinks.contract import Batch, Progress
 # pg_type's oids of the built-in types that tests use; any other number does for the rest.
 _OIDS = {
     "bool": 16, "bytea": 17, "int8": 20, "int2": 21, "int4": 23, "text": 25, "oid": 26, "json": 114, "float4": 700,
-    "float8": 701, "date": 1082, "time": 1083, "timestamp": 1114, "timestamptz": 1184, "interval": 1186, "numeric": 1700,
+    "float8": 701, "date": 1082, "time": 1083, "timestamp": 1114, "timestamptz": 1184, "interval": 1186,
+    "numeric": 1700,
     "uuid": 2950, "jsonb": 3802, "varchar": 1043,
 }  # fmt: skip
 _ENUM_OID = 90_000

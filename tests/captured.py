@@ -166,7 +166,7 @@ class Captured:
         return [record for record in records if record.table.name == TableName.parse(table)]
 
     def rows(self, table: str) -> dict[bytes, Row]:
-        """What a reader makes of the topic: the newest row per key, brought to the newest shape with ``__schema`` alone."""
+        """What a reader makes of the topic: the newest row per key, in the newest shape by ``__schema`` alone."""
         records = self.schemas(table)
         places = {record.table.schema_id: place for place, record in enumerate(records)}
         newest: dict[bytes, Row] = {}
@@ -237,7 +237,7 @@ def _short(row: Row | None) -> object:
 
 
 def _carried(row: Row, record: SchemaRecord) -> Row:
-    """A row of the shape before in the shape of a record: renamed columns, defaults of added ones, dropped ones left out."""
+    """A row of the shape before in a record's shape: renamed columns, defaults of added ones, without dropped ones."""
     change = record.change
     carried = {}
     for column in record.table.columns:

@@ -1,4 +1,4 @@
-"""The two edges of capture in memory: a stream that is scripted, a publisher that remembers, and a clock that they move."""
+"""The two edges of capture in memory: a scripted stream, a publisher that remembers, and a clock that they move."""
 
 import struct
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """The jobs in a process of their own, as the command runs them: where a kill, a signal or the cluster is the point.
 
-Spark's JVM takes twelve seconds of both cores to start. Everything else runs in the tests' own process (``tests.spark_session``).
+Spark's JVM takes twelve seconds of both cores to start. All other tests use Spark in their own process
+(``tests.spark_session``).
 """
 
 import json

@@ -92,7 +92,7 @@ class Pipeline:
         dsn_options: str = "",
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``more`` are lines for sections of the configuration: ``spark``, or a sink's (``search``, ``cache``, ``warehouse``)."""
+        """``more`` are lines for configuration sections: ``spark`` or a sink's (``search``, ``cache``, ``warehouse``)."""
         self.endpoints = endpoints
         self.directory = directory
         self.name = name
@@ -109,7 +109,8 @@ class Pipeline:
                 " changed timestamptz default clock_timestamp())"
             )
             connection.execute(
-                f"create table {name}.entry (account_id bigint, line int, note text, doc jsonb, primary key (account_id, line))"
+                f"create table {name}.entry (account_id bigint, line int, note text, doc jsonb,"
+                " primary key (account_id, line))"
             )
             # Unchanged large values would stop capture otherwise.
             connection.execute(f"alter table {name}.entry replica identity full")
@@ -385,7 +386,7 @@ def _tag(event: Event) -> bytes:
 
 
 class Traffic(threading.Thread):
-    """Random transactions until stopped: inserts, updates, deletes, key changes, several tables, now and then many rows."""
+    """Random transactions until stopped: inserts, updates, deletes, key changes, several tables, at times many rows."""
 
     def __init__(self, pipeline: Pipeline, *, seed: int = 1, pause_s: float = 0.01) -> None:
         super().__init__(daemon=True)
@@ -452,7 +453,8 @@ class Traffic(threading.Thread):
             self._next += 200
             self._ids += range(first, self._next + 1)
             connection.execute(
-                f"insert into {schema}.account (id, owner) select i, 'many' from generate_series(%s::bigint, %s::bigint) i",
+                f"insert into {schema}.account (id, owner) select i, 'many' from"
+                " generate_series(%s::bigint, %s::bigint) i",
                 (first, self._next),
             )
 

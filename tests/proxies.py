@@ -15,7 +15,7 @@ Address = tuple[str, int]
 def proxy(targets: Sequence[Address], greeting: Callable[[bytes], bytes] = lambda message: message) -> Iterator[int]:
     """Listen on a port of its own; connections go to the targets in turn. Yields the port.
 
-    ``greeting`` may change each of the server's messages up to the first ReadyForQuery; after that bytes pass as they are.
+    ``greeting`` may change each server message up to the first ReadyForQuery; later bytes pass as they are.
     """
     listener = socket.create_server(("127.0.0.1", 0))
     open_sockets: list[socket.socket] = [listener]

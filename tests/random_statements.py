@@ -1,9 +1,9 @@
-"""Random statements against capture: DDL and DML over several tables and sessions, with savepoints, kills and restarts in between.
+"""Random statements against capture: DDL and DML over several tables and sessions, with savepoints and restarts.
 
     python -m tests.random_statements --minutes 30 [--seed N] --stack DIRECTORY
 
-Each round has a database, a pipeline and a seed of its own. When its sessions have ended, what a new reader makes of the topics
-must be what the tables hold. A round is repeated by its seed, as far as the servers' own timing allows.
+Each round has a database, a pipeline and a seed of its own. When its sessions have ended, what a new reader makes of
+the topics must be what the tables hold. A round is repeated by its seed, as far as the servers' own timing allows.
 """
 
 import argparse
@@ -146,7 +146,10 @@ class Round:
             return f"insert into b (x, y, n) values ({self._id()}, 'y{self._id() % 3}', {self._id()})"
         many = self.random.choice([1, 1, 1, 5])
         first = self.random.randrange(20, 5000)
-        return f"insert into {table} (id, n, words) select n, n % 100, {self._text()} from generate_series({first}, {first + many - 1}) n"
+        return (
+            f"insert into {table} (id, n, words) select n, n % 100, {self._text()} from"
+            f" generate_series({first}, {first + many - 1}) n"
+        )
 
     def _update(self) -> str:
         table = self.random.choice("aaabp")
@@ -248,7 +251,10 @@ class Round:
         if self.random.random() < 0.3:
             return f"create table q{number} partition of p for values from ({low}) to ({low + 10})"
         self._loose.append((f"q{number}", low))
-        return f"create table q{number} as select id, {low} as n, words from a where id < 5; alter table q{number} alter id set not null, alter n set not null, add primary key (id, n)"
+        return (
+            f"create table q{number} as select id, {low} as n, words from a where id < 5;"
+            f" alter table q{number} alter id set not null, alter n set not null, add primary key (id, n)"
+        )
 
     def _elsewhere(self) -> str:
         return self.random.choice(
@@ -359,7 +365,8 @@ def main() -> int:
             total += made.done
         print(f"seed {seed}: {sum(made.done.values())} statements; so far {rounds} rounds, {failed} failed", flush=True)
     print(
-        f"{sum(total.values())} statements that did something in {rounds} rounds, {failed} failed: {dict(total.most_common())}"
+        f"{sum(total.values())} statements that did something in {rounds} rounds, {failed} failed:"
+        f" {dict(total.most_common())}"
     )
     return 1 if failed else 0
 

@@ -1,4 +1,4 @@
-"""Readers of a sink as applications are: through alias, pointer and views, all the time, and never satisfied with an older row."""
+"""Readers of a sink as applications are: through alias, pointer and views, never satisfied with an older row."""
 
 import threading
 import time

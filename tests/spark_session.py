@@ -1,7 +1,8 @@
 """Spark in the tests' own process: one for all of them.
 
-A second session in a process gets the first one's JVM with its class path and settings, whatever it asks for. So there is one
-here, with all that a job has; ``tests.spark_here`` runs jobs in it, and ``tests.job_process`` those that need a process.
+A second session in a process gets the first one's JVM with its class path and settings, whatever it asks for. So there
+is one here, with all that a job has. ``tests.spark_here`` runs jobs in it, and ``tests.job_process`` those that need a
+process.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What a machine can check of the code's order: imports point the right way, names mean something, locks are portable."""
+"""What a machine can check of the code's order: imports point the right way, names are nouns, locks are portable."""
 
 import ast
 import re

@@ -67,7 +67,7 @@ def configure(client: Mapping[str, str | int], topics: Collection[str], settings
 
 
 def compact_soon(client: Mapping[str, str | int], *topics: str) -> None:
-    """Let the broker compact topics as soon as it can, deletes included. A segment is rolled by the next record of its partition."""
+    """Let the broker compact topics as soon as it can, deletes included. A partition's next record rolls a segment."""
     settings = {
         "segment.ms": "100",
         "min.cleanable.dirty.ratio": "0.001",

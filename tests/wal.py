@@ -1,7 +1,7 @@
 """WAL without a server: pgoutput messages, the frames around them, and a history that is sent as a walsender sends it.
 
-The layouts are written down here a second time, from PostgreSQL's documentation, so that the decoder has somebody to agree
-with.
+The layouts are written here a second time, from PostgreSQL's documentation, so that the decoder is checked against a
+second reading of it.
 """
 
 import struct
@@ -93,8 +93,10 @@ class History:
             commit_lsn += 0x1000
 
     def messages(self, *described: Relation, at: int = 0) -> list[tuple[int, Message]]:
-        """What a walsender sends from ``at``: whole transactions that commit there or later, and before the first row of
-        each relation what it looks like."""
+        """What a walsender sends from ``at``: whole transactions that commit there or later.
+
+        Each relation is described before its first row.
+        """
         sent = []
         known: set[int] = set()
         for transaction in self.transactions:

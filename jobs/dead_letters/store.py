@@ -20,7 +20,7 @@ OpenRejections = dict[Row, str]
 def unreadable_report(
     sink: str, generation: int, topic: str, unreadable: Sequence[UnreadableDeadLetter]
 ) -> UnreadableDeadLetters | None:
-    """What a job tells of the records, oldest first, that may be its sink's and can't be read; None without any. Pure."""
+    """A job's report of records, oldest first, that may be its sink's and can't be read; None without any. Pure."""
     own = [record for record in unreadable if record.sink in (None, sink)]
     if not own:
         return None

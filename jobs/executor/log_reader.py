@@ -123,7 +123,7 @@ class LogReader:
         self._consumer.close()
 
     def read(self, wanted: Sequence[Range]) -> Iterator[pa.RecordBatch]:
-        """The records of these ranges, in order within each: the columns of ``jobs.spark.source.read_topics``, with times.
+        """The records of these ranges, each in order; columns as in ``jobs.spark.source.read_topics``, with times.
 
         Raises PositionMismatch when the log no longer has what a range begins with, Unavailable when the brokers don't
         answer, and LockstepError when they refuse to.

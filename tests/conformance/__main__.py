@@ -1,4 +1,4 @@
-"""Run the suite against PostgreSQL 14 to 18: ``python -m tests.conformance [--major N]... [--case ID]... [--write]``."""
+"""Run the suite on PostgreSQL 14 to 18: ``python -m tests.conformance [--major N]... [--case ID]... [--write]``."""
 
 import argparse
 import os

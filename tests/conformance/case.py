@@ -12,12 +12,12 @@ MAJORS = (*versions.POSTGRES_OLDER, versions.POSTGRES_MAJOR)
 SCHEMA = "$schema"
 PUBLICATION = "$publication"
 PIPELINE = "$pipeline"
-"""Stand in a case's SQL for its schema, where a name has to be qualified, for the publication, and for something that no other
-run of the case on the same server has."""
+"""Placeholders in a case's SQL: for its schema, where a name has to be qualified, for the publication, and for
+something that no other run of the case on the same server has."""
 
 
 class Way(StrEnum):
-    """How the statements lie about the handoff: all before it, all after it, or ``before`` before and ``after`` after it."""
+    """When the statements run: all before the handoff, all after it, or ``before`` before and ``after`` after it."""
 
     SNAPSHOT = "snapshot"
     STREAM = "stream"
@@ -32,7 +32,7 @@ class On(NamedTuple):
 
 
 Step = str | On
-"""SQL, run in autocommit with the case's schema first on the search path; several statements in one are one transaction."""
+"""SQL, run in autocommit with the case's schema first on the search path; a text of several is one transaction."""
 
 
 _PLAIN = str.maketrans("-/", "__")
@@ -42,8 +42,8 @@ _PLAIN = str.maketrans("-/", "__")
 class Case:
     """Tables, what happens to them, and what the topics must hold in the end.
 
-    Every case has schemas of its own, one for each way it is run. It always has to end with topics that fold to exactly the
-    rows of the source (``visible`` narrows those to what is published); the other expectations come on top of that.
+    Every case has its own schemas, one for each way it is run. It must always end with topics that fold to exactly the
+    rows of the source; ``visible`` narrows those to what is published. The other expectations come on top of that.
     """
 
     id: str
@@ -84,7 +84,7 @@ class Case:
     messages: tuple[tuple[str, str], ...] = ()
     """Prefix and content of the logical messages that are published, in order."""
     unseen: bool = False
-    """Rows change that no event is about. Capture finds that out by itself; until then it may update keys that it doesn't know."""
+    """Rows change without an event. Capture finds that out; until then it may update keys that it doesn't know."""
     restarts: bool = False
     """Capture takes few events at once, and is stopped and started again after each commit to Kafka."""
 

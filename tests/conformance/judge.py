@@ -1,7 +1,8 @@
 """Folds topics and lets PostgreSQL compare the result with the source.
 
-The fold becomes temporary tables of the same names and types in the source's own database. PostgreSQL reads every value out of
-the event's text and compares images, bit by bit: equality would take -0 for 0 and 1.10 for 1.1, and some types have none.
+The fold becomes temporary tables of the same names and types in the source's own database. PostgreSQL reads every
+value out of the event's text and compares images, bit by bit. Equality would take -0 for 0 and 1.10 for 1.1, and some
+types have none.
 """
 
 import base64
@@ -78,7 +79,7 @@ def fold(changes: Sequence[Change]) -> Fold:
 
 
 def shapes(events: Sequence[Event]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The topic of shapes as a new reader finds it once it is compacted: (schema, table) -> its records, oldest first."""
+    """The compacted topic of shapes as a new reader finds it: (schema, table) -> its records, oldest first."""
     newest: dict[bytes, dict[str, Any]] = {}
     for _, key, value, _ in events:
         newest.pop(key, None)
@@ -118,7 +119,10 @@ def message(event: Event) -> tuple[str, str]:
 
 
 def complaints_about_log(changes: Sequence[Change], *, unseen: bool = False) -> list[str]:
-    """What must hold for any topic: tags grow per key, a tombstone follows each delete, only live keys change (see ``Case.unseen``)."""
+    """What holds for any topic: tags grow per key, each delete has its tombstone, only live keys change.
+
+    ``Case.unseen`` is the exception.
+    """
     complaints = []
     newest: dict[bytes, Change] = {}
     for before, change in zip((None, *changes), changes, strict=False):

@@ -25,7 +25,7 @@ LEFT_OUT = {
 
 
 _RESTARTED = frozenset({"OWN-pk2", "OWN-trunc", "PG-028", "ETL-ddl", "DBZ-rewrite", "PDB-toast", "OWN-toastkey"})
-"""Run a second time with capture stopped and started again after each commit: what it knows then is what it has written down."""
+"""Run a second time with capture restarted after each commit: it then knows only what it has written down."""
 
 
 def cases(major: int) -> tuple[Case, ...]:

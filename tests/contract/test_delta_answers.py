@@ -1,4 +1,4 @@
-"""What the lake sink does with what happens around it: writers at once, kills, leftovers, odd tables, a store that isn't there."""
+"""The lake sink under writers at once, kills, leftovers, odd tables, and a store that isn't there."""
 
 import os
 import random
@@ -168,7 +168,7 @@ def _once(happen: Callable[[], object], behind: Callable[..., Any]) -> Callable[
 def test_an_append_while_a_bulk_load_ends_is_no_second_version_of_a_row(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """Between the newest rows' own commit and the one that ends the appending: before the first is looked at, and behind that."""
+    """Between the newest rows' own commit and the commit that ends the appending: before the first is read, or after."""
     lake.sink(1, ITEMS)
     one, other = lake.sink(2, ITEMS), lake.sink(2)
     generations_of(one).begin_bulk()
@@ -649,8 +649,10 @@ _KEYS: dict[str, Callable[[int], JsonValue]] = {
 @pytest.mark.parametrize("place", [0, 40])
 @pytest.mark.parametrize("key_type", _KEYS)
 def test_a_row_is_found_in_whichever_of_many_files_it_is(lake: Lake, key_type: str, place: int) -> None:
-    """Files are left out of a merge by the least and the greatest key in them, which are cut where they are long. Beyond the
-    32nd column nothing is known of them."""
+    """A merge leaves out files by the least and the greatest key in them, and long keys are cut there.
+
+    Beyond the 32nd column nothing is known of them.
+    """
     others = [column(f"c{number}", "int4") for number in range(place)]
     shape = table(*others, column("k", key_type), column("part", "int4"), column("note"), key=("k", "part"))
     sink = lake.sink(1, shape, optimize_every_commits=1000)

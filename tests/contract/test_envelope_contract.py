@@ -1,4 +1,4 @@
-"""Written by Python as capture writes it, read through Spark as the jobs read it: the same values, to the last digit."""
+"""Written by Python as by capture, read through Spark as by the jobs: the same values, to the last digit."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""A disk that is really full, under the sinks that write to one of ours: said so, nothing half done, and nothing lost once there is room.
+"""A full disk under the sinks that write to one of ours: reported, nothing half done, nothing lost once there is room.
 
 OpenSearch blocks its indexes and Redis refuses to write before it comes to that; their own tests have these cases.
 """

@@ -1,4 +1,4 @@
-"""The oldest OpenSearch that is supported, a small one: what differs between versions, and what a node refuses that is configured tightly."""
+"""The oldest supported OpenSearch, as a small node: what differs between versions, and what tight settings refuse."""
 
 import uuid
 from collections.abc import Iterator

@@ -59,7 +59,8 @@ def found(client: OpenSearch, sink: OpenSearchSink, query: dict[str, Any]) -> li
 def test_documents_are_found_by_their_values(client: OpenSearch, sink: OpenSearchSink) -> None:
     rows: list[dict[str, Any]] = [
         {"id": 1, "title": "Red chair", "price": "19.90", "weight": 2.5, "made": "2020-01-31", "attributes": None},
-        {"id": 2, "title": "Red table", "price": "120", "weight": "NaN", "made": "infinity", "attributes": '{"a": {"b": "x"}}'},
+        {"id": 2, "title": "Red table", "price": "120", "weight": "NaN", "made": "infinity",
+         "attributes": '{"a": {"b": "x"}}'},
         {"id": 3, "title": "Blue lamp", "price": "NaN", "weight": 9.5, "made": "2024-02-29", "attributes": "[1]"},
     ]  # fmt: skip
     assert sink.apply(batch(*(upsert(row, 1, of=PRODUCTS) for row in rows))).applied == 3
@@ -263,7 +264,13 @@ def test_fields_and_index_settings_shape_the_index(client: OpenSearch, endpoints
             "public.orders.attributes": {"type": "keyword"},
             "public.orders.added": {"type": "keyword"},
         },
-        index_settings={"analysis": {"analyzer": {"mine": {"type": "custom", "tokenizer": "standard", "filter": ["lowercase", "german_stem"]}}}},
+        index_settings={
+            "analysis": {
+                "analyzer": {
+                    "mine": {"type": "custom", "tokenizer": "standard", "filter": ["lowercase", "german_stem"]}
+                }
+            }
+        },
     )  # fmt: skip
     wider = table(*PRODUCTS.columns, column("added"))
     sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)

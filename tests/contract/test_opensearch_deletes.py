@@ -53,7 +53,7 @@ def _takes(sink: OpenSearchSink, client: OpenSearch, number: int) -> bool:
 def test_a_replay_ends_right_also_where_the_server_has_forgotten_the_delete(
     client: OpenSearch, open_sink: Open
 ) -> None:
-    """What doesn't come back by itself is one late write alone: in the log a row's deletion comes after what was written before it."""
+    """Only a late write alone doesn't come back by itself: in the log, a row's deletion follows its earlier writes."""
     sink = open_sink()
     sink.apply(batch(WRITTEN))
     sink.apply(batch(GONE))

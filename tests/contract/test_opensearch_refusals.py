@@ -1,4 +1,4 @@
-"""What becomes of a batch when OpenSearch, or what stands before it, refuses: each answer once, most of them a real server's."""
+"""What becomes of a batch when OpenSearch or a proxy refuses: each answer once, most of them a real server's."""
 
 import http.client
 import shutil

@@ -98,9 +98,12 @@ MANY_ROWS: list[dict[str, JsonValue]] = [
     {**_NOTHING, "id": 5, "instant": "21016-11-04T13:51:30Z", "price": "1.10"},
     {**_NOTHING, "id": 6, "span": "[1,11)", "spans": [["[1,3)"], ["[100,)"]], "prices": "(5.30,6.30]"},
     {**_NOTHING, "id": 7, "span": "empty", "spans": ["empty", None], "prices": "[NaN,NaN]", "days": "empty"},
-    {**_NOTHING, "id": 8, "span": "(,)", "days": "[2019-03-31,infinity)", "prices": "(1.00000000000000000000,1.00000000000000000001)"},
-    {**_NOTHING, "id": 9, "days": "[2019-03-31,2019-04-02)", "during": '["2014-08-04 00:00:00+00","2014-08-05 00:00:00.123456+00")'},
-    {**_NOTHING, "id": 10, "during": '["0044-02-01 10:00:00+00 BC",infinity)', "shifts": '{["2014-08-04 06:00:00+00","2014-08-04 14:00:00+00"),["2014-08-05 06:00:00+00",)}'},
+    {**_NOTHING, "id": 8, "span": "(,)", "days": "[2019-03-31,infinity)",
+     "prices": "(1.00000000000000000000,1.00000000000000000001)"},
+    {**_NOTHING, "id": 9, "days": "[2019-03-31,2019-04-02)",
+     "during": '["2014-08-04 00:00:00+00","2014-08-05 00:00:00.123456+00")'},
+    {**_NOTHING, "id": 10, "during": '["0044-02-01 10:00:00+00 BC",infinity)',
+     "shifts": '{["2014-08-04 06:00:00+00","2014-08-04 14:00:00+00"),["2014-08-05 06:00:00+00",)}'},
 ]  # fmt: skip
 
 
@@ -168,7 +171,8 @@ def test_every_field_can_be_indexed_in_another_way(client: OpenSearch, open_sink
     fields = {f"public.orders.{name}": how for name, how in CHOSEN_FIELDS.items()}
     sink = open_sink(CHOSEN, fields=fields, index_settings={"analysis": CHOSEN_ANALYSIS})
     row: dict[str, JsonValue] = {
-        "id": 1, "title": "Crème brûlée", "body": "Die Häuser", "code": "ABC", "secret": "hidden", "price": "19.90", "exact": "5.00",
+        "id": 1, "title": "Crème brûlée", "body": "Die Häuser", "code": "ABC", "secret": "hidden", "price": "19.90",
+        "exact": "5.00",
         "at": "2024-02-29T12:00:00.123456Z", "doc": '{"n": {"x": 5}}', "span": "[1,5)",
     }  # fmt: skip
     beyond: dict[str, dict[str, JsonValue]] = {

@@ -216,7 +216,7 @@ def _content(client: Any, name: str) -> dict[str, Any]:
 
 @st.composite
 def _histories(draw: st.DrawFn) -> tuple[dict[int, int | None], list[list[RowEvent]]]:
-    """Where rows end, None where they are gone or nobody's, and batches with all their events at least once, in any order."""
+    """Where rows end, None where they are gone or nobody's, and batches with all events at least once, in any order."""
     changes = draw(
         st.lists(st.tuples(st.integers(1, 3), st.sampled_from(["delete", None, 7, 8, 9])), min_size=1, max_size=10)
     )

@@ -192,7 +192,7 @@ def test_a_position_serves_for_a_moment(caches: Any, database: Database) -> None
 
 
 def test_a_commit_that_nobody_sees_yet_is_not_overtaken(endpoints: Any) -> None:
-    """It waits for a standby: its change is in the log and removes the row, and the source still shows the row as it was before."""
+    """It waits for a standby: its change is in the log and removes the row, while the source shows the old row."""
     with temporary_directory() as directory, ExitStack() as closing:
         own = Stack(directory, durable=False, light=True)
         closing.callback(own.remove)

@@ -1,4 +1,4 @@
-"""Valkey servers in states that the shared one must not be in: other locales, replicas, clusters, loading, failed over."""
+"""Valkey servers in states that the shared one must not be in: locales, replicas, clusters, loading, failed over."""
 
 import os
 import random

@@ -278,7 +278,7 @@ def test_what_a_column_was_added_with_stays_away_where_the_column_is_left_out(
 
 @pytest.mark.layouts
 def test_hidden_values_and_other_names_hold_in_every_way_a_row_comes(destination: Destination, name: str) -> None:
-    """Applied, replaced, replayed and carried over: what is hidden once is hidden once, and asked for by the source's names."""
+    """Applied, replaced, replayed and carried over: a hidden value is hidden once, and read by the source's names."""
     masks: Any = {VALUES.name: {"prose": "hash", "a_json": Truncation(truncate=2)}}
     renaming = Renaming({VALUES.name: {"a_json": "shortened", "prose": "hidden"}})
 

@@ -103,10 +103,16 @@ def test_a_switch_to_other_columns_keeps_grants_and_options(
         warehouse.execute(f"alter view {name}.orders set (security_barrier = true)")
         for target in (second, sink):
             target.switch()
-            query = "select has_table_privilege(%s, %s, 'select with grant option'), has_any_column_privilege(%s, %s, 'select')"
+            query = (
+                "select has_table_privilege(%s, %s, 'select with grant option'),"
+                " has_any_column_privilege(%s, %s, 'select')"
+            )
             asked = (roles[0], f"{name}.orders", roles[1], f"{name}.orders")
             assert warehouse.execute(query, asked).fetchone() == (True, True)
-            query = "select has_column_privilege(%s, %s, 'note', 'select'), has_column_privilege(%s, %s, 'id', 'select'), has_any_column_privilege(%s, %s, 'select')"
+            query = (
+                "select has_column_privilege(%s, %s, 'note', 'select'), has_column_privilege(%s, %s, 'id', 'select'),"
+                " has_any_column_privilege(%s, %s, 'select')"
+            )
             asked = (roles[1], f"{name}.orders", roles[1], f"{name}.orders", roles[2], f"{name}.orders")
             assert warehouse.execute(query, asked).fetchone() == (True, False, False)
             query = "select reloptions from pg_class where oid = %s::regclass"

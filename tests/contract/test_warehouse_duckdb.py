@@ -1,4 +1,4 @@
-"""The warehouse in a DuckDB file: who may use it when, what a crash leaves, histories, and values that a column can't hold."""
+"""The warehouse in a DuckDB file: who may use it when, what a crash leaves, histories, values no column can hold."""
 
 import signal
 import subprocess
@@ -127,7 +127,8 @@ from sinks.warehouse.sink import WarehouseSink
 from tests.builders import batch, upsert
 sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1]), lock_timeout_s=60), 1)
 for at in range(1, 31):
-    sink.apply(batch(*(upsert({"id": key, "note": f"{at} by {sys.argv[2]}"}, 2 * at + int(sys.argv[2])) for key in range(20))))
+    rows = ({"id": key, "note": f"{at} by {sys.argv[2]}"} for key in range(20))
+    sink.apply(batch(*(upsert(row, 2 * at + int(sys.argv[2])) for row in rows)))
 print("done", flush=True)
 """
 
@@ -167,7 +168,8 @@ LOSING = """
 import os, sys, duckdb
 held = duckdb.connect(sys.argv[1])
 held.execute("pragma disable_checkpoint_on_shutdown; set checkpoint_threshold = '1GB'")
-held.execute("begin; insert into shop_g1.orders (id, note, _tag, _deleted) values (7, 'in the log', 'x', false); commit")
+held.execute("begin; insert into shop_g1.orders (id, note, _tag, _deleted) values (7, 'in the log', 'x', false)")
+held.execute("commit")
 held.execute("begin; insert into shop_g1.orders (id, note, _tag, _deleted) values (8, 'never', 'x', false)")
 print("written", flush=True)
 os.kill(os.getpid(), 9)
@@ -294,7 +296,8 @@ def test_what_a_column_cannot_hold_stands_beside_it(file: Path, open_sink: Open)
     ]
     held = read(
         file,
-        "select id, price::varchar as price, orders.at::varchar as moment, grid, _exact from shop_g1.orders order by id",
+        "select id, price::varchar as price, orders.at::varchar as moment, grid, _exact from shop_g1.orders"
+        " order by id",
     )
     assert held == [
         (1, "1.10", "infinity", [1, None], None),
@@ -385,7 +388,10 @@ def story(file: Path, number: int = 1) -> list[Any]:
 
 def as_of(file: Path, at: int) -> dict[int, str]:
     moment = f"'{BEGIN + timedelta(minutes=at)}'::timestamptz"
-    query = f"select id, note from shop.orders_history where valid_from <= {moment} and (valid_to is null or {moment} < valid_to)"
+    query = (
+        f"select id, note from shop.orders_history where valid_from <= {moment}"
+        f" and (valid_to is null or {moment} < valid_to)"
+    )
     found = read(file, query)
     assert len(found) == len(dict(found)), "a row was there twice at one time"
     return dict(found)

@@ -1,4 +1,4 @@
-"""All versions of rows in a real warehouse: any row as it was at any time, whatever came twice, late or from two writers."""
+"""All versions of rows in a real warehouse: any row as of any time, whatever came twice, late or from two writers."""
 
 import random
 import string
@@ -119,7 +119,10 @@ def story(database: Any, name: str, number: int = 1) -> list[tuple[Any, ...]]:
 
 
 def complete_from(database: Any, name: str) -> list[tuple[Any, ...]]:
-    query = "select source_table, generation, is_live, complete_from, refused_versions from lockstep.history where view_schema = %s order by 1, 2"
+    query = (
+        "select source_table, generation, is_live, complete_from, refused_versions from lockstep.history"
+        " where view_schema = %s order by 1, 2"
+    )
     return database.execute(query, (name,)).fetchall()
 
 

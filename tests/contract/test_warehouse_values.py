@@ -1,4 +1,4 @@
-"""Values of every type in a real warehouse: all come back exactly, from the table of the newest rows and from the history."""
+"""Values of every type in a real warehouse: all come back exactly, from the newest rows and from the history."""
 
 import uuid
 from itertools import zip_longest
@@ -85,7 +85,8 @@ def _check_history(endpoints: Any, name: str, everything: Any, rows: list[dict[s
             warehouse.execute("select set_config(%s, %s, false)", (setting, value))
         selection = ", ".join(f'"{column.name}"' for column in everything.columns)
         cursor = warehouse.execute(
-            f"select {selection} from {name}.everything_history where valid_from = 'epoch' and valid_to > 'epoch' order by id"
+            f"select {selection} from {name}.everything_history where valid_from = 'epoch' and valid_to > 'epoch'"
+            " order by id"
         )
         result = cursor.pgresult
         assert result is not None

@@ -1,4 +1,4 @@
-"""Kill, freeze and cut off capture while traffic runs: a read-committed reader sees every change once, in commit order."""
+"""Kill, freeze and cut off capture under traffic: a read-committed reader sees every change once, in commit order."""
 
 import itertools
 import os

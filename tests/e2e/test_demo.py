@@ -32,7 +32,7 @@ def directory() -> Iterator[Path]:
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Whatever runs with this directory in its command line: servers, writer, capture, Spark and its workers' parents."""
+    """Processes with this directory in their command line: servers, writer, capture, Spark, its workers' parents."""
     found = []
     for process in psutil.process_iter():
         try:

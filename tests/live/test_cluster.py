@@ -109,7 +109,7 @@ def test_a_lost_worker_costs_no_row_and_the_next_start_goes_on_at_the_checkpoint
 
 
 def lose(lost: Sequence[ProcessId], pipeline: Pipeline, job: JobProcess, sinks: Iterable[str]) -> None:
-    """kill -9 of processes and their families while tasks run there, and the log goes on; returns when all of it is applied."""
+    """kill -9 of processes and their families while tasks run there; returns when all of the log is applied."""
     # Frozen first: they take tasks and don't finish them, so the kill can't fall between two batches.
     for member in {member for one in lost for member in process.family(one)}:
         process.send(member, signal.SIGSTOP)

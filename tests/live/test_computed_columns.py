@@ -75,7 +75,8 @@ def test_columns_have_natural_types_and_results_the_form_of_events(spark: SparkS
     [found] = computed_rows(spark, computed, {})
     assert found == {
         "gross": "12.495", "whole": "110", "upper": "X", "next": "2026-02-01", "later": "2026-01-02T04:04:05.123456Z",
-        "sooner": "2026-01-02T03:04:04", "half": 0.25, "odd": "odd", "twice": 4, "much": True, "random": "now() randomx", "first": "a",
+        "sooner": "2026-01-02T03:04:04", "half": 0.25, "odd": "odd", "twice": 4, "much": True,
+        "random": "now() randomx", "first": "a",
     }  # fmt: skip
     [nulls] = computed_rows(spark, computed, dict.fromkeys(ROW))
     assert nulls == dict.fromkeys(computed)

@@ -1,4 +1,4 @@
-"""Servers in trouble, one at a time, under traffic: the other sinks go on, the one concerned says so, and nothing is lost."""
+"""Servers in trouble, one at a time, under traffic: other sinks go on, its own sink says so, and nothing is lost."""
 
 import itertools
 import os
@@ -387,7 +387,7 @@ def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
         running = _sinks(name, endpoints)
         refused = _refused_sinks(name, endpoints, doorkeeper)
         for of in (ANEW, WIDER, KEPT):
-            # So many that every partition has some: what is read next lies behind the beginning of a topic that is made anew.
+            # So many that every partition has some: the next offset is then past the start of a recreated topic.
             log.commit([_put(key, of) for key in range(30)])
         job = closing.enter_context(
             Job(

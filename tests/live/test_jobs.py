@@ -1,4 +1,4 @@
-"""The jobs against real servers: a log written as capture writes it, read by Spark, applied to Redis and the warehouse."""
+"""The jobs against real servers: a log as capture writes it, read by Spark, applied to Redis and the warehouse."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The lake end to end: PostgreSQL -> topics -> Spark -> Delta tables, through a kill, a rebuild and a switch, and what the commands say."""
+"""The lake end to end: PostgreSQL -> topics -> Spark -> Delta tables, through a kill, a rebuild and a switch."""
 
 import json
 import os

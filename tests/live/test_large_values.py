@@ -1,4 +1,4 @@
-"""Updates that leave large values out: every event on the topic is a full row all the same, whatever happens in between."""
+"""Updates that leave large values out: every event on the topic is a full row, whatever happens in between."""
 
 import shutil
 from collections.abc import Iterator
@@ -38,9 +38,11 @@ CHANGES = {
     "another column": ("update t set n = n + 1",),
     "one large value of several": ("update t set words = noise(9500, 77) where id < 6", "update t set n = 2"),
     "the key": ("update t set id = id + 100", "update t set n = 3", "update t set id = id - 100 where id > 105"),
-    "the key and back": ("begin; update t set id = 200 where id = 1; update t set id = 1 where id = 200; commit", "update t set n = 1"),
+    "the key and back": ("begin; update t set id = 200 where id = 1; update t set id = 1 where id = 200; commit",
+        "update t set n = 1"),
     "delete and insert": (
-        "begin; delete from t where id = 1; insert into t (id, words) values (1, noise(9000, 5)); update t set n = 1; commit",
+        "begin; delete from t where id = 1; insert into t (id, words) values (1, noise(9000, 5)); update t set n = 1;"
+        " commit",
         "update t set n = 2",
     ),
     "several updates of one transaction": (
@@ -51,18 +53,23 @@ CHANGES = {
         "update t set words = null", "update t set n = 1", "update t set words = 'short'", "update t set n = 2",
         "update t set words = noise(9000, 4)", "update t set n = 3",
     ),
-    "one large value shrinks, another stays out of line": ("update t set words = null, list = null, raw = null", "update t set n = 4"),
-    "a new column": ("alter table t add more text default 'm'", "update t set n = 1", "update t set more = noise(9000, 8)", "update t set n = 2"),
+    "one large value shrinks, another stays out of line": ("update t set words = null, list = null, raw = null",
+        "update t set n = 4"),
+    "a new column": ("alter table t add more text default 'm'", "update t set n = 1",
+        "update t set more = noise(9000, 8)", "update t set n = 2"),
     "a renamed column": ("alter table t rename words to sayings", "update t set n = 1", "update t set n = 2"),
     "full identity and back": (
-        "alter table t replica identity full", "update t set n = 1", "insert into t (id, words) values (50, noise(9000, 9))",
+        "alter table t replica identity full", "update t set n = 1", "insert into t (id, words)"
+        " values (50, noise(9000, 9))",
         "alter table t replica identity default", "update t set n = 2",
     ),
     "a truncate": ("truncate t", "insert into t (id, words) values (1, noise(9000, 1))", "update t set n = 3"),
     "everything may be out of line": (
-        "alter table t set (toast_tuple_target = 128)", "update t set small = noise(60, 1), words = words || '!'", "update t set n = 1",
+        "alter table t set (toast_tuple_target = 128)", "update t set small = noise(60, 1),"
+        " words = words || '!'", "update t set n = 1",
     ),
-    "upsert": ("insert into t (id, n, words) select id, 9, 'unused' from t on conflict (id) do update set n = excluded.n",),
+    "upsert": ("insert into t (id, n, words) select id, 9, 'unused' from t"
+    " on conflict (id) do update set n = excluded.n",),
 }  # fmt: skip
 
 
@@ -75,7 +82,7 @@ _EVERYWHERE = ("several updates of one transaction", "the key", "a renamed colum
     + [(name, store) for name in _EVERYWHERE for store in ("cold", "lost", "stale")],
 )
 def test_every_event_is_a_full_row(captured: Captured, name: str, store: str) -> None:
-    """``warm``: the store saw all; ``cold``: it starts empty; ``lost``, ``stale``: its file is gone, or older, at a restart."""
+    """``warm``: the store saw all; ``cold``: it starts empty; ``lost``, ``stale``: a restart finds none, or an old one."""
     captured.start()
     database = captured.database
     file = Path(captured.config.capture.values_directory) / captured.config.slot

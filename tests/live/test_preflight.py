@@ -218,7 +218,8 @@ def test_the_sql_of_a_finding_mends_it(
     ("spoiled", "what", "mended"),
     [
         (("create view t as select 1 as id",), "is a view", "drop view t; create table t (id int primary key)"),
-        (("create materialized view t as select 1 as id",), "is a materialized view", "drop materialized view t; create table t (id int primary key)"),
+        (("create materialized view t as select 1 as id",), "is a materialized view",
+         "drop materialized view t; create table t (id int primary key)"),
         (("create sequence t",), "is a sequence", "drop sequence t; create table t (id int primary key)"),
         ((), "doesn't exist", "create table t (id int primary key)"),
         (('create table "T" (id int primary key)',), "doesn't exist", 'alter table "T" rename to t'),

@@ -1,4 +1,4 @@
-"""Preflight on every supported server: its SQL fits each catalogue, and its answer is the same wherever the facts are."""
+"""Preflight on every supported server: its SQL fits each catalogue, and equal facts give equal answers."""
 
 from collections.abc import Iterator
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""What a sink gets to see: names, masks, computed columns and filters, in every store and in every way that rows get there."""
+"""What a sink sees: names, masks, computed columns and filters, in every store and in every way rows get there."""
 
 import itertools
 import json
@@ -103,7 +103,8 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
     name = pipeline.name
     with pipeline.sql() as sql:
         sql.execute(
-            f"insert into {name}.account values (1, 'Alice', 10.5, '{{a}}'), (2, 'Bob', 7, null), (3, 'nobody', 8, null), (4, 'Dora', 0, null)"
+            f"insert into {name}.account values (1, 'Alice', 10.5, '{{a}}'), (2, 'Bob', 7, null),"
+            " (3, 'nobody', 8, null), (4, 'Dora', 0, null)"
         )
         sql.execute(f"insert into {name}.entry values (1, 1, 'secret', '{{}}'), (1, 2, null, null)")
     capture = pipeline.start_capture()

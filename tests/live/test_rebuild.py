@@ -1,4 +1,4 @@
-"""A sink is built anew beside the one that readers see, under traffic, and switched to and back without anybody noticing."""
+"""A sink is rebuilt beside the one that readers see, under traffic, and switched to and back without a gap."""
 
 import itertools
 import os
@@ -242,7 +242,7 @@ def _live_sink(config: Config, name: str) -> Sink:
 
 @pytest.mark.soak
 def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(own_pipeline: Followed) -> None:
-    """Long after the snapshot: rows were deleted, keys changed, and compaction has taken everything but each key's last event."""
+    """Long after the snapshot: rows were deleted, keys changed, and compaction has left each key's last event."""
     pipeline = own_pipeline
     topics = list(pipeline.config.topics().values())
     # Without any time for deletes the sinks that are a moment behind may miss some: this test doesn't compare those.

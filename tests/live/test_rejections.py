@@ -72,7 +72,7 @@ def order(note: str | None, key: int | None = None) -> Put:
 
 
 def poison(kind: str) -> Poison:
-    """Of each store one that it can't hold: a text in a number's field, a document over the limit, a key too long for an index."""
+    """For each store a row that it can't hold: text in a number's field, a document over the limit, too long a key."""
     key = next(_ids)
     match kind:
         case "search":

@@ -1,4 +1,4 @@
-"""Rows of chosen keys that are published again: in the order of the stream, exactly as the stream has them, and only on request."""
+"""Rows of chosen keys are published again: in the order of the stream, exactly as it has them, and only on request."""
 
 import threading
 from collections.abc import Iterator, Sequence

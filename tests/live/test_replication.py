@@ -291,8 +291,8 @@ def test_a_transaction_in_flight_while_the_slot_is_created_is_in_the_stream_and_
     published_table: Database, in_flight: InFlight
 ) -> None:
     published_table.execute("insert into t values (1, 'before')")
-    # The slot first waits for whoever is writing, then for whoever began to write in the meantime; only a transaction that
-    # began after that, and is still open when the slot is there, is in flight across its consistent point.
+    # The slot first waits for transactions that are writing, then for those that began to write in the meantime. Only a
+    # transaction that begins after that and is still open when the slot is there spans its consistent point.
     first = in_flight.writer
     first.execute("insert into t values (2, 'first')")
     in_flight.start()

@@ -1,4 +1,4 @@
-"""Tables change their shape while they are captured: the run goes on, and a new reader of the topics gets the source's rows."""
+"""Tables change shape while they are captured: the run goes on, and a new reader gets the source's rows."""
 
 import pytest
 
@@ -59,7 +59,8 @@ CHANGES = {
     ),
     "in a savepoint that is rolled back": (
         "begin; insert into t (id, a, b) values (21, 'p', 1); savepoint s; alter table t add d int default 5;"
-        " insert into t (id, a, b) values (22, 'q', 2); rollback to s; insert into t (id, a, b) values (23, 'r', 3); commit",
+        " insert into t (id, a, b) values (22, 'q', 2); rollback to s; insert into t (id, a, b) values (23, 'r', 3);"
+        " commit",
     ),
 }  # fmt: skip
 
@@ -76,7 +77,8 @@ def test_a_change_of_the_shape_is_followed(database: Database, capture: StartCap
     captured.settle()
     _run(captured, CHANGES[name])
     columns = database.value(
-        "select string_agg(attname, ' ' order by attnum) from pg_attribute where attrelid = 't'::regclass and attnum > 0 and not attisdropped"
+        "select string_agg(attname, ' ' order by attnum) from pg_attribute where attrelid = 't'::regclass"
+        " and attnum > 0 and not attisdropped"
     )
     key = "number" if name == "rename the key" else "id"
     database.execute(f"update t set {key} = {key} + 1000 where {key} = 2", f"delete from t where {key} = 4")
@@ -94,9 +96,11 @@ def test_a_table_that_is_renamed_or_moved_keeps_its_topic(database: Database, ca
     database.execute(*SETUP, "create schema s")
     captured = capture("public.t")
     database.execute(
-        "begin; insert into t values (11, 'before'); alter table t rename to renamed; insert into renamed values (12, 'x'); commit"
+        "begin; insert into t values (11, 'before'); alter table t rename to renamed;"
+        " insert into renamed values (12, 'x'); commit"
         if name == "renamed"
-        else "begin; insert into t values (11, 'before'); alter table t set schema s; insert into s.t values (12, 'x'); commit"
+        else "begin; insert into t values (11, 'before'); alter table t set schema s;"
+        " insert into s.t values (12, 'x'); commit"
     )
     database.execute(f"update {name} set a = 'after' where id = 3", f"alter table {name} add d int default 5")
     captured.wait_for("is called")

@@ -51,7 +51,8 @@ class Followed:
         settings: str,
     ) -> None:
         addresses = {
-            "search": f'type = "opensearch"\nurls = ["{endpoints.opensearch_url}"]\nreplicas = 0\nrefresh_interval_ms = 200',
+            "search": f'type = "opensearch"\nurls = ["{endpoints.opensearch_url}"]\nreplicas = 0\nrefresh_interval_ms'
+            " = 200",
             "cache": f'type = "redis"\nurl = "{endpoints.redis_url}"',
             "warehouse": f'type = "warehouse"\nurl = "{endpoints.warehouse_url}"',
         }
@@ -193,7 +194,8 @@ def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
             "update t set d = 7 where id <= 10",
             "begin; update t set a = 'x' where id = 20; alter table t add e jsonb default '{\"k\": [1, null]}';"
             " update t set e = null where id in (20, 21); insert into t (id, e) values (9001, null); commit",
-            "alter table t add f text default 'it''s \\ \"é\"', add g timestamptz default now(), add h int[] default '{1,null}'",
+            "alter table t add f text default 'it''s \\ \"é\"', add g timestamptz default now(),"
+            " add h int[] default '{1,null}'",
             "alter table t add gone text default 'never'",
             "alter table t drop gone",
             "alter table t add n numeric default null",

@@ -88,7 +88,8 @@ def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(
         captured.start()
         row = "insert into outbox (aggregatetype, aggregateid, type, payload)"
         database.execute(
-            f"begin; insert into t values (1); {row} values ('order', '7', 'Created', '{{\"a\": 1}}'); delete from outbox; commit",
+            f"begin; insert into t values (1); {row} values ('order', '7', 'Created', '{{\"a\": 1}}');"
+            " delete from outbox; commit",
             f"{row} values ('order', '7', 'Changed', '{{\"a\": 2}}'), ('a b/c', 'x', 'Odd', null)",
             "update outbox set payload = '{}'",
             "truncate outbox",

@@ -34,7 +34,8 @@ create type pair as (a int, b text);
 create function dense(item text, separator text, items int) returns text language sql immutable
     return coalesce((select string_agg(item, separator) from generate_series(1, items)), '');
 create function noise(length int) returns text language sql volatile
-    return coalesce((select left(string_agg(md5(random()::text), ''), length) from generate_series(0, length / 32)), '');
+    return coalesce(
+        (select left(string_agg(md5(random()::text), ''), length) from generate_series(0, length / 32)), '');
 """
 
 # How many items, so that headers, padding and the items themselves weigh in turn.
@@ -46,7 +47,7 @@ def _lists(start: str, items: Sequence[str], end: str, separator: str = ",") -> 
     return tuple(f"'{start}' || dense('{item}', '{separator}', n) || '{end}'" for item in quoted)
 
 
-# Type -> SQL of the densest texts that we can think of, each for n items. Whatever the type refuses for n = 0 is left out.
+# Type -> SQL of the densest texts that we know of, each for n items. What the type refuses for n = 0 is left out.
 SHAPES: dict[str, tuple[str, ...]] = {
     "text": ("dense('x', '', n)", "dense('é', '', n)", "dense('𝄞', '', n)", "dense(E'\\n', '', n)"),
     "varchar(500)": ("dense('x', '', n)",),
@@ -56,8 +57,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "bytea": (r"'\x' || dense('00', '', n)",),
     "bit varying": ("dense('1', '', n)",),
     "numeric": (
-        "dense('1', '', n + 1)", "dense('1', '', n + 1) || '.' || dense('1', '', n + 1)", "'-0.' || dense('0', '', n) || '1'",
-        "'1' || dense('0', '', n) || '.1'", "'NaN'", "'-Infinity'", "'10000.00001'", "'0'", "dense('9', '', n + 1) || '.9'",
+        "dense('1', '', n + 1)", "dense('1', '', n + 1) || '.' || dense('1', '', n + 1)", "'-0.' || dense('0', '', n)"
+        " || '1'",
+        "'1' || dense('0', '', n) || '.1'", "'NaN'", "'-Infinity'", "'10000.00001'", "'0'", "dense('9', '', n + 1) ||"
+        " '.9'",
     ),
     "inet": ("'::1'", "'1.2.3.4'", "'ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff/64'"),
     "cidr": ("'::1'", "'1.2.3.4'"),
@@ -66,8 +69,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
     "numrange": ("'[1,2)'", "'[1.1,)'", "'[' || dense('1', '', n + 1) || ',' || dense('2', '', n + 1) || ')'"),
     "tstzrange": ("'[2020-01-01,2021-01-01)'", "'(,infinity)'"),
     "daterange": ("'(,)'", "'[2020-01-01,2021-01-01)'"),
-    "int4multirange": ("(select '{' || string_agg(format('[%s,%s)', i * 3, i * 3 + 1), ',') || '}' from generate_series(1, n) i)",),
-    "int8multirange": ("(select '{' || string_agg(format('[%s,%s)', i * 3, i * 3 + 1), ',') || '}' from generate_series(1, n) i)",
+    "int4multirange": ("(select '{' || string_agg(format('[%s,%s)', i * 3, i * 3 + 1), ',') || '}' from"
+    " generate_series(1, n) i)",),
+    "int8multirange": ("(select '{' || string_agg(format('[%s,%s)', i * 3, i * 3 + 1), ',') || '}' from"
+    " generate_series(1, n) i)",
                        "'{(,1)}'", "'{(,1),(5,)}'", "'{}'"),
     "nummultirange": (
         "(select '{' || string_agg(format('[%s,%s)', i * 3, i * 3 + 1), ',') || '}' from generate_series(1, n) i)",
@@ -75,8 +80,10 @@ SHAPES: dict[str, tuple[str, ...]] = {
     ),
     "tstzmultirange": ("'{(,)}'", "'{[2020-01-01,2021-01-01)}'"),
     "jsonb": (
-        *_lists("[", ["0", "1", "10", "1.1", "1.11", "100.1", "12345678", "null", "true", "[]", "{}", "[1]", "[[1]]", '""', '"a"',
-                      '"ab"', '"abc"', '"a",1', '"a",1.1', '[1,"a"]', '{"":0}', '{"a":[]}', '{"a":[1]}', '{"a":{"b":1}}',
+        *_lists("[", ["0", "1", "10", "1.1", "1.11", "100.1", "12345678", "null", "true", "[]", "{}", "[1]", "[[1]]",
+            '""', '"a"',
+                      '"ab"', '"abc"', '"a",1', '"a",1.1', '[1,"a"]', '{"":0}', '{"a":[]}', '{"a":[1]}',
+                      '{"a":{"b":1}}',
                       '{"a":1,"b":"x","c":1.1}', '"\\u00e9"', "1e-100", "1e100"], "]"),
         "'1'", "'\"a\"'", "'1.1'", "'null'", "'[' || dense('[', '', n) || '1' || dense(']', '', n) || ']'",
         "(select '{' || string_agg(format('\"%s\":1', i), ',') || '}' from generate_series(1, n) i)",
@@ -216,7 +223,8 @@ TABLES: dict[str, tuple[str, str, str]] = {
     ),
     "integers": ("a int[] storage external, b text", "", "array_fill(7, array[{n} / 5]), noise({n} / 5)"),
     "document": (
-        "a jsonb storage external, b text", "", "(select jsonb_agg(i % 10) from generate_series(1, {n} / 13) i), noise(30)",
+        "a jsonb storage external, b text", "", "(select jsonb_agg(i % 10) from generate_series(1, {n} / 13) i),"
+        " noise(30)",
     ),
     "numerics": ("a numeric[] storage external, b text", "", "array_fill(1.5::numeric, array[{n} / 18]), noise(30)"),
     "low target": ("a text, b text", "with (toast_tuple_target = 128)", "noise({n} - 1000), noise({n} / 2)"),

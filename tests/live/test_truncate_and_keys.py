@@ -126,17 +126,22 @@ _SWAPS = {
     "shift back": ("update t set id = id - 1",),
     "rotate": ("update t set id = case id when 1 then 2 when 2 then 3 else 1 end where id <= 3",),
     "through a third": (
-        "begin; set constraints all deferred; update t set id = 2 where id = 1; update t set id = 90 where a = 'r1'; commit",
+        "begin; set constraints all deferred; update t set id = 2 where id = 1; update t set id = 90 where a = 'r1';"
+        " commit",
     ),
     "swap with other changes": (
-        "begin; set constraints all deferred; update t set id = 2, a = 'one' where id = 1; update t set a = 'touched' where"
-        " a = 'r2'; update t set id = 1 where a = 'touched'; delete from t where id = 5; insert into t values (5, 'new', 1); commit",
+        "begin; set constraints all deferred; update t set id = 2, a = 'one' where id = 1;"
+        " update t set a = 'touched' where"
+        " a = 'r2'; update t set id = 1 where a = 'touched'; delete from t where id = 5;"
+        " insert into t values (5, 'new', 1); commit",
     ),
     "a second row comes and goes": (
-        "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'guest'; commit",
+        "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'guest';"
+        " commit",
     ),
     "the first goes": (
-        "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'r1'; commit",
+        "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'r1';"
+        " commit",
     ),
     "delete and insert": ("begin; delete from t where id = 1; insert into t values (1, 'again', 2); commit",),
 }
@@ -170,7 +175,8 @@ def test_composite_keys_change(database: Database, endpoints: Endpoints, directo
         database.execute(
             "update t set a = a + 100 where a < 5",
             "update t set b = b || '!', c = 'd' where a between 5 and 9",
-            "begin; update t set a = 1 where b = 'k1'; update t set a = 101 where b = 'k1'; delete from t where b = 'k2';"
+            "begin; update t set a = 1 where b = 'k1'; update t set a = 101 where b = 'k1';"
+            " delete from t where b = 'k2';"
             " insert into t values (102, 'k2', 'back'); commit",
         )
         captured.assert_equal()
@@ -214,7 +220,8 @@ def test_many_changes_of_one_key_in_one_transaction(database: Database, endpoint
     with _captured(database, endpoints, directory, "public.t") as captured:
         captured.start()
         changes = "; ".join(
-            f"insert into t values (1, 'a{n}'); update t set a = a || '!'; update t set id = 2; update t set id = 1; delete from t"
+            f"insert into t values (1, 'a{n}'); update t set a = a || '!'; update t set id = 2; update t set id = 1;"
+            " delete from t"
             for n in range(30)
         )
         database.execute(f"begin; {changes}; insert into t values (1, 'last'); commit")

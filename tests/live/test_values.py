@@ -1,4 +1,4 @@
-"""PostgreSQL judges every value: snapshot and stream give the same bytes, and PostgreSQL reads the same value out of them."""
+"""PostgreSQL judges every value: snapshot and stream give the same bytes, and PostgreSQL reads the same value."""
 
 import json
 from collections.abc import Iterator

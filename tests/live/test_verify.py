@@ -1,4 +1,4 @@
-"""`lockstep verify` on running pipelines: it finds every way in which a sink was broken by hand, and nothing where it wasn't."""
+"""`lockstep verify` on running pipelines: it finds every kind of break by hand, and nothing where there is none."""
 
 import os
 import threading
@@ -112,7 +112,7 @@ def running(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory, spar
 
 
 class Tool(Protocol):
-    """What a person with the server's own client can do to rows of table ``account`` (and ``entry`` where it says so)."""
+    """What a person with the server's own client can do to rows of table ``account``, and ``entry`` where stated."""
 
     def remove(self, row: int) -> None: ...
 

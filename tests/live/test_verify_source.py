@@ -1,4 +1,4 @@
-"""The source's side of a comparison: every published row once, in short statements, and the same by its key, for every type of key."""
+"""The source's side of a comparison: every published row once, in short statements, and by its key of any type."""
 
 import itertools
 

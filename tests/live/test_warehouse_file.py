@@ -1,4 +1,4 @@
-"""A warehouse in a DuckDB file end to end: PostgreSQL -> topics -> Spark -> the file, through a kill, a rebuild and a switch."""
+"""A warehouse in a DuckDB file: PostgreSQL -> topics -> Spark -> the file, through a kill, a rebuild and a switch."""
 
 import json
 import os

@@ -209,7 +209,8 @@ CASES = (
         about="insert, update and delete of one row in one transaction",
         setup=("create table t (id int primary key, v text)",),
         before=(
-            "begin; insert into t values (1, 'a'); update t set v = 'b' where id = 1; delete from t where id = 1; commit",
+            "begin; insert into t values (1, 'a'); update t set v = 'b' where id = 1; delete from t where id = 1;"
+            " commit",
             "insert into t values (2, 'a')",
             "insert into t values (3, 'a')",
         ),
@@ -239,7 +240,8 @@ CASES = (
             " savepoint s1; insert into t values (6, 'a'), (7, 'b'), (8, 'c'); update t set b = md5(b) where a % 2 = 0;"
             " delete from t where a % 3 = 0;"
             " savepoint s2; insert into t values (9, 'a'), (10, 'b'), (11, 'c'); rollback to s2;"
-            " savepoint s3; insert into t values (12, 'a'), (13, 'b'), (14, 'c'); delete from t where a % 3 = 0; commit",
+            " savepoint s3; insert into t values (12, 'a'), (13, 'b'), (14, 'c'); delete from t where a % 3 = 0;"
+            " commit",
         ),
         expect={"select array_agg(a order by a) from t": ([1, 2, 4, 5, 7, 8, 13, 14, 100],)},
     ),
@@ -249,7 +251,8 @@ CASES = (
         setup=("create table t (id int primary key)",),
         after=(
             "begin; insert into t select generate_series(1, 500); savepoint s;"
-            " insert into t select generate_series(1001, 1500); rollback to s; insert into t select generate_series(501, 505);"
+            " insert into t select generate_series(1001, 1500); rollback to s;"
+            " insert into t select generate_series(501, 505);"
             " commit",
         ),
         transactions=(tuple(f"t c {i}" for i in range(1, 506)),),

@@ -11,13 +11,16 @@ def _long(seed: str, pieces: int = 320) -> str:
 
 
 _KINDS = (
-    "create table t (id int primary key, n int, a text, b varchar(20000), c char(12000), d bytea, e json, f jsonb, g text[],"
+    "create table t (id int primary key, n int, a text, b varchar(20000), c char(12000), d bytea, e json, f jsonb,"
+    " g text[],"
     " h bigint[])"
 )
 _FILL = (
     f"insert into t select i, 0, {_long('a')}, {_long('b')}, {_long('c')}, decode({_long('d')}, 'hex'),"
-    f" json_build_object('x', {_long('e')}), jsonb_build_object('x', {_long('f')}), array[{_long('g')}, null, {_long('h')}],"
-    " (select array_agg(hashint8(x)::bigint * 1000000007) from generate_series(1, 2000) x) from generate_series({}, {}) i"
+    f" json_build_object('x', {_long('e')}), jsonb_build_object('x', {_long('f')}),"
+    f" array[{_long('g')}, null, {_long('h')}],"
+    " (select array_agg(hashint8(x)::bigint * 1000000007) from generate_series(1, 2000) x) from"
+    " generate_series({}, {}) i"
 )
 _XPTO = "create table t (id int primary key, toasted_col1 text, rand1 float8, toasted_col2 text, rand2 float8)"
 
@@ -80,7 +83,8 @@ CASES = (
         before=(f"insert into t select i, 0, {_long('resel')} || i from generate_series(1, 4) i",),
         after=(
             "update t set id = 10 where id = 1",
-            "begin; update t set id = 20 where id = 2; update t set n = 1 where id = 20; update t set id = 2 where id = 20; commit",
+            "begin; update t set id = 20 where id = 2; update t set n = 1 where id = 20;"
+            " update t set id = 2 where id = 20; commit",
             "begin; delete from t where id = 3; update t set id = 3 where id = 4; commit",
         ),
         expect={"select string_agg(id || right(big, 1), ',' order by id) from t": ("22,34,101",)},
@@ -117,8 +121,10 @@ CASES = (
         setup=("create table t (id int primary key, n int, big text)",),
         before=(f"insert into t select i, 0, {_long('key')} || i from generate_series(1, 4) i",),
         after=(
-            "begin; update t set id = 30 where id = 1; update t set id = 1 where id = 2; update t set id = 2 where id = 30; commit",
-            "begin; update t set id = 5 where id = 3; update t set n = 1 where id = 5; update t set id = 3 where id = 4;"
+            "begin; update t set id = 30 where id = 1; update t set id = 1 where id = 2;"
+            " update t set id = 2 where id = 30; commit",
+            "begin; update t set id = 5 where id = 3; update t set n = 1 where id = 5;"
+            " update t set id = 3 where id = 4;"
             " update t set id = 4 where id = 5; update t set n = n + 1; commit",
         ),
         expect={"select string_agg(id || right(big, 1) || n, ',' order by id) from t": ("121,211,341,432",)},
@@ -170,7 +176,8 @@ CASES = (
         about="the type of a column of large values changes",
         setup=("create table t (id int primary key, n int, big varchar(20000), doc text)",),
         before=(
-            f"insert into t select i, 0, {_long('type')}, json_build_object('x', {_long('doc')}) from generate_series(1, 3) i",
+            f"insert into t select i, 0, {_long('type')}, json_build_object('x', {_long('doc')}) from"
+            " generate_series(1, 3) i",
         ),
         after=(
             "alter table t alter column big type text",

@@ -71,7 +71,8 @@ CASES = (
         about="changes of different origins, one after the other",
         setup=(
             "create table t (id int primary key, v text)",
-            "select pg_replication_origin_create('$pipeline $schema one'), pg_replication_origin_create('$pipeline $schema two')",
+            "select pg_replication_origin_create('$pipeline $schema one'),"
+            " pg_replication_origin_create('$pipeline $schema two')",
         ),
         before=(
             On("replicated", "select pg_replication_origin_session_setup('$pipeline $schema one')"),

@@ -62,7 +62,8 @@ CASES = (
         before=("insert into t values (51, 'before')",),
         after=(
             "begin; truncate t; rollback",
-            "begin; insert into t values (52, 'gone'); truncate t; insert into t values (1, 'new'), (52, 'new'); commit",
+            "begin; insert into t values (52, 'gone'); truncate t; insert into t values (1, 'new'), (52, 'new');"
+            " commit",
             "begin; truncate t; truncate t; insert into t values (3, 'end'); commit",
         ),
         expect={"select array_agg(id || v) from t": (["3end"],)},

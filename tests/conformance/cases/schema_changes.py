@@ -193,7 +193,8 @@ CASES = (
         before=("alter table t alter column a set default 5", "insert into t (id, b) values (2, 'two')"),
         after=(
             "alter table t add column c int, drop column b, alter column a drop default",
-            "begin; insert into t values (3, 3, 3); alter table t add column d text; insert into t values (4, 4, 4, 'four');"
+            "begin; insert into t values (3, 3, 3); alter table t add column d text;"
+            " insert into t values (4, 4, 4, 'four');"
             " alter table t rename column d to e; insert into t values (5, 5, 5, 'five'); commit",
             "alter table t add column unused int",
             "alter table t drop column unused",
@@ -228,7 +229,8 @@ CASES = (
             "begin; alter table t add column c int; savepoint s1; insert into t values (4, 'd', -4); commit",
             "begin; insert into t select i, 'x', -i from generate_series(5, 1000) i; alter table t add column d int;"
             " savepoint s1; insert into t select i, 'x', -i, 2 * i from generate_series(1001, 2000) i; commit",
-            "begin; insert into t select i, 'x', -i, 2 * i from generate_series(2003, 2100) i; alter table t add column f int;"
+            "begin; insert into t select i, 'x', -i, 2 * i from generate_series(2003, 2100) i;"
+            " alter table t add column f int;"
             " commit",
             "insert into t values (5001, 'y', 1, 2, 3)",
         ),

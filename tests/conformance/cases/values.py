@@ -66,7 +66,8 @@ def cases(major: int) -> tuple[Case, ...]:
             id="DBZ-notnull",
             about="30 columns that are never null; a delete has their key alone",
             setup=(
-                f"create table t (id int primary key, {', '.join(f'c{n} {kind} not null' for n, kind in enumerate(_NOT_NULL))})",
+                "create table t (id int primary key,"
+                f" {', '.join(f'c{n} {kind} not null' for n, kind in enumerate(_NOT_NULL))})",
             ),
             before=(f"insert into t select i, {', '.join(_NOT_NULL.values())} from generate_series(1, 3) i",),
             after=(
@@ -81,7 +82,8 @@ def cases(major: int) -> tuple[Case, ...]:
             about="names with quotes, dots, spaces and other letters",
             tables=('Quoted_" . Table', "Ünïcode"),
             setup=(
-                'create table "Quoted_"" . Table" ("Quoted_"" . Text" text, "key.1" int, "ключ" text, primary key ("ключ", "key.1"))',
+                'create table "Quoted_"" . Table" ("Quoted_"" . Text" text, "key.1" int, "ключ" text,'
+                ' primary key ("ключ", "key.1"))',
                 'create table "Ünïcode" ("%s" int primary key, "{}" text)',
             ),
             before=(

@@ -9,10 +9,14 @@ LOG = """\
 spark: WARN something
 2026-01-01 23:59:59,000 INFO sink started sink=other generation=1 checkpoint=/c
 2026-01-01 23:59:59,500 INFO sink started sink=cache generation=1 checkpoint=/c
-2026-01-02 00:00:01,000 INFO batch applied sink=cache generation=1 batch=1 rows=200 applied=20 stale=0 rejected=0 duration_ms=1400 watermark=0/1
-2026-01-02 00:00:01,500 INFO batch applied sink=cache generation=1 batch=2 rows=100 applied=10 stale=0 rejected=1 duration_ms=400 watermark=0/2
-2026-01-02 00:00:07,000 INFO batch applied sink=cache generation=1 batch=3 rows=0 applied=0 stale=0 rejected=0 duration_ms=40 watermark=0/2
-2026-01-02 00:00:08,000 INFO batch applied sink=other generation=1 batch=1 rows=7 applied=7 stale=0 rejected=0 duration_ms=40 watermark=0/2
+2026-01-02 00:00:01,000 INFO batch applied sink=cache generation=1 batch=1 rows=200 applied=20 \
+stale=0 rejected=0 duration_ms=1400 watermark=0/1
+2026-01-02 00:00:01,500 INFO batch applied sink=cache generation=1 batch=2 rows=100 applied=10 \
+stale=0 rejected=1 duration_ms=400 watermark=0/2
+2026-01-02 00:00:07,000 INFO batch applied sink=cache generation=1 batch=3 rows=0 applied=0 \
+stale=0 rejected=0 duration_ms=40 watermark=0/2
+2026-01-02 00:00:08,000 INFO batch applied sink=other generation=1 batch=1 rows=7 applied=7 \
+stale=0 rejected=0 duration_ms=40 watermark=0/2
 2026-01-02 00:00:09,000 INFO sink stopped sink=cache generation=1
 """
 

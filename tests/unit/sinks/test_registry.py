@@ -122,8 +122,9 @@ def test_a_definition_makes_the_round_trip_through_json(values: dict[str, object
 
 @pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
 def test_what_a_definition_lacks_has_its_default_and_the_rest_stays(values: dict[str, object], _kind: type) -> None:
-    shaped = ADAPTER.validate_python({**values, **SHAPED[str(values["type"])], "prefix": "p"} if values["type"] != "warehouse" else {**values, **SHAPED["warehouse"], "lock_timeout_s": 7})  # fmt: skip
-    expected = ADAPTER.validate_python({**values, "prefix": "p"} if values["type"] != "warehouse" else {**values, "lock_timeout_s": 7})  # fmt: skip
+    other = {"lock_timeout_s": 7} if values["type"] == "warehouse" else {"prefix": "p"}
+    shaped = ADAPTER.validate_python({**values, **SHAPED[str(values["type"])], **other})
+    expected = ADAPTER.validate_python({**values, **other})
     assert with_definition(shaped, {}) == expected
 
 

@@ -224,7 +224,8 @@ def of_a_log(log: Log, *body: Message, at: Any = None) -> list[dict[str, Any]]:
 
 def test_truncate_is_a_delete_of_every_live_key_with_one_tag() -> None:
     found = of_a_log(Log(b'{"id":1}', b'{"id":2}'), insert(b"5", b"x"), TRUNCATE, insert(b"6", b"x"))
-    assert [(change.get("op"), change["key"]["id"], change.get("seq", change.get("tombstone"))) for change in found] == [
+    assert [(change.get("op"), change["key"]["id"],
+        change.get("seq", change.get("tombstone"))) for change in found] == [
         ("c", 5, 1), ("d", 1, 2), (None, 1, 2), ("d", 2, 2), (None, 2, 2), ("c", 6, 3),
     ]  # fmt: skip
 

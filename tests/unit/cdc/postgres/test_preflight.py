@@ -19,7 +19,8 @@ SOURCE = SourceSettings(dsn="host=db dbname=shop user='the reader'", tables=("pu
             'add to pg_hba.conf: host "shop" "reader" 10.1.2.3/32 scram-sha-256\nselect pg_reload_conf();',
         ),
         (
-            'FATAL:  no pg_hba.conf entry for replication connection from host "fe80::1", user "reader", SSL encryption',
+            'FATAL:  no pg_hba.conf entry for replication connection from host "fe80::1", user "reader",'
+            " SSL encryption",
             'add to pg_hba.conf: host replication "reader" fe80::1/128 scram-sha-256\nselect pg_reload_conf();',
         ),
         (

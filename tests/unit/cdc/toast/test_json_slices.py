@@ -65,7 +65,8 @@ def test_arrays_of_any_depth(depth: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"null", b"[]", b'"a"', b"{", b'{"a"}', b'{"a":}', b'{"a":1 2}', b'{"a":1}}', b'{"a":1},', b'{,"a":1}',
+    "value", [b"", b"null", b"[]", b'"a"', b"{", b'{"a"}', b'{"a":}', b'{"a":1 2}', b'{"a":1}}', b'{"a":1},',
+        b'{,"a":1}',
               b'{"a":1,}', b'{"a":"\\"}', b'{"a":[1}', b"{'a':1}"],
 )  # fmt: skip
 def test_what_isnt_an_object_is_refused(value: bytes) -> None:

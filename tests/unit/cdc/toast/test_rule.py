@@ -1,4 +1,4 @@
-"""Which rows may have values out of line. Whether the bounds hold is for a real server to say: tests/live/test_toast.py."""
+"""Which rows may have values out of line. Whether the bounds hold, a real server says: tests/live/test_toast.py."""
 
 import pytest
 

@@ -113,8 +113,14 @@ def test_workers_are_told_what_to_load() -> None:
     libraries = {library for settings in sinks for library in settings.libraries}
     conf = spark_conf(SparkSettings(), log_settings=LOG, libraries=libraries)
     variable = "LOCKSTEP_LIBRARIES"
-    loads = "import sys, threading; from jobs.spark.worker_daemon import load_libraries; before = {*sys.modules}; load_libraries()"
-    shows = "print(*sorted({'redis', 'opensearchpy', 'psycopg', 'sqlalchemy', 'duckdb', 'deltalake'} & ({*sys.modules} - before)), threading.active_count())"
+    loads = (
+        "import sys, threading; from jobs.spark.worker_daemon import load_libraries; before = {*sys.modules};"
+        " load_libraries()"
+    )
+    shows = (
+        "print(*sorted({'redis', 'opensearchpy', 'psycopg', 'sqlalchemy', 'duckdb', 'deltalake'} &"
+        " ({*sys.modules} - before)), threading.active_count())"
+    )
     environment = os.environ | {variable: conf[f"spark.executorEnv.{variable}"] + ",not_installed"}
     done = subprocess.run(
         [sys.executable, "-c", f"{loads}; {shows}"],

@@ -59,7 +59,8 @@ def test_what_passes_by_itself_is_tried_again(status: int) -> None:
 def test_a_reason_names_the_field_and_no_value() -> None:
     error = {
         "type": "mapper_parsing_exception",
-        "reason": "failed to parse field [number] of type [integer] in document with id '50'. Preview of field's value: 'secret'",
+        "reason": "failed to parse field [number] of type [integer] in document with id '50'. Preview of"
+        " field's value: 'secret'",
         "caused_by": {"type": "illegal_argument_exception", "reason": "secret"},
     }
     assert refusal(error) == "mapper_parsing_exception: field 'number' of type integer (illegal_argument_exception)"

@@ -68,8 +68,10 @@ def test_the_mapping_is_strict_and_carries_the_shape() -> None:
     ("how", "expected"),
     [
         ({"type": "keyword"}, {"type": "keyword"}),
-        ({"index": False}, {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 1024}}, "index": False}),
-        ({"fields": {"de": {"type": "text"}}}, {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 1024}, "de": {"type": "text"}}}),
+        ({"index": False}, {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 1024}},
+         "index": False}),
+        ({"fields": {"de": {"type": "text"}}},
+         {"type": "text", "fields": {"keyword": {"type": "keyword", "ignore_above": 1024}, "de": {"type": "text"}}}),
         ({"enabled": False}, {"type": "object", "enabled": False}),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""sinks.redis.errors: what waits and what stops, by redis-py's own errors; those of real servers are in tests/contract"""
+"""What waits and what stops in ``sinks.redis.errors``, by redis-py's own errors; tests/contract has real servers'."""
 
 import pytest
 from redis import exceptions
