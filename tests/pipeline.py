@@ -92,7 +92,8 @@ class Pipeline:
         dsn_options: str = "",
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``more`` are lines for configuration sections: ``spark`` or a sink's (``search``, ``cache``, ``warehouse``)."""
+        """``more`` are lines for configuration sections: ``spark`` or a sink's (``search``, ``cache``,
+        ``warehouse``)."""
         self.endpoints = endpoints
         self.directory = directory
         self.name = name

@@ -53,7 +53,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDeadLetter:
-    """A record of the dead-letter topic that this version can't read. ``sink`` is None where the key doesn't name it."""
+    """A record of the dead-letter topic that this version can't read. ``sink`` is None where the key doesn't say."""
 
     record_key: bytes
     record_offset: int

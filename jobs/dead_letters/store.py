@@ -131,7 +131,7 @@ class DeadLetters:
         self._close(void)
 
     def close(self, rows: Iterable[Row]) -> None:
-        """Remove the known dead letters of these rows, whose events or newer ones were applied. Raises as ``publish``."""
+        """Remove the dead letters of these rows: their events or newer ones were applied. Raises as ``publish``."""
         self._close([key for row in rows for key in self._known.take(row)])
 
     def close_all(self, topics: Iterable[str]) -> None:

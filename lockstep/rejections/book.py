@@ -54,7 +54,7 @@ class RejectionBook:
         return chosen[0]
 
     def value(self, dead_letter: DeadLetter) -> bytes | None:
-        """The rejected event's value, None for a tombstone. Raises LockstepError when the rejection was closed since."""
+        """The rejected event's value, None for a tombstone. Raises LockstepError when the rejection is closed."""
         for _, value in self.topic.values([dead_letter]):
             return value
         raise LockstepError(

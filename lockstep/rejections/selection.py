@@ -18,7 +18,7 @@ _POSITION: Final = re.compile(r"(?:(?P<where>.+):)?(?P<partition>\d+):(?P<offset
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rejections of a sink are meant; what isn't given excludes none. ``reason`` is a part of one, or its kind."""
+    """Which rejections of a sink are meant; what isn't given excludes none. ``reason`` is part of one, or its kind."""
 
     tables: tuple[str, ...] = ()
     generation: int | None = None

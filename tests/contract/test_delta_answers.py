@@ -168,7 +168,7 @@ def _once(happen: Callable[[], object], behind: Callable[..., Any]) -> Callable[
 def test_an_append_while_a_bulk_load_ends_is_no_second_version_of_a_row(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """Between the newest rows' own commit and the commit that ends the appending: before the first is read, or after."""
+    """Between the newest rows' own commit and the commit that ends the appending: before or after the first is read."""
     lake.sink(1, ITEMS)
     one, other = lake.sink(2, ITEMS), lake.sink(2)
     generations_of(one).begin_bulk()

@@ -195,7 +195,8 @@ _EARLIER = (
     "create table lockstep.note (view_schema text not null, name text not null, note text not null, "
     "updated_at timestamptz not null default now(), primary key (view_schema, name))",
     "insert into lockstep.note (view_schema, name, note) select view_schema, name, note from lockstep.sink, "
-    "(values ('g1.runner', '{}'), ('g1.hold', 'x'), ('g1.reading', '{\"number\":1,\"start\":null,\"replays\":true}'), ('g1.basis', 'build_inputs'), "
+    "(values ('g1.runner', '{}'), ('g1.hold', 'x'), ('g1.reading', '{\"number\":1,\"start\":null,\"replays\":true}'),"
+    " ('g1.basis', 'build_inputs'), "
     "('g1.names', 'column_names'), ('g12.excluded', 'hidden_columns'), ('g1.prepared', 'prepared'), "
     f"('record.1', '{_EARLIER_RECORD}'), "
     "('previous', 'previous')) as notes (name, note)",

@@ -82,7 +82,7 @@ _EVERYWHERE = ("several updates of one transaction", "the key", "a renamed colum
     + [(name, store) for name in _EVERYWHERE for store in ("cold", "lost", "stale")],
 )
 def test_every_event_is_a_full_row(captured: Captured, name: str, store: str) -> None:
-    """``warm``: the store saw all; ``cold``: it starts empty; ``lost``, ``stale``: a restart finds none, or an old one."""
+    """``warm``: the store saw all; ``cold``: it starts empty; ``lost``, ``stale``: a restart finds none, or an old."""
     captured.start()
     database = captured.database
     file = Path(captured.config.capture.values_directory) / captured.config.slot

@@ -47,7 +47,8 @@ def test_what_became_of_them_is_told_in_a_sentence() -> None:
     dead_letter = rejected(reason="no room")
     assert Retried(1, taken=1).sentence("cache") == "cache took 1 rejected event"
     assert Retried(1, taken=1200, void=1, gone=2, refused=[dead_letter]).sentence("cache") == (
-        "cache took 1,200 rejected events; void, since their table was copied again: 1; closed meanwhile: 2; still open: 1"
+        "cache took 1,200 rejected events; void, since their table was copied again: 1; closed meanwhile: 2;"
+        " still open: 1"
     )
     assert Retried(1, taken=1, refused=[dead_letter]).to_json({})["refused"][0]["reason"] == "no room"
 
