@@ -1,5 +1,6 @@
 """The progress topic is followed without losing a record's bounds: a watermark that lacks some would say too much."""
 
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.capture.settings import CaptureSettings
-from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.control_topics import ProgressReader, read_progress
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
@@ -47,11 +48,17 @@ class Log:
         self._lsn = 100
 
     def publish(self, topic: str) -> int:
-        """Commit one event of a topic with its progress record; returns the record's LSN."""
+        """Commit one event of a topic with its progress record; returns the record's LSN once readers see it.
+
+        A commit returns before the brokers have written its markers.
+        """
         self._lsn += 1
         self.publisher.send(topic, b'{"id":1}', b"{}")
         committed = state().published(commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0)
         self.publisher.commit(committed, covering=[topic])
+        deadline = time.monotonic() + 30
+        while all(record.lsn != self._lsn for record in read_progress(self.settings.client(), self.prefix)):
+            assert time.monotonic() < deadline
         return self._lsn
 
     def reader(self) -> ProgressReader:
