@@ -1,6 +1,7 @@
 """Capture as one process: start safely, take the initial snapshot where there is none, then stream until told to stop.
 
-The order of the start matters: fencing comes before the state is read, else an older process could commit after it.
+The order of the start matters: fencing comes before the state that counts is read, else an older process could commit
+after it.
 """
 
 import contextlib
@@ -159,10 +160,14 @@ class _Session:
         return table_topic_plan(topic, self._pipeline.kafka.topics, append_only=True)
 
     def _take_over(self, publisher: TransactionalPublisher, identity: SystemIdentity) -> CaptureState | None:
-        """Fence older processes, and sign the state with our name. None when nothing was ever published."""
+        """Fence older processes, and sign the state with our name. None when nothing was ever published.
+
+        A state of another version is refused before anybody is fenced: the process that writes it goes on.
+        """
         pipeline, client = self._pipeline, self._pipeline.kafka.client()
+        before = read_state(client, pipeline.name, pipeline.slot)
         if self._ownership.is_taken:
-            self._ownership.check(read_state(client, pipeline.name, pipeline.slot))
+            self._ownership.check(before)
         publisher.start()
         state = read_state(client, pipeline.name, pipeline.slot)
         self._ownership.take(state)

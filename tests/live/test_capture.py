@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.topic_names import STATE, control_topic
+from cdc.stream.topics import create_missing_topics
+from tests.history import state
 from tests.pipeline import Pipeline
 
 pytestmark = pytest.mark.live
@@ -109,6 +114,31 @@ def test_a_slot_without_state_is_not_taken_for_ours(pipeline: Pipeline) -> None:
     capture = pipeline.start_capture()
     assert capture.wait(60) == 1
     assert "Kafka holds no state for it" in capture.log.read_text()
+
+
+@pytest.mark.parametrize("its_format", [None, 2, 4])
+def test_a_state_of_another_version_stops_capture_and_leaves_the_process_that_wrote_it_alone(
+    pipeline: Pipeline, its_format: int | None
+) -> None:
+    create_missing_topics(pipeline.config.as_pipeline(), print)
+    slot, kafka = pipeline.config.slot, pipeline.config.kafka
+    other = TransactionalPublisher(
+        pipeline.client,
+        prefix=pipeline.name,
+        transactional_id=f"{pipeline.name}.{slot}",
+        queue_bytes=pipeline.config.capture.queue_bytes,
+        max_message_bytes=kafka.topics.max_message_bytes,
+        while_waiting=lambda: None,
+    )
+    other.start()
+    theirs = orjson.loads(state(slot=slot).to_bytes()) | {"format": its_format}
+    other.send(control_topic(pipeline.name, STATE), slot.encode(), orjson.dumps(theirs))
+    other.commit(state(slot=f"{slot}_beside"))
+    _assert_stopped(
+        pipeline.start_capture(), "was written by another version of Lockstep", "run the version that wrote it"
+    )
+    other.commit(state(slot=f"{slot}_beside"))  # raises Fenced if somebody has taken over
+    other.close()
 
 
 def test_no_log_holds_a_rows_value(pipeline: Pipeline) -> None:
