@@ -22,7 +22,10 @@ _HUNG_UP: Final = "eof occurred in violation of protocol"
 
 
 def certificate_refused(server: str, error: BaseException) -> LockstepError | None:
-    """What to say when a server doesn't take the certificate that we show, or wants one; None when that isn't what happened."""
+    """What to say when a server doesn't take the certificate that we show, or wants one.
+
+    None when that isn't what happened.
+    """
     words = str(error).lower()
     hint = (
         "set tls.certificate_file and tls.key_file of this sink to a certificate that the server's authority has signed"
@@ -42,8 +45,8 @@ def certificate_refused(server: str, error: BaseException) -> LockstepError | No
 class Tls(BaseModel):
     """TLS towards a server. The server's certificate is checked unless ``verify`` is switched off.
 
-    ``ca_file`` holds the authorities to trust instead of the system's; ``certificate_file`` and ``key_file`` are what this
-    client shows of itself.
+    ``ca_file`` holds the authorities to trust instead of the system's; ``certificate_file`` and ``key_file`` are what
+    this client shows of itself.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

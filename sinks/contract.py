@@ -92,8 +92,8 @@ class Progress:
 
     Everything committed up to ``watermark_lsn`` has been applied; 0 says that nothing is known yet. ``commit_time_ms``
     is the commit time of that position. ``updated_at_ms`` is the time as of which the whole log had been applied, so it
-    doesn't move while a sink works off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of the
-    topics read; they show that a topic was recreated. ``skipped`` names partitions of which a part was left out on
+    doesn't move while a sink works off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of
+    the topics read; they show that a topic was recreated. ``skipped`` names partitions of which a part was left out on
     purpose, from their next offset on. Everything else below the offset given there has been applied.
     """
 
@@ -110,8 +110,8 @@ class Progress:
 class StoredRow:
     """A live row as the destination holds it, its values in the event's form so that they can be compared.
 
-    ``lacks`` names the columns that it was stored without. They are null in ``row``, but no event said so. A destination
-    whose rows have all columns leaves it empty.
+    ``lacks`` names the columns that it was stored without. They are null in ``row``, but no event said so. A
+    destination whose rows have all columns leaves it empty.
     """
 
     key: Mapping[str, JsonValue]
@@ -123,9 +123,9 @@ class StoredRow:
 class Sink(Protocol):
     """Reads and writes the rows of one generation. It stays correct when the same batch is written twice.
 
-    The tag stored beside each row decides: only a greater tag wins. So an older batch may come after a newer one, and two
-    jobs may write at once. Each event ends as applied (or already applied), or as a rejection that the caller keeps.
-    Anything else is an exception, and the whole batch may be applied again.
+    The tag stored beside each row decides: only a greater tag wins. So an older batch may come after a newer one, and
+    two jobs may write at once. Each event ends as applied (or already applied), or as a rejection that the caller
+    keeps. Anything else is an exception, and the whole batch may be applied again.
 
     Every method raises ``Unavailable`` when the same call may succeed later. Every method raises ``LockstepError`` when
     the operator has to act: a full disk, a missing index, a lost permission; nobody's bad row.
@@ -214,8 +214,8 @@ class Generations(Protocol):
     def switch(self) -> None:
         """Make this generation the live one, at once for every reader.
 
-        Raises LockstepError when it doesn't exist, when its bulk load hasn't ended, and when somebody pointed a name that
-        readers use to something else.
+        Raises LockstepError when it doesn't exist, when its bulk load hasn't ended, and when somebody pointed a name
+        that readers use to something else.
         """
         ...
 
@@ -241,8 +241,8 @@ class Generations(Protocol):
     def save_progress(self, progress: Progress) -> None:
         """Store progress in the destination itself, so that it can't drift from the data.
 
-        Call it after ``Sink.apply`` returned for everything that the progress covers. Raises ``Fenced`` when another job
-        has claimed the generation since this one's sink did.
+        Call it after ``Sink.apply`` returned for everything that the progress covers. Raises ``Fenced`` when another
+        job has claimed the generation since this one's sink did.
         """
         ...
 
@@ -268,8 +268,8 @@ class CoordinationRecords(Protocol):
     def create(self, name: str, text: str) -> bool:
         """Store a record unless there is one of that name. Returns whether it was stored.
 
-        Of several callers at once, one gets True. After ``Unavailable`` the record may be there all the same: a repeated
-        call then returns False.
+        Of several callers at once, one gets True. After ``Unavailable`` the record may be there all the same: a
+        repeated call then returns False.
         """
         ...
 

@@ -1,4 +1,7 @@
-"""A complete sink in a dict: the reference that the contract suite is proven on, and a stand-in for tests of the jobs."""
+"""A complete sink in a dict.
+
+The reference that the contract suite is proven on, and a stand-in for tests of the jobs.
+"""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """A sink's settings -> the sink: the one file that knows them all. Importing it loads no client library.
 
-Some settings shape the data of a generation, and every other may change while it lives. Each settings class names the former in
-``SHAPING``; ``definition`` takes them out, to be kept with a generation, and ``with_definition`` puts them back into what the
-configuration says today.
+Some settings shape the data of a generation, and every other may change while it lives. Each settings class names the
+former in ``SHAPING``; ``definition`` takes them out, to be kept with a generation, and ``with_definition`` puts them
+back into what the configuration says today.
 """
 
 from collections.abc import Iterable, Mapping
@@ -76,8 +76,8 @@ def definition(settings: SinkSettings) -> dict[str, JsonValue]:
 
 
 def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) -> SinkSettings:
-    """These settings, but shaped as the definition says; what it lacks has its default. Raises LockstepError for one that
-    isn't of this kind of sink."""
+    """These settings, but shaped as the definition says; what it lacks has its default. Raises LockstepError for one
+    that isn't of this kind of sink."""
     unknown = sorted(set(shaping) - settings.SHAPING)
     if unknown:
         raise LockstepError(
@@ -98,6 +98,7 @@ def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) ->
         )
         raise LockstepError(
             f"the definition of a generation doesn't fit a sink of type {settings.type!r}: {problems}",
-            hint="a salt that it was built with has to be there until that generation is dropped; else another version of Lockstep"
+            hint="a salt that it was built with has to be there until that generation is dropped; else another version "
+            "of Lockstep"
             " wrote it: use that one, or build the sink anew from the log",
         ) from None

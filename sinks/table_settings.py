@@ -20,7 +20,10 @@ ComputedType = Literal[
 
 
 class Computed(BaseModel):
-    """A column that the source doesn't have: a Spark SQL expression over the columns of the source's row, and its type."""
+    """A column that the source doesn't have.
+
+    A Spark SQL expression over the columns of the source's row, and its type.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,13 +71,13 @@ PROJECTING: Final = frozenset({"tables", "exclude", "rename", "mask", "computed"
 class TableSettings(BaseModel):
     """``tables`` narrows what a sink gets; empty: all tables that have a key.
 
-    ``exclude`` names columns that never get here, ``rename`` what others are called here. ``mask`` hides values (``sinks.wrappers.masks``); hashes
-    need ``mask_salt_file``, or the salt in the environment. ``computed`` adds columns and ``where`` leaves rows out, by Spark SQL over
-    the source's row: under its own names, before anything is masked or left out. All but ``tables`` and ``where`` have columns as
-    ``schema.table.column``.
+    ``exclude`` names columns that never get here, ``rename`` what others are called here. ``mask`` hides values
+    (``sinks.wrappers.masks``); hashes need ``mask_salt_file``, or the salt in the environment. ``computed`` adds
+    columns and ``where`` leaves rows out, by Spark SQL over the source's row: under its own names, before anything is
+    masked or left out. All but ``tables`` and ``where`` have columns as ``schema.table.column``.
 
-    ``schema_changes``: a column that the source renames ends the job (``stop``) or goes on here under the name that it had (``keep``). What
-    the source drops stays here, and is null in rows written since.
+    ``schema_changes``: a column that the source renames ends the job (``stop``) or goes on here under the name that it
+    had (``keep``). What the source drops stays here, and is null in rows written since.
 
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
     """
@@ -84,7 +87,10 @@ class TableSettings(BaseModel):
     SHAPING: ClassVar[frozenset[str]] = PROJECTING
 
     PLACING: ClassVar[frozenset[str]] = frozenset()
-    """Those of these that say where rows are, or in what form: what was written with another value wouldn't be found again."""
+    """Those of these that say where rows are, or in what form.
+
+    What was written with another value wouldn't be found again.
+    """
 
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()
@@ -99,7 +105,10 @@ class TableSettings(BaseModel):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        """Modules of the client's libraries. They open nothing and start no thread when they are loaded, so a process may fork behind that."""
+        """Modules of the client's libraries.
+
+        They open nothing and start no thread when they are loaded, so a process may fork behind that.
+        """
         return ()
 
     @field_validator("rename")

@@ -1,4 +1,7 @@
-"""Lockstep's own bookkeeping in a SQL warehouse: schema ``lockstep``, made and changed by Alembic's numbered migrations."""
+"""Lockstep's own bookkeeping in a SQL warehouse.
+
+Schema ``lockstep``, made and changed by Alembic's numbered migrations.
+"""
 
 from pathlib import Path
 from typing import Final

@@ -1,7 +1,10 @@
-"""Values of events <-> Arrow columns of a destination. Exact: what a column's own type can't hold stands beside it. Pure.
+"""Values of events <-> Arrow columns of a destination. Exact: what a column's own type can't hold stands beside it.
 
-``_exact`` is null nearly always. Where a column can't give back the very value it is a JSON object that holds it, by the column's name.
-The column itself is null then, or the same number. What types the columns have is for each destination to say, as forms.
+Pure.
+
+``_exact`` is null nearly always. Where a column can't give back the very value it is a JSON object that holds it, by
+the column's name. The column itself is null then, or the same number. What types the columns have is for each
+destination to say, as forms.
 """
 
 import math
@@ -63,7 +66,10 @@ class Form:
 
 
 class Rows:
-    """The rows of one table as its columns in a destination. A key's forms tell keys apart by what is in the column alone."""
+    """The rows of one table as its columns in a destination.
+
+    A key's forms tell keys apart by what is in the column alone.
+    """
 
     def __init__(self, shape: Shape, forms: Mapping[str, Form]) -> None:
         """``forms`` are those of the shape's columns, by name and in its order."""
@@ -88,14 +94,20 @@ class Rows:
         return None
 
     def encode(self, events: Sequence[RowEvent]) -> tuple[pa.Table, list[Rejection]]:
-        """Events as rows, without those that are rejected. Raises LockstepError for a column that the table doesn't have."""
+        """Events as rows, without those that are rejected.
+
+        Raises LockstepError for a column that the table doesn't have.
+        """
         if (name := self.unknown(events)) is not None:
             raise unknown_column(self.shape.table.name, name)
         data, refused = self.encode_those_that_fit(events)
         return data, [Rejection(events[place], reason) for place, reason in refused.items()]
 
     def encode_those_that_fit(self, events: Sequence[RowEvent]) -> tuple[pa.Table, dict[int, str]]:
-        """Events as rows, in their order, and by their places why the others have none. No event may have an unknown column."""
+        """Events as rows, in their order, and by their places why the others have none.
+
+        No event may have an unknown column.
+        """
         refused: dict[int, str] = {}
         places = list(range(len(events)))
         while True:
@@ -130,14 +142,17 @@ class Rows:
             except Unfit as unfit:
                 raise LockstepError(
                     f"column {name!r} of table {self.shape.table.name} can't get its default in this sink: {unfit.why}",
-                    hint="build it anew from the log: lockstep rebuild, with --switch",
+                    hint="rebuild it from the log: lockstep rebuild, with --switch",
                 ) from None
             exact |= dict.fromkeys([name] if beside else [], value)
         text = orjson.dumps(exact).decode() if exact else None
         return pa.table({**arrays, EXACT_COLUMN: pa.array([text], pa.string()), DELETED_COLUMN: pa.array([False])})
 
     def key_arrays(self, keys: Sequence[Mapping[str, JsonValue]]) -> dict[str, pa.Array]:
-        """The key columns of these keys as they are stored. A key that the table can't hold has no row: it is left out."""
+        """The key columns of these keys as they are stored. A key that the table can't hold has no row.
+
+        It is left out.
+        """
         remaining = list(keys)
         while True:
             try:
@@ -292,7 +307,10 @@ def read_bytes(array: pa.Array) -> list[JsonValue]:
 
 
 def floating(kind: pa.DataType, whole_max: float) -> Form:
-    """Numbers as PostgreSQL prints them; from ``whole_max`` on it prints whole ones with an exponent, which JSON readers take for a float."""
+    """Numbers as PostgreSQL prints them.
+
+    From ``whole_max`` on it prints whole ones with an exponent, which JSON readers take for a float.
+    """
 
     def write(values: Sequence[JsonValue]) -> Written:
         check_kinds(values, _NUMBER)

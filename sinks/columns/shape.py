@@ -1,8 +1,8 @@
 """What a generation was prepared for: a table's columns, and which later shapes still fit (pure).
 
-New columns fit. Another key or another type doesn't: rows that were applied before would stay as they were, silently wrong, so
-these need a new generation that is built from the log's beginning. So does a renamed column, unless the destination's own columns
-can be renamed.
+New columns fit. Another key or another type doesn't: rows that were applied before would stay as they were, silently
+wrong, so these need a new generation that is built from the log's beginning. So does a renamed column, unless the
+destination's own columns can be renamed.
 """
 
 import json
@@ -27,8 +27,8 @@ class Steps:
 class Shape:
     """A table as a generation holds it.
 
-    ``table`` is the source's shape that was prepared last. ``columns`` are all that the destination has: columns that the
-    source has dropped stay, and are null in rows applied since.
+    ``table`` is the source's shape that was prepared last. ``columns`` are all that the destination has: columns that
+    the source has dropped stay, and are null in rows applied since.
     """
 
     table: Table
@@ -42,15 +42,18 @@ class Shape:
     def evolve(self, table: Table) -> "Shape":
         """The shape after the source's table has changed to this one. Raises LockstepError when that doesn't fit.
 
-        A column that was dropped and added again fits: whether rows have the old one's values is for the caller to know.
+        A column that was dropped and added again fits: whether rows have the old one's values is for the caller to
+        know.
         """
         if table.key != self.table.key:
-            raise _misfit(table, f"its key was ({', '.join(self.table.key)}) and is ({', '.join(table.key)})")
+            raise _incompatible_change(
+                table, f"its key was ({', '.join(self.table.key)}) and is ({', '.join(table.key)})"
+            )
         held = {column.name: column for column in self.columns}
         for column in table.columns:
             known = held.get(column.name)
             if known is not None and _value_form(known) != _value_form(column):
-                raise _misfit(table, f"column {column.name!r} was {_typed(known)} and is {_typed(column)}")
+                raise _incompatible_change(table, f"column {column.name!r} was {_typed(known)} and is {_typed(column)}")
         added = tuple(column for column in table.columns if column.name not in held)
         now = {column.name: column for column in table.columns}
         vanished = [column for column in self.table.columns if column.name not in now]
@@ -58,12 +61,14 @@ class Shape:
         renamed = [(old, new) for old in self.columns for new in table.columns if is_same and _is_known_as(old, new)]
         renamed += [(old, new) for old in vanished for new in added if _may_be_renamed(old, new, is_same=is_same)]
         for old, new in renamed:
-            raise _misfit(table, f"column {old.name!r} seems to be renamed to {new.name!r}")
+            raise _incompatible_change(table, f"column {old.name!r} seems to be renamed to {new.name!r}")
         columns = tuple(_numbered(column, now.get(column.name), is_same=is_same) for column in self.columns)
         return replace(self, table=table, columns=columns + added)
 
     def follow(self, table: Table) -> "Shape":
-        """As ``evolve``, for a destination in which columns can be renamed and removed: then it has the source's columns.
+        """As ``evolve``, for a destination in which columns can be renamed and removed.
+
+        Then it has the source's columns.
 
         What can't be told apart, as columns that swap their names, is left to ``evolve``.
         """
@@ -143,10 +148,10 @@ def _typed(column: Column) -> str:
     return column.value_type + ("[]" if column.is_array else "")
 
 
-def _misfit(table: Table, why: str) -> LockstepError:
+def _incompatible_change(table: Table, why: str) -> LockstepError:
     return LockstepError(
         f"table {table.name} no longer fits what this generation was built for: {why}",
-        hint="build it anew from the log: lockstep rebuild, with --switch",
+        hint="rebuild it from the log: lockstep rebuild, with --switch",
     )
 
 
@@ -154,7 +159,7 @@ def unprepared(table: object) -> LockstepError:
     """The error for an event of a table that this generation doesn't have."""
     return LockstepError(
         f"table {table} was not prepared in this generation, or its data was removed while the job ran",
-        hint="restart the job; if the generation was dropped, build it anew: lockstep rebuild",
+        hint="restart the job; if the generation was dropped, rebuild it: lockstep rebuild",
     )
 
 

@@ -31,7 +31,8 @@ _FIELD_IN_REASON: Final = re.compile(r"failed to parse field \[(?P<field>[^\]]*)
 # Status 400, and yet nothing is wrong with the document.
 _NOBODYS_BAD_ROW: Final = frozenset(
     {
-        "invalid_index_name_exception",  # the writing alias is gone, and the server tried to create an index in its place
+        # The writing alias is gone, and the server tried to create an index in its place.
+        "invalid_index_name_exception",
         "index_closed_exception",
         "routing_missing_exception",  # this job routes otherwise than the index was made for
     }
@@ -93,19 +94,26 @@ def stopping(status: int, error: str) -> LockstepError:
     if status == 401:
         hint = "check user and password of this sink"
     elif status == 403 and error != "cluster_block_exception":
-        hint = "grant the sink's user the right to create, read, write and alias the indexes of its prefix, and to change their settings"
+        hint = (
+            "grant the sink's user the right to create, read, write and alias the indexes of its prefix, "
+            "and to change their settings"
+        )
     elif error == "cluster_block_exception":
-        hint = "the index is read-only, mostly because the disk is nearly full: free space; OpenSearch then lifts the block"
+        hint = (
+            "the index is read-only, mostly because the disk is nearly full: free space; "
+            "OpenSearch then lifts the block"
+        )
     elif error in ("index_not_found_exception", "invalid_index_name_exception"):
-        hint = "the index was removed; restart the job, or build it anew: lockstep rebuild"
+        hint = "the index was removed; restart the job, or rebuild it: lockstep rebuild"
     elif error == "index_closed_exception":
         hint = "somebody closed the index: open it again, then restart the job"
     elif error == "routing_missing_exception":
-        hint = (
-            "the index was made with another routing of this sink: restart the job, or build it anew: lockstep rebuild"
-        )
+        hint = "the index was made with another routing of this sink: restart the job, or rebuild it: lockstep rebuild"
     elif error == "validation_exception":
-        hint = "the cluster has as many shards as cluster.max_shards_per_node allows, mostly: remove old indexes, or raise it"
+        hint = (
+            "the cluster has as many shards as cluster.max_shards_per_node allows, mostly: "
+            "remove old indexes, or raise it"
+        )
     elif status == 413:
         hint = "raise http.max_content_length of the cluster, or what a proxy before it allows"
     else:

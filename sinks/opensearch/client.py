@@ -24,8 +24,8 @@ _ERROR_TYPE: Final = re.compile(r"\w{1,100}")
 class OpenSearchClient:
     """One cluster, reached through any of its nodes. Connects at the first call. Safe to use from several threads.
 
-    A node that can't be connected to is passed over, and tried again after a minute. A request that may have reached a node is
-    never repeated here: whoever waits for the server repeats it.
+    A node that can't be connected to is passed over, and tried again after a minute. A request that may have reached a
+    node is never repeated here: whoever waits for the server repeats it.
     """
 
     def __init__(self, settings: OpenSearchSettings) -> None:
@@ -110,7 +110,10 @@ def _was_never_sent(error: Any) -> bool:
 
 @contextmanager
 def _translated(where: str) -> Iterator[None]:
-    """The client's errors as ours; ``where`` is the cluster's address. The server's sentences are left out where they may quote a value."""
+    """The client's errors as ours; ``where`` is the cluster's address.
+
+    The server's sentences are left out where they may quote a value.
+    """
     from opensearchpy.exceptions import ConnectionError as NoConnection
     from opensearchpy.exceptions import ImproperlyConfigured, SSLError, TransportError
 
@@ -132,7 +135,10 @@ def _translated(where: str) -> Iterator[None]:
 
 
 def _kind_of(error: Any) -> str:
-    """The type of the server's error. A proxy before it, or its security plugin, answers with a sentence or a page of its own."""
+    """The type of the server's error.
+
+    A proxy before it, or its security plugin, answers with a sentence or a page of its own.
+    """
     return error if isinstance(error, str) and _ERROR_TYPE.fullmatch(error) else "not in OpenSearch's own words"
 
 

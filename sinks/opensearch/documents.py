@@ -39,8 +39,8 @@ _OBJECT_TYPES: Final = frozenset({"flat_object", "object", "nested"})
 class Target:
     """Where a table's documents go and how they are made.
 
-    ``fields`` is what the settings say of columns, ``properties`` the index's mapping where that is known. ``id_template`` and
-    ``routing`` (key columns) say how documents are called where that isn't the key alone.
+    ``fields`` is what the settings say of columns, ``properties`` the index's mapping where that is known.
+    ``id_template`` and ``routing`` (key columns) say how documents are called where that isn't the key alone.
     """
 
     write_alias: str
@@ -98,7 +98,8 @@ class Target:
     ) -> bytes:
         """An event as lines of a bulk request.
 
-        ``searchable`` adds the parsed copies of JSON and ranges; with ``overwrite_equal_tags`` a document of the same version is replaced.
+        ``searchable`` adds the parsed copies of JSON and ranges; with ``overwrite_equal_tags`` a document of the same
+        version is replaced.
         """
         tag, row = events.tags[place], events.rows[place]
         version = _version(tag, or_equal=overwrite_equal_tags)
@@ -121,7 +122,10 @@ class Target:
         return b'{"index":{' + head + orjson.dumps(document) + b"\n"
 
     def identity(self, key: Mapping[str, JsonValue]) -> dict[str, str]:
-        """How a row's document is called: ``_id``, and ``routing`` where there is one. ``key`` has the columns in key order."""
+        """How a row's document is called: ``_id``, and ``routing`` where there is one.
+
+        ``key`` has the columns in key order.
+        """
         identity = {"_id": document_id(list(key.values())) if self._make_id is None else self._make_id(key)}
         if self.routing:
             # Bounded and never empty as ids are: the server refuses an empty one.
@@ -153,7 +157,10 @@ class Target:
 
     @cached_property
     def _copies(self) -> Sequence[tuple[str, str, str, str, Callable[[Any, str], Any]]]:
-        """Of each column that has a copy for searching: name, field, value type, where its exact value goes, what makes the copy."""
+        """Of each column that has a copy for searching.
+
+        Name, field, value type, where its exact value goes, what makes the copy.
+        """
         found: list[tuple[str, str, str, str, Callable[[Any, str], Any]]] = []
         for name, value_type in self.json_columns.items():
             is_object = self.fields.get(name, {}).get("type", "object") in _OBJECT_TYPES
@@ -194,7 +201,10 @@ def _version(tag: str, *, or_equal: bool) -> bytes:
 
 @lru_cache(maxsize=64)
 def _first_version(transaction: str) -> int:
-    """The version of a transaction's seq 0, from which the others are counted: most rows of a batch have few transactions."""
+    """The version of a transaction's seq 0, from which the others are counted.
+
+    Most rows of a batch have few transactions.
+    """
     try:
         return external_version(Tag.parse(transaction + "0" * (TEXT_LENGTH - TRANSACTION_LENGTH))).number
     except ValueError as error:

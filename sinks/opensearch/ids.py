@@ -1,7 +1,7 @@
 """How a row is called in its index: the document's id and its routing, both made from the key alone (pure).
 
-A key never changes (one that does is a delete and a create), so an id or a routing made from it leads every event of a row to
-the same document of the same shard.
+A key never changes (one that does is a delete and a create), so an id or a routing made from it leads every event of a
+row to the same document of the same shard.
 """
 
 import hashlib
@@ -38,10 +38,12 @@ def _text(value: JsonValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IdTemplate:
-    """``order-{id}``: what a document's id looks like. ``literals`` stand around the values of ``columns``, one more than these.
+    """``order-{id}``: what a document's id looks like.
 
-    With several columns, the special characters between them are percent-encoded in the values (and ``%`` with them), so that
-    no two keys have the same id.
+    ``literals`` stand around the values of ``columns``, one more than these.
+
+    With several columns, the special characters between them are percent-encoded in the values (and ``%`` with them),
+    so that no two keys have the same id.
     """
 
     literals: tuple[str, ...]
@@ -49,7 +51,10 @@ class IdTemplate:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``{column}`` stands for a key column's value, ``{{`` and ``}}`` for braces. Raises ValueError with all that is wrong."""
+        """``{column}`` stands for a key column's value, ``{{`` and ``}}`` for braces.
+
+        Raises ValueError with all that is wrong.
+        """
         literals, columns, end = [""], [], 0
         for match in _PART.finditer(text):
             if match.start() != end:

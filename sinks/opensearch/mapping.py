@@ -1,7 +1,7 @@
 """A table's columns as fields of its index: made from the table's shape, never guessed from data (pure).
 
-The mapping is strict. ``_source`` holds every value exactly as the event has it, and a value that its field can't index never
-costs the row:
+The mapping is strict. ``_source`` holds every value exactly as the event has it, and a value that its field can't index
+never costs the row:
 
 ===================================  =======================================================================
 int2, int4, int8, oid                short, integer, long, long
@@ -18,23 +18,25 @@ uuid, enums, domains, all others     keyword
 arrays                               as their elements, whatever their dimensions; bool[], json[] and jsonb[] keyword
 ===================================  =======================================================================
 
-``ignore_malformed`` is set on numbers, dates and arrays of numbers, and nowhere else: ``NaN``, ``infinity``, years beyond 9999 or BC
-and arrays with explicit bounds are legal at the source but nothing to OpenSearch's types. Such a field is missing in the
-index of that one document, ``_ignored`` names it, and ``_source`` has the exact text: nothing is lost and nothing hidden. Integers
-have no such values, so what doesn't fit them is a rejection. Keywords index up to 1024 characters.
+``ignore_malformed`` is set on numbers, dates and arrays of numbers, and nowhere else: ``NaN``, ``infinity``, years
+beyond 9999 or BC and arrays with explicit bounds are legal at the source but nothing to OpenSearch's types. Such a
+field is missing in the index of that one document, ``_ignored`` names it, and ``_source`` has the exact text: nothing
+is lost and nothing hidden. Integers have no such values, so what doesn't fit them is a rejection. Keywords index up to
+1024 characters.
 
-A double tells numbers of up to 15 digits apart, as many as ``scaled_float`` does for a fixed scale; but a column's scale may be
-changed at the source, and a scaled_float of the old one would round the new values without a word.
+A double tells numbers of up to 15 digits apart, as many as ``scaled_float`` does for a fixed scale; but a column's
+scale may be changed at the source, and a scaled_float of the old one would round the new values without a word.
 
-**JSON and ranges.** PostgreSQL's text of a json or jsonb value stands in ``_json``, that of a range in ``_ranges``, unindexed; the
-column's own field has it parsed for searching. JSON that flat_object can't take (not an object, too deep, terms too long) and ranges
-that OpenSearch can't say (``sinks.opensearch.ranges``) are there only. So the exact text always comes back, and the search copy is
-best effort.
+**JSON and ranges.** PostgreSQL's text of a json or jsonb value stands in ``_json``, that of a range in ``_ranges``,
+unindexed; the column's own field has it parsed for searching. JSON that flat_object can't take (not an object, too
+deep, terms too long) and ranges that OpenSearch can't say (``sinks.opensearch.ranges``) are there only. So the exact
+text always comes back, and the search copy is best effort.
 
-**Overrides.** ``fields`` has a field's definition in OpenSearch's own words. With a ``type`` it replaces the column's own, so that a value
-which that can't hold is a rejection unless it says ``ignore_malformed``. Without one (``{ index = false }``, ``{ copy_to = "everything" }``, an
-analyzer, further ``fields``) it is added to the column's own; ``{ enabled = false }`` keeps the column unindexed. What ``copy_to``
-names and isn't a column becomes a text field, or what ``fields`` says of it.
+**Overrides.** ``fields`` has a field's definition in OpenSearch's own words. With a ``type`` it replaces the column's
+own, so that a value which that can't hold is a rejection unless it says ``ignore_malformed``. Without one (``{ index =
+false }``, ``{ copy_to = "everything" }``, an analyzer, further ``fields``) it is added to the column's own; ``{ enabled
+= false }`` keeps the column unindexed. What ``copy_to`` names and isn't a column becomes a text field, or what
+``fields`` says of it.
 
 Column names with ``.``, ``%`` or a reserved name have these characters percent-encoded as fields.
 """

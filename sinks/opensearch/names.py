@@ -37,7 +37,10 @@ def name_problems(names: Mapping[str, str]) -> list[str]:
 
 
 def alias_name(prefix: str, name: TableName, names: Mapping[TableName, str] | None = None) -> str:
-    """The name that readers search. Different tables have different ones. Raises LockstepError when it gets too long."""
+    """The name that readers search. Different tables have different ones.
+
+    Raises LockstepError when it gets too long.
+    """
     chosen = None if names is None else names.get(name)
     if chosen is None:
         table = _LIKE_A_GENERATION.sub("~5f", _escaped(name.name))
@@ -58,7 +61,10 @@ def _escaped(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OwnIndex:
-    """An index of ours: of one table in one generation. ``alias`` is the table's reading alias, wherever that points."""
+    """An index of ours: of one table in one generation.
+
+    ``alias`` is the table's reading alias, wherever that points.
+    """
 
     name: str
     alias: str

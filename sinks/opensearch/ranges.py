@@ -1,8 +1,8 @@
 """PostgreSQL's text of ranges as what OpenSearch's range types index (pure).
 
-A copy for searching, as far as it goes: what can't be said there (an empty range, a bound that is NaN, BC or beyond the year
-9999) has none. ``infinity`` is no bound. Instants are indexed to the millisecond, ``numrange`` as doubles; a range that has nothing between
-its bounds then gets these as well, since OpenSearch refuses an empty one.
+A copy for searching, as far as it goes: what can't be said there (an empty range, a bound that is NaN, BC or beyond the
+year 9999) has none. ``infinity`` is no bound. Instants are indexed to the millisecond, ``numrange`` as doubles; a range
+that has nothing between its bounds then gets these as well, since OpenSearch refuses an empty one.
 """
 
 import math
@@ -35,7 +35,10 @@ _ENDLESS: Final = frozenset({"", "infinity", "-infinity", "Infinity", "-Infinity
 
 
 def searchable_range(value: Any, value_type: str) -> Any:
-    """A range as an object of its bounds, a multirange or an array as a list of them; None where there is nothing to index."""
+    """A range as an object of its bounds, a multirange or an array as a list of them.
+
+    None where there is nothing to index.
+    """
     if isinstance(value, list):
         found = [searchable_range(element, value_type) for element in value]
         return [element for element in found if element is not None] or None

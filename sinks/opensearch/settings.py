@@ -33,15 +33,17 @@ _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
 class OpenSearchSettings(TableSettings):
     """An OpenSearch cluster: the addresses of one or more nodes.
 
-    ``prefix`` is the first part of every index; without it the sink's name. ``refresh_interval_ms`` is how soon a write can be
-    found: less costs the cluster a refresh more often, of each index that is written all the time. ``gc_deletes_s`` is how long a
-    deletion's version is remembered.
+    ``prefix`` is the first part of every index; without it the sink's name. ``refresh_interval_ms`` is how soon a write
+    can be found: less costs the cluster a refresh more often, of each index that is written all the time.
+    ``gc_deletes_s`` is how long a deletion's version is remembered.
 
-    ``names`` says what tables are called in index names instead of ``<schema>.<table>``, ``ids`` what their documents' ids look like
-    (``sinks.opensearch.ids``), ``routing`` by which columns of their keys their documents are led to a shard.
+    ``names`` says what tables are called in index names instead of ``<schema>.<table>``, ``ids`` what their documents'
+    ids look like (``sinks.opensearch.ids``), ``routing`` by which columns of their keys their documents are led to a
+    shard.
 
-    ``fields`` says how a column is indexed (``sinks.opensearch.mapping``), ``index_settings`` what an index is created with besides what
-    is set here; both are OpenSearch's own words. Columns are named as they are called here (``rename``).
+    ``fields`` says how a column is indexed (``sinks.opensearch.mapping``), ``index_settings`` what an index is created
+    with besides what is set here; both are OpenSearch's own words. Columns are named as they are called here
+    (``rename``).
     """
 
     PLACING: ClassVar[frozenset[str]] = frozenset({"names", "ids", "routing"})

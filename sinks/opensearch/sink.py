@@ -1,34 +1,6 @@
-"""Rows as documents in OpenSearch, one index per table and generation, read through an alias per table.
+"""Rows as documents in OpenSearch, one index per table and generation. ``docs/sinks/opensearch.md`` says what is where.
 
-==================================  ========================================================================
-``shop.public.orders``              alias of the live generation: what readers search
-``shop.public.orders_g1``           index of generation 1
-``shop.public.orders_g1_W``         alias that the job writes through. No index may have a capital letter, so a late write
-                                    can't make a dropped index anew, whatever ``action.auto_create_index`` says
-                                    (``require_alias`` protects against late writes, but not against late deletes)
-``shop.lockstep_bookkeeping``       how far each generation is (``progress.g1``), and coordination records
-                                    (``coordination.<name>``), read by id only; the mapping's ``_meta`` has the stored format
-==================================  ========================================================================
-
-With ``names`` what was chosen for a table stands in place of ``public.orders``.
-
-Rows become documents in ``sinks.opensearch.documents``, called as ``sinks.opensearch.ids`` says, with the fields of
-``sinks.opensearch.mapping``; what an answer means is in ``sinks.opensearch.answers``. The tag is the document's external version
-(``cdc.model.tag``): the server refuses older writes.
-
-**Deletes.** ``deletes = "versioned"`` removes the document; the server refuses an older write to it for as long as it remembers the
-delete: ``gc_deletes_s`` (an hour), and until its node restarts or the shard moves. After that the log protects it: there a row's deletion
-comes after all that was written before it, for as long as the topic keeps deletions (a sink that was away for longer refuses to
-resume), so a replay that brings an old document back removes it again. What remains is an old write that comes alone, from a job that
-hung as long or from a second one. Where that can happen, ``deletes = "marker"`` writes a document with the tag alone instead, which
-never forgets. Readers don't find it: their aliases have a filter (a GET by id has none). Markers stay until the next generation is
-built.
-
-**Refresh.** A write is found after ``refresh_interval_ms`` at the latest. Nothing else refreshes an index while rows are applied: not batches,
-not progress, which is read by id. ``scan``, ``end_bulk`` and ``switch`` ask for one refresh each.
-
-**Bulk.** Until ``end_bulk`` the indexes of a generation that isn't live refresh when ``scan`` asks for it only, and have no replicas. That
-is a setting of the index itself, so that it lasts beyond this process and shows that ``end_bulk`` is due.
+The tag is the document's external version (``cdc.model.tag``): the server refuses older writes.
 """
 
 from collections import deque
@@ -78,12 +50,12 @@ class _Item(NamedTuple):
     """An event on its way. ``searchable``: with copies of its JSON and ranges for searching."""
 
     events: TableEvents
-    place: int
+    row_index: int
     searchable: bool = True
 
     @property
     def event(self) -> RowEvent:
-        return self.events[self.place]
+        return self.events[self.row_index]
 
 
 class _Held(NamedTuple):
@@ -140,7 +112,7 @@ class OpenSearchSink:
             if held.shape.table.name != table.name:
                 raise LockstepError(
                     f"index {index!r} holds table {held.shape.table.name}, not {table.name}",
-                    hint="names of this sink were changed: build it anew from the log: lockstep rebuild",
+                    hint="names of this sink were changed: rebuild it from the log: lockstep rebuild",
                 )
             evolved = held.shape.evolve(table)
             if evolved != held.shape:
@@ -182,12 +154,14 @@ class OpenSearchSink:
     def apply(self, batch: Batch) -> Outcome:
         self._check_format()
         events = Events.of(batch.events)
-        for of_table in events.tables:
-            if of_table.table not in self._targets:
-                self._aim_at(of_table.table)
+        for table_events in events.tables:
+            if table_events.table not in self._targets:
+                self._aim_at(table_events.table)
         applied = stale = 0
         rejections: list[Rejection] = []
-        pending = [_Item(of_table, place) for of_table in events.tables for place in range(len(of_table))]
+        pending = [
+            _Item(table_events, row_index) for table_events in events.tables for row_index in range(len(table_events))
+        ]
         documents_max = _BULK_DOCUMENTS
         rounds = 0
         while pending and rounds < _ROUNDS:
@@ -373,7 +347,10 @@ class OpenSearchSink:
             )
 
     def _mapping(self, shape: Shape, held: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
-        """A table's mapping. ``held`` are the fields that its index has: these stay, unless the settings speak of them."""
+        """A table's mapping. ``held`` are the fields that its index has.
+
+        These stay, unless the settings speak of them.
+        """
         table = shape.table.name
         fields = self._settings.fields_of(table)
         made = mapping(shape, fields, is_routed=bool(self._settings.routing_of(table)))
@@ -423,7 +400,10 @@ class OpenSearchSink:
         return f"{self._alias(name)}_g{self._generation}"
 
     def _indexes(self) -> tuple[list[OwnIndex], Mapping[str, frozenset[str]]]:
-        """This sink's indexes of all generations; and all indexes that have a name or an alias of ours, with their aliases."""
+        """This sink's indexes of all generations.
+
+        And all indexes that have a name or an alias of ours, with their aliases.
+        """
         self._check_format()
         answer = self._client.call("GET", f"/{self._prefix}.*/_alias", parameters={"expand_wildcards": "all"})
         aliases = {index: frozenset(held["aliases"]) for index, held in answer.items()}
@@ -436,13 +416,15 @@ class OpenSearchSink:
         for reading in sorted({index.alias for index in own}):
             if reading in aliases:
                 raise LockstepError(
-                    f"there is an index called {reading!r}: that is the alias by which readers find this sink's live rows",
+                    f"there is an index called {reading!r}: that is the alias by which readers find this sink's live "
+                    "rows",
                     hint="it is nothing of Lockstep's: move it to another name, or remove it, then try again",
                 )
             strangers = [index for index in sorted(aliases) if reading in aliases[index] and index not in names]
             if strangers:
                 raise LockstepError(
-                    f"alias {reading!r}, by which readers find this sink's live rows, points to index {strangers[0]!r}, "
+                    f"alias {reading!r}, by which readers find this sink's live rows, points to index "
+                    f"{strangers[0]!r}, "
                     "which isn't this sink's",
                     hint="somebody moved it: point it back or remove it there, then try again; nothing was changed",
                 )
@@ -457,7 +439,8 @@ class OpenSearchSink:
         return [hit["_id"] for hit in answer["hits"]["hits"] if hit["_id"].startswith(_record_id(""))]
 
     def _create_bookkeeping_index(self) -> None:
-        # Read by id, which sees what was never refreshed; coordination records are listed after a refresh that is asked for.
+        # Read by id, which sees what was never refreshed; coordination records are listed after a refresh that is asked
+        # for.
         settings = {"number_of_shards": 1, "refresh_interval": _NEVER}
         meta = {"lockstep_stored_format": STORED_FORMAT}
         self._check_format()
@@ -479,8 +462,8 @@ class OpenSearchSink:
 
     def _held(self, index: str) -> _Held | None:
         """What an index holds; None where there is none. Raises LockstepError for one that isn't ours."""
-        # A node that has just started knows no index yet, and says of one that is named alone that it doesn't exist. Asked like this it
-        # looks first whether it can tell.
+        # A node that has just started knows no index yet, and says of one that is named alone that it doesn't exist.
+        # Asked like this it looks first whether it can tell.
         lenient = {"ignore_unavailable": "true", "allow_no_indices": "true"}
         answer = self._client.call("GET", f"/{index}/_mapping", parameters=lenient)
         if index not in answer:
@@ -515,7 +498,10 @@ class OpenSearchSink:
         return target
 
     def _knew_too_little(self, event: RowEvent) -> bool:
-        """Whether the event has a column that the index has got since we looked. Raises LockstepError for one it doesn't have."""
+        """Whether the event has a column that the index has got since we looked.
+
+        Raises LockstepError for one it doesn't have.
+        """
         columns = event.row or {}
         if self._targets[event.table].columns.issuperset(columns):
             return False
@@ -533,9 +519,9 @@ class OpenSearchSink:
         lines: list[bytes] = []
         size = 0
         for item in items:
-            events, place, searchable = item
+            events, row_index, searchable = item
             line = self._targets[events.table].lines(
-                events, place, searchable=searchable, overwrite_equal_tags=overwrite_equal_tags
+                events, row_index, searchable=searchable, overwrite_equal_tags=overwrite_equal_tags
             )
             if lines and (len(lines) >= documents_max or size + len(line) > self._bulk_bytes):
                 yield portion, b"".join(lines)
@@ -556,7 +542,7 @@ class OpenSearchSink:
             return
         with ThreadPoolExecutor(_IN_FLIGHT) as pool:
             sent: deque[tuple[list[_Item], Future[Answers | None]]] = deque()
-            for request in chain((one for one in (first, second) if one is not None), requests):
+            for request in chain((early for early in (first, second) if early is not None), requests):
                 sent.append((request[0], pool.submit(self._client.bulk, request[1], len(request[0]))))
                 if len(sent) > _IN_FLIGHT:
                     items, answer = sent.popleft()
@@ -575,7 +561,10 @@ def _without_dynamic(index_mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_whole(page: Any) -> Any:
-    """A page of results. Raises Unavailable where a shard couldn't say what it has: OpenSearch answers without it all the same."""
+    """A page of results. Raises Unavailable where a shard couldn't say what it has.
+
+    OpenSearch answers without it all the same.
+    """
     if page["_shards"]["failed"] or page.get("timed_out"):
         raise Unavailable("opensearch can't read all shards of an index now", retry_after_s=RETRY_AFTER_S)
     return page

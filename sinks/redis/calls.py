@@ -11,7 +11,8 @@ from sinks.redis.keys import RedisKeys
 from sinks.redis.scripts import Argument, arguments_for, script_for
 from sinks.redis.settings import RedisSettings
 
-# A call's bounds. Starting the script for each row takes as long as the row itself. The server does nothing else meanwhile.
+# A call's bounds. Starting the script for each row takes as long as the row itself. The server does nothing else
+# meanwhile.
 _CALL_ROWS: Final = 64
 _CALL_BYTES: Final = 256 * 1024
 # A pipeline's: enough to hide the round trip, little enough for the server's and our buffers.
@@ -46,7 +47,10 @@ class Calls:
     def pipelines(
         self, events: Events, rejections: list[Rejection], *, overwrite_equal_tags: bool
     ) -> Iterator[list[Call]]:
-        """The scripts' calls, as many at a time as one pipeline should hold. Rows that are too large become rejections."""
+        """The scripts' calls, as many at a time as one pipeline should hold.
+
+        Rows that are too large become rejections.
+        """
         pipeline: list[Call] = []
         rows = size = 0
         for table_events in events.tables:

@@ -15,7 +15,10 @@ _RETRY_AFTER_S: Final = 0.5
 
 
 def translated(error: Exception) -> LockstepError:
-    """redis-py's error as ours. The code that a reply begins with is in the class, or in the text where there is none."""
+    """redis-py's error as ours.
+
+    The code that a reply begins with is in the class, or in the text where there is none.
+    """
     from redis import exceptions
 
     words = str(error).splitlines()[0][:200] if str(error) else "connection lost"
@@ -28,7 +31,8 @@ def translated(error: Exception) -> LockstepError:
             return LockstepError(f"redis refuses the login: {words}", hint="check user and password of this sink")
         case exceptions.NoPermissionError():
             commands = (
-                "EVAL, EVALSHA, SCRIPT|LOAD, HGET, HGETALL, HKEYS, HMGET, HEXISTS, HSET, HSETNX, HDEL, DEL, PEXPIRE, EXISTS, "
+                "EVAL, EVALSHA, SCRIPT|LOAD, HGET, HGETALL, HKEYS, HMGET, HEXISTS, HSET, HSETNX, HDEL, DEL, PEXPIRE, "
+                "EXISTS, "
                 "GET, SET, SETNX, SADD, SMEMBERS, SREM, SCAN, UNLINK, MULTI, EXEC, INFO"
             )
             return LockstepError(

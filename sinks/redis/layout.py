@@ -1,7 +1,8 @@
 """Where rows and their sets stand in Redis: keys made of names and templates, and a row's fields (pure).
 
-A template is text with placeholders, ``order:{id}``. Colons divide it into segments, each with at most one placeholder, and a value is
-written without colons: so a key tells its values apart, and two templates that never share a key can be told from those that might.
+A template is text with placeholders, ``order:{id}``. Colons divide it into segments, each with at most one placeholder,
+and a value is written without colons: so a key tells its values apart, and two templates that never share a key can be
+told from those that might.
 """
 
 import re
@@ -188,7 +189,10 @@ def glob_text(literal: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """One table's layout. ``called`` is its name in keys, ``keys`` the template that stands for both, where there is one."""
+    """One table's layout.
+
+    ``called`` is its name in keys, ``keys`` the template that stands for both, where there is one.
+    """
 
     table: TableName
     called: str
@@ -217,7 +221,8 @@ class TableLayout:
         return Template((_Segment(self.called),), is_open=True)
 
     def key_maker(self, key: Sequence[str]) -> tuple[str, Callable[[Sequence[JsonValue]], str]]:
-        """With what all rows' keys begin, behind the generation's prefix, and what makes the rest of the key columns' values, in this order."""
+        """With what all rows' keys begin, behind the generation's prefix, and what makes the rest of the key columns'
+        values, in this order."""
         if self.keys is not None or self.is_named:
             return "", self.template(key).maker(key)
         return f"{self.called}:", key_text
@@ -237,7 +242,8 @@ class TableLayout:
             ]
             if template.may_be_empty:
                 found.append(
-                    f"sets: a set of table {table.name} would have no name where {template.columns[0]!r} is empty: put some text"
+                    f"sets: a set of table {table.name} would have no name where {template.columns[0]!r} is empty: put "
+                    "some text"
                     " beside the column"
                 )
         return found

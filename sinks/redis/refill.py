@@ -6,18 +6,20 @@
     if position is not None:
         refill.put("public.orders", {"id": 42}, row, position)
 
-A change that comes later must remove what was put there, and one that the row has in it already must not. The position says which: it is
-an LSN below which every commit was visible before the row was read. A change of any other transaction has a greater tag.
+A change that comes later must remove what was put there, and one that the row has in it already must not. The position
+says which: it is an LSN below which every commit was visible before the row was read. A change of any other transaction
+has a greater tag.
 
-The end of the WAL isn't that. A commit is in the WAL before others see it, and stays so for as long as it waits for a synchronous standby.
-So ``position`` notes the end of the WAL, and then which transactions are running; it is good as soon as all of these are over. (Every running
-transaction that has written holds the lock of its own id, from before it writes its commit until after others see that.) While none
-is running, that is at once. While a long one is, the last good position serves: rows that haven't changed since are put there as
-ever, the others not before it is over.
+The end of the WAL isn't that. A commit is in the WAL before others see it, and stays so for as long as it waits for a
+synchronous standby. So ``position`` notes the end of the WAL, and then which transactions are running; it is good as
+soon as all of these are over. (Every running transaction that has written holds the lock of its own id, from before it
+writes its commit until after others see that.) While none is running, that is at once. While a long one is, the last
+good position serves: rows that haven't changed since are put there as ever, the others not before it is over.
 
-What must hold: the statements run on the primary that is captured, in autocommit or at READ COMMITTED, and the row's after ``position`` has
-returned. The row is put there within ``LATEST_S``. No commit waits for a standby for longer than ``tombstone_ttl_s``. A row that isn't put there is
-a row that the application reads from the source again next time; it is never a reason to fail.
+What must hold: the statements run on the primary that is captured, in autocommit or at READ COMMITTED, and the row's
+after ``position`` has returned. The row is put there within ``LATEST_S``. No commit waits for a standby for longer than
+``tombstone_ttl_s``. A row that isn't put there is a row that the application reads from the source again next time; it
+is never a reason to fail.
 """
 
 import time
@@ -37,17 +39,26 @@ from sinks.redis.layout import table_field
 from sinks.redis.scripts import arguments_for, script_for
 from sinks.redis.settings import RedisSettings, settings_text
 
-WAL_END_SQL: Final = "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint, left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
+WAL_END_SQL: Final = (
+    "select (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint,"
+    " left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
+)
 """The end of the WAL as a number, and its timeline."""
 
 RUNNING_SQL: Final = (
     "select array(select transactionid::text from pg_locks"
     " where locktype = 'transactionid' and mode = 'ExclusiveLock' and granted)"
 )
-"""The transactions that have written and that aren't over. A statement of its own: it must look when the end of the WAL is known."""
+"""The transactions that have written and that aren't over. A statement of its own.
+
+It must look when the end of the WAL is known.
+"""
 
 LATEST_S: Final = 60.0
-"""How long after its position a row may be put there; never more than half of ``tombstone_ttl_s``, after which changes are forgotten."""
+"""How long after its position a row may be put there.
+
+Never more than half of ``tombstone_ttl_s``, after which changes are forgotten.
+"""
 
 _RENEWED_S: Final = 0.05
 """For so long a position serves other rows, too: it only gets older, not wrong."""
@@ -58,7 +69,10 @@ Query = Callable[[str], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ReadPosition:
-    """What rows that are read from now on have in them: every commit below ``lsn``. ``found_at`` is by the clock of its ``Refill``."""
+    """What rows that are read from now on have in them: every commit below ``lsn``.
+
+    ``found_at`` is by the clock of its ``Refill``.
+    """
 
     epoch: int
     lsn: int
@@ -80,7 +94,9 @@ class WalEnd:
 
 
 class Refill:
-    """Puts rows into the live generation of one sink, if nothing newer is known of them there. Not for several threads at once.
+    """Puts rows into the live generation of one sink, if nothing newer is known of them there.
+
+    Not for several threads at once.
 
     ``client`` is redis-py's, ``name`` the sink's and ``settings`` its section. Errors of the client are the caller's.
     """
@@ -103,7 +119,10 @@ class Refill:
         self._shapes: dict[tuple[int, TableName], Shape] = {}
 
     def position(self, query: Query) -> ReadPosition | None:
-        """For rows that are read from the source from now on. None while there is none: then nothing can be put there."""
+        """For rows that are read from the source from now on. None while there is none.
+
+        Then nothing can be put there.
+        """
         now = self._monotonic()
         if self._found is not None and now - self._found.found_at < _RENEWED_S:
             return self._found
@@ -137,8 +156,8 @@ class Refill:
     ) -> bool:
         """Whether the row is there now. False where something newer is known of it, or where it is too late.
 
-        ``table`` is ``schema.table``; key and row are in the event's form, with the columns that the sink has. Raises LockstepError
-        for a table that the sink doesn't have.
+        ``table`` is ``schema.table``; key and row are in the event's form, with the columns that the sink has. Raises
+        LockstepError for a table that the sink doesn't have.
         """
         generation = self._live()
         if generation is None or self._monotonic() - position.found_at > self._latest_s:
@@ -178,7 +197,8 @@ class Refill:
             if built_with is not None and orjson.loads(built_with) != orjson.loads(settings_text(self._settings)):
                 raise LockstepError(
                     f"generation {generation} of this sink was built with another layout than these settings have",
-                    hint="give the application the settings that the sink has by now: its rows would never be invalidated",
+                    hint="give the application the settings that the sink has by now: its rows would never be "
+                    "invalidated",
                 )
             shape = self._shapes[generation, name] = Shape.from_json(text)
         return shape

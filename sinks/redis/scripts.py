@@ -1,11 +1,13 @@
-"""What the server does with rows, one after the other and each at once: the Lua scripts of the Redis sink, and their arguments (pure).
+"""What the server does with rows, one after the other and each at once.
 
-Tags are compared as the numbers that their bytes are. Lua's ``<`` on text is ``strcoll``, and a server has the collation of
-whatever environment it was started in: in Danish ``aa`` comes behind ``b``, in Welsh ``dd`` behind ``de``. The numbers have 48 bits, since
-Lua's are doubles.
+The Lua scripts of the Redis sink, and their arguments (pure).
 
-What a full memory refuses is written first, but for a deletion, which makes room: once a script has written anything, the server lets
-it go on.
+Tags are compared as the numbers that their bytes are. Lua's ``<`` on text is ``strcoll``, and a server has the
+collation of whatever environment it was started in: in Danish ``aa`` comes behind ``b``, in Welsh ``dd`` behind ``de``.
+The numbers have 48 bits, since Lua's are doubles.
+
+What a full memory refuses is written first, but for a deletion, which makes room: once a script has written anything,
+the server lets it go on.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,10 +36,10 @@ local function is_newer(tag, other)
 end
 """
 
-# KEYS: rows. ARGV: the milliseconds that a deletion is remembered; '1' where an equal tag replaces the row; then for each row its
-# tag with its JSON behind it, or nothing for a deletion: every argument costs the client more than the server. Returns a letter per
-# row: 1 written, 0 the server has it already, w a key that isn't ours. An error of any other kind ends the script: what was
-# written stays, and the caller repeats all of it.
+# KEYS: rows. ARGV: the milliseconds that a deletion is remembered; '1' where an equal tag replaces the row; then for
+# each row its tag with its JSON behind it, or nothing for a deletion: every argument costs the client more than the
+# server. Returns a letter per row: 1 written, 0 the server has it already, w a key that isn't ours. An error of any
+# other kind ends the script: what was written stays, and the caller repeats all of it.
 PLAIN: Final = (
     _IS_NEWER
     + """
@@ -69,12 +71,14 @@ return table.concat(outcome)
 """
 )
 
-# The same for rows that have fields, sets or a time to live. ARGV: as above; the milliseconds that a row lives, 0 for ever; with what the
-# names of our own fields begin; the prefixes of rows and sets, and of memos; then for each row its tag with the names of its sets behind
-# it, a line each; how many arguments follow for it; so many, names and values of fields in turns. None is a deletion.
+# The same for rows that have fields, sets or a time to live. ARGV: as above; the milliseconds that a row lives, 0 for
+# ever; with what the names of our own fields begin; the prefixes of rows and sets, and of memos; then for each row its
+# tag with the names of its sets behind it, a line each; how many arguments follow for it; so many, names and values of
+# fields in turns. None is a deletion.
 #
-# A row's sets stand in its field 's', so that it can be taken out of those that a newer version isn't in. A row that expires would
-# take its tag and its sets along: these are in its memo, which lives longer, and for ever while the row is in a set.
+# A row's sets stand in its field 's', so that it can be taken out of those that a newer version isn't in. A row that
+# expires would take its tag and its sets along: these are in its memo, which lives longer, and for ever while the row
+# is in a set.
 RICH: Final = (
     _IS_NEWER
     + """
@@ -187,7 +191,10 @@ if not known or tonumber(known, 16) < tonumber(ARGV[1], 16) then redis.call('SET
 def script_for(
     layout: TableLayout, *, tombstone_ttl_s: int, overwrite_equal_tags: bool, rows: str, memos: str
 ) -> tuple[str, tuple[Argument, ...]]:
-    """The script for a table's rows, and the arguments that all of them share. ``rows`` and ``memos`` are the prefixes of both."""
+    """The script for a table's rows, and the arguments that all of them share.
+
+    ``rows`` and ``memos`` are the prefixes of both.
+    """
     plain: tuple[Argument, ...] = (tombstone_ttl_s * 1000, "1" if overwrite_equal_tags else "0")
     if layout.is_plain:
         return PLAIN, plain

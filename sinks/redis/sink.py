@@ -1,4 +1,7 @@
-"""Rows as hashes in Redis or Valkey, replaced only by a greater tag. ``docs/sinks/redis.md`` says what is stored where."""
+"""Rows as hashes in Redis or Valkey, replaced only by a greater tag.
+
+``docs/sinks/redis.md`` says what is stored where.
+"""
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

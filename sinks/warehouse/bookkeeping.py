@@ -1,4 +1,7 @@
-"""The bookkeeping tables in a SQL warehouse, schema ``lockstep``: writers, tables, progress, coordination records, histories."""
+"""The bookkeeping tables in a SQL warehouse, schema ``lockstep``.
+
+Writers, tables, progress, coordination records, histories.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,14 +32,20 @@ class WarehouseBookkeeping:
         self._are_current = False
 
     def create(self) -> None:
-        """Create the bookkeeping tables, or bring them to this version's format. Raises LockstepError for a newer one."""
+        """Create the bookkeeping tables, or bring them to this version's format.
+
+        Raises LockstepError for a newer one.
+        """
         from migrations.warehouse import upgrade
 
         self.stored_format()
         upgrade(self._connection.connected)
 
     def exist(self) -> bool:
-        """Whether there are any. Earlier ones are brought to this version's format; raises LockstepError for newer ones."""
+        """Whether there are any. Earlier ones are brought to this version's format.
+
+        Raises LockstepError for newer ones.
+        """
         from migrations.warehouse import HEAD
 
         if self._are_current:
@@ -73,11 +82,15 @@ class WarehouseBookkeeping:
         """Make this sink and this generation known."""
         self._execute("insert into lockstep.sink (view_schema) values (:view_schema) on conflict do nothing")
         self._execute(
-            "insert into lockstep.writer (view_schema, generation, fence) values (:view_schema, :generation, 0) on conflict do nothing"
+            "insert into lockstep.writer (view_schema, generation, fence) values (:view_schema, :generation, 0) on "
+            "conflict do nothing"
         )
 
     def hold_live(self) -> int | None:
-        """The live generation, which stays it until the transaction ends. One at a time: who prepares or switches waits here."""
+        """The live generation, which stays it until the transaction ends. One at a time.
+
+        Who prepares or switches waits here.
+        """
         live = self._execute(
             f"select live_generation from lockstep.sink where view_schema = :view_schema {self._locking('for update')}"
         ).scalar()
@@ -99,13 +112,15 @@ class WarehouseBookkeeping:
     def is_bulk(self, lock: str) -> bool | None:
         """Whether this generation is loaded in bulk, held like that with the lock; None when it doesn't exist."""
         is_bulk = self._execute(
-            f"select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation {self._locking(lock)}"
+            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation "
+            f"{self._locking(lock)}"
         ).scalar()
         return None if is_bulk is None else bool(is_bulk)
 
     def set_bulk(self, is_bulk: bool) -> None:
         self._execute(
-            "update lockstep.writer set is_bulk = :is_bulk where view_schema = :view_schema and generation = :generation",
+            "update lockstep.writer set is_bulk = :is_bulk where view_schema = :view_schema and generation = "
+            ":generation",
             is_bulk=is_bulk,
         )
 
@@ -115,7 +130,8 @@ class WarehouseBookkeeping:
                 f"delete from lockstep.{bookkeeping} where view_schema = :view_schema and generation = :generation"
             )
         self._execute(
-            "delete from lockstep.coordination_record where view_schema = :view_schema and starts_with(name, :beginning)",
+            "delete from lockstep.coordination_record where view_schema = :view_schema and starts_with(name, "
+            ":beginning)",
             beginning=f"g{self._generation}.",
         )
 
@@ -186,8 +202,8 @@ class WarehouseBookkeeping:
         Returns whether the generation is loaded in bulk, which stays so as long.
         """
         held = self._execute(
-            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and fence = :fence "
-            + self._locking("for share"),
+            "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and "
+            "fence = :fence " + self._locking("for share"),
             fence=fence,
         ).scalar()
         if held is None:
@@ -250,7 +266,8 @@ class WarehouseBookkeeping:
             )
         else:
             self._execute(
-                "insert into lockstep.coordination_record (view_schema, name, content) values (:view_schema, :name, :content) "
+                "insert into lockstep.coordination_record (view_schema, name, content) values (:view_schema, :name, "
+                ":content) "
                 "on conflict (view_schema, name) do update set content = excluded.content, updated_at = now()",
                 name=name,
                 content=text,
@@ -258,7 +275,8 @@ class WarehouseBookkeeping:
 
     def create_record(self, name: str, text: str) -> bool:
         created = self._execute(
-            "insert into lockstep.coordination_record (view_schema, name, content) values (:view_schema, :name, :content) "
+            "insert into lockstep.coordination_record (view_schema, name, content) values (:view_schema, :name, "
+            ":content) "
             "on conflict (view_schema, name) do nothing",
             name=name,
             content=text,
@@ -306,8 +324,10 @@ class HistoryBookkeeping:
     def refuse(self, version: TableEvents, reason: str) -> None:
         """Note that the history lacks a version, given alone."""
         self._execute(
-            "insert into lockstep.refused_version (view_schema, generation, source_schema, source_table, tag, key_digest, reason) "
-            "values (:view_schema, :generation, :source_schema, :source_table, :tag, :key_digest, :reason) on conflict do nothing",
+            "insert into lockstep.refused_version (view_schema, generation, source_schema, source_table, tag, "
+            "key_digest, reason) "
+            "values (:view_schema, :generation, :source_schema, :source_table, :tag, :key_digest, :reason) on conflict "
+            "do nothing",
             source_schema=version.table.schema,
             source_table=version.table.name,
             tag=version.tags[0],
@@ -316,10 +336,14 @@ class HistoryBookkeeping:
         )
 
     def retry(self, versions: TableEvents) -> None:
-        """These versions are about to be written again: those that the history lacked are no longer known to be lacking."""
+        """These versions are about to be written again.
+
+        Those that the history lacked are no longer known to be lacking.
+        """
         name = versions.table
         lacking: Sequence[Any] = self._execute(
-            "select tag, key_digest from lockstep.refused_version where view_schema = :view_schema and generation = :generation "
+            "select tag, key_digest from lockstep.refused_version where view_schema = :view_schema and generation = "
+            ":generation "
             "and source_schema = :source_schema and source_table = :source_table",
             source_schema=name.schema,
             source_table=name.name,
@@ -330,8 +354,10 @@ class HistoryBookkeeping:
         for tag, digest in lacking:
             if (tag, digest) in written:
                 self._execute(
-                    "delete from lockstep.refused_version where view_schema = :view_schema and generation = :generation "
-                    "and source_schema = :source_schema and source_table = :source_table and tag = :tag and key_digest = :digest",
+                    "delete from lockstep.refused_version where view_schema = :view_schema and generation = "
+                    ":generation "
+                    "and source_schema = :source_schema and source_table = :source_table and tag = :tag and key_digest "
+                    "= :digest",
                     source_schema=name.schema,
                     source_table=name.name,
                     tag=tag,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy import CursorResult
 
     from sinks.warehouse.held_table import HeldTable
-    from sinks.warehouse.reader_views import Shown
+    from sinks.warehouse.reader_views import ViewDefinition
 
 Refuse = Callable[[TableEvents, str], object]
 """Takes a version that a history can't hold, alone, and the reason."""
@@ -70,17 +70,23 @@ class View(Protocol):
 
 
 class Views(Protocol):
-    """The views of one sink. Every method is called inside a transaction, with names of relations and what stands there."""
+    """The views of one sink.
+
+    Every method is called inside a transaction, with names of relations and what stands there.
+    """
 
     def held(self, relations: Mapping[str, str]) -> Sequence[View]:
         """These views, as far as they are there. Raises LockstepError where something else has a view's name."""
         ...
 
     def hold(self, relations: Mapping[str, str]) -> None:
-        """Lock these views against readers until the transaction ends; raise Unavailable when they are read for too long."""
+        """Lock these views against readers until the transaction ends.
+
+        Raise Unavailable when they are read for too long.
+        """
         ...
 
-    def show(self, wanted: "Mapping[str, Shown]", known: Mapping[str, str]) -> None:
+    def expose(self, wanted: "Mapping[str, ViewDefinition]", known: Mapping[str, str]) -> None:
         """Point the views at this generation; known ones that it doesn't have are dropped."""
         ...
 
@@ -94,7 +100,10 @@ class Views(Protocol):
 
 
 class Dialect(Protocol):
-    """One generation's tables in one database. All methods but ``make_ready``, ``scan``, ``rows`` and ``forget`` are called inside a transaction."""
+    """One generation's tables in one database.
+
+    All methods but ``make_ready``, ``scan``, ``rows`` and ``forget`` are called inside a transaction.
+    """
 
     @property
     def connection(self) -> Connection: ...
@@ -115,7 +124,8 @@ class Dialect(Protocol):
         ...
 
     def alter(self, relation: str, before: "HeldTable", held: "HeldTable", added: Mapping[str, JsonValue]) -> None:
-        """Rename columns of one of a table's relations and add those that it lacks, with these values in the rows that are there."""
+        """Rename columns of one of a table's relations and add those that it lacks, with these values in the rows that
+        are there."""
         ...
 
     def drop_columns(self, held: "HeldTable", names: Sequence[str], *, has_history: bool) -> None:
@@ -159,7 +169,10 @@ class Dialect(Protocol):
         ...
 
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
-        """Add versions to a table's history; with ``overwrite_equal_tags`` those that are there are replaced. Raises UnknownColumn."""
+        """Add versions to a table's history; with ``overwrite_equal_tags`` those that are there are replaced.
+
+        Raises UnknownColumn.
+        """
         ...
 
     def scan(self, relation: str, table: Table) -> Iterator[StoredRow]: ...

@@ -1,7 +1,8 @@
 """What tables and their parts are called in the warehouse (pure).
 
-Tables of schema ``public`` keep their names, others are called ``schema__table``, unless the settings say something else. A table's
-history has the table's name with ``_history`` behind it. Two things of one name are refused, never merged.
+Tables of schema ``public`` keep their names, others are called ``schema__table``, unless the settings say something
+else. A table's history has the table's name with ``_history`` behind it. Two things of one name are refused, never
+merged.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -63,7 +64,8 @@ class WarehouseNames:
         if problems:
             raise LockstepError(
                 f"tables can't have these names in the warehouse: {'; '.join(problems)}",
-                hint='give them other ones, names = { "schema.table" = "other" } of this sink, or leave tables out of its tables',
+                hint='give them other ones, names = { "schema.table" = "other" } of this sink, or leave tables out of '
+                "its tables",
             )
 
 

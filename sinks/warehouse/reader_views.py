@@ -1,4 +1,7 @@
-"""What readers see of a generation's tables: the columns and the queries of the views, the same in every dialect (pure)."""
+"""What readers see of a generation's tables.
+
+The columns and the queries of the views, the same in every dialect (pure).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,37 +13,37 @@ from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, listed, qualified
 
 # In the view they come first: a column that is added later can stand at the end only.
-_SHOWN = (TAG_COLUMN, FROM, TO, OPERATION)
+_HISTORY_COLUMNS = (TAG_COLUMN, FROM, TO, OPERATION)
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a view is to show: its columns, in the query's order."""
+class ViewDefinition:
+    """The definition of a view: its columns, in the query's order."""
 
     columns: tuple[str, ...]
     query: str
 
 
-def views_of(held: HeldTable, schema: str) -> dict[str, Shown]:
+def views_of(held: HeldTable, schema: str) -> dict[str, ViewDefinition]:
     """The views of a table that stands in this schema, by their names."""
-    shown = {held.called: live_view(qualified(schema, held.called), held.shape)}
+    views = {held.called: live_view(qualified(schema, held.called), held.shape)}
     if held.has_history:
         relation = held.called + HISTORY_SUFFIX
-        shown[relation] = history_view(qualified(schema, relation), held.shape)
-    return shown
+        views[relation] = history_view(qualified(schema, relation), held.shape)
+    return views
 
 
 def live_rows_sql(target: str, columns: Sequence[str]) -> str:
     return f"select {listed(columns)} from {target} where not {quote_identifier(DELETED_COLUMN)}"
 
 
-def live_view(target: str, shape: Shape) -> Shown:
+def live_view(target: str, shape: Shape) -> ViewDefinition:
     """What readers see of a table."""
     columns = tuple(column.name for column in shape.columns)
-    return Shown(columns, live_rows_sql(target, columns))
+    return ViewDefinition(columns, live_rows_sql(target, columns))
 
 
-def history_view(target: str, shape: Shape) -> Shown:
+def history_view(target: str, shape: Shape) -> ViewDefinition:
     """What readers see of a history."""
     key = shape.table.key
     columns = tuple(column.name for column in shape.columns)
@@ -55,10 +58,13 @@ def history_view(target: str, shape: Shape) -> Shown:
     ]
     query = (
         f"select {quote_identifier(TAG_COLUMN)}, {valid_from}, "
-        f"case when {operation} = 'd' then {valid_from} when {TO} is not null then greatest({valid_from}, {TO}) end as {TO}, "
+        f"case when {operation} = 'd' then {valid_from} when {TO} is not null then greatest({valid_from}, {TO}) end as "
+        f"{TO}, "
         f"case {operation} {words} end as {operation}, {', '.join(values)} "
         f"from (select {listed(columns)}, {quote_identifier(TAG_COLUMN)}, {operation}, "
-        f"max({committed}) over (versions rows unbounded preceding) as {valid_from}, lead({committed}) over versions as {TO} "
-        f"from {target} window versions as (partition by {listed(key)} order by {quote_identifier(TAG_COLUMN)})) as version"
+        f"max({committed}) over (versions rows unbounded preceding) as {valid_from}, lead({committed}) over versions "
+        f"as {TO} "
+        f"from {target} window versions as (partition by {listed(key)} order by {quote_identifier(TAG_COLUMN)})) as "
+        "version"
     )
-    return Shown((*_SHOWN, *columns), query)
+    return ViewDefinition((*_HISTORY_COLUMNS, *columns), query)

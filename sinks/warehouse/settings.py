@@ -54,17 +54,18 @@ _FILE: Final = re.compile(r"duckdb(?:\+\w+)?:///(?P<path>/[^?]*[^/?])(\?.*)?")
 
 
 class WarehouseSettings(TableSettings):
-    """A warehouse by SQLAlchemy address: PostgreSQL, ``postgresql+psycopg://user@host/database``, or a file of DuckDB's,
-    ``duckdb:////directory/file.duckdb``, with settings of DuckDB's behind it, as ``?memory_limit=4GB``.
+    """A warehouse by SQLAlchemy address: PostgreSQL, ``postgresql+psycopg://user@host/database``, or a file of
+    DuckDB's, ``duckdb:////directory/file.duckdb``, with settings of DuckDB's behind it, as ``?memory_limit=4GB``.
 
-    ``schema_name`` is where the views are, ``schema`` in the file; without it the sink's name. ``login`` and ``tls`` win
-    over what the address says. ``schema_changes`` may be ``follow``, too: a column that the source renames or drops is renamed or dropped here.
+    ``schema_name`` is where the views are, ``schema`` in the file; without it the sink's name. ``login`` and ``tls``
+    win over what the address says. ``schema_changes`` may be ``follow``, too: a column that the source renames or drops
+    is renamed or dropped here.
 
-    ``names`` maps source tables to what they are called here; others have the name that they have by default. ``history`` names the
-    tables of which all versions are kept, or is true for all of them.
+    ``names`` maps source tables to what they are called here; others have the name that they have by default.
+    ``history`` names the tables of which all versions are kept, or is true for all of them.
 
-    ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A file has no login, no TLS and
-    no connection that could be idle.
+    ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A
+    file has no login, no TLS and no connection that could be idle.
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "history"}
@@ -76,7 +77,7 @@ class WarehouseSettings(TableSettings):
     schema_name: str | None = Field(None, alias="schema", min_length=1)
     names: Annotated[dict[str, str], AfterValidator(_are_names)] = Field(default_factory=dict)
     history: Annotated[bool | tuple[str, ...], AfterValidator(_are_tables)] = False
-    schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # one way more than others have
+    schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
     login: Login = Login()
     tls: Tls | None = None
     connect_timeout_s: int = Field(10, gt=0)
@@ -94,12 +95,16 @@ class WarehouseSettings(TableSettings):
 
     @property
     def file(self) -> Path:
-        """The file's real path, by which it is told from others. Raises ConfigurationError when the address isn't that of a file."""
+        """The file's real path, by which it is told from others.
+
+        Raises ConfigurationError when the address isn't that of a file.
+        """
         found = _FILE.fullmatch(self.url.get_secret_value())
         if found is None:
             raise ConfigurationError(
                 "the warehouse's address isn't that of a DuckDB file",
-                hint="duckdb:///, then the file's absolute path: duckdb:////var/lib/shop/dwh.duckdb; a database in memory would be gone with its job",
+                hint="duckdb:///, then the file's absolute path: duckdb:////var/lib/shop/dwh.duckdb; a database in "
+                "memory would be gone with its job",
             )
         return Path(unquote(found["path"])).resolve()
 

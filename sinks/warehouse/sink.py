@@ -4,16 +4,16 @@
 ``shop_g1.orders``                 generation 1: the source's columns, ``_tag``, ``_deleted``
 ``shop.orders``                    view of the live generation's rows that aren't deleted
 ``shop.orders_history``            where that is wanted: all versions of its rows (``sinks.warehouse.history``)
-``lockstep.*``                     whose turn it is to write, what was applied, how far it is, notes (``migrations.warehouse``)
+``lockstep.*``                     writers, offsets, progress, coordination records (``migrations.warehouse``)
 =================================  =====================================================================
 
-A batch is one transaction: check the fence, COPY into a staging table, merge by tag, store the offsets, commit. A writer that was
-replaced finds another fence and is refused before it has written anything. Deleted rows stay with their key and tag, since without
-the tag an older write would bring them back.
+A batch is one transaction: check the fence, COPY into a staging table, merge by tag, store the offsets, commit. A
+writer that was replaced finds another fence and is refused before it has written anything. Deleted rows stay with their
+key and tag, since without the tag an older write would bring them back.
 
 **Bulk.** Until ``end_bulk`` the tables of a generation have no primary key, and a batch is copied straight into them.
-``lockstep.writer`` says which way a generation is written, in the row that every batch looks at for its fence. Only a generation that
-is empty and not live is loaded like that, and it doesn't go live before the end.
+``lockstep.writer`` says which way a generation is written, in the row that every batch looks at for its fence. Only a
+generation that is empty and not live is loaded like that, and it doesn't go live before the end.
 
 What is different in PostgreSQL and in a DuckDB file is in ``dialect``, ``postgres`` and ``duckdb``.
 """
@@ -41,7 +41,7 @@ from sinks.warehouse.dialect import Dialect, UnknownColumn
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
 from sinks.warehouse.postgres.dialect import PostgreSql
-from sinks.warehouse.reader_views import Shown, views_of
+from sinks.warehouse.reader_views import ViewDefinition, views_of
 from sinks.warehouse.settings import WarehouseSettings
 
 
@@ -103,7 +103,7 @@ class WarehouseSink:
                 live = self._generation
                 self._bookkeeping.make_live()
             if live == self._generation:
-                self._show(wanted)
+                self._expose(wanted)
             # Now that no view has them any more.
             for held in changed:
                 before = known.get(held.shape.table.name, held)
@@ -227,7 +227,7 @@ class WarehouseSink:
                     f"generation {self._generation} is still being loaded in bulk",
                     hint="switch when its load has ended",
                 )
-            self._show(tables)
+            self._expose(tables)
             self._bookkeeping.make_live()
 
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
@@ -314,7 +314,10 @@ class WarehouseSink:
             raise
 
     def _build(self, held: HeldTable, before: HeldTable | None, added: Mapping[str, JsonValue]) -> None:
-        """Make a table, or the columns that it lacks; those of ``added`` have these values in the rows that are there."""
+        """Make a table, or the columns that it lacks.
+
+        Those of ``added`` have these values in the rows that are there.
+        """
         if before is None:
             self._dialect.create(held)
         else:
@@ -334,19 +337,22 @@ class WarehouseSink:
             return HeldTable(Shape.of(table), called, has_history)
         if held.called != called:
             raise LockstepError(
-                f"table {table.name} is called {held.called!r} in generation {self._generation}, and names says {called!r}",
-                hint="build it anew from the log: lockstep rebuild, with --switch",
+                f"table {table.name} is called {held.called!r} in generation {self._generation}, and names says "
+                f"{called!r}",
+                hint="rebuild it from the log: lockstep rebuild, with --switch",
             )
         if held.has_history and not has_history:
             raise LockstepError(
-                f"generation {self._generation} has a history of table {table.name}, which history of this sink doesn't name",
-                hint="build it anew from the log, without the history: lockstep rebuild, with --switch",
+                f"generation {self._generation} has a history of table {table.name}, which history of this sink "
+                "doesn't name",
+                hint="rebuild it from the log, without the history: lockstep rebuild, with --switch",
             )
         shape = held.shape.follow(table) if self._settings.schema_changes == "follow" else held.shape.evolve(table)
         return HeldTable(shape, called, has_history)
 
     def _check_settings(self, tables: Collection[TableName]) -> None:
-        """Raise ConfigurationError with all settings that name tables which aren't there, as a slip of the pen would."""
+        """Raise ConfigurationError with all settings that name tables which aren't there, as a slip of the pen
+        would."""
         problems = [
             f"{setting}: this sink has no table {name}"
             for setting, names in (("names", self._names.chosen), ("history", self._settings.history_tables))
@@ -358,13 +364,13 @@ class WarehouseSink:
                 "settings name tables that this sink doesn't have", problems=problems, hint="mend them, or its tables"
             )
 
-    def _show(self, tables: Mapping[TableName, HeldTable]) -> None:
+    def _expose(self, tables: Mapping[TableName, HeldTable]) -> None:
         """Point the views at this generation; tables that it doesn't have lose theirs."""
         self._create_schema(self._view_schema)
-        wanted: dict[str, Shown] = {}
+        wanted: dict[str, ViewDefinition] = {}
         for held in tables.values():
             wanted |= views_of(held, self._schema)
-        self._views.show(wanted, {**self._bookkeeping.relations(), **_relations(tables.values())})
+        self._views.expose(wanted, {**self._bookkeeping.relations(), **_relations(tables.values())})
 
     def _create_schema(self, schema: str) -> None:
         # "create schema if not exists" asks for the right to create schemas even where it exists.

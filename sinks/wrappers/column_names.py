@@ -1,7 +1,7 @@
-"""By what name a generation knows each column, whatever it is called at the source by now: the note ``g<n>.column_names``.
+"""The name by which a generation knows each column: the coordination record ``g<n>.column_names``.
 
-With ``schema_changes = "keep"`` a column that the source renames goes on here under the name that it had, so that readers see no
-difference until the sink is built anew.
+With ``schema_changes = "keep"`` a column that the source renames goes on here under the name that it had, so that
+readers see no difference until the sink is built anew.
 """
 
 import json
@@ -17,8 +17,8 @@ from sinks.wrappers.renaming import Renaming
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """``numbers``: table -> number of a column -> its name here, of the relations called ``oids``. ``renaming``: what columns are called
-    here, as of the last shapes."""
+    """``numbers``: table -> number of a column -> its name here, of the relations called ``oids``. ``renaming``: what
+    columns are called here, as of the last shapes."""
 
     numbers: Mapping[TableName, Mapping[int, str]] = field(default_factory=dict)
     renaming: Renaming = field(default_factory=Renaming)
@@ -37,8 +37,8 @@ class ColumnNames:
 def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames | None) -> ColumnNames:
     """The names for these shapes, which are as the sink sees them. Pure.
 
-    A column goes on under its name, unless a column that is new here has that name: then the destination judges. It judges columns of the
-    key, too: events from before have another key.
+    A column goes on under its name, unless a column that is new here has that name: then the destination judges. It
+    judges columns of the key, too: events from before have another key.
     """
     numbers: dict[TableName, dict[int, str]] = {}
     oids: dict[TableName, int] = {}

@@ -14,7 +14,9 @@ from sinks.wrappers.renaming import Renaming
 
 
 class ProjectingSink:
-    """Wraps the sink of ``opened``, bound to ``generation``. Callers use the source's full tables and events throughout.
+    """Wraps the sink of ``opened``, bound to ``generation``.
+
+    Callers use the source's full tables and events throughout.
 
     Columns are left out and masked by name. A column that is renamed at the source must not reach the destination under
     its new name. So a coordination record keeps the column's number (``Column.number``), by which it is recognised.
@@ -180,7 +182,8 @@ class ProjectingSink:
                     setting, what = ("mask", "masks") if name in masked else ("exclude", "leaves out")
                     raise LockstepError(
                         f"column {identity}, which this sink {what}, is called {renamed[0]!r} now",
-                        hint=f"put {column_text(table.name, renamed[0])} into {setting} of this sink and build it anew from the log",
+                        hint=f"put {column_text(table.name, renamed[0])} into {setting} of this sink and rebuild it "
+                        "from the log",
                     )
                 if name in named:
                     now[identity] = [named[name], table.oid]

@@ -61,10 +61,13 @@ Excluded = Annotated[tuple[str, ...], AfterValidator(_are_columns)]
 
 @dataclass(frozen=True)
 class Projection:
-    """What of which tables the destination gets to see, in the source's names. False when that is all; then everything stays as it is.
+    """What of which tables the destination gets to see, in the source's names. False when that is all.
 
-    ``excluded`` and ``masks`` are by table and column, ``computed`` by table: columns that rows have besides the source's own by the
-    time they get here. ``conditions`` are kept here for who asks which tables have one; rows that don't meet theirs are deletions by then.
+    Then everything stays as it is.
+
+    ``excluded`` and ``masks`` are by table and column, ``computed`` by table: columns that rows have besides the
+    source's own by the time they get here. ``conditions`` are kept here for who asks which tables have one; rows that
+    don't meet theirs are deletions by then.
     """
 
     excluded: Mapping[TableName, frozenset[str]] = field(default_factory=dict)
@@ -116,7 +119,10 @@ class Projection:
         return {name: row[name] for name in row if name not in excluded} if excluded else row
 
     def events(self, events: TableEvents) -> TableEvents:
-        """A table's events as the destination gets them. A deletion has the key only, and a key is never left out or masked."""
+        """A table's events as the destination gets them.
+
+        A deletion has the key only, and a key is never left out or masked.
+        """
         if events.table not in self.excluded and events.table not in self.masks:
             return events
         return TableEvents.of(

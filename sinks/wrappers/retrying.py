@@ -33,8 +33,8 @@ class Waiting:
 class Retries:
     """How calls are repeated while they raise ``Unavailable``. Every other error passes.
 
-    The wait starts at the error's ``retry_after_s``, doubles up to ``wait_max_s``, and is shortened at random by up to a
-    half, so that many jobs don't come back at the same moment. With ``give_up_after_s`` the last ``Unavailable`` is
+    The wait starts at the error's ``retry_after_s``, doubles up to ``wait_max_s``, and is shortened at random by up to
+    a half, so that many jobs don't come back at the same moment. With ``give_up_after_s`` the last ``Unavailable`` is
     raised once the next wait would end beyond it. Without, calls are repeated for ever, and ``on_wait`` hears of each
     wait.
     """

@@ -1,4 +1,7 @@
-"""Whether a generation is loaded in bulk: its tables have no primary key then, and may hold several versions of a row."""
+"""Whether a generation is loaded in bulk.
+
+Its tables have no primary key then, and may hold several versions of a row.
+"""
 
 from alembic import op
 

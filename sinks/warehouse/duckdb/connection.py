@@ -67,7 +67,8 @@ class DuckDbConnection:
 
     @property
     def driver(self) -> Any:
-        """The same connection as DuckDB's own, which takes and gives Arrow, once it is through with what was asked before."""
+        """The same connection as DuckDB's own, which takes and gives Arrow, once it is through with what was asked
+        before."""
         driver: Any = self.connected.connection.driver_connection
         driver.complete()
         return driver

@@ -1,13 +1,15 @@
 """One generation's tables in a DuckDB file: written from Arrow and read into it.
 
-**One process at a time.** DuckDB locks its file for as long as it is open, so it is open only while a transaction lasts: jobs' workers,
-commands and readers take turns, and wait for each other up to ``lock_timeout_s``. Rows are made ready before the file is opened.
-All of them have to be on one machine, with a file system that knows locks.
+**One process at a time.** DuckDB locks its file for as long as it is open, so it is open only while a transaction
+lasts: jobs' workers, commands and readers take turns, and wait for each other up to ``lock_timeout_s``. Rows are made
+ready before the file is opened. All of them have to be on one machine, with a file system that knows locks.
 
-**A batch** is one transaction, as everywhere: rows whose key is there with an older tag are deleted, then those are inserted whose key
-isn't there. What can't be a row of the table is known before, so no statement fails for the sake of a row.
+**A batch** is one transaction, as everywhere: rows whose key is there with an older tag are deleted, then those are
+inserted whose key isn't there. What can't be a row of the table is known before, so no statement fails for the sake of
+a row.
 
-A value that its column can't hold stands in ``_exact``, beside it (``values``). So renaming a column renames it in there as well.
+A value that its column can't hold stands in ``_exact``, beside it (``values``). So renaming a column renames it in
+there as well.
 """
 
 import re
@@ -80,8 +82,8 @@ class _Given:
     def of_history(self, versions: TableVersions) -> "_Given":
         """With what a history says of each version, each version once.
 
-        One may be there twice, and of a tombstone whose event is gone only the record's time is known, which is later. (DuckDB's own
-        ``distinct on`` makes 0.0 of -0.0 in columns that it has nothing to do with.)
+        One may be there twice, and of a tombstone whose event is gone only the record's time is known, which is later.
+        (DuckDB's own ``distinct on`` makes 0.0 of -0.0 in columns that it has nothing to do with.)
         """
         keys, tags, times_ms = versions.events.keys, versions.events.tags, versions.commit_times_ms
         earliest: dict[tuple[bytes, str], int] = {}
@@ -123,7 +125,8 @@ class DuckDb:
                 if other != relation:
                     raise LockstepError(
                         f"{other!r} and {relation!r} are the same name for DuckDB",
-                        hint='give one of them another one, names = { "schema.table" = "other" } of this sink, or leave it out of its tables',
+                        hint='give one of them another one, names = { "schema.table" = "other" } of this sink, or '
+                        "leave it out of its tables",
                     )
 
     def create(self, held: HeldTable) -> None:
@@ -216,7 +219,10 @@ class DuckDb:
             self.connection.run(statements.keep)
 
     def scan(self, relation: str, table: Table) -> Iterator[StoredRow]:
-        """Copies the rows into a temporary file first: the caller may apply a batch between two rows, and may take its time."""
+        """Copies the rows into a temporary file first.
+
+        The caller may apply a batch between two rows, and may take its time.
+        """
         with TemporaryFile() as copied:
             with self.connection.transaction():
                 rows = self._rows(table)
@@ -285,7 +291,8 @@ class DuckDb:
             f"{quote_identifier(name)} = cast(given.{quote_identifier(name)} as {columns[name]})" for name in values
         ]
         beside = (
-            f"{exact} = case when given.{exact} is null then known.{exact} when known.{exact} is null then given.{exact} "
+            f"{exact} = case when given.{exact} is null then known.{exact} when known.{exact} is null then "
+            f"given.{exact} "
             f"else left(known.{exact}, -1) || ',' || substr(given.{exact}, 2) end"
         )
         with self._registered(rows_of(shape).filling(values)):
@@ -312,14 +319,16 @@ class DuckDb:
             pa.table({"before": pa.array(texts, pa.string()), "after": pa.array(after, pa.string())})
         ):
             self.connection.run(
-                f"update {target} as known set {exact} = given.after from {GIVEN} as given where known.{exact} = given.before"
+                f"update {target} as known set {exact} = given.after from {GIVEN} as given where known.{exact} = "
+                "given.before"
             )
 
     def _set_aside(self, held: HeldTable) -> int:
         """How many columns of its history the source has dropped."""
         return int(
             self.connection.execute(
-                "select count(*) from duckdb_columns() where database_name = current_database() and schema_name = :schema "
+                "select count(*) from duckdb_columns() where database_name = current_database() and schema_name = "
+                ":schema "
                 "and table_name = :relation and starts_with(column_name, '_dropped_')",
                 schema=self._schema,
                 relation=held.called + HISTORY_SUFFIX,
@@ -341,6 +350,7 @@ def _check_schemas(settings: WarehouseSettings, views: str) -> None:
     stem = settings.file.stem.lower()
     if stem in (views, "lockstep") or re.fullmatch(rf"{re.escape(views)}_g\d+", stem):
         raise ConfigurationError(
-            f"the warehouse's file is called {stem!r} as one of the schemas in it is: DuckDB couldn't tell them apart in a query",
+            f"the warehouse's file is called {stem!r} as one of the schemas in it is: DuckDB couldn't tell them apart "
+            "in a query",
             hint="give the file another name, or set schema of this sink",
         )

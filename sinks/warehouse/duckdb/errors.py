@@ -19,15 +19,16 @@ _WORDS: Final = {
     "Is a directory": ("it is a directory", "mend url of this sink: it has to name a file"),
     "not a valid DuckDB database file": (
         "it is no DuckDB file",
-        "mend url of this sink; a file that was damaged is built anew from the log: move it away, then lockstep rebuild",
+        "mend url of this sink; a file that was damaged is built anew from the log: move it away, then lockstep "
+        "rebuild",
     ),
     "Corrupt database file": (
         "it was damaged",
-        "look at its disk; move the file away and build it anew from the log: lockstep rebuild",
+        "look at its disk; move the file away and rebuild it from the log: lockstep rebuild",
     ),
     "version number": (
         "another version of DuckDB wrote it",
-        "use that version, or move the file away and build it anew from the log: lockstep rebuild",
+        "use that version, or move the file away and rebuild it from the log: lockstep rebuild",
     ),
     "different configuration": (
         "this process has opened it with other settings",
@@ -40,9 +41,10 @@ _WORDS: Final = {
 }
 _HINTS: Final = {
     "OutOfMemoryException": "give it more, ?memory_limit=4GB behind the address of this sink, or take smaller batches",
-    "CatalogException": "a table or view was removed or replaced by hand; restart the job, or build it anew: lockstep rebuild",
-    "BinderException": "a column was removed or renamed by hand; build it anew: lockstep rebuild",
-    "SerializationException": "the file is damaged: move it away and build it anew from the log: lockstep rebuild",
+    "CatalogException": "a table or view was removed or replaced by hand; restart the job, or rebuild it: lockstep "
+    "rebuild",
+    "BinderException": "a column was removed or renamed by hand; rebuild it: lockstep rebuild",
+    "SerializationException": "the file is damaged: move it away and rebuild it from the log: lockstep rebuild",
     "FatalException": "look at the file's disk; a file that was damaged is built anew from the log: lockstep rebuild",
 }
 # The text of these may hold values.
@@ -65,7 +67,8 @@ def translated(error: BaseException, path: Path) -> LockstepError:
         holder = _HOLDER.search(words)
         who = f"process {holder['pid']} ({holder['program']})" if holder else "something else in this process"
         return Unavailable(
-            f"{who} holds the warehouse's file {str(path)!r}: one process at a time can use it, so end what keeps it open",
+            f"{who} holds the warehouse's file {str(path)!r}: one process at a time can use it, so end what keeps it "
+            "open",
             retry_after_s=_RETRY_AFTER_S,
         )
     first_line = next(iter(words.strip().splitlines()), kind)

@@ -1,7 +1,7 @@
 """Tables of a generation in a DuckDB file: their DDL, and the statements that write to them (pure).
 
-They have no primary key. An index would be written with every batch and kept in memory, and a transaction has the file to itself: a
-key that is there is found by a join, and no other writer can come in between.
+They have no primary key. An index would be written with every batch and kept in memory, and a transaction has the file
+to itself: a key that is there is found by a join, and no other writer can come in between.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,8 @@ def check_columns(shape: Shape, *, has_history: bool) -> None:
         other = names.setdefault(column.name.lower(), column.name)
         if other != column.name:
             raise LockstepError(
-                f"table {shape.table.name} has the columns {other!r} and {column.name!r}, which are the same for DuckDB",
+                f"table {shape.table.name} has the columns {other!r} and {column.name!r}, "
+                "which are the same for DuckDB",
                 hint="give one of them another name, or leave it out: rename and exclude of this sink",
             )
 
@@ -112,7 +113,10 @@ class Statements:
         stored = listed([*columns, EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION])
         given = f"(select {typed}, {listed([EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION])} from {GIVEN}) as given"
         # Versions come in the order of their tags, so most of a history's blocks can't hold one of these.
-        same_version = f"{_equal(identity)} and known.{tag} between (select min({tag}) from {GIVEN}) and (select max({tag}) from {GIVEN})"
+        same_version = (
+            f"{_equal(identity)} and known.{tag} between "
+            f"(select min({tag}) from {GIVEN}) and (select max({tag}) from {GIVEN})"
+        )
         self.make_earlier = (
             f"update {history} as known set {committed} = given.{committed} from {given} "
             f"where {same_version} and given.{committed} < known.{committed}"

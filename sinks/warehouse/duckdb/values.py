@@ -14,11 +14,11 @@ arrays                          lists of these, of one dimension
 everything else                 VARCHAR: PostgreSQL's own text (json, interval, timetz, ranges, enums, ...)
 ==============================  ===========================================================================
 
-What such a column can't hold stands in ``_exact`` (``sinks.columns.exact_columns``): ``NaN`` in a decimal, years above 294246, arrays of
-several dimensions or with bounds of their own. The column is null then.
+What such a column can't hold stands in ``_exact`` (``sinks.columns.exact_columns``): ``NaN`` in a decimal, years above
+294246, arrays of several dimensions or with bounds of their own. The column is null then.
 
-Key columns decide which row is meant, and texts that differ are keys that differ in the log: floats, numerics and arrays are VARCHAR
-in a key.
+Key columns decide which row is meant, and texts that differ are keys that differ in the log: floats, numerics and
+arrays are VARCHAR in a key.
 """
 
 import re

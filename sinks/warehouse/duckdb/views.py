@@ -1,7 +1,7 @@
 """The views by which readers find the live generation, in a DuckDB file.
 
-All are replaced in one transaction, while nobody reads. DuckDB doesn't know what a view depends on: what others have built on ours goes on by
-the names that it uses, and fails where one of these is gone.
+All are replaced in one transaction, while nobody reads. DuckDB doesn't know what a view depends on: what others have
+built on ours goes on by the names that it uses, and fails where one of these is gone.
 """
 
 import re
@@ -13,7 +13,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.names import qualified
-from sinks.warehouse.reader_views import Shown
+from sinks.warehouse.reader_views import ViewDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,8 @@ class DuckDbViews:
     def held(self, relations: Mapping[str, str]) -> list[View]:
         """These views, as far as they are there. Raises LockstepError where something else has a view's name."""
         rows: Iterable[Any] = self._connection.execute(
-            "select view_name, sql from duckdb_views() where database_name = current_database() and schema_name = :view_schema "
+            "select view_name, sql from duckdb_views() where database_name = current_database() and schema_name = "
+            ":view_schema "
             "union all select table_name, null from duckdb_tables() "
             "where database_name = current_database() and schema_name = :view_schema"
         )
@@ -51,7 +52,8 @@ class DuckDbViews:
             if not generations:
                 kind = "no view" if query is None else "a view of something else"
                 raise LockstepError(
-                    f"{qualified(self._schema, relation)}, the view by which readers find this sink's {what}, is {kind} now",
+                    f"{qualified(self._schema, relation)}, the view by which readers find this sink's {what}, is "
+                    f"{kind} now",
                     hint="somebody replaced it: rename or remove what is there, then try again; nothing was changed",
                 )
             views.append(View(relation, qualified(self._schema, relation), generations))
@@ -60,15 +62,15 @@ class DuckDbViews:
     def hold(self, relations: Mapping[str, str]) -> None:
         """A transaction has the file to itself."""
 
-    def show(self, wanted: Mapping[str, Shown], known: Mapping[str, str]) -> None:
+    def expose(self, wanted: Mapping[str, ViewDefinition], known: Mapping[str, str]) -> None:
         for view in self.held(known):
             if view.relation not in wanted:
                 self._connection.run(f"drop view {view.name}")
-        for relation, shown in sorted(wanted.items()):
-            self._connection.run(f"create or replace view {qualified(self._schema, relation)} as {shown.query}")
+        for relation, definition in sorted(wanted.items()):
+            self._connection.run(f"create or replace view {qualified(self._schema, relation)} as {definition.query}")
 
     def rename_columns(self, relations: Mapping[str, str], renamed: Mapping[str, str]) -> None:
-        """``show`` makes them anew."""
+        """``expose`` replaces them."""
 
     def drop(self, relations: Mapping[str, str]) -> None:
         for view in self.held(relations):

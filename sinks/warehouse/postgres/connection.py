@@ -31,7 +31,8 @@ P = TypeVar("P", bound=_Portion)
 class WarehouseConnection:
     """Connects at the first transaction, and again after a lost connection.
 
-    ``views`` is the schema of a sink's views. ``forget`` is called when a connection ends, and its temporary tables with it.
+    ``views`` is the schema of a sink's views. ``forget`` is called when a connection ends, and its temporary tables
+    with it.
     """
 
     def __init__(
@@ -87,8 +88,8 @@ class WarehouseConnection:
                 copy.write(block)
 
     def in_halves(self, write: Callable[[P], int], rows: P, refuse: Callable[[P, str], object]) -> int:
-        """The sum of what ``write`` returns. One bad row fails the whole statement, so halves are tried until it stands alone: then
-        ``refuse`` gets it, with the reason.
+        """The sum of what ``write`` returns. One bad row fails the whole statement, so halves are tried until it stands
+        alone: then ``refuse`` gets it, with the reason.
 
         k bad rows among n cost about 2 k log n further attempts.
         """
@@ -181,7 +182,8 @@ def _engine(settings: WarehouseSettings) -> "Engine":
     connect: dict[str, Any] = {
         "connect_timeout": settings.connect_timeout_s,
         "application_name": "lockstep",
-        # A machine that is gone without a word is noticed in a minute. A server that hangs is not: its machine still answers.
+        # A machine that is gone without a word is noticed in a minute. A server that hangs is not: its machine still
+        # answers.
         "keepalives_idle": 30,
         "keepalives_interval": 10,
         "keepalives_count": 3,

@@ -175,7 +175,8 @@ class PostgreSql:
         yield from map(stored_row(table), found)
 
     def _indexable(self, statements: Statements, events: TableEvents, rejections: list[Rejection]) -> TableEvents:
-        """The events without those whose key is too long for an index, which nothing else would find out before the end."""
+        """The events without those whose key is too long for an index, which nothing else would find out before the
+        end."""
         long = statements.with_long_keys(events)
         if not long:
             return events

@@ -16,14 +16,15 @@ _ROW_CLASSES: Final = ("22", "23", "54")
 _PASSING: Final = ("08", "40", "25P03", "53300", "55P03", "57")
 _RETRY_AFTER_S: Final = 1.0
 _HINTS: Final = {
-    "25006": "the warehouse is read-only: give this sink the address of the primary, or end default_transaction_read_only of its user"
+    "25006": "the warehouse is read-only: give this sink the address of the primary, or end "
+    "default_transaction_read_only of its user"
     " and database",
     "28": "check user and password of this sink",
     "3D": "create the database, or mend the address of this sink",
-    "3F": "the schema was removed; restart the job, or build it anew: lockstep rebuild",
+    "3F": "the schema was removed; restart the job, or rebuild it: lockstep rebuild",
     "42501": "grant the sink's user CREATE on the database, and all rights on the schemas that it made",
-    "42703": "a column was removed or renamed by hand; build it anew: lockstep rebuild",
-    "42P01": "a table or view was removed; restart the job, or build it anew: lockstep rebuild",
+    "42703": "a column was removed or renamed by hand; rebuild it: lockstep rebuild",
+    "42P01": "a table or view was removed; restart the job, or rebuild it: lockstep rebuild",
     "2BP01": "something of yours depends on the view; recreate it after the switch",
     "53100": "the warehouse's disk is full: free space",
     "53400": "a limit of the server's was reached, as temp_file_limit: raise it for the sink's user",

@@ -25,7 +25,10 @@ def create_history_sql(target: str, shape: Shape) -> str:
 
 
 def set_aside_sql(target: str, name: str, number: int) -> str:
-    """Keep a column that the source has dropped, under a name that no other column has; ``number`` is its own in the table."""
+    """Keep a column that the source has dropped, under a name that no other column has.
+
+    ``number`` is its own in the table.
+    """
     return (
         f"alter table {target} rename column {quote_identifier(name)} to {quote_identifier(aside_name(name, number))}"
     )
@@ -46,8 +49,8 @@ class HistoryStatements(Rows):
         self.empty_staging = f"truncate {stage}"
         self.copy = f"copy {stage} ({stored}) from stdin"
         committed = quote_identifier(COMMITTED)
-        # In one order, so that two writers of the same versions can't wait for each other. A version may be there twice, and of a
-        # tombstone whose event is gone only the record's time is known, which is later.
+        # In one order, so that two writers of the same versions can't wait for each other. A version may be there
+        # twice, and of a tombstone whose event is gone only the record's time is known, which is later.
         versions = (
             f"insert into {target} as known ({stored})\n"
             f"select distinct on ({listed(identity)}) {stored} from {stage} order by {listed(identity)}, {committed}\n"

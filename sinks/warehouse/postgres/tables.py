@@ -1,8 +1,8 @@
 """Tables of a generation: their types, their DDL, and the statements that write to them and read from them (pure).
 
-Columns have the source's types without modifiers, so no value that the source could hold is too long or too precise here. Types
-with rules of their own that a warehouse may not share (enums, domains, money, xml, ``char(n)``, extensions) are ``text``. Columns that are
-no key are nullable, whatever the source says: a deletion has the key only.
+Columns have the source's types without modifiers, so no value that the source could hold is too long or too precise
+here. Types with rules of their own that a warehouse may not share (enums, domains, money, xml, ``char(n)``, extensions)
+are ``text``. Columns that are no key are nullable, whatever the source says: a deletion has the key only.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +43,8 @@ _SAME_TYPE: Final = frozenset(
         *("int4range", "int8range", "numrange", "tsrange", "tstzrange", "daterange"),
     )
 )
-# An index takes 2704 bytes; a character of text may have four of them, and one of an array's or jsonb's text stands for more.
+# An index takes 2704 bytes; a character of text may have four of them, and one of an array's or jsonb's text stands for
+# more.
 _KEY_CHARACTERS_SAFE: Final = 300
 _SHORT_TYPES: Final = frozenset(
     (

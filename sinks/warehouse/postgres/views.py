@@ -1,11 +1,12 @@
 """The views by which readers find the live generation, replaced under their eyes.
 
 A switch replaces all views in one transaction, with their grants: a reader sees the old generation or the new one,
-never neither. It locks all views before it touches them, and never waits for one while it holds another: a reader that uses several
-in one transaction is never chosen as the victim of a deadlock. While something reads for longer than ``lock_timeout_s``, the
-switch is ``Unavailable``, and nothing has changed. Two things are PostgreSQL's own and can't be helped from here: a prepared ``select *`` fails once
-when the new generation has other columns ("cached plan must not change result type"; name the columns), and a transaction at
-REPEATABLE READ that began before the new generation's rows were written doesn't see them.
+never neither. It locks all views before it touches them, and never waits for one while it holds another: a reader that
+uses several in one transaction is never chosen as the victim of a deadlock. While something reads for longer than
+``lock_timeout_s``, the switch is ``Unavailable``, and nothing has changed. Two things are PostgreSQL's own and can't be
+helped from here: a prepared ``select *`` fails once when the new generation has other columns ("cached plan must not
+change result type"; name the columns), and a transaction at REPEATABLE READ that began before the new generation's rows
+were written doesn't see them.
 """
 
 import re
@@ -19,10 +20,10 @@ from cdc.model.table import quote_identifier
 from sinks.warehouse.names import qualified
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.errors import INVALID_TABLE_DEFINITION, LOCK_NOT_AVAILABLE, state_of
-from sinks.warehouse.reader_views import Shown
+from sinks.warehouse.reader_views import ViewDefinition
 
-# Readers of a view wait behind us while we wait for it, so not for long at a time; and much less than deadlock_timeout (1 s)
-# while we hold others.
+# Readers of a view wait behind us while we wait for it, so not for long at a time; and much less than deadlock_timeout
+# (1 s) while we hold others.
 _FIRST_LOCK_MS: Final = 500
 _SECOND_LOCK_MS: Final = 10
 
@@ -42,7 +43,8 @@ class View:
 class WarehouseViews:
     """The views of one sink, in the schema ``schema``. Every method is called inside a transaction.
 
-    Relations are names without their schema, as the catalogue has them; they come with what they show, to be told of in errors.
+    Relations are names without their schema, as the catalogue has them; they come with what they show, to be told of in
+    errors.
     """
 
     def __init__(self, connection: WarehouseConnection, schema: str, generation: int) -> None:
@@ -60,7 +62,8 @@ class WarehouseViews:
             "array(select distinct tn.nspname::text from pg_rewrite r "
             "join pg_depend d on d.classid = 'pg_rewrite'::regclass and d.objid = r.oid "
             "and d.refclassid = 'pg_class'::regclass and d.refobjid <> c.oid "
-            "join pg_class t on t.oid = d.refobjid join pg_namespace tn on tn.oid = t.relnamespace where r.ev_class = c.oid) "
+            "join pg_class t on t.oid = d.refobjid join pg_namespace tn on tn.oid = t.relnamespace where r.ev_class = "
+            "c.oid) "
             "from pg_class c join pg_namespace n on n.oid = c.relnamespace "
             "where n.nspname = :view_schema and c.relname = any(:names) order by c.relname",
             names=list(relations),
@@ -79,16 +82,20 @@ class WarehouseViews:
             views.append(View(relation, name, owner, tuple(options), tuple(columns), generations))
         return views
 
-    def show(self, wanted: Mapping[str, Shown], known: Mapping[str, str]) -> None:
+    def expose(self, wanted: Mapping[str, ViewDefinition], known: Mapping[str, str]) -> None:
         """Point the views at this generation; known ones that it doesn't have are dropped."""
         held = {view.relation: view for view in self.held(known)}
         gone = [view for relation, view in held.items() if relation not in wanted]
-        made = {relation: shown for relation, shown in wanted.items() if not self._shows(held.get(relation), shown)}
+        made = {
+            relation: definition
+            for relation, definition in wanted.items()
+            if not self._shows(held.get(relation), definition)
+        }
         self._hold([*gone, *(held[relation] for relation in made if relation in held)])
         for view in gone:
             self._connection.run(f"drop view {view.name}")
-        for relation, shown in sorted(made.items()):
-            self._make(relation, shown, held.get(relation))
+        for relation, definition in sorted(made.items()):
+            self._make(relation, definition, held.get(relation))
 
     def rename_columns(self, relations: Mapping[str, str], renamed: Mapping[str, str]) -> None:
         """So that the views, with their grants and what others built on them, stay the same ones."""
@@ -113,11 +120,14 @@ class WarehouseViews:
         self._hold(self.held(relations))
 
     def _hold(self, views: Sequence[View]) -> None:
-        """Lock these views against readers until the transaction ends; raise Unavailable when they are read for too long.
+        """Lock these views against readers until the transaction ends.
 
-        A reader that waits for one of these views while it holds another would make a deadlock with us, and the server ends
-        one of both once that has lasted for ``deadlock_timeout``. So what we wait for long is the first lock alone; who is in
-        the way of another one gets everything back at once, and that view is the first of the next attempt.
+        Raise Unavailable when they are read for too long.
+
+        A reader that waits for one of these views while it holds another would make a deadlock with us, and the server
+        ends one of both once that has lasted for ``deadlock_timeout``. So what we wait for long is the first lock
+        alone; who is in the way of another one gets everything back at once, and that view is the first of the next
+        attempt.
         """
         deadline = time.monotonic() + self._connection.lock_timeout_ms / 1000
         pending = list(views)
@@ -147,43 +157,47 @@ class WarehouseViews:
         savepoint.commit()
         return None
 
-    def _make(self, relation: str, shown: Shown, old: View | None) -> None:
+    def _make(self, relation: str, definition: ViewDefinition, old: View | None) -> None:
         view = qualified(self._schema, relation)
         options = f" with ({', '.join(old.options)})" if old is not None and old.options else ""
         savepoint = self._connection.connected.begin_nested()
         try:
-            self._connection.run(f"create or replace view {view}{options} as {shown.query}")
+            self._connection.run(f"create or replace view {view}{options} as {definition.query}")
         except self._connection.driver_errors() as error:
             savepoint.rollback()
             if state_of(error) != INVALID_TABLE_DEFINITION:
                 raise
             # Columns in another order or of another type can't be replaced in place.
-            grants = self._grants(relation, shown.columns)
+            grants = self._grants(relation, definition.columns)
             self._connection.run(f"drop view {view}")
-            self._connection.run(f"create view {view}{options} as {shown.query}")
+            self._connection.run(f"create view {view}{options} as {definition.query}")
             for grant in grants:
                 self._connection.run(grant)
         else:
             savepoint.commit()
 
-    def _shows(self, view: View | None, shown: Shown) -> bool:
-        return view is not None and view.generations == {self._generation} and view.columns == shown.columns
+    def _shows(self, view: View | None, definition: ViewDefinition) -> bool:
+        return view is not None and view.generations == {self._generation} and view.columns == definition.columns
 
     def _grants(self, relation: str, stay: Collection[str]) -> list[str]:
         """What others may do with a view and with those of its columns that stay, as statements."""
         rows: Iterable[Any] = self._connection.execute(
-            "with view as (select c.oid, c.relowner, c.relacl from pg_class c join pg_namespace n on n.oid = c.relnamespace "
+            "with view as (select c.oid, c.relowner, c.relacl from pg_class c join pg_namespace n on n.oid = "
+            "c.relnamespace "
             "where n.nspname = :view_schema and c.relname = :name), "
             "acl as (select null::text as column_name, relowner, (aclexplode(relacl)).* from view "
             "union all select a.attname::text, relowner, (aclexplode(a.attacl)).* from view join pg_attribute a "
             "on a.attrelid = view.oid and a.attnum > 0 and not a.attisdropped) "
-            "select column_name, privilege_type, is_grantable, case grantee when 0 then null else pg_get_userbyid(grantee) end "
+            "select column_name, privilege_type, is_grantable, case grantee when 0 then null else "
+            "pg_get_userbyid(grantee) end "
             "from acl where grantee <> relowner",
             name=relation,
         )
         return [
-            f"grant {privilege}{'' if of_column is None else f' ({quote_identifier(of_column)})'} on {qualified(self._schema, relation)} "
-            f"to {'public' if grantee is None else quote_identifier(grantee)}{' with grant option' if may_grant else ''}"
+            f"grant {privilege}{'' if of_column is None else f' ({quote_identifier(of_column)})'} on "
+            f"{qualified(self._schema, relation)} "
+            "to "
+            f"{'public' if grantee is None else quote_identifier(grantee)}{' with grant option' if may_grant else ''}"
             for of_column, privilege, may_grant, grantee in rows
             if of_column is None or of_column in stay
         ]
