@@ -525,7 +525,7 @@ def test_a_job_learns_what_commands_have_closed_before_it_stops(idle: Running) -
     keep(job, events[2], max_open=2)
     assert idle.open("cache").keys() == {event.key.decode() for event in events[1:3]}
     # What the batch itself makes void makes room.
-    keep(job, events[3], void=((events[1].topic, events[1].key),), max_open=2)
+    keep(job, events[3], void=((events[1].position.topic, events[1].key),), max_open=2)
     assert idle.open("cache").keys() == {event.key.decode() for event in events[2:]}
 
 
@@ -535,7 +535,7 @@ def test_a_row_that_is_void_and_rejected_in_one_batch_is_open(idle: Running) -> 
     job = idle.dead_letters("cache")
     keep(job, older, max_open=1)
     # After a version between the two, which got through.
-    keep(job, newer, void=((older.topic, older.key),), max_open=1)
+    keep(job, newer, void=((older.position.topic, older.key),), max_open=1)
     assert [dead_letter.tag for dead_letter in idle.open("cache").values()] == [newer.tag]
 
 
@@ -546,7 +546,7 @@ def test_the_same_batch_again_changes_nothing(idle: Running) -> None:
         # As after a crash: a new job that reads what the one before has written.
         job = idle.dead_letters("cache")
         job.read([idle.log.topic(ORDERS)])
-        keep(job, newer, other, void=((older.topic, older.key),), max_open=9)
+        keep(job, newer, other, void=((older.position.topic, older.key),), max_open=9)
     assert idle.open("cache").keys() == {newer.key.decode(), other.key.decode()}
 
 
@@ -655,10 +655,10 @@ def test_events_of_tables_and_topics_that_are_gone_stay_and_say_so(running: Runn
     assert any("doesn't exist any more" in why for why in refused)
     assert any("isn't one of this generation's" in why for why in refused)
     assert running.row("cache", good) == good.row
-    dead_letters.close([(event.topic, event.key) for event in events])
+    dead_letters.close([(event.position.topic, event.key) for event in events])
 
 
-def test_rejections_of_a_topic_that_was_made_anew_stay(
+def test_rejections_of_a_topic_that_was_recreated_stay(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:
     running = Running(endpoints, tmp_path, spark)
@@ -669,7 +669,7 @@ def test_rejections_of_a_topic_that_was_made_anew_stay(
             assert job.finish() == 0
         running.log.recreate_topic(ORDERS)
         [why], _ = retried(running, "cache")
-        assert "made anew" in why
+        assert "was recreated" in why
         assert running.open("cache").keys() == {bad.key}
         # Nobody has written into it while it was refused.
         assert running.row("cache", bad.bad) is None
