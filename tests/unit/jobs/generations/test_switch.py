@@ -1,0 +1,89 @@
+"""Readers are switched to a generation that lacks nothing, with a destination in memory."""
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from jobs.generations.batch_gate import BatchGate
+from jobs.generations.switch import PREVIOUS, missing_records, switch
+from sinks.contract import Progress
+from sinks.memory import MemorySink, MemoryStore, open_memory
+from tests.generations import ORDERS, Time, lease_of, prepared_store
+
+AT = ("shop.public.orders", 0)
+
+
+def _at(store: MemoryStore, generation: int, offset: int) -> None:
+    opened = open_memory(store, generation)
+    opened.sink.claim()
+    opened.generations.save_progress(Progress({AT: offset}, offset, 0, 0, {AT[0]: "id"}))
+
+
+def test_the_first_generation_is_switched_to_at_once() -> None:
+    store = MemoryStore()
+    MemorySink(store, 1).prepare([ORDERS], go_live=False)
+    assert switch(lambda number: open_memory(store, number), 1, log_ends=dict, clock=Time().clock()) is None
+    assert store.live == 1
+
+
+def test_a_switch_waits_until_the_new_generation_has_all_that_the_old_one_shows() -> None:
+    store, now, gate = prepared_store(1, 2), Time(), BatchGate()
+    lease = lease_of(store, gate, now)
+    lease.heartbeat()
+    _at(store, 1, 10)
+    _at(store, 2, 7)
+    steps = iter(range(8, 100))
+
+    def every() -> None:
+        lease.heartbeat()
+        if store.records.get("g1.pause_request") and now.now > 102:
+            _at(store, 2, min(10, next(steps)))
+        assert store.live == 1 or store.generations[2].progress.next_offsets[AT] == 10  # type: ignore[union-attr]
+
+    now.every = every
+    ends = iter([{AT: 7}, {AT: 10}])  # some are written between the approach and the pause
+    assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: next(ends), clock=now.clock()) == 1
+    assert store.live == 2
+    assert store.records[PREVIOUS] == "1"
+    assert "g1.pause_request" not in store.records
+    assert store.generations[2].progress.next_offsets == {AT: 10}  # type: ignore[union-attr]
+
+
+def test_a_generation_that_is_far_behind_catches_up_before_the_old_one_pauses() -> None:
+    store, now = prepared_store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 0)
+    steps = iter(range(1, 100))
+
+    def every() -> None:
+        assert "g1.pause_request" not in store.records
+        if now.now % 30 < 1:  # a batch takes long
+            _at(store, 2, min(10, next(steps)))
+
+    now.every = every
+    assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
+
+
+def test_a_generation_that_does_not_catch_up_is_not_switched_to() -> None:
+    store, now = prepared_store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 7)
+    with pytest.raises(LockstepError, match="lacks 3 events"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
+    assert store.live == 1
+    assert "g1.pause_request" not in store.records
+
+
+def test_the_new_generation_needs_all_that_the_log_has_whatever_the_old_one_says_of_itself() -> None:
+    """A batch that was interrupted is in the rows and not in the progress."""
+    store, now = prepared_store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 10)
+    with pytest.raises(LockstepError, match="lacks 2 events"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 12}, clock=now.clock())
+    _at(store, 2, 12)
+    assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 12}, clock=now.clock()) == 1
+
+
+def test_topics_that_the_new_generation_does_not_read_are_not_waited_for() -> None:
+    assert missing_records(Progress({AT: 3}, 0, 0, 0, {AT[0]: "id"}), {AT: 5, ("shop.public.other", 0): 9}) == 2
+    assert missing_records(None, {AT: 5}) == 5
