@@ -72,6 +72,7 @@ class LagCollector:
             report(self._source(published), sinks, now_ms=time.time_ns() // 1_000_000),
             rejected={facts.label: facts.rejected for facts in sinks if facts.name not in unanswered},
             open_rejections={facts.label: open_rejections.get((facts.name, facts.generation), 0) for facts in sinks},
+            unreadable_dead_letters=self._open.unreadable,
             rebuild_needed={facts.label: names for facts in sinks if (names := self._changed_settings(facts))},
             unanswered=unanswered,
         )

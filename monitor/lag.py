@@ -63,9 +63,9 @@ class LagReport:
     """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server keep.
 
     By the label of a generation: ``rejected`` counts every rejection there ever was, ``open_rejections`` the rejected
-    rows that nothing has replaced yet, and ``rebuild_needed`` names the settings that a live generation was built with
-    and the configuration has otherwise today. ``unanswered`` says by a sink's name why it couldn't be asked; its stages
-    are unknown.
+    rows that nothing has replaced yet, but for the ``unreadable_dead_letters``, and ``rebuild_needed`` names the
+    settings that a live generation was built with and the configuration has otherwise today. ``unanswered`` says by a
+    sink's name why it couldn't be asked; its stages are unknown.
     """
 
     stages: tuple[Stage, ...]
@@ -73,6 +73,7 @@ class LagReport:
     retained_bytes: int | None
     rejected: Mapping[str, int]
     open_rejections: Mapping[str, int] = field(default_factory=dict)
+    unreadable_dead_letters: int = 0
     rebuild_needed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unanswered: Mapping[str, LockstepError] = field(default_factory=dict)
 
@@ -98,6 +99,7 @@ class LagReport:
             "retained_bytes": self.retained_bytes,
             "rejected": dict(self.rejected),
             "open_rejections": dict(self.open_rejections),
+            "unreadable_dead_letters": self.unreadable_dead_letters,
             "rebuild_needed": {label: list(names) for label, names in self.rebuild_needed.items()},
             "unanswered": {name: error.message for name, error in self.unanswered.items()},
         }

@@ -7,7 +7,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.pipeline import Pipeline
-from jobs.dead_letters.record import DeadLetter, read_dead_letter
+from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, read_dead_letter
 
 
 class OpenRejections:
@@ -17,15 +17,21 @@ class OpenRejections:
         self._reader = TopicReader(pipeline.kafka.client())
         self._cluster = cluster
         self._topic = control_topic(pipeline.name, DEAD_LETTERS)
-        self._dead_letters: dict[bytes, DeadLetter] = {}
+        self._dead_letters: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
         self._next = 0
 
     def counts(self) -> Mapping[tuple[str, int], int]:
         """(sink, generation) -> rows with an open rejection. Raises Unavailable when Kafka doesn't answer."""
         self._read()
+        readable = [record for record in self._dead_letters.values() if isinstance(record, DeadLetter)]
         # A row may have several dead letters; it counts once.
-        rows = {record.row: (record.sink, record.generation) for record in self._dead_letters.values()}
+        rows = {record.row: (record.sink, record.generation) for record in readable}
         return Counter(rows.values())
+
+    @property
+    def unreadable(self) -> int:
+        """How many records the last count left out, because this version of Lockstep can't read them."""
+        return sum(isinstance(record, UnreadableDeadLetter) for record in self._dead_letters.values())
 
     def _read(self) -> None:
         if not self._cluster.partition_counts().get(self._topic):
@@ -39,7 +45,5 @@ class OpenRejections:
         for record in self._reader.records(self._topic, {0: self._next}):
             self._dead_letters.pop(record.key, None)
             if record.value is not None:
-                dead_letter = read_dead_letter(record.key, record.value, record.offset)
-                if isinstance(dead_letter, DeadLetter):
-                    self._dead_letters[record.key] = dead_letter
+                self._dead_letters[record.key] = read_dead_letter(record.key, record.value, record.offset)
         self._next = end

@@ -37,6 +37,12 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
             f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",
             "yellow",
         )
+    if lag.unreadable_dead_letters:
+        yield (
+            f"{lag.unreadable_dead_letters:,} records of the dead-letter topic can't be read, and aren't counted:"
+            " `lockstep rejections list` says why",
+            "red",
+        )
     for label, count in lag.open_rejections.items():
         ever = lag.rejected.get(label, 0)
         if count:

@@ -32,6 +32,12 @@ def test_open_rejections_stand_beside_all_there_ever_were() -> None:
     assert lag.to_json()["open_rejections"] == {"cache": 3, "search": 0, "house": 0}
 
 
+def test_rejections_that_cannot_be_read_are_not_taken_for_none() -> None:
+    lag = _lag(open_rejections={"cache": 0}, unreadable_dead_letters=2)
+    assert "2 records of the dead-letter topic can't be read" in _shown(lag)
+    assert lag.to_json()["unreadable_dead_letters"] == 2
+
+
 def test_a_sink_that_was_built_with_other_settings_says_which() -> None:
     lag = _lag(rebuild_needed={"search": ("fields", "tables")})
     assert (
