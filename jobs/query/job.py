@@ -192,9 +192,12 @@ class SinkJob:
         )
 
     def _have_shapes_changed(self) -> bool:
-        """Whether the log knows a newer shape of a table than the sink was prepared for."""
+        """Whether the log knows a newer shape of a table than the sink was prepared for. No where it can't tell."""
         prepared, self._prepared = self._prepared, {}  # the next failure without a new preparation is final
-        return bool(prepared) and have_shapes_changed(self._plan, prepared)
+        try:
+            return bool(prepared) and have_shapes_changed(self._plan, prepared)
+        except Unavailable:
+            return False  # the failure itself says more than that Kafka doesn't answer
 
 
 def _start_position(opened: OpenedSink, plan: SinkPlan, log: LogFacts) -> StartPosition:
