@@ -45,12 +45,12 @@ class TableVersions:
     def __len__(self) -> int:
         return len(self.events)
 
-    def __getitem__(self, places: slice) -> "TableVersions":
+    def __getitem__(self, indexes: slice) -> "TableVersions":
         return replace(
             self,
-            events=self.events[places],
-            operations=self.operations[places],
-            commit_times_ms=self.commit_times_ms[places],
+            events=self.events[indexes],
+            operations=self.operations[indexes],
+            commit_times_ms=self.commit_times_ms[indexes],
         )
 
 

@@ -44,15 +44,15 @@ YEARS: Final = r"^\d{4}-\d\d-\d\d"
 CLOCK: Final = r"T\d\d:\d\d:\d\d(\.\d{0,5}[1-9])?"
 
 Written = tuple[pa.Array, dict[int, JsonValue]]
-"""A column, and the values by their places that it can't give back exactly."""
+"""A column, and the values by their indexes that it can't give back exactly."""
 
 
 class Unfit(Exception):
-    """A column can't hold the values at these places, not even beside it."""
+    """A column can't hold the values at these indexes, not even beside it."""
 
-    def __init__(self, places: Iterable[int], why: str) -> None:
+    def __init__(self, indexes: Iterable[int], why: str) -> None:
         super().__init__(why)
-        self.places = frozenset(places)
+        self.indexes = frozenset(indexes)
         self.why = why
 
 
@@ -101,30 +101,30 @@ class Rows:
         if (name := self.unknown(events)) is not None:
             raise unknown_column(self.shape.table.name, name)
         data, refused = self.encode_those_that_fit(events)
-        return data, [Rejection(events[place], reason) for place, reason in refused.items()]
+        return data, [Rejection(events[index], reason) for index, reason in refused.items()]
 
     def encode_those_that_fit(self, events: Sequence[RowEvent]) -> tuple[pa.Table, dict[int, str]]:
-        """Events as rows, in their order, and by their places why the others have none.
+        """Events as rows, in their order, and by their indexes why the others have none.
 
         No event may have an unknown column.
         """
         refused: dict[int, str] = {}
-        places = list(range(len(events)))
+        indexes = list(range(len(events)))
         while True:
-            given = [events[place] for place in places]
+            given = [events[index] for index in indexes]
             columns: list[pa.Array] = []
             exact: dict[int, dict[str, JsonValue]] = {}
             try:
                 for name, form in self._forms.items():
                     array, beside = self._column(name, form, given)
                     columns.append(array)
-                    for place, value in beside.items():
-                        exact.setdefault(place, {})[name] = value
+                    for index, value in beside.items():
+                        exact.setdefault(index, {})[name] = value
             except Unfit as unfit:
-                refused |= {places[place]: f"column {name!r}: {unfit.why}" for place in sorted(unfit.places)}
-                places = [place for place in places if place not in refused]
+                refused |= {indexes[index]: f"column {name!r}: {unfit.why}" for index in sorted(unfit.indexes)}
+                indexes = [index for index in indexes if index not in refused]
                 continue
-            texts = [orjson.dumps(exact[place]).decode() if place in exact else None for place in range(len(given))]
+            texts = [orjson.dumps(exact[index]).decode() if index in exact else None for index in range(len(given))]
             columns += [
                 pa.array(texts, pa.string()),
                 pa.array([event.tag for event in given], pa.string()),
@@ -160,7 +160,7 @@ class Rows:
                     name: self._forms[name].write([key[name] for key in remaining])[0] for name in self.shape.table.key
                 }
             except Unfit as unfit:
-                remaining = [key for place, key in enumerate(remaining) if place not in unfit.places]
+                remaining = [key for index, key in enumerate(remaining) if index not in unfit.indexes]
 
     def columns_for(self, table: Table) -> list[str]:
         """The columns that ``decode`` needs for these of the source."""
@@ -172,8 +172,8 @@ class Rows:
         nothing: list[JsonValue] = [None] * batch.num_rows
         columns = [self._forms[name].read(batch.column(name)) if name in self._forms else nothing for name in names]
         exact, tags = batch.column(EXACT_COLUMN).to_pylist(), batch.column(TAG_COLUMN).to_pylist()
-        for place, (tag, beside) in enumerate(zip(tags, exact, strict=True)):
-            row = {name: column[place] for name, column in zip(names, columns, strict=True)}
+        for index, (tag, beside) in enumerate(zip(tags, exact, strict=True)):
+            row = {name: column[index] for name, column in zip(names, columns, strict=True)}
             if beside is not None:
                 row |= {name: value for name, value in orjson.loads(beside).items() if name in row}
             yield StoredRow({name: row[name] for name in table.key}, row, tag)
@@ -186,7 +186,7 @@ class Rows:
             else [None if event.row is None else event.row.get(name) for event in events]
         )
         if is_key and None in values:
-            raise Unfit([place for place, value in enumerate(values) if value is None], "a key is never null")
+            raise Unfit([index for index, value in enumerate(values) if value is None], "a key is never null")
         return form.write(values)
 
 
@@ -202,7 +202,7 @@ def decimal_digits(type_modifier: int) -> tuple[int, int] | None:
 def check_kinds(values: Sequence[JsonValue], kinds: frozenset[type]) -> None:
     if not kinds.issuperset(map(type, values)):
         raise Unfit(
-            [place for place, value in enumerate(values) if type(value) not in kinds], "a value of another type"
+            [index for index, value in enumerate(values) if type(value) not in kinds], "a value of another type"
         )
 
 
@@ -231,7 +231,7 @@ def integer(bits: int) -> Form:
             return pa.array(values, kind), {}
         except (pa.ArrowInvalid, OverflowError):
             out = [
-                place for place, value in enumerate(values) if isinstance(value, int) and not -limit <= value < limit
+                index for index, value in enumerate(values) if isinstance(value, int) and not -limit <= value < limit
             ]
             raise Unfit(out, f"a number that doesn't fit {bits} bits") from None
 
@@ -243,7 +243,7 @@ def write_text(values: Sequence[JsonValue]) -> Written:
     try:
         return pa.array(values, pa.string()), {}
     except UnicodeEncodeError:
-        bad = [place for place, value in enumerate(values) if isinstance(value, str) and not _is_utf8(value)]
+        bad = [index for index, value in enumerate(values) if isinstance(value, str) and not _is_utf8(value)]
         raise Unfit(bad, "a text that isn't Unicode") from None
 
 
@@ -266,13 +266,13 @@ def read_json(array: pa.Array) -> list[JsonValue]:
 def write_array(values: Sequence[JsonValue]) -> Written:
     texts: list[str | None] = []
     bad = []
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         if isinstance(value, list):
             texts.append(orjson.dumps(value).decode())
         elif value is None or (isinstance(value, str) and BOUNDS.match(value)):
             texts.append(value)
         else:
-            bad.append(place)
+            bad.append(index)
     if bad:
         raise Unfit(bad, "a value that is no array")
     return pa.array(texts, pa.string()), {}
@@ -287,7 +287,7 @@ def write_bytes(values: Sequence[JsonValue]) -> Written:
     check_kinds(values, TEXT)
     found: list[bytes | None] = []
     bad = []
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         data = None
         if isinstance(value, str):
             try:
@@ -295,7 +295,7 @@ def write_bytes(values: Sequence[JsonValue]) -> Written:
             except ValueError:
                 data = None
             if data is None or value != f"\\x{data.hex()}":
-                bad.append(place)
+                bad.append(index)
         found.append(data)
     if bad:
         raise Unfit(bad, "no bytes in PostgreSQL's hex form")
@@ -314,13 +314,13 @@ def floating(kind: pa.DataType, whole_max: float) -> Form:
 
     def write(values: Sequence[JsonValue]) -> Written:
         check_kinds(values, _NUMBER)
-        bad = [place for place, value in enumerate(values) if isinstance(value, str) and value not in _NOT_FINITE]
+        bad = [index for index, value in enumerate(values) if isinstance(value, str) and value not in _NOT_FINITE]
         if bad:
             raise Unfit(bad, "a value of another type")
         array = pa.array(map(_float, values), kind)
         exact = {
-            place: value
-            for place, (value, given) in enumerate(zip(values, read(array), strict=True))
+            index: value
+            for index, (value, given) in enumerate(zip(values, read(array), strict=True))
             if type(given) is not type(value) or given != value
         }
         return array, exact
@@ -390,8 +390,8 @@ def matching(
         matches = _compute.match_substring_regex(texts, pattern)
         if _compute.all(matches, skip_nulls=True).as_py() is not False:
             return texts.cast(kind), {}
-        exact = {place: values[place] for place, does in enumerate(matches.to_pylist()) if does is False}
-        replaced = [otherwise(str(value)) if place in exact else value for place, value in enumerate(values)]
+        exact = {index: values[index] for index, does in enumerate(matches.to_pylist()) if does is False}
+        replaced = [otherwise(str(value)) if index in exact else value for index, value in enumerate(values)]
         return pa.array(replaced, pa.string()).cast(kind), exact
 
     return write

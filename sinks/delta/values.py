@@ -117,7 +117,7 @@ def _partitioned(name: str, form: Form, *, is_key: bool) -> Form:
     def write(values: Sequence[JsonValue]) -> Written:
         array, exact = form.write(values)
         _check_partition(name, array, is_key=is_key)
-        exact.update({place: value for place, value in enumerate(values) if value in _NULL_PARTITIONS})
+        exact.update({index: value for index, value in enumerate(values) if value in _NULL_PARTITIONS})
         return array, exact
 
     return Form(form.type, write, form.read)
@@ -130,9 +130,9 @@ def _check_partition(name: str, array: pa.Array, *, is_key: bool) -> None:
     texts = array.to_pylist()
     long = {text for text in set(texts) if text is not None and is_long(text)}
     if long:
-        raise Unfit([place for place, text in enumerate(texts) if text in long], "too long for a partition's name")
+        raise Unfit([index for index, text in enumerate(texts) if text in long], "too long for a partition's name")
     if is_key and not _NULL_PARTITIONS.isdisjoint(texts):
-        null = [place for place, text in enumerate(texts) if text in _NULL_PARTITIONS]
+        null = [index for index, text in enumerate(texts) if text in _NULL_PARTITIONS]
         raise Unfit(null, "a key that is null as a partition")
 
 

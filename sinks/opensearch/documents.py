@@ -94,16 +94,16 @@ class Target:
         return not self.renamed and not self.has_copies
 
     def lines(
-        self, events: TableEvents, place: int, *, searchable: bool = True, overwrite_equal_tags: bool = False
+        self, events: TableEvents, index: int, *, searchable: bool = True, overwrite_equal_tags: bool = False
     ) -> bytes:
         """An event as lines of a bulk request.
 
         ``searchable`` adds the parsed copies of JSON and ranges; with ``overwrite_equal_tags`` a document of the same
         version is replaced.
         """
-        tag, row = events.tags[place], events.rows[place]
+        tag, row = events.tags[index], events.rows[index]
         version = _version(tag, or_equal=overwrite_equal_tags)
-        key = parse_key(events.keys[place])
+        key = parse_key(events.keys[index])
         if self.is_called_by_its_key:
             head = b'"_index":"%b","_id":%b,%b}}\n' % (
                 self._index,

@@ -72,9 +72,9 @@ class IdTemplate:
             problems.append("no key column stands in it, as in {id}")
         problems += [f"{{{name}}} stands in it twice" for name in dict.fromkeys(columns) if columns.count(name) > 1]
         problems += [
-            f"between {{{columns[place]}}} and {{{columns[place + 1]}}} there must be a character like '-' or ':', "
+            f"between {{{columns[index]}}} and {{{columns[index + 1]}}} there must be a character like '-' or ':', "
             "or different keys would have the same id"
-            for place, between in enumerate(literals[1:-1])
+            for index, between in enumerate(literals[1:-1])
             if not _special(between)
         ]
         if problems:

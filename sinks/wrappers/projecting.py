@@ -131,9 +131,9 @@ class ProjectingSink:
             return outcome
         # A rejection is the caller's event, to be known again and retried; a batch has one of a key at most.
         by_key = {
-            (events.table, str(values)): events[place]
+            (events.table, str(values)): events[index]
             for events in given.tables
-            for place, values in enumerate(events.key_values())
+            for index, values in enumerate(events.key_values())
         }
         return replace(
             outcome,

@@ -64,7 +64,7 @@ class _Given:
     """Events as rows, with the place of each row's event, and by their places why others have no row."""
 
     data: pa.Table
-    places: Sequence[int]
+    indexes: Sequence[int]
     refused: Mapping[int, str]
 
     def without(self, unfit: Mapping[int, str]) -> "_Given":
@@ -73,11 +73,11 @@ class _Given:
             return self
         fit = [number for number in range(self.data.num_rows) if number not in unfit]
         return replace(
-            self._only(fit), refused={**self.refused, **{self.places[number]: why for number, why in unfit.items()}}
+            self._only(fit), refused={**self.refused, **{self.indexes[number]: why for number, why in unfit.items()}}
         )
 
     def rejections(self, events: TableEvents) -> list[Rejection]:
-        return [Rejection(events[place], reason) for place, reason in sorted(self.refused.items())]
+        return [Rejection(events[index], reason) for index, reason in sorted(self.refused.items())]
 
     def of_history(self, versions: TableVersions) -> "_Given":
         """With what a history says of each version, each version once.
@@ -87,20 +87,20 @@ class _Given:
         """
         keys, tags, times_ms = versions.events.keys, versions.events.tags, versions.commit_times_ms
         earliest: dict[tuple[bytes, str], int] = {}
-        for number, place in enumerate(self.places):
-            known = earliest.setdefault((keys[place], tags[place]), number)
-            if times_ms[place] < times_ms[self.places[known]]:
-                earliest[keys[place], tags[place]] = number
-        once = self if len(earliest) == len(self.places) else self._only(sorted(earliest.values()))
-        times_us = pa.array([times_ms[place] * 1000 for place in once.places], pa.int64())
-        operations = pa.array([versions.operations[place] for place in once.places], pa.string())
+        for number, index in enumerate(self.indexes):
+            known = earliest.setdefault((keys[index], tags[index]), number)
+            if times_ms[index] < times_ms[self.indexes[known]]:
+                earliest[keys[index], tags[index]] = number
+        once = self if len(earliest) == len(self.indexes) else self._only(sorted(earliest.values()))
+        times_us = pa.array([times_ms[index] * 1000 for index in once.indexes], pa.int64())
+        operations = pa.array([versions.operations[index] for index in once.indexes], pa.string())
         data = once.data.drop_columns([DELETED_COLUMN])
         data = data.append_column(COMMITTED, times_us.cast(pa.timestamp("us", "UTC")))
         return replace(once, data=data.append_column(OPERATION, operations))
 
     def _only(self, numbers: Sequence[int]) -> "_Given":
         data = self.data.take(pa.array(numbers, pa.int64()))
-        return replace(self, data=data, places=[self.places[number] for number in numbers])
+        return replace(self, data=data, indexes=[self.indexes[number] for number in numbers])
 
 
 class DuckDb:
@@ -213,8 +213,8 @@ class DuckDb:
         statements = self._written[versions.events.table].statements
         given = self._given_versions[versions.events.table].of_history(versions)
         with self._checked(given, statements) as given:
-            for place, reason in given.refused.items():
-                refuse(versions.events.select([place]), reason)
+            for index, reason in given.refused.items():
+                refuse(versions.events.select([index]), reason)
             self.connection.run(statements.make_again if overwrite_equal_tags else statements.make_earlier)
             self.connection.run(statements.keep)
 
@@ -254,7 +254,7 @@ class DuckDb:
         if (name := rows.unknown(parsed)) is not None:
             raise UnknownColumn(events.table, name)
         data, refused = rows.encode_those_that_fit(parsed)
-        return _Given(data, [place for place in range(len(parsed)) if place not in refused], refused)
+        return _Given(data, [index for index in range(len(parsed)) if index not in refused], refused)
 
     @contextmanager
     def _checked(self, given: _Given, statements: Statements) -> Iterator[_Given]:
@@ -265,7 +265,7 @@ class DuckDb:
                 if self.connection.run(query.counted).scalar():
                     valid = [bool(row[0]) for row in self.connection.run(query.listed)]
                     unfit |= {
-                        place: f"column {name!r}: no JSON" for place, is_valid in enumerate(valid) if not is_valid
+                        index: f"column {name!r}: no JSON" for index, is_valid in enumerate(valid) if not is_valid
                     }
         fit = given.without(unfit)
         with self._registered(fit.data):

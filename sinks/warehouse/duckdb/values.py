@@ -126,7 +126,7 @@ def _write_uuid(values: Sequence[JsonValue]) -> Written:
     texts, _ = write_text(values)
     matches = _compute.match_substring_regex(texts, _UUID)
     if _compute.all(matches, skip_nulls=True).as_py() is False:
-        raise Unfit([place for place, does in enumerate(matches.to_pylist()) if does is False], "no uuid")
+        raise Unfit([index for index, does in enumerate(matches.to_pylist()) if does is False], "no uuid")
     return texts, {}
 
 
@@ -137,25 +137,25 @@ def _list(element: Form) -> Form:
         exact: dict[int, JsonValue] = {}
         lists: list[list[JsonValue] | None] = []
         bad = []
-        for place, value in enumerate(values):
+        for index, value in enumerate(values):
             is_plain = isinstance(value, list) and not any(isinstance(one, list) for one in value)
             lists.append(value if is_plain else None)  # type: ignore[arg-type]  # it is a list then
             if value is not None and not is_plain:
                 if isinstance(value, list) or (isinstance(value, str) and BOUNDS.match(value)):
-                    exact[place] = value
+                    exact[index] = value
                 else:
-                    bad.append(place)
+                    bad.append(index)
         if bad:
             raise Unfit(bad, "a value that is no array")
         while True:
-            owners = [place for place, of in enumerate(lists) for _ in of or ()]
+            owners = [index for index, of in enumerate(lists) for _ in of or ()]
             try:
                 flat, beside = element.write([one for of in lists for one in of or ()])
             except Unfit as unfit:
-                raise Unfit({owners[place] for place in unfit.places}, unfit.why) from None
+                raise Unfit({owners[index] for index in unfit.indexes}, unfit.why) from None
             if not beside:
                 break
-            for owner in {owners[place] for place in beside}:
+            for owner in {owners[index] for index in beside}:
                 exact[owner] = values[owner]
                 lists[owner] = None
         ends = list(accumulate((len(of or ()) for of in lists), initial=0))
@@ -234,23 +234,23 @@ def _moments(kind: pa.DataType, pattern: str, zone: str) -> Form:
                 return texts.cast(kind), {}
             except pa.ArrowInvalid:
                 matches = pa.array([value is None for value in values])  # a day that no month has: Python finds it
-        odd = [place for place, does in enumerate(matches.to_pylist()) if does is False]
+        odd = [index for index, does in enumerate(matches.to_pylist()) if does is False]
         others = set(odd)
-        plain = pa.array([None if place in others else value for place, value in enumerate(values)], pa.string())
+        plain = pa.array([None if index in others else value for index, value in enumerate(values)], pa.string())
         try:
             numbers = plain.cast(kind).cast(number).to_pylist()
         except pa.ArrowInvalid:
-            numbers, odd = [None] * len(values), [place for place, value in enumerate(values) if value is not None]
+            numbers, odd = [None] * len(values), [index for index, value in enumerate(values) if value is not None]
         exact: dict[int, JsonValue] = {}
         bad = []
-        for place in odd:
+        for index in odd:
             try:
-                numbers[place] = parse(str(values[place]))
+                numbers[index] = parse(str(values[index]))
             except ValueError:
-                bad.append(place)
+                bad.append(index)
             else:
-                if numbers[place] is None:
-                    exact[place] = values[place]
+                if numbers[index] is None:
+                    exact[index] = values[index]
         if bad:
             raise Unfit(bad, "no date" if is_date else "no timestamp")
         return pa.array(numbers, number).cast(kind), exact
@@ -278,7 +278,7 @@ def _write_time(values: Sequence[JsonValue]) -> Written:
     texts, _ = write_text(values)
     matches = _compute.match_substring_regex(texts, _TIME)
     if _compute.all(matches, skip_nulls=True).as_py() is False:
-        raise Unfit([place for place, does in enumerate(matches.to_pylist()) if does is False], "no time of day")
+        raise Unfit([index for index, does in enumerate(matches.to_pylist()) if does is False], "no time of day")
     numbers = [None if value is None else _clock(str(value)) for value in values]
     return pa.array(numbers, pa.int64()).cast(pa.time64("us")), {}
 

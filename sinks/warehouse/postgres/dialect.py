@@ -191,8 +191,8 @@ class PostgreSql:
         self.connection.in_halves(write, events.select(long), _refuse(refused))
         rejections += refused
         refused_keys = [rejection.event.key for rejection in refused]
-        gone = {place for place in long if events[place].key in refused_keys}
-        return events.select([place for place in range(len(events)) if place not in gone])
+        gone = {index for index in long if events[index].key in refused_keys}
+        return events.select([index for index in range(len(events)) if index not in gone])
 
     def _staging(self) -> str:
         self._stagings += 1

@@ -177,8 +177,8 @@ class Statements(Rows):
         if not self.key_may_be_long:
             return []
         # A key's JSON is no shorter than its values.
-        long = [place for place, key in enumerate(events.keys) if len(key) > _KEY_CHARACTERS_SAFE]
-        return [place for place in long if sum(map(_length, events[place].key.values())) > _KEY_CHARACTERS_SAFE]
+        long = [index for index, key in enumerate(events.keys) if len(key) > _KEY_CHARACTERS_SAFE]
+        return [index for index in long if sum(map(_length, events[index].key.values())) > _KEY_CHARACTERS_SAFE]
 
 
 def assignments(stored: Sequence[str], key: Sequence[str]) -> str:
