@@ -78,7 +78,7 @@ class _Follower:
         self._consumer.assign([TopicPartition(progress.topic, 0, end)])
 
     def follow(self, capture: Child, *, until_lsn: int, rows: int) -> list[Step]:
-        """Wait until everything up to ``until_lsn`` is committed."""
+        """Wait until everything up to ``until_lsn`` is committed. Raises LockstepError when that takes too long."""
         deadline = time.monotonic() + 60 + rows / _ROWS_PER_S_MIN
         steps: list[Step] = []
         markers = dict.fromkeys(self._base, 0)
@@ -106,7 +106,10 @@ class _Follower:
                 return [step for step in steps if step.events]
 
     def first_event_at(self) -> float:
-        """When capture handed the first event of the backlog to its producer, by the event's own time stamp."""
+        """When capture handed the first event of the backlog to its producer, by the event's own time stamp.
+
+        In Unix seconds. Raises LockstepError when the events can't be read back.
+        """
         self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in self._base.items()])
         earliest: dict[int, float] = {}
         deadline = time.monotonic() + 10

@@ -113,7 +113,7 @@ class Rig:
         return {status.name: status.pid for status in self._stack.status() if status.pid is not None}
 
     def start(self, name: str, *arguments: str) -> Child:
-        """Start a ``lockstep`` command in a session of its own."""
+        """Start a ``lockstep`` command in a session of its own. Raises LockstepError when it ends at once."""
         self._pipelines += 1
         launch = Launch(
             command=[sys.executable, "-m", "lockstep", *arguments],

@@ -9,7 +9,10 @@ from cdc.model.errors import ConfigurationError
 
 
 def read_secret(*, variable: str, file: Path | None) -> SecretStr | None:
-    """A secret from its file when there is one, else from the environment, else None."""
+    """A secret from its file when there is one, else from the environment, else None.
+
+    Raises ConfigurationError when the file can't be read.
+    """
     if file is not None:
         try:
             return SecretStr(file.read_text().strip())

@@ -237,7 +237,7 @@ def copy_into_stream(
     stopping: Callable[[], bool],
     report: Callable[[CopyProgress], None],
 ) -> CaptureState:
-    """Copy one table where the stream stands; returns the committed state with the table in its ledger.
+    """Copy one table at the stream's position; returns the committed state with the table in its ledger.
 
     With ``leaves`` only the rows of these new partitions are added. Without it, all rows are published, and a delete
     for every key that the topic holds and the table doesn't. Raises Interrupted when ``stopping`` came first: the next

@@ -150,7 +150,7 @@ class StreamCopies:
                 self._say(f"warning: a repair waits: {ours.message}")
 
     def copy(self, frame: bytes | None) -> Pause | None:
-        """Copy at one point of the stream what is to be copied. ``frame`` comes behind it. None when told to stop.
+        """Copy at one point of the stream what is to be copied. ``frame`` comes after it. None when told to stop.
 
         Tables that lack their copy come first, which often answers their requests; repairs have their own turn.
         """
@@ -165,7 +165,7 @@ class StreamCopies:
                 point = self._point(names, opened)
             if point is None:
                 return Pause(self._loop.state, frame)
-            emit_heartbeat(self._sql)  # so that something behind the snapshot comes, also when nobody writes
+            emit_heartbeat(self._sql)  # so that something after the snapshot comes, also when nobody writes
             pause = self._loop.run(first=frame, until=point.slot.consistent_point)
             if pause is None:
                 return None
@@ -220,7 +220,7 @@ class StreamCopies:
         only_leaves = self._stream.watch.take_only_leaves(name, shape.schema_id) and not new
         leaves = change.leaves if change is not None and not change.whole and only_leaves else ()
         self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
-        # A process that dies behind the copy's last commit must not complete an update from values of before it.
+        # A process that dies after the copy's last commit must not complete an update from values of before it.
         self._stream.toast.store.clear(published.topic)
         self._stream.toast.store.commit(assembler.position)
         state = copy_into_stream(

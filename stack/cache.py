@@ -19,7 +19,7 @@ def cache_dir() -> Path:
 
 
 def machine() -> str:
-    """Name this processor as the PostgreSQL packages do."""
+    """Name this processor as the PostgreSQL packages do. Raises StackError when they have no build for it."""
     if platform.system() != "Linux" or platform.machine() not in _MACHINES:
         raise StackError(
             f"no packaged servers for {platform.system()} on {platform.machine()}",

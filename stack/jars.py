@@ -113,7 +113,10 @@ def fetch(
     cache: Path | None = None,
     show_progress: bool = False,
 ) -> dict[str, list[Path]]:
-    """Bring the named sets into the cache and return their files, in the order of the lock."""
+    """Bring the named sets into the cache and return their files, in the order of the lock.
+
+    Raises StackError for an unknown set, and for a file that isn't the locked one.
+    """
     folder = (cache or cache_dir()) / "jars"
     locked = read_lock(lock)
     sets = {name: [jar for jar in locked if jar.set_name == _lock_name(name)] for name in names}
@@ -135,7 +138,7 @@ def fetch(
 
 
 def verify(file: Path, sha256: str) -> None:
-    """Raise unless the file has exactly the locked bytes."""
+    """Raise StackError unless the file has exactly the locked bytes."""
     with file.open("rb") as content:
         got = hashlib.file_digest(content, "sha256").hexdigest()
     if got != sha256:
@@ -186,7 +189,7 @@ class Downloader(PythonResolver):
         self._advance = advance
 
     def download(self, artifact: Artifact) -> Path:
-        """Fetch one file from the first repository that has it."""
+        """Fetch one file from the first repository that has it. Raises FileNotFoundError when none has."""
         target = artifact.cached_path
         assert target is not None
         target.parent.mkdir(parents=True, exist_ok=True)

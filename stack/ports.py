@@ -35,6 +35,7 @@ def pick(kept: int | None = None, *, among: range = ORDINARY, taken: Collection[
     """Return the kept port where it is still free, else any free one of the range.
 
     The choice is random, so that two stacks that start at the same moment hardly ever choose alike.
+    Raises StackError when none is free.
     """
     if kept is not None and kept in among and kept not in taken and is_free(kept):
         return kept

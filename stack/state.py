@@ -41,7 +41,7 @@ class State:
         self._writing = threading.Lock()
 
     def read(self) -> dict[str, Remembered]:
-        """Return what is known of each server, by name."""
+        """Return what is known of each server, by name. Raises StackError when the file can't be read."""
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
             return {name: _parse(entry) for name, entry in content["servers"].items()}

@@ -304,6 +304,7 @@ class Assembler:
         """A delete and a tombstone for every live key of the truncated tables, all of one table with the same tag.
 
         ``position`` moves on only after a table's last delete: whoever goes on in the middle finds what is still live.
+        Raises UnsupportedChange without a log to read the keys from, LockstepError for an unknown relation.
         """
         for relation_id in message.relation_ids:
             try:

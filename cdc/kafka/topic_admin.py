@@ -124,7 +124,7 @@ class TopicAdmin:
         self._admin = AdminClient(dict(client))
 
     def partition_counts(self) -> dict[str, int]:
-        """Topic -> number of its partitions."""
+        """Topic -> number of its partitions. Raises Unavailable."""
         try:
             metadata = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S)
         except KafkaException as error:
@@ -162,6 +162,7 @@ class TopicAdmin:
         """Whether the brokers are of a version that can lose a committed transaction (``COMMIT_MARKER_LOSS``).
 
         Brokers don't tell their version to this client; their settings do, since that version brought one along.
+        Raises Unavailable when no broker answers.
         """
         try:
             brokers = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).brokers
@@ -182,7 +183,10 @@ class TopicAdmin:
         }
 
     def create(self, plans: Sequence[TopicPlan]) -> None:
-        """Create topics and wait until the brokers know them. One that exists by now is left as it is."""
+        """Create topics and wait until the brokers know them. One that exists by now is left as it is.
+
+        Raises LockstepError when the brokers refuse one, Unavailable when they don't answer.
+        """
         if not plans:
             return
         futures = self._admin.create_topics(
@@ -216,7 +220,7 @@ class TopicAdmin:
             time.sleep(0.05)
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
-        """Kafka's own id of each topic; another id means that the topic was made anew."""
+        """Kafka's own id of each topic; another id means that the topic was recreated."""
         return {topic: topic_id for topic, (topic_id, _) in self.identities(topics).items()}
 
     def identities(self, topics: Sequence[str]) -> dict[str, tuple[str, int]]:

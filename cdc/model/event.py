@@ -12,7 +12,7 @@ from cdc.model.table import TableName
 
 _JsonScalar = str | int | float | bool | None
 JsonValue = _JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
-"""A column's value as it stands in an event. Numbers that JSON can't hold exactly are text; see docs/types.md."""
+"""A column's value in an event. Numbers that JSON can't hold exactly are text; see docs/types.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class TableEvents(Sequence[RowEvent]):
         rows: Sequence[bytes | None],
         position_at: Callable[[int], Position],
     ) -> Self:
-        """Events as they stand in the log, none of which is parsed yet."""
+        """Events in the log's own JSON, not parsed yet."""
 
         def event_at(place: int) -> RowEvent:
             row = rows[place]

@@ -31,7 +31,10 @@ _REFUSED_FOR_GOOD = (
 
 
 def conninfo(source: SourceSettings, *, application: str) -> str:
-    """libpq's connection string, password included: never print it. Our session settings win over the DSN's."""
+    """libpq's connection string, password included: never print it. Our session settings win over the DSN's.
+
+    Raises ConfigurationError when the DSN can't be parsed.
+    """
     try:
         given: dict[str, Any] = dict(conninfo_to_dict(source.dsn))
     except psycopg.ProgrammingError as error:

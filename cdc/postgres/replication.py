@@ -79,6 +79,7 @@ class ReplicationConnection:
         """Begin to stream: from ``at``, or from what was confirmed if that is later.
 
         ``only_local`` leaves out what was replicated into this server from another (PostgreSQL 16 and later).
+        Raises LockstepError when the server doesn't start to stream.
         """
         options = f"proto_version '1', publication_names {_literal(quote_identifier(publication))}, messages 'true'"
         if only_local:
@@ -90,7 +91,10 @@ class ReplicationConnection:
             raise LockstepError(f"streaming from slot {slot} didn't start: {result.error_message.decode().strip()}")
 
     def receive(self) -> bytes | None:
-        """The next frame that is here already, or None when the socket is dry. Never waits."""
+        """The next frame that is here already, or None when the socket is dry. Never waits.
+
+        Raises Unavailable when the connection is lost or the server ends the stream.
+        """
         try:
             size, frame = self._pgconn.get_copy_data(1)
             if size == 0:

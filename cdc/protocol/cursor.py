@@ -48,7 +48,7 @@ class Cursor:
         return self._number(_INT64)
 
     def take(self, length: int) -> bytes:
-        """The next ``length`` bytes."""
+        """The next ``length`` bytes. Raises MalformedMessage when fewer are left."""
         end = self.position + length
         if length < 0 or end > len(self.message):
             raise self.malformed(f"{length} more bytes expected")
@@ -57,7 +57,7 @@ class Cursor:
         return taken
 
     def string(self) -> str:
-        """A zero-terminated UTF-8 string."""
+        """A zero-terminated UTF-8 string. Raises MalformedMessage."""
         end = self.message.find(b"\0", self.position)
         if end < 0:
             raise self.malformed("string without its final zero")
@@ -70,7 +70,7 @@ class Cursor:
         return text
 
     def finish(self) -> None:
-        """Refuse bytes that are left over."""
+        """Refuse bytes that are left over. Raises MalformedMessage."""
         if self.position != len(self.message):
             raise self.malformed(f"{len(self.message) - self.position} bytes left over")
 

@@ -108,7 +108,7 @@ class TableEncoder:
         return self._columns[place](value)
 
     def row_with(self, fields: Sequence[Field], known: Mapping[int, bytes]) -> bytes:
-        """As ``row``, with the JSON of some columns given."""
+        """As ``row``, with the JSON of some columns given. Raises ValueError for another number of fields."""
         if len(fields) != len(self._columns):
             raise ValueError("another number of values")
         parts = []

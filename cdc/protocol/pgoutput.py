@@ -155,7 +155,7 @@ _OLD = ord("O")
 
 
 def _fields(message: bytes, position: int) -> tuple[Fields, int]:
-    """Read a TupleData; returns its values and the position behind it.
+    """Read a TupleData; returns its values and the position after it.
 
     The one tuned loop of the decoder: it runs for every column of every row, so it reads the bytes directly. A slice
     past the end is short instead of an error; the comparison at the bottom catches it.

@@ -160,7 +160,7 @@ def _array(value: bytes, element: JsonEncoder, delimiter: str) -> bytes:
 
 
 def _quoted(text: str, position: int) -> tuple[str, int]:
-    """The content of a quoted element, unescaped, and the position behind its closing quote."""
+    """The content of a quoted element, unescaped, and the position after its closing quote."""
     content: list[str] = []
     while True:
         quote = text.find('"', position)

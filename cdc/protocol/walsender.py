@@ -32,7 +32,7 @@ class Keepalive:
 
 
 def wal_start(frame: bytes) -> Lsn:
-    """The position of an XLogData frame's payload in the WAL."""
+    """The position of an XLogData frame's payload in the WAL. Raises MalformedMessage."""
     if len(frame) < WAL_DATA_OFFSET:
         raise MalformedMessage("XLogData frame is too short", position=0, message=frame)
     return Lsn(_XLOG_DATA.unpack_from(frame, 1)[0])

@@ -92,4 +92,4 @@ def _in_words(before: Table, after: Table) -> str:
     parts += [f"{name} is {new[name]} now" for name in old if name in new and old[name] != new[name]]
     if before.key != after.key:
         parts.append(f"the key is ({', '.join(after.key)})")
-    return ", ".join(parts) or "its columns have another order, or it was made anew"
+    return ", ".join(parts) or "its columns have another order, or it was recreated"

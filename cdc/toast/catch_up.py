@@ -87,7 +87,10 @@ def _columns(rule: ToastRule, table: Table | None, shape: Table | None) -> Seque
 
 
 def large_values(rule: ToastRule, value: bytes, columns: Sequence[tuple[str, str]], *, at: str) -> dict[str, bytes]:
-    """The values of an event that could be out of line, as they stand there; none for a delete."""
+    """The JSON of an event's values that could be out of line; none for a delete.
+
+    Raises LockstepError when the value isn't an event.
+    """
     if value[OP_OFFSET : OP_OFFSET + 1] == _DELETE:
         return {}
     try:

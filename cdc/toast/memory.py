@@ -10,7 +10,7 @@ Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) -> the offset below which everything is contained."""
 
 Values = Mapping[str, bytes]
-"""A column's identity -> the value's JSON exactly as it stands in an event."""
+"""A column's identity -> the value's JSON exactly as in an event."""
 
 
 class ToastMemory(Protocol):

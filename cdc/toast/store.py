@@ -108,7 +108,7 @@ class ToastStore:
         )
         environment = self._environment
         environment.reader_check()
-        # A file that was cut off would end the process when a page behind its end is read.
+        # A file that was cut off would end the process when a page after its end is read.
         self._file_bytes = self._path.stat().st_size
         if self._file_bytes < self._needed_bytes():
             return "is shorter than it should be"
@@ -202,7 +202,7 @@ class ToastStore:
         return dict(self._offsets)
 
     def close(self) -> None:
-        """Write the position if it lags behind, and let go of the file. What wasn't committed is dropped."""
+        """Write the position if the file's lags, and close the file. What wasn't committed is dropped."""
         self.discard()
         try:
             if self._lagging and self._environment is not None:
@@ -263,7 +263,7 @@ class ToastStore:
             prefix = entries.topic_range(topic_ids[topic])
             cursor = transaction.cursor()
             cursor.set_range(prefix)
-            while cursor.key().startswith(prefix):  # empty behind the last one
+            while cursor.key().startswith(prefix):  # empty after the last one
                 cursor.delete()
         for topic, changes in self._changes.items():
             topic_id = _topic_id(transaction, topic_ids, topic)
@@ -336,7 +336,7 @@ class ToastStore:
 def _with_prefix(transaction: "lmdb.Transaction[bytes]", prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     cursor = transaction.cursor()
     cursor.set_range(prefix)
-    while cursor.key().startswith(prefix):  # empty behind the last one
+    while cursor.key().startswith(prefix):  # empty after the last one
         yield cursor.item()
         cursor.next()
 

@@ -76,7 +76,7 @@ def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[s
     for topic, facts in known.items():
         topic_id, partitions = now.get(topic, (facts.topic_id, facts.partitions))
         if topic_id != facts.topic_id:
-            raise _made_anew(sink, topic)
+            raise _recreated(sink, topic)
         if partitions != facts.partitions:
             raise _other_partitions(sink, topic, now=partitions, before=facts.partitions)
 
@@ -85,16 +85,16 @@ def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, T
     for topic, facts in topics.items():
         known = progress.topic_ids.get(topic)
         if known is not None and known != facts.topic_id:
-            raise _made_anew(point.sink, topic)
+            raise _recreated(point.sink, topic)
         known_partitions = sum(1 for name, _ in progress.next_offsets if name == topic)
         if known_partitions and known_partitions != facts.partitions:
             raise _other_partitions(point.sink, topic, now=facts.partitions, before=known_partitions)
 
 
-def _made_anew(sink: str, topic: str) -> PositionMismatch:
+def _recreated(sink: str, topic: str) -> PositionMismatch:
     return PositionMismatch(
         f"topic {topic} was created anew since sink {sink!r} read it last",
-        hint="a topic that was made anew lacks the rows that weren't written since: have capture copy its table"
+        hint="a recreated topic lacks the rows that weren't written since: have capture copy its table"
         f" (lockstep snapshot table TABLE), then lockstep rebuild {sink} --switch",
     )
 

@@ -87,7 +87,7 @@ class Build:
         return None
 
     def read_to_end(self, *, bulk: bool = False) -> InputsChanged | None:
-        """Apply what the log holds now, from where this generation is."""
+        """Apply what the log holds now, from where this generation is. Raises what the job failed with."""
         ends = log_ends(self._context.config)
         job = self.start(once=True, bulk=bulk)
         try:

@@ -17,7 +17,7 @@ class Severity(StrEnum):
 class Finding:
     """One thing that was checked: what, why it matters, and what to run or set.
 
-    ``fix`` is SQL that runs as it stands, or, where only people can decide, a sentence.
+    ``fix`` is SQL that runs unchanged, or, where only people can decide, a sentence.
     """
 
     severity: Severity
