@@ -36,7 +36,8 @@ class RedisConnection:
             if self._client is None:
                 self._client = self._connect()
             if not self._format_is_checked:
-                self._check_format(self._client)
+                check_format(self._client, self._name, self._keys)
+                self._format_is_checked = True
             yield self._client
         except RedisError as error:
             raise translated(error) from error
@@ -78,19 +79,19 @@ class RedisConnection:
             **options,
         )
 
-    def _check_format(self, client: Client) -> None:
-        """Raise LockstepError when what is stored here is of another format. An empty sink is of any."""
-        text: bytes | None = client.get(self._keys.format)
-        if text is not None and not text.isdigit():
-            raise LockstepError(
-                f"key {self._keys.format!r} isn't the number of a stored format",
-                hint="another application uses this prefix: set another one for this sink",
-            )
-        if text is not None:
-            check_stored_format(self._name, int(text), elsewhere="prefix")
-        elif client.exists(self._keys.generations, f"{self._keys.prefix}:notes"):
-            check_stored_format(self._name, 1, elsewhere="prefix")
-        self._format_is_checked = True
+
+def check_format(client: Client, name: str, keys: RedisKeys) -> None:
+    """Raises LockstepError when what is stored here is of another format. An empty sink is of any."""
+    text: bytes | str | None = client.get(keys.format)
+    if text is not None and not text.isdigit():
+        raise LockstepError(
+            f"key {keys.format!r} isn't the number of a stored format",
+            hint="another application uses this prefix: set another one for this sink",
+        )
+    if text is not None:
+        check_stored_format(name, int(text), elsewhere="prefix")
+    elif client.exists(keys.generations, f"{keys.prefix}:notes"):
+        check_stored_format(name, 1, elsewhere="prefix")
 
 
 def pipelined(client: Client, commands: Sequence[tuple[Any, ...]]) -> list[Any]:

@@ -34,6 +34,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.model.tag import SNAPSHOT_SEQ, Tag
 from sinks.columns.shape import Shape, unprepared
+from sinks.redis.connection import check_format
 from sinks.redis.keys import RedisKeys
 from sinks.redis.layout import table_field
 from sinks.redis.scripts import arguments_for, script_for
@@ -109,6 +110,7 @@ class Refill:
                 f"sink {name!r} keeps all rows by itself", hint='only one of mode = "invalidate" is refilled'
             )
         self._client = client
+        self._name = name
         self._prefix = settings.prefix or name
         self._settings = settings
         self._latest_s = min(LATEST_S, settings.tombstone_ttl_s / 2)
@@ -157,7 +159,7 @@ class Refill:
         """Whether the row is there now. False where something newer is known of it, or where it is too late.
 
         ``table`` is ``schema.table``; key and row are in the event's form, with the columns that the sink has. Raises
-        LockstepError for a table that the sink doesn't have.
+        LockstepError for a table that the sink doesn't have, and for a sink that another version of Lockstep has written.
         """
         generation = self._live()
         if generation is None or self._monotonic() - position.found_at > self._latest_s:
@@ -190,6 +192,7 @@ class Refill:
         """What the generation was prepared for."""
         shape = self._shapes.get((generation, name))
         if shape is None:
+            check_format(self._client, self._name, RedisKeys(self._prefix, generation))
             text = self._client.hget(f"{self._prefix}:g{generation}.tables", table_field(name))
             if text is None:
                 raise unprepared(name)

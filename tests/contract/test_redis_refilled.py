@@ -18,6 +18,7 @@ from cdc.model.tag import Tag
 from sinks.redis.refill import LATEST_S, Query, ReadPosition, Refill
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
+from sinks.stored_format import STORED_FORMAT
 from stack.stack import Stack
 from tests.builders import batch, table, upsert
 from tests.databases import Database, until
@@ -244,3 +245,13 @@ def test_a_commit_that_nobody_sees_yet_is_not_overtaken(endpoints: Any) -> None:
 def _address(stack: Stack) -> str:
     (found,) = [server.address for server in stack.status() if server.name == "postgres"]
     return found
+
+
+def test_a_row_is_put_into_no_other_format_than_this_version_knows(caches: Any) -> None:
+    cache = caches()
+    cache.change(8)
+    cache.client.set(f"{cache.name}:format", STORED_FORMAT + 1)
+    for application in (cache.refill, cache.application()):
+        with pytest.raises(LockstepError, match="was written by a newer Lockstep"):
+            application.put("public.orders", {"id": 42}, ROW, ReadPosition(1, 16, cache.now))
+    assert cache.value() is None
