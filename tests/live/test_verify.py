@@ -201,19 +201,23 @@ class Search:
 
 class Warehouse:
     def __init__(self, running: Running) -> None:
-        self.connection = psycopg.connect(running.pipeline.endpoints.warehouse_dsn, autocommit=True)
+        self.dsn = running.pipeline.endpoints.warehouse_dsn
         self.account = f"{running.sink('warehouse')}_g1.{running.schema}__account"
         self.entry = f"{running.sink('warehouse')}_g1.{running.schema}__entry"
 
     def run(self, statement: str, *values: Any) -> None:
-        assert self.connection.execute(statement.encode(), values).rowcount == 1
+        assert self.changed_rows(statement, *values) == 1
+
+    def changed_rows(self, statement: str, *values: Any) -> int:
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            return connection.execute(statement.encode(), values).rowcount
 
     def remove(self, row: int) -> None:
         self.run(f"delete from {self.account} where id = %s", row)
 
     def put(self, row: int, tag: str, values: Mapping[str, Any]) -> None:
         given = {**values, "_tag": tag, "_deleted": False}
-        self.connection.execute(f"delete from {self.account} where id = %s".encode(), (row,))
+        self.changed_rows(f"delete from {self.account} where id = %s", row)
         places = ", ".join(["%s"] * len(given))
         self.run(f"insert into {self.account} ({', '.join(given)}) values ({places})", *given.values())
 
@@ -671,5 +675,7 @@ def test_without_capture_it_says_what_must_run_and_the_topic_still_helps(running
 
     # For tests that come after this one.
     running.capture = running.pipeline.start_capture()
+    # Capture finds the first request in the WAL, so the row may be repaired before this one looks at it.
     mended = verified(running.config, running.options("cache", tables=tables, keys=keys, repair=True))
-    assert running.table(mended).repaired == (b'{"id":32}',)
+    assert mended.is_equal or running.table(mended).repaired == (b'{"id":32}',)
+    assert verified(running.config, running.options("cache", tables=tables, keys=keys)).is_equal
