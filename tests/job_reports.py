@@ -16,10 +16,10 @@ def seen(report: Report) -> Seen:
     """A report as a dictionary; an error is its text."""
     fields: Seen = {"report": type(report).__name__}
     for name, value in asdict(report).items():
-        if isinstance(value, Exception):
-            value = str(value)
         # As a report from another process comes, through JSON.
-        fields[name] = list(value) if isinstance(value, tuple) else value
+        fields[name] = (
+            str(value) if isinstance(value, Exception) else list(value) if isinstance(value, tuple) else value
+        )
     return fields
 
 

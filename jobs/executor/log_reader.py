@@ -93,7 +93,13 @@ def read_log(client: Client, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
     """
     for rows in tasks:
         for text in rows.column("ranges").to_pylist():
-            yield from _reader(client).read(load_ranges(text))
+            reader = _reader(client)
+            try:
+                yield from reader.read(load_ranges(text))
+            except BaseException:
+                # The client keeps errors of partitions for its next reader, who has asked for others.
+                _forget(client)
+                raise
 
 
 class LogReader:
@@ -242,3 +248,8 @@ def _reader(client: Client) -> LogReader:
     if identity not in _open:
         _open[identity] = LogReader(client)
     return _open[identity]
+
+
+def _forget(client: Client) -> None:
+    if (reader := _open.pop(tuple(sorted(client.items())), None)) is not None:
+        reader.close()

@@ -159,7 +159,7 @@ class Refill:
         """Whether the row is there now. False where something newer is known of it, or where it is too late.
 
         ``table`` is ``schema.table``; key and row are in the event's form, with the columns that the sink has. Raises
-        LockstepError for a table that the sink doesn't have, and for a sink that another version of Lockstep has written.
+        LockstepError for a table that the sink does not have, and for a sink that another version has written.
         """
         generation = self._live()
         if generation is None or self._monotonic() - position.found_at > self._latest_s:

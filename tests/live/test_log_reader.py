@@ -87,6 +87,11 @@ def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
 
+def task_rows(*wanted: Range) -> pa.RecordBatch:
+    """What one of Spark's tasks gets to read these ranges."""
+    return pa.RecordBatch.from_pydict({"ranges": [log_reader.dump_ranges(wanted)]})
+
+
 def through_spark(spark: SparkSession, log: Log, topics: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     """What a job with expressions gets to see."""
     found: list[pa.RecordBatch] = []
@@ -191,6 +196,22 @@ def test_records_that_are_gone_are_lost(log: Log, reader: LogReader) -> None:
     # From its beginning, wherever that is: who asks for that knows that something is missing.
     assert [row["offset"] for row in rows(list(reader.read([Range(topic, 0, None, 10)])))] == [5, 6, 7, 8, 9]
     assert [row["offset"] for row in rows(list(reader.read([Range(topic, 0, 7, 10)])))] == [7, 8, 9]
+
+
+def test_what_was_lost_to_one_task_is_not_told_to_the_next(log: Log) -> None:
+    trimmed, whole = log.topic(6), log.topic(1)
+    log.publish((True, [(trimmed, partition, b"k", b"v") for partition in range(6)]), (True, [(whole, 0, b"k", b"v")]))
+    gone = [log_reader.Assigned(trimmed, partition, 1) for partition in range(6)]
+    for future in log.admin.delete_records(gone).values():
+        future.result(30)
+
+    def read(*wanted: Range) -> list[dict[str, Any]]:
+        return rows(list(read_log(log.kafka.client(), [task_rows(*wanted)])))
+
+    for _ in range(5):
+        with pytest.raises(PositionMismatch, match="no longer holds"):
+            read(*(Range(trimmed, partition, 0, 2) for partition in range(6)))
+        assert [row["offset"] for row in read(Range(whole, 0, None, 1))] == [0]
 
 
 def test_a_topic_that_is_gone_and_brokers_that_dont_answer(
