@@ -111,7 +111,7 @@ def test_a_history_that_compaction_may_thin_out_is_told_of(case: Case, endpoints
     def told() -> list[str]:
         return [found.what for found in examine(load(case.path)) if found.severity is Severity.WARNING]
 
-    assert "keeps every version of rows, and its topics may be compacted at once" in told()
+    assert "keeps every version of a row, and its topics may be compacted at once" in told()
     case.path.write_text(
         case.path.read_text().replace("partitions = 3", "partitions = 3, min_compaction_lag_ms = 60000")
     )
@@ -120,7 +120,7 @@ def test_a_history_that_compaction_may_thin_out_is_told_of(case: Case, endpoints
     config = load(case.path)
     settings = config.kafka.topics.model_copy(update={"min_compaction_lag_ms": 0})
     TopicAdmin(case.client).create([table_topic_plan(config.topics()[T], settings)])
-    assert "keeps every version of rows, and its topics may be compacted at once" in told()
+    assert "keeps every version of a row, and its topics may be compacted at once" in told()
 
 
 def test_a_pipeline_that_runs_is_healthy(case: Case) -> None:

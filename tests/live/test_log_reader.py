@@ -198,6 +198,20 @@ def test_records_that_are_gone_are_lost(log: Log, reader: LogReader) -> None:
     assert [row["offset"] for row in rows(list(reader.read([Range(topic, 0, 7, 10)])))] == [7, 8, 9]
 
 
+def test_a_beginning_that_was_deleted_since_it_was_read_is_not_asked_for_again(log: Log) -> None:
+    topic = log.topic(1)
+    log.publish((True, [(topic, 0, b"%d" % n, b"v") for n in range(10)]))
+
+    def read(*wanted: Range) -> list[int]:
+        return [row["offset"] for row in rows(list(read_log(log.kafka.client(), [task_rows(*wanted)])))]
+
+    for begin in (0, 3, 6):
+        if begin:
+            next(iter(log.admin.delete_records([log_reader.Assigned(topic, 0, begin)]).values())).result(30)
+        assert read(Range(topic, 0, None, 10)) == [*range(begin, 10)]
+        assert read(Range(topic, 0, 8, 10)) == [8, 9]
+
+
 def test_what_was_lost_to_one_task_is_not_told_to_the_next(log: Log) -> None:
     trimmed, whole = log.topic(6), log.topic(1)
     log.publish((True, [(trimmed, partition, b"k", b"v") for partition in range(6)]), (True, [(whole, 0, b"k", b"v")]))
