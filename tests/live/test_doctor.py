@@ -174,7 +174,7 @@ def test_a_slot_that_another_client_reads_is_found(case: Case) -> None:
         ]
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 _OTHER_READER = """

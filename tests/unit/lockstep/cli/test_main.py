@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,12 @@ def test_ctrl_c_ends_a_command_without_a_traceback(tmp_path: Path) -> None:
         text=True,
     )
     writer = _open_once_it_is_read(configuration, process)
-    process.send_signal(signal.SIGINT)
-    printed = process.communicate(timeout=60)
+    for _ in range(6):
+        process.send_signal(signal.SIGINT)
+        # One that comes between Python's look at signals and its wait for bytes is seen with the next.
+        with suppress(subprocess.TimeoutExpired):
+            printed = process.communicate(timeout=10)
+            break
     os.close(writer)
     assert (process.returncode, printed) == (130, ("", ""))
 
