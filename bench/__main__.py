@@ -58,58 +58,58 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--probes", type=int, help="probes of each sink")
     parser.add_argument("--keys", type=int, help="keys of the log that sinks are built from, with two events each")
     parser.add_argument("--events", type=int, help="events of each backlog that is replayed to sinks")
-    found = parser.parse_args(words)
-    found.only = [name for name in found.only.split(",") if name]
-    unknown = [name for name in found.only if name not in PHASES]
-    if unknown or not found.only:
+    options = parser.parse_args(words)
+    options.only = [name for name in options.only.split(",") if name]
+    unknown = [name for name in options.only if name not in PHASES]
+    if unknown or not options.only:
         parser.error(f"no such phase: {', '.join(unknown)}" if unknown else "--only names no phase")
-    if found.repeat < 1:
+    if options.repeat < 1:
         parser.error("--repeat must be 1 at least")
-    return found
+    return options
 
 
-def chosen_sizes(found: argparse.Namespace) -> Sizes:
+def chosen_sizes(options: argparse.Namespace) -> Sizes:
     """The sizes of the command line. Rows and events are whole transactions."""
-    sizes = QUICK if found.quick else FULL
-    if found.rows is not None:
-        whole = max(1, found.rows // sizes.drain_transaction_rows) * sizes.drain_transaction_rows
+    sizes = QUICK if options.quick else FULL
+    if options.rows is not None:
+        whole = max(1, options.rows // sizes.drain_transaction_rows) * sizes.drain_transaction_rows
         sizes = replace(sizes, drain_rows=whole)
-    if found.rate is not None:
-        sizes = replace(sizes, latency_rate=found.rate)
-    if found.seconds is not None:
-        sizes = replace(sizes, latency_s=found.seconds)
-    if found.probes is not None:
-        sizes = replace(sizes, sink_probes=found.probes)
-    if found.keys is not None:
-        sizes = replace(sizes, bootstrap_keys=found.keys)
-    if found.events is not None:
+    if options.rate is not None:
+        sizes = replace(sizes, latency_rate=options.rate)
+    if options.seconds is not None:
+        sizes = replace(sizes, latency_s=options.seconds)
+    if options.probes is not None:
+        sizes = replace(sizes, sink_probes=options.probes)
+    if options.keys is not None:
+        sizes = replace(sizes, bootstrap_keys=options.keys)
+    if options.events is not None:
         portion = replay.UPDATES * replay.TRANSACTION_ROWS
-        sizes = replace(sizes, replay_events=max(1, found.events // portion) * portion)
+        sizes = replace(sizes, replay_events=max(1, options.events // portion) * portion)
     return sizes
 
 
-def run(found: argparse.Namespace, say: Say) -> dict[str, Any]:
+def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     """Measure; returns the document with the figures as they are under ``figures``."""
-    sizes, began, started = chosen_sizes(found), time.monotonic(), datetime.now(UTC)
+    sizes, began, started = chosen_sizes(options), time.monotonic(), datetime.now(UTC)
     facts = machine.facts()
     warning = machine.busy_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         say(warning)
-    rig = Rig(found.stack, say=say)
+    rig = Rig(options.stack, say=say)
     runs: list[list[Figure]] = []
     details: list[dict[str, Any]] = []
     try:
         rig.up("postgres", "kafka")
-        for number in range(1, found.repeat + 1):
+        for number in range(1, options.repeat + 1):
             figures: list[Figure] = []
-            one: dict[str, Any] = {}
-            for name in found.only:
-                say(f"--- {name}" + (f", run {number} of {found.repeat}" if found.repeat > 1 else ""))
+            phase_details: dict[str, Any] = {}
+            for name in options.only:
+                say(f"--- {name}" + (f", run {number} of {options.repeat}" if options.repeat > 1 else ""))
                 measured, facts_of_phase = PHASES[name](rig, sizes, say)
                 figures += measured
-                one[name] = facts_of_phase | {"figures": [report.figure_json(figure) for figure in measured]}
+                phase_details[name] = facts_of_phase | {"figures": [report.figure_json(figure) for figure in measured]}
             runs.append(figures)
-            details.append(one)
+            details.append(phase_details)
     finally:
         # The end takes seconds and must not be interrupted: it is what leaves no process behind.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -137,7 +137,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def main(words: Sequence[str]) -> int:
     """Returns the exit code: 0 measured, 1 failed, 130 interrupted."""
-    found = arguments(words)
+    options = arguments(words)
     console = Console(stderr=True)
     began = time.monotonic()
 
@@ -148,7 +148,7 @@ def main(words: Sequence[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
     try:
-        document = run(found, say)
+        document = run(options, say)
     except (LockstepError, StackError) as error:
         say(f"error: {error}")
         return 1
@@ -156,8 +156,8 @@ def main(words: Sequence[str]) -> int:
         return 130
     text = json.dumps(document, indent=2) + "\n"
     RESULTS.mkdir(exist_ok=True)
-    kept = RESULTS / f"{document['started'].replace(':', '')}.json"
-    for path in (kept, found.json):
+    archived_document = RESULTS / f"{document['started'].replace(':', '')}.json"
+    for path in (archived_document, options.json):
         if path is not None:
             path.write_text(text, encoding="utf-8")
             say(f"written: {path}")

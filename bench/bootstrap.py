@@ -31,7 +31,10 @@ _WHAT = {
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Fill the log with two events per key, then build and compare each sink from it."""
+    """Fill the log with two events per key, then build and compare each sink from it. Returns figures and details.
+
+    Raises LockstepError when a command fails, takes too long, or leaves a sink that isn't equal to the source.
+    """
     rig.up()
     figures: list[Figure] = []
     facts: dict[str, Any] = {}

@@ -82,7 +82,7 @@ class _Follower:
         deadline = time.monotonic() + 60 + rows / _ROWS_PER_S_MIN
         steps: list[Step] = []
         markers = dict.fromkeys(self._base, 0)
-        known = dict(self._base)
+        seen_ends = dict(self._base)
         while True:
             message = self._consumer.poll(0.1)
             if message is None:
@@ -99,9 +99,9 @@ class _Follower:
             steps.append(Step(time.time(), sum(bounds[p] - self._base[p] - markers[p] for p in bounds)))
             for partition, bound in bounds.items():
                 # The transaction's own marker follows its events, and lies below the next bound.
-                if bound > known[partition]:
+                if bound > seen_ends[partition]:
                     markers[partition] += 1
-                known[partition] = bound + 1
+                seen_ends[partition] = bound + 1
             if record.lsn >= until_lsn:
                 return [step for step in steps if step.events]
 
@@ -131,7 +131,10 @@ def _bytes(value: object) -> bytes:
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Write a backlog, read it with the null reader, drain it with capture. Returns figures and details."""
+    """Write a backlog, read it with the null reader, drain it with capture. Returns figures and details.
+
+    Raises LockstepError when capture fails or takes too long.
+    """
     with rig.pipeline("drain") as pipeline:
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)

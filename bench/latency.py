@@ -1,7 +1,7 @@
 """From commit to a read-committed consumer, at a steady rate of small transactions.
 
-Two figures without Lockstep are measured beside it: the same commits as a null reader of the WAL sees them, and
-Kafka transactions of one record from their begin to the same consumer.
+Two figures without Lockstep are measured beside it. One is when a null reader of the WAL sees the same commits. The
+other is Kafka transactions of one record, from their begin to the same consumer.
 """
 
 import threading
@@ -79,9 +79,9 @@ def commit_steadily(
     began = time.time()
     for k in range(round(rate * seconds)):
         row = first + k
-        before = time.time()
+        sent_at = time.time()
         pipeline.insert(connection, row)
-        times[row] = (before, time.time())
+        times[row] = (sent_at, time.time())
         ahead_s = began + (k + 1) / rate - time.time()
         if ahead_s > 0:
             time.sleep(ahead_s)
@@ -94,7 +94,7 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Returns figures and details."""
+    """Returns figures and details. Raises LockstepError when events don't arrive in time."""
     with rig.pipeline("latency") as pipeline:
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
@@ -126,9 +126,9 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
         pipeline.stop(capture)
         bare = _bare_transactions(pipeline, rate=sizes.latency_rate)
 
-    returned = {row: after for row, (_, after) in sent.items()}
-    lockstep = percentiles_ms([watcher.seen[row] - after for row, after in returned.items()])
-    floor = percentiles_ms([null.seen[row] - after for row, after in returned.items()])
+    returned = {row: returned_at for row, (_, returned_at) in sent.items()}
+    lockstep = percentiles_ms([watcher.seen[row] - returned_at for row, returned_at in returned.items()])
+    floor = percentiles_ms([null.seen[row] - returned_at for row, returned_at in returned.items()])
     kafka = percentiles_ms(bare)
     say(f"capture: p50 {lockstep['p50']:.1f} ms, p99 {lockstep['p99']:.1f} ms")
     targets = {"p50": Target(bound="at most", amount=20)}
@@ -150,16 +150,16 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
         "commit_to_consumer_ms": lockstep,
         "commit_to_null_reader_ms": floor,
         "bare_kafka_transaction_ms": kafka,
-        "statement_and_commit_ms": percentiles_ms([after - before for before, after in sent.values()]),
+        "statement_and_commit_ms": percentiles_ms([returned_at - sent_at for sent_at, returned_at in sent.values()]),
         "cpu_s": used,
         "capture_peak_memory_mb": round(capture.memory.megabytes, 1),
     }
     return figures, details
 
 
-def _wait_for_all(sent: Mapping[int, object], *seen: Mapping[int, float]) -> None:
+def _wait_for_all(sent: Mapping[int, object], *arrivals: Mapping[int, float]) -> None:
     def all_seen() -> bool:
-        return all(row in watched for watched in seen for row in sent)
+        return all(row in watched for watched in arrivals for row in sent)
 
     wait_until(
         all_seen, what="every committed row was seen by the consumer and by the null reader", timeout_s=_SETTLE_S
@@ -191,7 +191,7 @@ def _bare_transactions(pipeline: Pipeline, *, rate: int) -> list[float]:
         watcher.finish()
         admin.delete_topics([topic])[topic].result(10)
     # The first ones open connections.
-    measured = [watcher.seen[row] - at for row, at in began.items()][_BARE_TRANSACTIONS // 10 :]
+    measured = [watcher.seen[row] - begin for row, begin in began.items()][_BARE_TRANSACTIONS // 10 :]
     if not measured:
         raise LockstepError("no bare Kafka transaction was seen")
     return measured

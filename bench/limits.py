@@ -48,7 +48,7 @@ _Row = tuple[bytes, bytes, bytes]
 
 def portions_of(rows: Sequence[T], *, batch: int, tasks: int) -> list[Sequence[T]]:
     """Rows in the order of the log, in the portions in which the tasks of batches apply them. Pure."""
-    batches = [rows[at : at + batch] for at in range(0, len(rows), batch)]
+    batches = [rows[start : start + batch] for start in range(0, len(rows), batch)]
     return [portion for of_batch in batches for task in range(tasks) if (portion := of_batch[task::tasks])]
 
 
@@ -112,7 +112,9 @@ def copied(pipeline: Pipeline) -> float:
     with psycopg.connect(pipeline.endpoints.warehouse_dsn, autocommit=True) as connection:
         rows = _copied_out(connection, f"copy {_table(pipeline)} to stdout")
         connection.execute(f"create table limit_of_copy (like {_table(pipeline)} including all)".encode())
-        blocks = [b"".join(rows[at : at + _PIPELINE_COMMANDS]) for at in range(0, len(rows), _PIPELINE_COMMANDS)]
+        blocks = [
+            b"".join(rows[start : start + _PIPELINE_COMMANDS]) for start in range(0, len(rows), _PIPELINE_COMMANDS)
+        ]
         seconds = _timed(lambda: _copy_in(connection, "copy limit_of_copy from stdin", blocks))
         connection.execute("drop table limit_of_copy")
     return len(rows) / seconds
@@ -130,7 +132,10 @@ def merged(pipeline: Pipeline) -> float:
         connection.execute(f"create table limit_of_merge (like {_table(pipeline)} including all)".encode())
         batch, tasks = pipeline.config.spark.max_offsets_per_trigger, pipeline.config.kafka.topics.partitions
         prepared = [
-            [b"".join(portion[at : at + _PIPELINE_COMMANDS]) for at in range(0, len(portion), _PIPELINE_COMMANDS)]
+            [
+                b"".join(portion[start : start + _PIPELINE_COMMANDS])
+                for start in range(0, len(portion), _PIPELINE_COMMANDS)
+            ]
             for portion in portions_of(rows, batch=batch, tasks=tasks)
         ]
 
@@ -242,7 +247,7 @@ def _in_parallel(work: Callable[[Iterator[T]], None], portions: Iterable[T]) -> 
 
 
 def _in_portions(items: list[T], size: int) -> list[list[T]]:
-    return [items[at : at + size] for at in range(0, len(items), size)]
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _table(pipeline: Pipeline) -> str:
@@ -274,12 +279,12 @@ def _hashes(pipeline: Pipeline) -> list[_Row]:
     with _redis(pipeline) as client:
         cursor, done = 0, False
         while not done:
-            cursor, found = client.scan(cursor, match=f"{pipeline.name}:g1:*", count=5000)
+            cursor, keys = client.scan(cursor, match=f"{pipeline.name}:g1:*", count=5000)
             done = cursor == 0
             reading = client.pipeline(transaction=False)
-            for key in found:
+            for key in keys:
                 reading.hmget(key, "t", "v")
-            rows += [(b"limit:" + key, tag, value) for key, (tag, value) in zip(found, reading.execute(), strict=True)]
+            rows += [(b"limit:" + key, tag, value) for key, (tag, value) in zip(keys, reading.execute(), strict=True)]
     # SCAN may name a key twice.
     return list({row[0]: row for row in rows}.values())
 

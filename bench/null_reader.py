@@ -1,7 +1,7 @@
 """A reader of a replication slot that throws everything away: what PostgreSQL itself can send, and how soon.
 
-It is the bound of any capture. It reads with libpq as capture does and sleeps when the socket is empty, since a
-reader that wakes up for every message costs the server three times as much.
+It is the bound of any capture. It reads with libpq as capture does, and sleeps when the socket is empty. A reader that
+wakes up for every message costs the server three times as much.
 """
 
 import select
@@ -61,7 +61,7 @@ class Drained:
 
 
 def drain(dsn: str, *, slot: str, publication: str, rows: int) -> Drained:
-    """Read ``rows`` inserted rows from the slot."""
+    """Read ``rows`` inserted rows from the slot. Raises psycopg.OperationalError when the stream ends before."""
     cpu_before = time.process_time()
     started = time.perf_counter()
     stream = _Stream(dsn, slot=slot, publication=publication)

@@ -77,16 +77,16 @@ def applied(log: str, sink: str) -> Applied:
         if report["sink"] != sink:
             continue
         # In the zone of this machine; only differences count.
-        at = datetime.strptime(report["at"], "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
+        logged_at = datetime.strptime(report["at"], "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC)
         if report["started"]:
-            started = started or at
+            started = started or logged_at
             continue
         facts = dict(fact.split("=", 1) for fact in report["facts"].split())
         if int(facts["rows"]):
-            ended = at
+            ended = logged_at
             rows += int(facts["rows"])
             if first_ended is None:
-                first_ended, first_rows = at, rows
+                first_ended, first_rows = logged_at, rows
             written += int(facts["applied"])
             rejected += int(facts["rejected"])
             batch_ms.append(int(facts["duration_ms"]))
@@ -104,7 +104,7 @@ def applied(log: str, sink: str) -> Applied:
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
-    """Returns figures and details."""
+    """Returns figures and details. Raises LockstepError when a command fails or doesn't apply every event."""
     rig.up()
     events = sizes.replay_events
     keys = events // UPDATES
@@ -121,17 +121,17 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
         facts: dict[str, Any] = {"events": events, "keys": keys}
         rates: dict[str, float] = {}
         for kind in _KINDS:
-            found, facts[f"{kind}, other keys"] = _replay(rig, pipeline, kind, events, say)
+            outcome, facts[f"{kind}, other keys"] = _replay(rig, pipeline, kind, events, say)
             if kind == HISTORY:
                 limit_rates[kind] = limit_rates[WAREHOUSE]
             else:
                 say(f"the limit of {kind}")
                 limit_rates[kind] = _limit(pipeline, kind)
-            rates[kind] = events / found.seconds
+            rates[kind] = events / outcome.seconds
             limit = Limit(value=limit_rates[kind], what=_WHAT[kind])
             figures += figures_of(
                 f"{kind}: every event another key",
-                found,
+                outcome,
                 later=f"{kind}: other keys, later batches",
                 unit="rows/s",
                 limit=limit,
@@ -147,17 +147,17 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 
 def figures_of(
-    name: str, found: Applied, *, later: str, unit: str, limit: Limit, target: Target | None
+    name: str, outcome: Applied, *, later: str, unit: str, limit: Limit, target: Target | None
 ) -> list[Figure]:
-    """The rate, and that after the first batch where there is one, called ``later``. Pure."""
-    value = found.rows / found.seconds
+    """The rate, and that after the first batch where there is one, named ``later``. Pure."""
+    value = outcome.rows / outcome.seconds
     figures = [Figure(phase=PHASE, name=name, value=value, unit=unit, limit=limit, target=target)]
-    if found.rate_later is not None:
-        figures.append(Figure(phase=PHASE, name=later, value=found.rate_later, unit=unit, limit=limit))
+    if outcome.rate_later is not None:
+        figures.append(Figure(phase=PHASE, name=later, value=outcome.rate_later, unit=unit, limit=limit))
     return figures
 
 
-def hot_figures(kind: str, found: Applied, *, own: float, limit: float) -> list[Figure]:
+def hot_figures(kind: str, outcome: Applied, *, own: float, limit: float) -> list[Figure]:
     """The figures of ten updates per key. ``own`` is the sink's rate with distinct keys, ``limit`` its limit. Pure."""
     if kind == HISTORY:
         fastest = Limit(value=limit, what="the limit above, since every version is a row")
@@ -167,7 +167,7 @@ def hot_figures(kind: str, found: Applied, *, own: float, limit: float) -> list[
     amount = _HOT_EVENTS_PER_S.get(kind)
     figures = figures_of(
         f"{kind}: {UPDATES} updates per key",
-        found,
+        outcome,
         later=f"{kind}: hot keys, later batches",
         unit="events/s",
         limit=fastest,
@@ -178,7 +178,7 @@ def hot_figures(kind: str, found: Applied, *, own: float, limit: float) -> list[
             Figure(
                 phase=PHASE,
                 name=f"{kind}: hot keys beside other keys",
-                value=found.rows / found.seconds,
+                value=outcome.rows / outcome.seconds,
                 unit="events/s",
                 limit=Limit(value=own, what="its own rate where every event is another key"),
                 target=Target(bound="at least", amount=_HOT_CACHE_TIMES, of_limit=True),
@@ -227,19 +227,23 @@ def _replay(rig: Rig, pipeline: Pipeline, kind: str, events: int, say: Say) -> t
     log = _ended(pipeline, apply, events)
     used = cpu.used()
     try:
-        found = applied(log, sink)
+        outcome = applied(log, sink)
     except LockstepError as error:
         raise LockstepError(f"{error}; the end of its log:\n{apply.tail.last(25)}") from None
-    if found.rows != events or found.rejected:
+    if outcome.rows != events or outcome.rejected:
         raise LockstepError(
-            f"{kind} applied {found.rows:,} of {events:,} events and rejected {found.rejected:,}; the end of its log:\n"
+            f"{kind} applied {outcome.rows:,} of {events:,} events and rejected {outcome.rejected:,};"
+            " the end of its log:\n"
             f"{apply.tail.last(25)}"
         )
-    say(f"{kind}: {events / found.seconds:,.0f} events/s, {found.written:,} written in {len(found.batch_ms)} batches")
-    return found, {
-        "seconds": round(found.seconds, 3),
-        "written": found.written,
-        "batch_ms": list(found.batch_ms),
+    say(
+        f"{kind}: {events / outcome.seconds:,.0f} events/s,"
+        f" {outcome.written:,} written in {len(outcome.batch_ms)} batches"
+    )
+    return outcome, {
+        "seconds": round(outcome.seconds, 3),
+        "written": outcome.written,
+        "batch_ms": list(outcome.batch_ms),
         "servers_cpu_s": used,
     }
 

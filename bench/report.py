@@ -12,7 +12,7 @@ from bench.figures import Figure, Target
 
 
 def table(figures: Sequence[Figure]) -> RenderableType:
-    """One line per figure, each beside its limit; what the limits are stands below."""
+    """One line per figure, each beside its limit; what the limits are is below."""
     notes = list(dict.fromkeys(figure.limit.what for figure in figures if figure.limit is not None))
     lines = Table()
     for heading in ("phase", "figure", "measured", "limit", "", "of limit", "target", "result"):

@@ -1,4 +1,4 @@
-"""What a measurement stands on: servers, one pipeline at a time with a table of its own, and its processes."""
+"""What a measurement needs: servers, one pipeline at a time with a table of its own, and its processes."""
 
 import contextlib
 import os
@@ -95,7 +95,7 @@ class Rig:
         self._pipelines = 0
 
     def up(self, *names: str) -> None:
-        """Start these servers, or all; the fewer run, the less is measured beside Lockstep."""
+        """Start these servers, or all; the fewer run, the less is measured beside Lockstep. Raises StackError."""
         self._stack.up(names or None, report=lambda name, what: self._say(f"{name}: {what}"))
 
     def close(self) -> None:
@@ -206,7 +206,10 @@ class Pipeline:
         self._rig.stop(child)
 
     def wait_streaming(self, capture: Child) -> None:
-        """Wait until capture has taken the snapshot and reads the slot."""
+        """Wait until capture has taken the snapshot and reads the slot.
+
+        Raises LockstepError at the time-out, or when capture has ended.
+        """
 
         def streaming() -> bool:
             capture.check()
@@ -220,7 +223,10 @@ class Pipeline:
         wait_until(streaming, what="capture streams", every_s=0.2)
 
     def wait_published(self, capture: Child, lsn: int, *, timeout_s: float) -> None:
-        """Wait until capture has published everything up to an LSN."""
+        """Wait until capture has published everything up to an LSN.
+
+        Raises LockstepError at the time-out, or when capture has ended.
+        """
 
         def published() -> bool:
             capture.check()
@@ -230,7 +236,7 @@ class Pipeline:
         wait_until(published, what=f"the log has everything up to {format_lsn(lsn)}", timeout_s=timeout_s, every_s=0.5)
 
     def wait_end(self, child: Child, *, timeout_s: float) -> str:
-        """Wait until a command has ended by itself; what it printed."""
+        """Wait until a command has ended by itself; what it printed. Raises LockstepError at the time-out."""
         wait_until(lambda: not child.is_alive, what=f"{child.name} is done", timeout_s=timeout_s, every_s=0.2)
         self.stop(child)
         return child.tail.text()
@@ -240,7 +246,10 @@ class Pipeline:
         connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (self.config.slot, name))
 
     def drop_slot(self, connection: psycopg.Connection[Any], name: str) -> None:
-        """Drop a slot whose reader has just left: the server takes a moment to notice that."""
+        """Drop a slot whose reader has just left: the server takes a moment to notice that.
+
+        Raises LockstepError when it doesn't notice in half a minute.
+        """
 
         def free() -> bool:
             slot = find_slot(connection, name)

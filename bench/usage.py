@@ -28,8 +28,8 @@ def cpu_seconds(pid: int) -> float:
 
 def high_water_mark(status: str) -> int | None:
     """The peak of resident memory in bytes, from the text of ``/proc/<pid>/status``."""
-    found = _HIGH_WATER_MARK.search(status)
-    return None if found is None else int(found[1]) * _KIB
+    match = _HIGH_WATER_MARK.search(status)
+    return None if match is None else int(match[1]) * _KIB
 
 
 class PeakMemory:

@@ -102,10 +102,12 @@ def _warehouse(pipeline: Pipeline) -> Store:
 
     def shows(relation: str, row: int, mark: int) -> bool:
         try:
-            found = connection.execute(f"select customer_id from {relation} where id = %s".encode(), (row,)).fetchone()
+            row_now = connection.execute(
+                f"select customer_id from {relation} where id = %s".encode(), (row,)
+            ).fetchone()
         except psycopg.errors.UndefinedTable:
             return False  # apply is still starting
-        return found is not None and found[0] == mark
+        return row_now is not None and row_now[0] == mark
 
     def write(row: int, mark: int) -> None:
         connection.execute(
@@ -187,7 +189,7 @@ def _acknowledged(pipeline: Pipeline) -> Store:
     return _opensearch(pipeline, question="GET by id", targets_ms={"p50": 350, "p99": 700}, every_s=0.030, shows=holds)
 
 
-def _found(pipeline: Pipeline) -> Store:
+def _searchable(pipeline: Pipeline) -> Store:
     def finds(client: OpenSearch, index: str, row: int, mark: int) -> bool:
         answer = client.search(
             index=index,
@@ -241,16 +243,16 @@ class _Asking(threading.Event):
     """Asks stores until they show something; set to give up."""
 
     def seconds_until(
-        self, visible: Callable[[], bool], *, what: str, since: float, every_s: float, timeout_s: float = _TIMEOUT_S
+        self, visible: Callable[[], bool], *, what: str, began: float, every_s: float, timeout_s: float = _TIMEOUT_S
     ) -> float:
-        """The time since ``since`` (of ``time.monotonic``) at which the answer was there. Raises LockstepError."""
+        """The time since ``began`` (of ``time.monotonic``) at which the answer was there. Raises LockstepError."""
         while not visible():
             if self.is_set():
                 raise LockstepError(f"no longer asked: {what}")
-            if time.monotonic() - since > timeout_s:
+            if time.monotonic() - began > timeout_s:
                 raise LockstepError(f"not within {timeout_s:.0f} s: {what}")
             self.wait(every_s)
-        return time.monotonic() - since
+        return time.monotonic() - began
 
 
 class _Probes:
@@ -271,14 +273,14 @@ class _Probes:
         """Commit a row; seconds until it is visible, by store name. Raises LockstepError when a child process ends."""
         row, mark = self._next()
         self._connection.execute(self._statement, (row, mark))
-        since = time.monotonic()
+        began = time.monotonic()
         asking = _Asking()
 
         def ask(store: Store) -> float:
             return asking.seconds_until(
                 lambda: store.is_visible(row, mark),
                 what=f"a committed row is visible in {store.name}",
-                since=since,
+                began=began,
                 every_s=store.every_s,
                 timeout_s=timeout_s,
             )
@@ -291,12 +293,12 @@ class _Probes:
         asking = _Asking()
 
         def ask(store: Store) -> float:
-            since = time.monotonic()
+            began = time.monotonic()
             store.write(row, mark)
             return asking.seconds_until(
                 lambda: store.is_written_visible(row, mark),
                 what=f"a value written to {store.name}",
-                since=since,
+                began=began,
                 every_s=store.every_s,
             )
 
@@ -331,7 +333,7 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
         probes = _Probes(pipeline, connection)
         stores: list[Store] = []
         try:
-            for opened in (_redis, _warehouse, _acknowledged, _found):
+            for opened in (_redis, _warehouse, _acknowledged, _searchable):
                 stores.append(opened(pipeline))
             targets = {store.name: store.targets_ms for store in stores}
             apply = pipeline.start_apply()
@@ -375,9 +377,13 @@ class _Part:
                 probes.committed(stores, self.children)
             self.say(f"measuring: {sizes.sink_probes} probes")
             cpu = CpuMeter(self.rig.server_pids | {child.name: child.process.pid for child in self.children})
-            began, before = time.monotonic(), traffic.transactions
+            began, transactions_before = time.monotonic(), traffic.transactions
             waits = [probes.committed(stores, self.children) for _ in range(sizes.sink_probes)]
-            took_s, used, transactions = time.monotonic() - began, cpu.used(), traffic.transactions - before
+            took_s, used, transactions = (
+                time.monotonic() - began,
+                cpu.used(),
+                traffic.transactions - transactions_before,
+            )
             direct = [probes.written(stores) for _ in range(sizes.sink_probes)]
         traffic.check()
         for child in self.children:
@@ -393,19 +399,19 @@ class _Part:
             "peak_memory_mb": {child.name: round(child.memory.megabytes, 1) for child in self.children},
         }
         for store in stores:
-            found = percentiles_ms([seen[store.name] for seen in waits])
-            alone = percentiles_ms([seen[store.name] for seen in direct])
+            percentiles = percentiles_ms([wait[store.name] for wait in waits])
+            alone = percentiles_ms([wait[store.name] for wait in direct])
             details[store.name] = {
                 "poll_ms": store.every_s * 1000,
-                "commit_to_visible_ms": found,
+                "commit_to_visible_ms": percentiles,
                 "write_to_visible_ms": alone,
             }
-            self.say(f"{store.name}: p50 {found['p50']:.0f} ms, p99 {found['p99']:.0f} ms")
+            self.say(f"{store.name}: p50 {percentiles['p50']:.0f} ms, p99 {percentiles['p99']:.0f} ms")
             figures += [
                 Figure(
                     phase=PHASE,
                     name=f"{store.name}{how}, {name}",
-                    value=found[name],
+                    value=percentiles[name],
                     unit="ms",
                     limit=Limit(value=alone[name], what="written to the store directly"),
                     target=Target(bound="at most", amount=targets_ms[store.name][name]),

@@ -1,1 +1,1 @@
-"""Spark jobs: topics to sinks, one Structured Streaming query per sink. Executors import no Kafka client."""
+"""Spark jobs: topics to sinks, one Structured Streaming query per sink and generation. ``driver`` runs them."""

@@ -234,6 +234,7 @@ class _Group:
         self._members = [_Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
 
     def run(self) -> int:
+        """Run until all is done or a stop is asked for; the exit code. A sink's error is reported, and not raised."""
         look_at = 0.0
         try:
             while not self._stop.is_set():
@@ -266,7 +267,7 @@ class _Group:
         if self._once and member.started:
             return
         try:
-            wanted = self._wanted(member)
+            wanted_settings = self._wanted(member)
         except Unavailable as error:
             if member.waiting != error.message:
                 self._report(SinkWaiting(member.name, error.message, _LOOK_S))
@@ -279,11 +280,11 @@ class _Group:
             return
         member.waiting, member.failure = "", None
         for number, job in list(member.jobs.items()):
-            if number not in wanted:
+            if number not in wanted_settings:
                 job.ask_to_stop()
-            if not job.is_alive and job.failure is None and (job.was_asked_to_stop or number not in wanted):
+            if not job.is_alive and job.failure is None and (job.was_asked_to_stop or number not in wanted_settings):
                 del member.jobs[number]
-        for number, settings in wanted.items():
+        for number, settings in wanted_settings.items():
             if number not in member.jobs:
                 plan = self._source.plan(member.name, settings, number, once=self._once, open_sink=self._open)
                 member.jobs[number] = JobThread(plan, self._spark, report=self._report)
@@ -291,33 +292,33 @@ class _Group:
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
-        found = list_generations(member.opened)
+        generations = list_generations(member.opened)
         today = definition(member.settings)
-        if not found:
+        if not generations:
             record = Record(self._source.pipeline, today, created_at_ms=time.time_ns() // 1_000_000)
             number = begin_unless_begun(member.opened, record)
             if number is not None:
                 return {number: member.settings}
-            found = list_generations(member.opened)  # another `apply`, or a `rebuild`, was quicker
-        wanted: dict[int, SinkSettings] = {}
-        for generation in found:
+            generations = list_generations(member.opened)  # another `apply`, or a `rebuild`, was quicker
+        wanted_settings: dict[int, SinkSettings] = {}
+        for generation in generations:
             if generation.phase is not Phase.READY and not self._was_left_live(member, generation):
                 continue
             record = generation.record or Record(self._source.pipeline, today)
             if generation.record is None:
                 save_record(member.opened.records, generation.number, record)
             check_owner(member.name, generation.number, record, self._source.pipeline)
-            built_with = wanted[generation.number] = with_definition(member.settings, record.definition)
-            held = definition(built_with)
-            if generation.is_live and generation.number not in member.jobs and held != today:
-                changed = sorted(name for name in today if today[name] != held[name])
+            built_with = wanted_settings[generation.number] = with_definition(member.settings, record.definition)
+            build_definition = definition(built_with)
+            if generation.is_live and generation.number not in member.jobs and build_definition != today:
+                changed = sorted(name for name in today if today[name] != build_definition[name])
                 self._report(DefinitionDiffers(member.name, generation.number, tuple(changed)))
-        if self._once and not wanted:
+        if self._once and not wanted_settings:
             raise LockstepError(
                 f"sink {member.name!r} has no generation that is ready",
                 hint=f"one is being built: `lockstep rebuild {member.name}` goes on with it",
             )
-        return wanted
+        return wanted_settings
 
     def _was_left_live(self, member: _Member, generation: Generation) -> bool:
         """Whether a rebuild has died after it had switched readers to what it built, and before it gave it away."""
@@ -336,11 +337,11 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     def request(_signal: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    before: dict[signal.Signals, Any] = {
+    handlers: dict[signal.Signals, Any] = {
         number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -92,10 +92,10 @@ def apply_sinks(
     """
     unknown = [name for name in sinks if name not in config.sinks]
     if unknown or not config.sinks:
-        known = ", ".join(config.sinks) or "none"
+        sink_names = ", ".join(config.sinks) or "none"
         raise ConfigurationError(
             f"no such sink: {', '.join(unknown)}" if unknown else "the configuration has no sinks",
-            hint=f"sinks of this configuration: {known}",
+            hint=f"sinks of this configuration: {sink_names}",
         )
     chosen = {name: config.sinks[name] for name in sinks or config.sinks}
     return run_sinks(
@@ -112,7 +112,10 @@ def apply_sinks(
 
 
 def spark_settings(config: Config) -> SparkSettings:
-    """The configured settings; jars and Java that aren't named come from the package cache and this machine."""
+    """The configured settings; jars and Java that aren't named come from the package cache and this machine.
+
+    Raises StackError when they have to be fetched and can't be.
+    """
     spark = config.spark
     missing: dict[str, object] = {}
     # Imported when needed: an installation that names its jars and its Java does without the local servers' packages.

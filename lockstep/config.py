@@ -4,10 +4,10 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated, Any, Final, get_args
+from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
@@ -56,23 +56,41 @@ class Config(Settings):
     def _sink_names(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
         wrong = [name for name in sinks if not _NAME.fullmatch(name)]
         if wrong:
-            raise ValueError(f"sink names are lower-case letters, digits and underscores: {', '.join(wrong)}")
+            raise ValueError(f"names are lower-case letters, digits and underscores: {', '.join(map(repr, wrong))}")
         return sinks
 
     @model_validator(mode="after")
     def _sinks_read_captured_tables(self) -> "Config":
         captured = set(self.source.keyed_names)
+        problems = []
         for name, sink in self.sinks.items():
-            unknown = [table for table in sink.tables if TableName.parse(table) not in captured]
+            unknown = [text for text in sink.tables if TableName.parse(text) not in captured]
             if unknown:
-                raise ValueError(
+                problems.append(
                     f"sinks.{name}.tables names tables that aren't captured with a key: {', '.join(unknown)}"
                 )
             astray = sorted(sink.named_tables() - captured)
             if astray:
-                raise ValueError(
+                problems.append(
                     f"sinks.{name} names tables that aren't captured with a key: {', '.join(map(str, astray))}"
                 )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
+    def _sinks_have_places_of_their_own(self) -> "Config":
+        """Two in one place would take each other's generations for theirs."""
+        names: dict[tuple[str, ...], list[str]] = {}
+        for name, sink in self.sinks.items():
+            names.setdefault((sink.type, *sink.place(name)), []).append(f"sinks.{name}")
+        problems = [
+            f"{' and '.join(sharing)} write to the same place: give each a prefix or schema of its own"
+            for sharing in names.values()
+            if len(sharing) > 1
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
@@ -108,15 +126,7 @@ class Config(Settings):
 
 def load(path: Path) -> Config:
     """Read and check a configuration file. Raises ConfigurationError with every problem at once."""
-    try:
-        document = tomllib.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise ConfigurationError(
-            f"{path} doesn't exist",
-            hint="`lockstep init --dsn ...` writes one from your database; --config names another",
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
+    document = _parse(path)
     problems = _secrets_in_file(document)
     if problems:
         raise ConfigurationError(
@@ -131,6 +141,22 @@ def load(path: Path) -> Config:
             hint="every setting with its meaning is in the file that `lockstep init` writes",
         ) from None
     return _below(path.absolute().parent, config)
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise ConfigurationError(
+            f"{path} doesn't exist",
+            hint="`lockstep init --dsn ...` writes one from your database; --config names another",
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} can't be read: {error.strerror}", hint="check its path and permissions; --config names another"
+        ) from error
+    except (ValueError, RecursionError) as error:  # tomllib lets out what int and the stack say of absurd values
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from error
 
 
 def sink_password_variable(name: str) -> str:
@@ -157,11 +183,19 @@ def _secrets_in_file(document: dict[str, Any]) -> list[str]:
         login = section.get("login")
         if isinstance(login, dict) and "password" in login:
             problems.append(f"sinks.{name}.login.password: {way_out}")
-        if urlsplit(str(section.get("url", ""))).password:
+        if _holds_password(str(section.get("url", ""))):
             problems.append(f"sinks.{name}.url: holds a password; {way_out}")
         if "mask_salt" in section:
             problems.append(f"sinks.{name}.mask_salt: use mask_salt_file or ${sink_salt_variable(name)}")
     return problems
+
+
+def _holds_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # no address at all, which the sink's settings say
+        return False
+    return bool(parts.password) or any("password" in name.lower() for name, _ in parse_qsl(parts.query))
 
 
 def _with_sink_secrets(document: dict[str, Any]) -> dict[str, Any]:
@@ -179,36 +213,62 @@ def _with_sink_secrets(document: dict[str, Any]) -> dict[str, Any]:
     return document if sinks is None else document | {"sinks": sinks}
 
 
+_WORDS: Final = {
+    "missing": "is missing",
+    "extra_forbidden": "unknown setting: check its spelling and its section",
+    "tuple_type": "must be a list, in [ ]",
+    "union_tag_not_found": "is missing: {kinds}",
+    "union_tag_invalid": "{tag!r} is none of {kinds}",
+    **dict.fromkeys(
+        ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
+    ),
+}
+"""What pydantic says in words of Python, by its type."""
+
+_SINK_TYPES: Final = ", ".join(
+    repr(model.model_fields["type"].default) for model in get_args(get_args(SinkSettings)[0])
+)
+
+
 def _problem(details: Any) -> str:
-    location = list(details["loc"])
-    if location[:1] == ["sinks"] and len(location) > 3:
+    location, kind = list(details["loc"]), details["type"]
+    if location[:1] == ["sinks"] and len(location) > 2:
         del location[2]  # pydantic names the sink's type here, which isn't a key of the file
-    path = ".".join(str(part) for part in location) or "the file as a whole"
     message = details["msg"].removeprefix("Value error, ")
-    if details["type"] == "extra_forbidden":
-        message = "unknown setting: check its spelling and its section"
-    return f"{path}: {message}"
+    if kind in ("union_tag_not_found", "union_tag_invalid"):
+        location.append("type")
+        message = _WORDS[kind].format(kinds=_SINK_TYPES, tag=details.get("ctx", {}).get("tag"))
+    else:
+        message = _WORDS.get(kind, message)
+    return f"{'.'.join(map(str, location)) or 'the file as a whole'}: {message}"
 
 
 def _below(directory: Path, config: Config) -> Config:
     """Paths in the file count from where the file is, not from where the command is run."""
-    checkpoints = config.spark.checkpoint_directory
-    if "://" not in checkpoints and not Path(checkpoints).is_absolute():
-        config = _with_spark(config, checkpoint_directory=str(directory / checkpoints))
-    if config.spark.package is not None:
-        config = _with_spark(config, package=directory / config.spark.package)
-    sinks = {
-        name: sink
-        if sink.mask_salt_file is None
-        else sink.model_copy(update={"mask_salt_file": directory / sink.mask_salt_file})
-        for name, sink in config.sinks.items()
-    }
-    config = config.model_copy(update={"sinks": sinks})
-    config = _with_spark(config, jars=tuple(directory / jar for jar in config.spark.jars))
     # Joined to an absolute one, the directory counts for nothing.
     values = str(directory / config.capture.values_directory)
-    return config.model_copy(update={"capture": config.capture.model_copy(update={"values_directory": values})})
+    changes: dict[str, object] = {
+        "capture": config.capture.model_copy(update={"values_directory": values}),
+    }
+    checkpoints = config.spark.checkpoint_directory
+    if "://" not in checkpoints:
+        changes["spark"] = config.spark.model_copy(update={"checkpoint_directory": str(directory / checkpoints)})
+    joined: Config = _joined(directory, config.model_copy(update=changes))
+    return joined
 
 
-def _with_spark(config: Config, **changes: object) -> Config:
-    return config.model_copy(update={"spark": config.spark.model_copy(update=changes)})
+def _joined(directory: Path, value: Any) -> Any:
+    """Settings with all their paths below the directory, but for those that are absolute."""
+    match value:
+        case Path():
+            return directory / value
+        case BaseModel():
+            fields = {name: getattr(value, name) for name in type(value).model_fields}
+            joined = {name: _joined(directory, field) for name, field in fields.items()}
+            return value.model_copy(update={name: new for name, new in joined.items() if new != fields[name]})
+        case tuple():
+            return tuple(_joined(directory, each) for each in value)
+        case dict():
+            return {key: _joined(directory, each) for key, each in value.items()}
+        case _:
+            return value

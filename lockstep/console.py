@@ -3,6 +3,7 @@
 Standard output belongs to the result, standard error to messages, so that ``--json`` can be piped.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -11,13 +12,15 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from stack.errors import StackError
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 EXIT_INTERRUPTED = 130
 """What a shell reports for a program that Ctrl-C has ended."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def log_to_stderr(level: int = logging.INFO) -> None:
@@ -35,7 +38,7 @@ def say(message: str) -> None:
 def exit_code_of(run: Callable[[], int | None]) -> int:
     """Run a command and flush its output.
 
-    Its own errors become a message and an exit code, a bug keeps its traceback.
+    Its own errors, and what the system says of files, become a message and an exit code. A bug keeps its traceback.
     """
     try:
         code = run() or 0
@@ -45,6 +48,9 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
     except ConfigurationError as error:
         say(f"error: {error}")
         return EXIT_CONFIGURATION
+    except Unavailable as error:
+        say(f"error: {error.message}\n{error.hint or '`lockstep doctor` looks at every server and says what to do'}")
+        return EXIT_FAILED
     except (LockstepError, StackError) as error:
         say(f"error: {error}")
         return EXIT_FAILED
@@ -52,6 +58,15 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # `lockstep lag | head -1`: whoever reads has seen enough
         _discard_output()
+        return EXIT_FAILED
+    except OSError as error:  # a file's trouble is the operator's turn; a server's would be a bug
+        if error.errno in _FULL:
+            say(f"error: {error.strerror}")
+            _discard_output()
+            return EXIT_FAILED
+        if error.filename is None:
+            raise
+        say(f"error: {error.filename}: {error.strerror}\ncheck the path and its permissions")
         return EXIT_FAILED
 
 
@@ -61,7 +76,7 @@ def _discard_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             os.dup2(nowhere, stream.fileno())
 
 

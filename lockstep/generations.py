@@ -58,57 +58,60 @@ def settings_of(config: Config, name: str) -> SinkSettings:
 
 
 def settings_of_generation(config: Config, name: str, generation: Generation) -> SinkSettings:
-    """The settings that a generation was built with, with today's way to reach the server."""
+    """The settings that a generation was built with, with today's way to reach the server.
+
+    Raises as ``settings_of``.
+    """
     settings = settings_of(config, name)
     return settings if generation.record is None else with_definition(settings, generation.record.definition)
 
 
 def describe(config: Config, name: str) -> list[Description]:
-    """All generations of a sink, oldest first."""
+    """All generations of a sink, oldest first. Raises as ``list_of``."""
     settings = settings_of(config, name)
     today = definition(settings)
-    found = []
+    descriptions = []
     for generation in list_of(config, name):
         opened = open_sink(name, settings, generation.number)
         try:
             progress = opened.generations.load_progress()
-            kept = load_names(opened.records, generation.number)
+            column_names = load_names(opened.records, generation.number)
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
-        held = definition(built_with)
-        differs = sorted(key for key in today if today[key] != held[key])
-        differs += [] if kept is None else kept.outdated(built_with.renaming())
-        found.append(Description(generation, progress, tuple(differs)))
-    return found
+        build_definition = definition(built_with)
+        differs = sorted(key for key in today if today[key] != build_definition[key])
+        differs += [] if column_names is None else column_names.outdated(built_with.renaming())
+        descriptions.append(Description(generation, progress, tuple(differs)))
+    return descriptions
 
 
-def generations_table(found: list[Description]) -> Table:
+def generations_table(descriptions: list[Description]) -> Table:
     """For people."""
     table = Table()
     for heading in ("generation", "readers", "phase", "applied up to", "rejected", "rebuild needed for"):
         table.add_column(heading)
-    for one in found:
-        watermark = "-" if one.progress is None else format_lsn(one.progress.watermark_lsn)
+    for description in descriptions:
+        watermark = "-" if description.progress is None else format_lsn(description.progress.watermark_lsn)
         table.add_row(
-            str(one.generation.number),
-            "live" if one.generation.is_live else "",
-            one.generation.phase.value,
+            str(description.generation.number),
+            "live" if description.generation.is_live else "",
+            description.generation.phase.value,
             watermark,
-            str(0 if one.progress is None else one.progress.rejected),
-            ", ".join(one.differs),
+            str(0 if description.progress is None else description.progress.rejected),
+            ", ".join(description.differs),
         )
     return table
 
 
 def find(config: Config, name: str, number: int) -> Generation:
     """One generation. Raises LockstepError when it isn't there."""
-    found = list_of(config, name)
-    for generation in found:
+    generations = list_of(config, name)
+    for generation in generations:
         if generation.number == number:
             return generation
-    there = ", ".join(str(generation.number) for generation in found) or "none"
-    raise LockstepError(f"sink {name!r} has no generation {number}", hint=f"it has: {there}")
+    numbers = ", ".join(str(generation.number) for generation in generations) or "none"
+    raise LockstepError(f"sink {name!r} has no generation {number}", hint=f"it has: {numbers}")
 
 
 def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> tuple[int | None, int]:
@@ -116,7 +119,7 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
 
     Returns which was live before, and which is now.
 
-    Raises LockstepError when there is none, when it is still being built or when it is behind.
+    Raises LockstepError when there is none, when it is still being built or when it doesn't catch up.
     """
     settings = settings_of(config, name)
     opened = open_sink(name, settings, 1)
@@ -131,10 +134,10 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
                 f"generation {number} of sink {name!r} is {generation.phase.value}, not ready",
                 hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
             )
-        before = switch(partial(open_sink, name, settings), number, log_ends=partial(log_ends, config))
+        live_before = switch(partial(open_sink, name, settings), number, log_ends=partial(log_ends, config))
     finally:
         opened.sink.close()
-    return before, number
+    return live_before, number
 
 
 def drop(config: Config, name: str, number: int) -> None:
@@ -186,14 +189,18 @@ def _wait_until_nobody_applies(opened: OpenedSink, number: int) -> None:
 
 
 def log_ends(config: Config) -> Offsets:
-    """Where the tables' topics end now."""
+    """Where the tables' topics end now. Raises Unavailable when Kafka doesn't answer."""
     cluster = TopicAdmin(config.kafka.client())
     counts = cluster.partition_counts()
     return cluster.end_offsets([(topic, n) for topic in config.topics().values() for n in range(counts.get(topic, 0))])
 
 
 def list_of(config: Config, name: str) -> list[Generation]:
-    """All generations of a sink, oldest first."""
+    """All generations of a sink, oldest first.
+
+    Raises ConfigurationError for a name that isn't there, Unavailable when the destination doesn't answer, and
+    LockstepError when it refuses.
+    """
     opened = open_sink(name, settings_of(config, name), 1)
     try:
         return list_generations(opened)
@@ -202,13 +209,13 @@ def list_of(config: Config, name: str) -> list[Generation]:
 
 
 def _previous(opened: OpenedSink, name: str) -> int:
-    note = opened.records.load(PREVIOUS)
-    if note is None or int(note) not in opened.generations.numbers():
+    previous = opened.records.load(PREVIOUS)
+    if previous is None or int(previous) not in opened.generations.numbers():
         raise LockstepError(
             f"sink {name!r} has no generation to go back to",
             hint="it was never switched, or what was live before has been dropped",
         )
-    return int(note)
+    return int(previous)
 
 
 def _newest(opened: OpenedSink, name: str) -> int:

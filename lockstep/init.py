@@ -8,14 +8,17 @@ from string import Template
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
+from pydantic import ValidationError
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
+from cdc.postgres.dsn import holds_secret, parse_dsn
+from cdc.postgres.preflight.endpoint import refusal
 from cdc.postgres.settings import SourceSettings
-from lockstep.config import load
+from lockstep.config import PipelineSettings, load
 from migrations.source import publication_sql, role_sql
 
 _FILE = Template("""\
@@ -109,10 +112,10 @@ checkpoint_directory = ".lockstep/checkpoints"
 # exclude = ["public.orders.secret"]       # columns that never get there (rebuild)
 # where = { "public.orders" = "amount > 0" }    # rows that don't meet it aren't there; Spark SQL (rebuild)
 # computed = { "public.orders.tax" = { sql = "amount * 0.2", type = "numeric" } }    # more columns; Spark SQL (rebuild)
-# rename = { "public.orders.note" = "remark" }    # what a column is called there (rebuild)
+# rename = { "public.orders.note" = "remark" }    # a column's name there (rebuild)
 # mask = { "public.orders.phone" = "hash", "public.orders.name" = { truncate = 1 } }    # or "drop" (rebuild)
 # mask_salt_file = "/run/secrets/salt"     # for hashes, or $$LOCKSTEP_SINK_<NAME>_SALT
-# schema_changes = "stop"                  # at a column's new name; "keep": it stays what it is called here
+# schema_changes = "stop"                  # at a column's new name; "keep": it keeps the name it has here
 # max_open_rejections = 10000              # rejected rows that wait for you; before there are more, its job stops
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
 
@@ -135,7 +138,7 @@ checkpoint_directory = ".lockstep/checkpoints"
 
 # [sinks.cache]
 # type = "redis"
-# url = "redis://127.0.0.1:6379/0"         # rediss:// with TLS
+# url = "rediss://127.0.0.1:6379/0"        # redis:// without TLS
 # prefix = "shop"                          # first part of every key; else the sink's name
 # names = { "public.items" = "items" }     # of a table in the keys (rebuild)
 # keys = { "public.orders" = "order:{id}" }    # of rows, after prefix and generation: every key column in it (rebuild)
@@ -173,42 +176,53 @@ checkpoint_directory = ".lockstep/checkpoints"
 """)
 
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""What a comment of TOML can't hold."""
+
+
 def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, ...]) -> list[str]:
     """Write the file; returns what to tell the user, line by line.
 
-    Raises ConfigurationError when the file exists already or ``dsn`` isn't fit for it, and LockstepError when the
-    database can't be reached or has no table that can be captured.
+    Raises ConfigurationError when the file exists already or can't, and when ``dsn`` or ``name`` isn't fit for it.
+    Raises LockstepError when the database can't be reached, or has no table that can be captured.
     """
     if path.exists():
         raise ConfigurationError(f"{path} exists already", hint="remove it, or name another with --config")
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError(f"{path.parent} isn't a directory", hint="make it, or name another with --config")
+    if name is not None:
+        try:
+            PipelineSettings(name=name)
+        except ValidationError as error:
+            raise ConfigurationError(f"--name: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     try:
-        parameters: dict[str, Any] = dict(conninfo_to_dict(dsn))
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError("--dsn is not a libpq connection string", problems=[str(error).strip()]) from None
-    if parameters.pop("password", None) is not None:
+        parameters = parse_dsn(dsn)
+    except ValueError as error:
+        raise ConfigurationError(f"--dsn {error}") from None
+    if holds_secret(parameters):
         raise ConfigurationError(
             "--dsn holds a password", hint="put it into $LOCKSTEP_SOURCE_PASSWORD: arguments show in process lists"
         )
     # "x.y" is any table, so that the settings are valid before the tables are known.
-    with connect(SourceSettings(dsn=dsn, tables=("x.y",)), application="lockstep init") as connection:
-        found, skipped = _tables(connection, schemas)
+    with _connect(SourceSettings(dsn=dsn, tables=("x.y",))) as connection:
+        tables, skipped = _tables(connection, schemas)
         database = connection.info.dbname
         user = connection.info.user
-        owned = _may_publish(connection, found)
-    if not found:
+        owned = _may_publish(connection, tables)
+    if not tables:
         raise LockstepError(
             "no table there can be captured" + "".join(f"\n  {table}: {why}" for table, why in skipped),
             hint="capture needs tables with a primary key, or ones that [source.options] gives a key or append_only",
         )
     chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
-    path.write_text(config_text(chosen, make_conninfo("", **parameters), found, skipped))
+    path.write_text(config_text(chosen, make_conninfo("", **parameters), tables, skipped), encoding="utf-8")
     load(path)  # What we write must be valid.
-    lines = [f"wrote {path}: {len(found)} tables" + (f", {len(skipped)} left out" if skipped else "")]
+    lines = [f"wrote {path}: {len(tables)} tables" + (f", {len(skipped)} left out" if skipped else "")]
     if not owned:
         lines += [
             f"role {user} doesn't own the tables; their owner, or an administrator, runs once:",
-            role_sql("lockstep", database, found) if user != "lockstep" else "",
-            publication_sql(f"lockstep_{chosen}", found),
+            role_sql("lockstep", database, tables) if user != "lockstep" else "",
+            publication_sql(f"lockstep_{chosen}", tables),
         ]
     lines.append("next: fill in Kafka and the sinks, then `lockstep doctor`")
     return [line for line in lines if line]
@@ -220,12 +234,26 @@ def config_text(name: str, dsn: str, tables: Sequence[TableName], skipped: Itera
     ``skipped`` are tables that aren't captured, each with the reason.
     """
     return _FILE.substitute(
-        name=json.dumps(name),
+        name=_toml_text(name),
         plain_name=name,
-        dsn=json.dumps(dsn),
-        tables="\n".join(f"    {json.dumps(str(table))}," for table in tables),
-        skipped="".join(f"# not captured: {table} ({why})\n" for table, why in skipped),
+        dsn=_toml_text(dsn),
+        tables="\n".join(f"    {_toml_text(str(table))}," for table in tables),
+        skipped="".join(f"# not captured: {_CONTROL.sub('?', str(table))} ({why})\n" for table, why in skipped),
     )
+
+
+def _connect(source: SourceSettings) -> psycopg.Connection[Any]:
+    """A connection. Raises LockstepError with what to do: without a file, ``lockstep doctor`` can't look."""
+    try:
+        return connect(source, application="lockstep init")
+    except LockstepError as refused:
+        way_out = refusal(refused.message, source).fix.replace("source.dsn", "--dsn")
+        raise LockstepError(refused.message, hint=way_out) from refused
+
+
+def _toml_text(text: str) -> str:
+    """A string of TOML. JSON's is one but for characters beyond 16 bits, which it writes as two, and for DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _tables(
@@ -240,7 +268,7 @@ def _tables(
         (not schemas, list(schemas)),
     ).fetchall()
     shapes = load_tables(connection, [TableName(row[0], row[1]) for row in rows], None)
-    found, skipped = [], []
+    tables, skipped = [], []
     for schema, table, persistence, is_partition in rows:
         name = TableName(schema, table)
         if is_partition:
@@ -250,8 +278,8 @@ def _tables(
         elif not shapes[name].key:
             skipped.append((name, "no primary key: see source.options"))
         else:
-            found.append(name)
-    return found, skipped
+            tables.append(name)
+    return tables, skipped
 
 
 def _may_publish(connection: psycopg.Connection[Any], tables: list[TableName]) -> bool:

@@ -42,6 +42,10 @@ def package(output: Path, *, environment: bool = False) -> Path:
     if environment:
         files |= {name: (file, ZIP_DEFLATED) for name, file in _installed_files("lockstep")}
     output = output.absolute()
+    if output.exists() and not output.is_file():  # replaced, a device would be gone
+        raise ConfigurationError(
+            f"the archive {output} can't be written: what is there is no file", hint="name another place with --output"
+        )
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         with ZipFile(partial, "w", compresslevel=_LEVEL) as archive:
@@ -77,11 +81,11 @@ def _installed_files(root: str) -> Iterator[tuple[str, Path]]:
             "the packages that executors need can't be found: Lockstep itself isn't installed for this Python",
             hint="install it (pip install .), or leave --environment out and install the packages on the executors",
         ) from error
-    for found in needed:
-        for file in found.files or ():
+    for package in needed:
+        for file in package.files or ():
             # What is outside are the commands, which carry this machine's paths.
             if ".." not in file.parts and "__pycache__" not in file.parts:
-                yield file.as_posix(), Path(str(found.locate_file(file)))
+                yield file.as_posix(), Path(str(package.locate_file(file)))
 
 
 def required(root: Distribution, *, leave_out: Iterable[str] = _NOT_ON_EXECUTORS) -> list[Distribution]:
@@ -90,7 +94,7 @@ def required(root: Distribution, *, leave_out: Iterable[str] = _NOT_ON_EXECUTORS
     Conditions other than extras aren't evaluated: where they didn't hold, nothing was installed.
     """
     passed_over = {_canonical(name) for name in leave_out}
-    found: dict[str, Distribution] = {}
+    packages: dict[str, Distribution] = {}
     looked_at: set[tuple[str, str]] = set()
     waiting = [(root, "")]
     while waiting:
@@ -99,18 +103,18 @@ def required(root: Distribution, *, leave_out: Iterable[str] = _NOT_ON_EXECUTORS
             if name in passed_over:
                 continue
             try:
-                found.setdefault(name, distribution(name))
+                packages.setdefault(name, distribution(name))
             except PackageNotFoundError:
                 continue
             new = {(name, wanted) for wanted in ("", *extras)} - looked_at
             looked_at |= new
-            waiting += [(found[name], wanted) for _, wanted in new]
-    return [found[name] for name in sorted(found)]
+            waiting += [(packages[name], wanted) for _, wanted in new]
+    return [packages[name] for name in sorted(packages)]
 
 
-def _requirements(of: Distribution, extra: str) -> Iterator[tuple[str, list[str]]]:
+def _requirements(distribution: Distribution, extra: str) -> Iterator[tuple[str, list[str]]]:
     """What it requires under this extra, or under none (``""``): names, each with the extras that are wanted of it."""
-    for text in of.requires or ():
+    for text in distribution.requires or ():
         requirement, _, condition = text.partition(";")
         under = _EXTRA.search(condition)
         match = _REQUIREMENT.match(requirement)

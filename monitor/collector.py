@@ -178,10 +178,10 @@ class LagCollector:
 
     def _facts(self, name: str, answer: _Answer) -> Iterator[SinkFacts]:
         """The facts of a sink's generations. Where it couldn't be asked: those that it had last, with nothing known."""
-        known = self._known.get(name, [_NOT_BEGUN])
+        generations = self._known.get(name, [_NOT_BEGUN])
         if isinstance(answer, LockstepError):
-            for generation in known:
-                is_live = generation.is_live or len(known) == 1
+            for generation in generations:
+                is_live = generation.is_live or len(generations) == 1
                 yield SinkFacts(name, generation.number, is_live, 0, 0, None, 0)
             return
         for generation, progress in answer:
@@ -199,14 +199,14 @@ class LagCollector:
             )
 
     def _changed_settings(self, facts: SinkFacts) -> tuple[str, ...]:
-        """The settings of a live generation that the configuration has otherwise today."""
-        known = self._known.get(facts.name, [])
-        record = next((generation.record for generation in known if generation.number == facts.generation), None)
+        """The settings of a live generation that are different in today's configuration."""
+        generations = self._known.get(facts.name, [])
+        record = next((generation.record for generation in generations if generation.number == facts.generation), None)
         if not facts.is_live or record is None:
             return ()
         settings = self._settings[facts.name]
-        today, held = definition(settings), definition(with_definition(settings, record.definition))
-        return tuple(sorted(key for key in today if today[key] != held[key]))
+        today, build_definition = definition(settings), definition(with_definition(settings, record.definition))
+        return tuple(sorted(key for key in today if today[key] != build_definition[key]))
 
     def _tables(self, name: str, generation: Generation) -> Sequence[TableName]:
         settings = self._settings[name]

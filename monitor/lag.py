@@ -62,10 +62,10 @@ class Stage:
 class LagReport:
     """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server keep.
 
-    By the label of a generation: ``rejected`` counts every rejection there ever was, ``open_rejections`` the rejected
-    rows that nothing has replaced yet, but for the ``unreadable_dead_letters``, and ``rebuild_needed`` names the
-    settings that a live generation was built with and the configuration has otherwise today. ``unanswered`` says by a
-    sink's name why it couldn't be asked; its stages are unknown.
+    These are by the label of a generation. ``rejected`` counts every rejection there ever was. ``open_rejections``
+    counts the rejected rows that nothing has replaced yet, but for the ``unreadable_dead_letters``. ``rebuild_needed``
+    names the settings of a live generation that are different in today's configuration. ``unanswered`` says, by a
+    sink's name, why it couldn't be asked; its stages are unknown.
     """
 
     stages: tuple[Stage, ...]
@@ -117,12 +117,12 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         _stage("in Kafka", source.published_lsn, source.wal_end, age_s, None),
     ]
     for sink in sinks:
-        known = sink.watermark_lsn > 0
-        sink_age_s = _age_s(sink.commit_time_ms, now_ms) if known else None
+        is_known = sink.watermark_lsn > 0
+        sink_age_s = _age_s(sink.commit_time_ms, now_ms) if is_known else None
         stages.append(
             _stage(
                 f"applied: {sink.label}",
-                sink.watermark_lsn if known else None,
+                sink.watermark_lsn if is_known else None,
                 source.wal_end,
                 sink_age_s,
                 sink.records_behind,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import orjson
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from cdc.kafka.client import new_client
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
@@ -31,26 +32,28 @@ def follow(
         raise ConfigurationError(str(error)) from error
     topic = pipeline.topics().get(name)
     if topic is None:
-        captured = ", ".join(str(known) for known in pipeline.source.table_names)
+        captured = ", ".join(str(name) for name in pipeline.source.table_names)
         raise ConfigurationError(f"{name} is not captured", hint=f"captured tables: {captured}")
-    partitions = TopicAdmin(pipeline.kafka.client()).partition_counts().get(topic)
+    cluster = TopicAdmin(pipeline.kafka.client())
+    partitions = cluster.partition_counts().get(topic)
     if partitions is None:
         raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
-    consumer = Consumer(
+    consumer = new_client(
+        Consumer,
         {
             **pipeline.kafka.client(),
             "group.id": "lockstep-tail",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
-        }
+        },
     )
     try:
-        at = [TopicPartition(topic, p, 0) for p in range(partitions)]
+        starts = [TopicPartition(topic, p, 0) for p in range(partitions)]
         if not from_start:
-            for partition in at:
+            for partition in starts:
                 partition.offset = consumer.get_watermark_offsets(partition, timeout=10.0)[1]
-        consumer.assign(at)
+        consumer.assign(starts)
         shown = 0
         while not stopping() and (count is None or shown < count):
             message = consumer.poll(0.2)
@@ -78,5 +81,5 @@ def _line(message: Message, *, as_json: bool) -> str:
     if as_json:
         return orjson.dumps({"key": orjson.loads(key), "value": orjson.loads(value)}).decode()
     event = orjson.loads(value)
-    after = orjson.dumps(event["after"]).decode() if event["after"] is not None else ""
-    return f"{event['tag']} {_OPERATIONS[event['op']]:9} {key.decode()} {after}".rstrip()
+    row = orjson.dumps(event["after"]).decode() if event["after"] is not None else ""
+    return f"{event['tag']} {_OPERATIONS[event['op']]:9} {key.decode()} {row}".rstrip()

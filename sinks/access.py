@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from typing import Final, Self
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.secret import read_secret_file
 
 # How OpenSSL says that the other side wants a certificate of ours, or another one; what it says of theirs is no alert.
 _OURS_REFUSED: Final = (
@@ -42,6 +44,21 @@ def certificate_refused(server: str, error: BaseException) -> LockstepError | No
     return None
 
 
+def split_address(url: str, *, looks_like: str) -> SplitResult:
+    """The parts of a server's address. Raises ValueError, without the address in it, for one that has no host or port.
+
+    The clients' libraries notice that only when they connect, each with an exception of its own.
+    """
+    try:
+        parts = urlsplit(url)
+        is_address = bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, url))
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise ValueError(f"an address looks like {looks_like}")
+    return parts
+
+
 class Tls(BaseModel):
     """TLS towards a server. The server's certificate is checked unless ``verify`` is switched off.
 
@@ -55,6 +72,10 @@ class Tls(BaseModel):
     certificate_file: Path | None = None
     key_file: Path | None = None
     verify: bool = True
+
+    def is_used(self, *, encrypted: bool) -> bool:
+        """Whether what is set here has an effect. On a connection without TLS it would have none, without a word."""
+        return encrypted or self == Tls()
 
 
 class Login(BaseModel):
@@ -79,7 +100,7 @@ class Login(BaseModel):
         if self.password_file is None:
             return None
         try:
-            return self.password_file.read_text(encoding="utf-8").rstrip("\r\n")
+            return read_secret_file(self.password_file).rstrip("\r\n")
         except OSError as error:
             raise LockstepError(
                 f"password file {str(self.password_file)!r} can't be read: {error.strerror}",

@@ -83,7 +83,7 @@ def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) ->
         raise LockstepError(
             f"the definition of a generation has settings that a sink of type {settings.type!r} doesn't know: "
             f"{', '.join(unknown)}",
-            hint="another version of Lockstep wrote it; use that one, or build the sink anew from the log",
+            hint="another version of Lockstep wrote it; use that one, or rebuild the sink from the log",
         )
     fields = type(settings).model_fields
     values: dict[str, Any] = {name: getattr(settings, name) for name in fields}
@@ -100,5 +100,5 @@ def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) ->
             f"the definition of a generation doesn't fit a sink of type {settings.type!r}: {problems}",
             hint="a salt that it was built with has to be there until that generation is dropped; else another version "
             "of Lockstep"
-            " wrote it: use that one, or build the sink anew from the log",
+            " wrote it: use that one, or rebuild the sink from the log",
         ) from None

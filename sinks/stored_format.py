@@ -8,20 +8,20 @@ STORED_FORMAT: Final = 2
 """What this version writes. Format 1 is what was stored before any number was."""
 
 
-def check_stored_format(sink: str, found: int, *, known: int = STORED_FORMAT, elsewhere: str) -> None:
+def check_stored_format(sink: str, stored: int, *, known: int = STORED_FORMAT, elsewhere: str) -> None:
     """Raise LockstepError for a sink whose data is of another format than this version reads and writes.
 
     ``elsewhere`` is the setting by which a sink is built in another place.
     """
-    if found == known:
+    if stored == known:
         return
     way_out = f"give the sink another {elsewhere} and let `lockstep apply` build it from the log"
-    if found > known:
+    if stored > known:
         raise LockstepError(
-            f"sink {sink!r} was written by a newer Lockstep: its stored format is {found}, this version knows {known}",
+            f"sink {sink!r} was written by a newer Lockstep: its stored format is {stored}, this version knows {known}",
             hint=f"upgrade Lockstep; or {way_out}",
         )
     raise LockstepError(
-        f"sink {sink!r} was written by an earlier Lockstep: its stored format is {found}, this version needs {known}",
+        f"sink {sink!r} was written by an earlier Lockstep: its stored format is {stored}, this version needs {known}",
         hint=f"{way_out}, then remove what the earlier version has left; or go on with that version",
     )

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, fi
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, TableName
+from cdc.secret import read_secret_file
 from sinks.wrappers.masks import MaskSetting, Salt
 from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
 from sinks.wrappers.renaming import Renaming
@@ -71,7 +72,7 @@ PROJECTING: Final = frozenset({"tables", "exclude", "rename", "mask", "computed"
 class TableSettings(BaseModel):
     """``tables`` narrows what a sink gets; empty: all tables that have a key.
 
-    ``exclude`` names columns that never get here, ``rename`` what others are called here. ``mask`` hides values
+    ``exclude`` names columns that never get here, ``rename`` has other names for columns. ``mask`` hides values
     (``sinks.wrappers.masks``); hashes need ``mask_salt_file``, or the salt in the environment. ``computed`` adds
     columns and ``where`` leaves rows out, by Spark SQL over the source's row: under its own names, before anything is
     masked or left out. All but ``tables`` and ``where`` have columns as ``schema.table.column``.
@@ -82,7 +83,7 @@ class TableSettings(BaseModel):
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING
 
@@ -107,9 +108,22 @@ class TableSettings(BaseModel):
     def libraries(self) -> tuple[str, ...]:
         """Modules of the client's libraries.
 
-        They open nothing and start no thread when they are loaded, so a process may fork behind that.
+        They open nothing and start no thread when they are loaded, so a process may fork after that.
         """
         return ()
+
+    @field_validator("tables")
+    @classmethod
+    def _are_table_names(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+        problems = []
+        for text in tables:
+            try:
+                TableName.parse(text)
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(problems))
+        return tables
 
     @field_validator("rename")
     @classmethod
@@ -120,7 +134,7 @@ class TableSettings(BaseModel):
             table, _ = parse_column(text)
             other = taken.setdefault((table, name), text)
             if other != text:
-                problems.append(f"{other} and {text} would both be called {name!r}")
+                problems.append(f"{other} and {text} would both have the name {name!r}")
         if problems:
             raise ValueError("; ".join(problems))
         return rename
@@ -152,6 +166,10 @@ class TableSettings(BaseModel):
         named = {TableName.parse(text) for text in self.where}
         return named | {parse_column(text)[0] for text in (*self.exclude, *self.rename, *self.mask, *self.computed)}
 
+    def place(self, name: str) -> tuple[str, ...]:
+        """Where a sink of this name and these settings keeps its rows: no two sinks may be in the same place."""
+        return (name,)
+
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly."""
         return False
@@ -165,7 +183,7 @@ class TableSettings(BaseModel):
         else:
             assert self.mask_salt_file is not None
             try:
-                secret = self.mask_salt_file.read_text(encoding="utf-8").rstrip("\r\n")
+                secret = read_secret_file(self.mask_salt_file).rstrip("\r\n")
             except OSError as error:
                 raise LockstepError(
                     f"mask_salt_file {str(self.mask_salt_file)!r} can't be read: {error.strerror}",
@@ -200,7 +218,7 @@ class TableSettings(BaseModel):
         )
 
     def renaming(self) -> Renaming:
-        """What columns are called in such a sink."""
+        """The names of columns in such a sink."""
         names: dict[TableName, dict[str, str]] = {}
         for text, name in self.rename.items():
             table, column = parse_column(text)

@@ -1,1 +1,4 @@
-"""First copy of tables, through the same encoder and publisher as the stream: a sink can't tell the difference."""
+"""Copies of tables, the first one and later ones, through the stream's encoder and publisher.
+
+A sink can't tell a copied row from one of the stream.
+"""

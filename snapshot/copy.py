@@ -49,7 +49,7 @@ class KeyReader(Reader, Protocol):
 
 
 class RowMemory(Protocol):
-    """What is remembered of rows beside the log, and must follow when they are published anew."""
+    """What is remembered of rows beside the log, and must follow when they are published again."""
 
     def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
         """A row is this one by now."""
@@ -241,7 +241,7 @@ def copy_into_stream(
 
     With ``leaves`` only the rows of these new partitions are added. Without it, all rows are published, and a delete
     for every key that the topic holds and the table doesn't. Raises Interrupted when ``stopping`` came first: the next
-    start begins this copy anew.
+    start begins this copy again.
     """
     copy = _TableCopy(
         published,
@@ -305,16 +305,16 @@ def republish_keys(
         stopping=stopping,
         committed=memory.commit,
     )
-    found = {encoder.key(key.fields): key.has_row for key in reader.find(table, keys)}
+    row_by_key = {encoder.key(key.fields): key.has_row for key in reader.find(table, keys)}
     # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.
-    for key in found:
+    for key in row_by_key:
         memory.forget(published, key)
     memory.commit()
     rows = 0
     for fields in reader.rows_of(table, keys):
         memory.remember(published, copy.row(fields), fields)
         rows += 1
-    vanished = [key for key, has_row in found.items() if not has_row]
+    vanished = [key for key, has_row in row_by_key.items() if not has_row]
     for key in vanished:
         copy.delete(key)
     publisher.commit(state, covering=[published.topic])

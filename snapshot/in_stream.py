@@ -1,7 +1,7 @@
 """Copies in the middle of the stream: whole tables that lack theirs, and the rows of keys that a repair asks for.
 
-Both are published at the stream's position. A snapshot is taken, then everything that committed before its consistent
-point is published and nothing after it, and then the rows as the snapshot shows them.
+Both are published at the stream's position. First a snapshot is taken. Then everything that committed before its
+consistent point is published, and nothing after it. Then come the rows as the snapshot shows them.
 """
 
 import collections
@@ -35,7 +35,7 @@ from snapshot.keys import KeyTexts, key_texts
 from snapshot.table_reader import SnapshotReader, UnreadableKey
 
 _SLOT_PATIENCE_S: Final = 3.0
-"""How long the stream may stand for a slot that is created while nothing else is done."""
+"""How long the stream may stop for a slot that is created while nothing else is done."""
 
 _KEYS_AT_ONCE: Final = 500
 """How many keys one query reads, and one Kafka transaction takes at most."""
@@ -46,7 +46,7 @@ _LATER_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """Where the stream is to stand, and what a snapshot shows there. The tables are locked."""
+    """Where the stream is to pause, and what a snapshot shows there. The tables are locked."""
 
     slot: CreatedSlot
     reader: SnapshotReader
@@ -111,6 +111,8 @@ class StreamCopies:
 
         PostgreSQL makes none before every transaction that is writing has ended. That may take hours, and the stream
         goes on meanwhile. So the first one only shows that the wait is over: the stream may be past it.
+
+        Raises as ``connect`` when a table lacks its copy. Where only repairs wait, they are put off instead.
         """
         for name in self._repairs.take_whole_tables():
             self._say(f"{name}: copying it again, as was asked for")
@@ -144,15 +146,17 @@ class StreamCopies:
             if unless:
                 raise
             self._no_repair_before_s = time.monotonic() + _LATER_S
-            ours = connection_error(error) if isinstance(error, psycopg.Error) else error
-            if ours.message != self._put_off_for:
-                self._put_off_for = ours.message
-                self._say(f"warning: a repair waits: {ours.message}")
+            translated = connection_error(error) if isinstance(error, psycopg.Error) else error
+            if translated.message != self._put_off_for:
+                self._put_off_for = translated.message
+                self._say(f"warning: a repair waits: {translated.message}")
 
     def copy(self, frame: bytes | None) -> Pause | None:
         """Copy at one point of the stream what is to be copied. ``frame`` comes after it. None when told to stop.
 
         Tables that lack their copy come first, which often answers their requests; repairs have their own turn.
+        An error before anything was published is raised when a table lacks its copy. Else the repairs are put off.
+        Raises what the stream, the snapshot and the publisher raise after that.
         """
         assert self._coming is not None
         waited, self._coming = self._coming, None
@@ -185,37 +189,37 @@ class StreamCopies:
         None when there is nothing to copy, or when another long transaction has begun.
         """
         pipeline = self._pipeline
-        wanted = names or self._repairable()
-        if not wanted:
+        wanted_names = names or self._repairable()
+        if not wanted_names:
             return None
         coming = opened.enter_context(ComingSlot(pipeline.source, temporary_slot_name(pipeline.slot)))
         if not coming.wait(_SLOT_PATIENCE_S, self._while_waiting):
             return None
         slot = coming.created()
         reader = opened.enter_context(SnapshotReader(pipeline.source, slot.snapshot_name))
-        shapes = reader.tables(wanted, pipeline.publication, pipeline.source.keys)
-        found = reader.memberships(pipeline.publication, wanted)
-        missing = [name for name in wanted if name not in shapes or name not in found]
+        shapes = reader.tables(wanted_names, pipeline.publication, pipeline.source.keys)
+        memberships = reader.memberships(pipeline.publication, wanted_names)
+        missing = [name for name in wanted_names if name not in shapes or name not in memberships]
         if missing and names:
             raise not_published(pipeline, missing)
         for name in missing:
             self._ignore(name, f"it isn't in publication {pipeline.publication} under this name")
             shapes.pop(name, None)
-            found.pop(name, None)
+            memberships.pop(name, None)
         if not shapes:
             return None
-        reader.lock_unchanged(found, pipeline.publication, self._sql)
-        return _Point(slot, reader, shapes, found)
+        reader.lock_unchanged(memberships, pipeline.publication, self._sql)
+        return _Point(slot, reader, shapes, memberships)
 
     def _copy_table(self, point: _Point, name: TableName) -> None:
         """Copy a table as the snapshot shows it, or only its new partitions. Raises Interrupted."""
         loop, assembler = self._loop, self._assembler
         shape, membership = point.shapes[name], point.memberships[name]
         published = self._stream.tables.of(shape)
-        known = assembler.tables.get(name)
-        new = known is None or known.table != shape
-        before = loop.state.memberships.get(name)
-        change = membership.since(before) if before else None
+        published_before = assembler.tables.get(name)
+        new = published_before is None or published_before.table != shape
+        recorded = loop.state.memberships.get(name)
+        change = membership.since(recorded) if recorded else None
         # Only where nothing but new partitions is the reason: a table that was altered as well is copied whole.
         only_leaves = self._stream.watch.take_only_leaves(name, shape.schema_id) and not new
         leaves = change.leaves if change is not None and not change.whole and only_leaves else ()
@@ -260,8 +264,8 @@ class StreamCopies:
             done = self._republish(point, published, keys[start : start + _KEYS_AT_ONCE], problems)
             rows += done.rows
             deletes += done.deletes
-        at = format_lsn(point.slot.consistent_point)
-        self._say(f"{name}: published {rows} rows and {deletes} deletes again at {at}, for a repair")
+        point_text = format_lsn(point.slot.consistent_point)
+        self._say(f"{name}: published {rows} rows and {deletes} deletes again at {point_text}, for a repair")
         for reason, count in problems.items():
             self._say(f"warning: keys of a repair of {name} are ignored ({count}): {reason}")
         self._repairs.done(name)
@@ -270,25 +274,25 @@ class StreamCopies:
     def _current(self, point: _Point, name: TableName) -> PublishedTable | None:
         """How the table is published, in the snapshot's shape; None when the repair isn't to be done now."""
         loop, assembler = self._loop, self._assembler
-        shape, known = point.shapes[name], assembler.tables.get(name)
-        if known is None or known.table.key != shape.key:
+        shape, published_before = point.shapes[name], assembler.tables.get(name)
+        if published_before is None or published_before.table.key != shape.key:
             self._ignore(name, "its key is another one by now")
             return None
-        before = loop.state.memberships.get(name)
-        if before is None or point.memberships[name].since(before).whole:
-            self._say(f"{name}: rows may have changed without an event; copying it anew instead of a repair")
+        recorded = loop.state.memberships.get(name)
+        if recorded is None or point.memberships[name].since(recorded).whole:
+            self._say(f"{name}: rows may have changed without an event; copying it again instead of a repair")
             loop.adopt(loop.state.to_be_copied([name]))
-        elif known.table.schema_id != shape.schema_id:
+        elif published_before.table.schema_id != shape.schema_id:
             # The stream is past an ALTER TABLE, and has had no row of the table since.
             relation = self._stream.shapes.current_relation(name)
             if relation is not None:
-                assembler.record(self._stream.shapes.adopt(relation, known))
+                assembler.record(self._stream.shapes.adopt(relation, published_before))
                 loop.commit()
-            known = assembler.tables[name]
-            if known.table.schema_id != shape.schema_id:
+            published_before = assembler.tables[name]
+            if published_before.table.schema_id != shape.schema_id:
                 loop.adopt(loop.state.to_be_copied([name]))
         # A copy of the whole table, which then is next, answers the repair as well.
-        return known if name in loop.state.copied else None
+        return published_before if name in loop.state.copied else None
 
     def _republish(
         self,

@@ -108,11 +108,11 @@ class InitialSnapshot:
             with SnapshotReader(pipeline.source, slot.snapshot_name) as reader:
                 names = pipeline.source.table_names
                 shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
-                found = reader.memberships(pipeline.publication, names)
-                missing = [name for name in names if name not in shapes or name not in found]
+                memberships = reader.memberships(pipeline.publication, names)
+                missing = [name for name in names if name not in shapes or name not in memberships]
                 if missing:
                     raise not_published(pipeline, missing)
-                reader.lock_unchanged(found, pipeline.publication, sql)
+                reader.lock_unchanged(memberships, pipeline.publication, sql)
                 now_ms = time.time_ns() // 1_000_000
                 if state.phase is SnapshotPhase.CREATING:
                     point = slot.consistent_point
@@ -125,7 +125,7 @@ class InitialSnapshot:
                         end_lsn=point,
                         commit_time_ms=now_ms,
                     )
-                now = {name: found[name].to_text() for name in names if name not in state.copied}
+                now = {name: memberships[name].to_text() for name in names if name not in state.copied}
                 state = replace(state, memberships={**state.memberships, **now})
                 self._say(f"handoff at {format_lsn(state.handoff)}, copying {len(shapes)} tables")
                 publisher.commit(state, [SchemaRecord(table, slot.consistent_point) for table in shapes.values()])
@@ -155,7 +155,9 @@ class InitialSnapshot:
         if errors:
             raise LockstepError(
                 "the source isn't ready:\n"
-                + "\n".join(f"  {found.subject} {found.what}: {found.why}\n    {found.fix}" for found in errors),
+                + "\n".join(
+                    f"  {finding.subject} {finding.what}: {finding.why}\n    {finding.fix}" for finding in errors
+                ),
                 hint="`lockstep doctor` shows all findings",
             )
         exists = sql.execute("select 1 from pg_publication where pubname = %s", (pipeline.publication,)).fetchone()

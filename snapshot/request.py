@@ -1,4 +1,4 @@
-"""``lockstep snapshot table``: ask capture to copy tables anew."""
+"""``lockstep snapshot table``: ask capture to copy tables again."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,8 @@ def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> list[TableName]:
             continue
         if name not in pipeline.source.keyed_names:
             problems.append(f"{name} isn't captured with a key")
-        names.append(name)
+        if name not in names:
+            names.append(name)
     if problems:
         raise ConfigurationError(
             "these tables can't be copied",

@@ -18,7 +18,7 @@ from snapshot.keys import KeyTexts
 
 APPLICATION = "lockstep snapshot"
 
-# Domains come down to their base, and no type has a modifier: a cast to varchar(3) would cut a longer key off and so
+# Domains come down to their base, and no type has a modifier. A cast to varchar(3) would cut a longer key off and so
 # find another row. The operator is the one of the type's index order. By its name alone, the search path would decide,
 # and that may have another one or, for a type of an extension, none.
 _KEY_TYPES = """
@@ -86,21 +86,23 @@ class SnapshotReader:
         return memberships(self._connection, publication, names)
 
     def lock_unchanged(
-        self, found: Mapping[TableName, Membership], publication: str, other: psycopg.Connection[Any]
+        self, memberships_before: Mapping[TableName, Membership], publication: str, other: psycopg.Connection[Any]
     ) -> None:
         """Keep the tables from being altered until this is closed; writing to them goes on.
 
         A snapshot doesn't keep old columns readable, and a table that was rewritten or truncated after it looks empty
         in it. So they are compared with what the ``other`` connection sees now. Raises Unavailable when they are
-        locked or differ from ``found``, the snapshot's memberships.
+        locked or differ from ``memberships_before``, those of the snapshot.
         """
-        tables = ", ".join(name.sql for name in found)
+        tables = ", ".join(name.sql for name in memberships_before)
         try:
             self._connection.execute(f"lock table {tables} in access share mode".encode())
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
-        now = memberships(other, publication, list(found))
-        altered = [str(name) for name, before in found.items() if now.get(name) != before]
+        now = memberships(other, publication, list(memberships_before))
+        altered = [
+            str(name) for name, membership_before in memberships_before.items() if now.get(name) != membership_before
+        ]
         if altered:
             raise Unavailable(f"{', '.join(altered)} changed while the copy began")
 
@@ -117,6 +119,7 @@ class SnapshotReader:
         """Every row's values in the order of the table's columns, in no particular order of rows.
 
         With ``leaves``, oids of partitions, the rows of these alone.
+        Raises Unavailable when the connection is lost, and LockstepError when PostgreSQL refuses.
         """
         columns = _columns(table)
         for source in self._sources(table, leaves):
@@ -124,35 +127,38 @@ class SnapshotReader:
             yield from self._copied(f"select {columns} from {source}{self._where(table)}")
 
     def find(self, table: Table, keys: Sequence[KeyTexts]) -> list[FoundKey]:
-        """Which of these keys have a row that is published, in no particular order. Raises UnreadableKey."""
-        wanted, matches = self._wanted(table, keys)
+        """Which of these keys have a row that is published, in no particular order.
+
+        Raises UnreadableKey when PostgreSQL can't read or compare one of them, and as ``rows``.
+        """
+        wanted_sql, matches = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
         values = ", ".join(f"coalesce(t.{name}, k.{name})" for name in names)
         (source,) = self._sources(table, ())
         query = (
-            f"select t.{names[0]} is not null, {values} from {wanted}"
+            f"select t.{names[0]} is not null, {values} from {wanted_sql}"
             f" left join (select * from {source}{self._where(table)}) t on {matches}"
         )
-        places = [[column.name for column in table.columns].index(name) for name in table.key]
-        found = []
+        indexes = [[column.name for column in table.columns].index(name) for name in table.key]
+        found_keys = []
         try:
             # A savepoint: after an error the snapshot goes on.
             with self._connection.transaction():
                 for is_there, *key in self._copied(query):
                     fields: list[Any] = [None] * len(table.columns)
-                    for place, value in zip(places, key, strict=True):
-                        fields[place] = value
-                    found.append(FoundKey(tuple(fields), is_there == b"t"))
+                    for index, value in zip(indexes, key, strict=True):
+                        fields[index] = value
+                    found_keys.append(FoundKey(tuple(fields), is_there == b"t"))
         except psycopg.Error as error:  # those of the connection have become ours
             raise UnreadableKey(type(error).__name__) from None
-        return found
+        return found_keys
 
     def rows_of(self, table: Table, keys: Sequence[KeyTexts]) -> Iterator[Fields]:
-        """The rows of these keys, as ``rows`` has them. ``find`` must have read the keys before."""
-        wanted, matches = self._wanted(table, keys)
+        """The rows of these keys, as ``rows`` has them. ``find`` must have read the keys before. Raises as ``rows``."""
+        wanted_sql, matches = self._wanted(table, keys)
         (source,) = self._sources(table, ())
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
-        query = f"select {columns} from {wanted} join (select * from {source}{self._where(table)}) t on {matches}"
+        query = f"select {columns} from {wanted_sql} join (select * from {source}{self._where(table)}) t on {matches}"
         return self._copied(query)
 
     def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str]:
@@ -160,7 +166,7 @@ class SnapshotReader:
         oids = [column.type_oid for column in table.key_columns]
         types = self._connection.execute(_KEY_TYPES, (oids,)).fetchall()
         names = [quote_identifier(name) for name in table.key]
-        texts = [f"c{place}" for place in range(len(names))]
+        texts = [f"c{index}" for index in range(len(names))]
         casts = ", ".join(
             f"{text}::{kind} as {name}" for text, (kind, _), name in zip(texts, types, names, strict=True)
         )

@@ -1,8 +1,8 @@
 """Fetch the jars of `jars.lock` and hand out sets of them: `jar_set("kafka")`, `python -m stack.jars fetch [SET...]`.
 
-The lock names every file by coordinates and sha256; Maven resolved it once (`stack.lock_jars`). jgo only downloads
-and never resolves a dependency, so every machine gets the same files. Each file is hashed after the download and
-whenever a set is handed out, so a changed file in the cache can't reach a class path.
+The lock names every file by coordinates and sha256. Maven resolved it once (`stack.lock_jars`), and jgo only downloads.
+So every machine gets the same files. Each file is hashed after the download and whenever a set is handed out. So a
+changed file in the cache can't reach a class path.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def needed_sets() -> list[str]:
 
 
 def jar_set(name: str, *, lock: Path = LOCK, cache: Path | None = None) -> list[Path]:
-    """Return the files of a set, fetched where they are missing, every one of them checked against the lock."""
+    """Return the files of a set, fetched where they are missing, each checked against the lock. Raises as `fetch`."""
     return fetch([name], lock=lock, cache=cache)[name]
 
 
@@ -115,15 +115,15 @@ def fetch(
 ) -> dict[str, list[Path]]:
     """Bring the named sets into the cache and return their files, in the order of the lock.
 
-    Raises StackError for an unknown set, and for a file that isn't the locked one.
+    Raises StackError for an unknown set, a file that can't be fetched, and one that isn't the locked one.
     """
     folder = (cache or cache_dir()) / "jars"
     locked = read_lock(lock)
     sets = {name: [jar for jar in locked if jar.set_name == _lock_name(name)] for name in names}
     for name, jars in sets.items():
         if not jars:
-            known = ", ".join(sorted({jar.set_name for jar in locked}))
-            raise StackError(f"no jar set is called {name!r}", hint=f"the lock has: {known}")
+            set_names = ", ".join(sorted({jar.set_name for jar in locked}))
+            raise StackError(f"no jar set is named {name!r}", hint=f"the lock has: {set_names}")
     files = {jar: folder / jar.set_name / jar.filename for jars in sets.values() for jar in jars}
     missing = []
     for jar, file in files.items():

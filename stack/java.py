@@ -79,15 +79,15 @@ def installed(environment: Mapping[str, str], system: Path = SYSTEM_JAVAS) -> It
         homes.append(_home_of(Path(on_path)))
     if system.is_dir():
         homes.extend(sorted(system.iterdir()))
-    seen = set()
+    seen_homes = set()
     for home in homes:
         real = home.resolve()
-        if real in seen or not os.access(real / "bin" / "java", os.X_OK):
+        if real in seen_homes or not os.access(real / "bin" / "java", os.X_OK):
             continue
-        seen.add(real)
-        found = _inspect(real)
-        if found is not None and JAVA_MIN <= found.major <= JAVA_MAX:
-            yield found
+        seen_homes.add(real)
+        java = _inspect(real)
+        if java is not None and JAVA_MIN <= java.major <= JAVA_MAX:
+            yield java
 
 
 def choose(
@@ -96,39 +96,42 @@ def choose(
     environment: Mapping[str, str] | None = None,
     system: Path = SYSTEM_JAVAS,
 ) -> Java:
-    """Return the first Java of at least `prefer`, else the first usable one, else fetch one."""
+    """Return the first Java of at least `prefer`, else the first usable one, else fetch one. Raises as `fetch`."""
     usable = list(installed(os.environ if environment is None else environment, system))
-    for found in usable:
-        if found.major >= prefer:
-            return found
+    for candidate in usable:
+        if candidate.major >= prefer:
+            return candidate
     return usable[0] if usable else fetch()
 
 
 @cache
 def for_kafka() -> Java:
-    """Return the Java that runs Kafka and Spark."""
+    """Return the Java that runs Kafka and Spark. Raises as `fetch`."""
     return choose()
 
 
 @cache
 def for_opensearch() -> Java:
-    """Return the Java that runs OpenSearch: version 21 where there is one.
+    """Return the Java that runs OpenSearch: version 21 where there is one. Raises as `fetch`.
 
     With ``LOCKSTEP_OPENSEARCH=2`` it passes for an older one, which gets the oldest OpenSearch that is supported.
     """
-    found = choose(prefer=JAVA_OPENSEARCH_3)
+    chosen = choose(prefer=JAVA_OPENSEARCH_3)
     if os.environ.get("LOCKSTEP_OPENSEARCH") == "2":
-        return replace(found, major=min(found.major, JAVA_OPENSEARCH_3 - 1))
-    return found
+        return replace(chosen, major=min(chosen.major, JAVA_OPENSEARCH_3 - 1))
+    return chosen
 
 
 def java_home_for_spark(chosen: Java | None = None, *, cache: Path | None = None) -> Path:
-    """Return a JAVA_HOME that PySpark's launcher accepts, wrapped where that Java lacks the module it insists on."""
-    found = chosen or for_kafka()
-    if found.has_vector_module:
-        return found.home
-    name = hashlib.sha256(os.fsencode(found.home)).hexdigest()[:16]
-    return _wrap(found, (cache or cache_dir()) / f"java-for-spark-{name}")
+    """Return a JAVA_HOME that PySpark's launcher accepts, wrapped where that Java lacks the module it insists on.
+
+    Raises as `fetch`.
+    """
+    java = chosen or for_kafka()
+    if java.has_vector_module:
+        return java.home
+    name = hashlib.sha256(os.fsencode(java.home)).hexdigest()[:16]
+    return _wrap(java, (cache or cache_dir()) / f"java-for-spark-{name}")
 
 
 def fetch(*, cache: Path | None = None) -> Java:
@@ -157,10 +160,10 @@ def fetch(*, cache: Path | None = None) -> Java:
         except OSError:
             # Somebody else was faster, with the same locked bytes.
             shutil.rmtree(partial, ignore_errors=True)
-    found = _inspect(home)
-    if found is None:
+    java = _inspect(home)
+    if java is None:
         raise StackError(f"the Java in {target} is broken", hint="delete that folder and run the command again")
-    return found
+    return java
 
 
 def _home_of(executable: Path) -> Path:
@@ -178,11 +181,11 @@ def _inspect(home: Path) -> Java | None:
     if not number:
         return None
     major = int(number.split(".")[1] if number.startswith("1.") else number.split(".")[0])
-    known = modules[1].split() if modules else _ask(home, "--list-modules", r"(?s)(.*)").split()
+    module_names = modules[1].split() if modules else _ask(home, "--list-modules", r"(?s)(.*)").split()
     return Java(
         home=home,
         major=major,
-        has_vector_module=any(module.split("@")[0] == _VECTOR_MODULE for module in known),
+        has_vector_module=any(module.split("@")[0] == _VECTOR_MODULE for module in module_names),
     )
 
 
@@ -192,18 +195,18 @@ def _ask(home: Path, option: str, pattern: str) -> str:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(pattern, done.stdout + done.stderr)
-    return found[1] if done.returncode == 0 and found else ""
+    match = re.search(pattern, done.stdout + done.stderr)
+    return match[1] if done.returncode == 0 and match else ""
 
 
-def _wrap(found: Java, home: Path) -> Path:
+def _wrap(java: Java, home: Path) -> Path:
     """Make a JAVA_HOME whose launcher drops the one argument; everything else is a link to the real one."""
     (home / "bin").mkdir(parents=True, exist_ok=True)
-    for entry in found.home.iterdir():
+    for entry in java.home.iterdir():
         link = home / entry.name
         if entry.name != "bin" and not link.is_symlink():
             link.symlink_to(entry)
-    script = _WITHOUT_VECTOR.format(module=_VECTOR_MODULE, java=found.executable)
+    script = _WITHOUT_VECTOR.format(module=_VECTOR_MODULE, java=java.executable)
     launcher = home / "bin" / "java"
     if not launcher.exists() or launcher.read_text(encoding="utf-8") != script:
         launcher.write_text(script, encoding="utf-8")

@@ -81,17 +81,17 @@ class Kafka:
         logging.write_text(_LOGGING, encoding="utf-8")
         settings = self._settings(ports, data)
         properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
-        found = java.for_kafka()
+        chosen_java = java.for_kafka()
         classes = [
             f"-Dlog4j2.configurationFile={logging}",
             *("-cp", os.pathsep.join(map(str, jars.jar_set("kafka")))),
         ]
         if not (data / "meta.properties").exists():
             quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-            _format([str(found.executable), *quick, *classes, "kafka.tools.StorageTool", "format"], properties)
-        options = found.options(heap_mb=HEAP_MB, light=self._light, archive=f"kafka-{self.version}")
+            _format([str(chosen_java.executable), *quick, *classes, "kafka.tools.StorageTool", "format"], properties)
+        options = chosen_java.options(heap_mb=HEAP_MB, light=self._light, archive=f"kafka-{self.version}")
         return Launch(
-            command=[str(found.executable), *options, *classes, "kafka.Kafka", str(properties)],
+            command=[str(chosen_java.executable), *options, *classes, "kafka.Kafka", str(properties)],
             environment=dict(os.environ),
             directory=home,
             log=directory / "logs" / "kafka.log",

@@ -76,12 +76,12 @@ def _resolve(name: str, coordinates: tuple[str, ...], transitive: bool) -> list[
         subprocess.run(["mvn", "-B", "-q", "-f", str(pom), "dependency:list", *arguments], check=True)
         jars = []
         for line in listing.read_text().splitlines():
-            found = _RESOLVED.match(line)
-            if not found:
+            match = _RESOLVED.match(line)
+            if not match:
                 continue
-            fields = found["coordinates"].split(":")
+            fields = match["coordinates"].split(":")
             group, artifact, extension = fields[:3]
-            content = Path(found["file"]).read_bytes()
+            content = Path(match["file"]).read_bytes()
             jars.append(
                 Jar(
                     set_name=name,

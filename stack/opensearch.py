@@ -56,17 +56,17 @@ class OpenSearch:
             (home / folder).mkdir(parents=True, exist_ok=True)
         settings = "".join(f"{key}: {value}\n" for key, value in SETTINGS.items())
         (home / "conf" / "opensearch.yml").write_text(settings, encoding="utf-8")
-        found = java.for_opensearch()
+        chosen_java = java.for_opensearch()
         command = [
-            str(found.executable),
-            *found.options(heap_mb=HEAP_MB, light=self._light, archive=f"opensearch-{self.version}"),
+            str(chosen_java.executable),
+            *chosen_java.options(heap_mb=HEAP_MB, light=self._light, archive=f"opensearch-{self.version}"),
             *(f"-Djava.io.tmpdir={home / 'tmp'}", "-Djna.nosys=true", "-Dlog4j2.disable.jmx=true"),
         ]
-        if found.runs_opensearch_3:
+        if chosen_java.runs_opensearch_3:
             command.append("--enable-native-access=ALL-UNNAMED")
-            if found.has_vector_module:
+            if chosen_java.has_vector_module:
                 command += ["--add-modules", "jdk.incubator.vector"]
-        files = jars.jar_set("opensearch3" if found.runs_opensearch_3 else "opensearch2")
+        files = jars.jar_set("opensearch3" if chosen_java.runs_opensearch_3 else "opensearch2")
         command += ["-cp", os.pathsep.join(map(str, files)), "org.codelibs.opensearch.runner.OpenSearchRunner"]
         command += ["-basePath", str(home / "nodes"), "-confPath", str(home / "conf"), "-numOfNode", "1"]
         # Node 1 listens on the base port plus 1.

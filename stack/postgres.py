@@ -111,8 +111,10 @@ class Postgres:
         """It accepts connections, and our database is there."""
         try:
             with psycopg.connect(self._dsn(ports, "postgres"), autocommit=True, connect_timeout=2) as connection:
-                found = connection.execute("select from pg_database where datname = %s", [self.database]).fetchone()
-                if found is None:
+                database_row = connection.execute(
+                    "select from pg_database where datname = %s", [self.database]
+                ).fetchone()
+                if database_row is None:
                     connection.execute(sql.SQL("create database {}").format(sql.Identifier(self.database)))
             return True
         except psycopg.OperationalError:
@@ -136,12 +138,12 @@ class Postgres:
 
 
 def _server_version(major: int) -> str:
-    """What an older server calls itself: its package's version without the build number."""
+    """An older server's version: its package's version without the build number."""
     try:
         return versions.POSTGRES_OLDER[major].rpartition(".")[0]
     except KeyError:
-        known = ", ".join(map(str, (*versions.POSTGRES_OLDER, versions.POSTGRES_MAJOR)))
-        raise StackError(f"no packaged PostgreSQL {major}", hint=f"the lock has: {known}") from None
+        majors = ", ".join(map(str, (*versions.POSTGRES_OLDER, versions.POSTGRES_MAJOR)))
+        raise StackError(f"no packaged PostgreSQL {major}", hint=f"the lock has: {majors}") from None
 
 
 def _account() -> Account | None:
@@ -171,8 +173,8 @@ def _own_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o711)
     except FileExistsError:
-        found = folder.lstat()
-        if folder.is_symlink() or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        status = folder.lstat()
+        if folder.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise StackError(f"{folder} belongs to somebody else", hint="remove it, or set TMPDIR") from None
 
 

@@ -97,10 +97,10 @@ def spawn(launch: Launch) -> tuple[ProcessId | None, Tail]:
         )
     # It is meant to outlive this object; without this, Popen warns when it goes. `is_alive` collects it instead.
     process.returncode = 0
-    found = ProcessId.of(process.pid)
-    if found is None:
+    server = ProcessId.of(process.pid)
+    if server is None:
         _collect(process.pid)
-    return found, tail
+    return server, tail
 
 
 def is_alive(process: ProcessId) -> bool:
@@ -131,7 +131,7 @@ def family(process: ProcessId) -> list[ProcessId]:
         children = psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    return [process, *(found for child in children if (found := ProcessId.of(child.pid)) is not None)]
+    return [process, *(child_id for child in children if (child_id := ProcessId.of(child.pid)) is not None)]
 
 
 def rss_bytes(process: ProcessId) -> int:

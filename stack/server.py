@@ -15,7 +15,7 @@ class Server(Protocol):
 
     @property
     def name(self) -> str:
-        """What commands call it."""
+        """Its name in commands."""
 
     @property
     def version(self) -> str:
@@ -26,10 +26,16 @@ class Server(Protocol):
         """The signal that ends it in an orderly way."""
 
     def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
-        """Choose its ports: the kept ones where they are free; `main` is the one that clients use."""
+        """Choose its ports: the kept ones where they are free; `main` is the one that clients use.
+
+        Raises StackError when none is free.
+        """
 
     def prepare(self, ports: Ports, directory: Path) -> Launch:
-        """Fetch what it runs from, make its data directory and configuration, and say how to start it."""
+        """Fetch what it runs from, make its data directory and configuration, and say how to start it.
+
+        Raises StackError when one of that fails.
+        """
 
     def is_ready(self, ports: Ports, tail: Tail) -> bool:
         """Whether it serves requests now; one quick look that never raises because the server isn't there yet."""

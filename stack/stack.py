@@ -106,7 +106,7 @@ class Stack:
         """Start the servers that don't run, side by side, and return when all are ready.
 
         A living server is kept and a frozen one goes on, so calling it twice is harmless. When one of them fails, the
-        others stay up and the error has the end of that server's log.
+        others stay up, and the StackError that is raised has the end of that server's log.
         """
         names = [self._known(name) for name in (NAMES if only is None else dict.fromkeys(only))]
         with locked(self.directory / "stack.lock"):
@@ -133,30 +133,33 @@ class Stack:
             (self.directory / name).unlink(missing_ok=True)
 
     def start(self, name: str) -> None:
-        """Start one server again, with the same data and, while it is free, on the same port."""
+        """Start one server again, with the same data and, while it is free, on the same port. Raises as ``up``."""
         self.up([name])
 
     def stop(self, name: str) -> None:
-        """Stop one server in its orderly way."""
+        """Stop one server in its orderly way. Raises StackError for an unknown name."""
         with locked(self.directory / "stack.lock"):
             self._stop(self._known(name))
 
     def kill(self, name: str) -> None:
-        """End one server as a crash would, with all its processes."""
+        """End one server as a crash would, with all its processes. Raises StackError when it doesn't run."""
         processes.kill(self._living(name))
 
     def freeze(self, name: str) -> None:
-        """Stop all processes of one server where they are; its connections stay open and nobody answers."""
+        """Stop all processes of one server where they are; its connections stay open and nobody answers.
+
+        Raises StackError when it doesn't run.
+        """
         for member in processes.family(self._living(name)):
             processes.send(member, SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let a frozen server go on."""
+        """Let a frozen server go on. Raises StackError when it doesn't run."""
         for member in processes.family(self._living(name)):
             processes.send(member, SIGCONT)
 
     def endpoints(self) -> Endpoints:
-        """Return the addresses; raises where the stack was never up."""
+        """Return the addresses. Raises StackError where the stack was never up."""
         state = self._state.read()
         if any(name not in state for name in NAMES):
             raise StackError(f"there is no stack in {self.directory}", hint="start it with `up`")
@@ -174,29 +177,29 @@ class Stack:
         state = self._state.read()
         return [self._status(server, state.get(name, Remembered())) for name, server in self._servers.items()]
 
-    def _status(self, server: Server, known: Remembered) -> ServerStatus:
-        state = _state_of(known)
-        runs = known.process is not None and state in {"running", "frozen"}
+    def _status(self, server: Server, remembered: Remembered) -> ServerStatus:
+        state = _state_of(remembered)
+        runs = remembered.process is not None and state in {"running", "frozen"}
         return ServerStatus(
             name=server.name,
-            version=known.version or server.version,
+            version=remembered.version or server.version,
             state=state,
-            pid=known.process.pid if runs and known.process else None,
-            address=server.address(known.ports) if known.ports else "",
-            started_at=datetime.fromtimestamp(known.started_at, UTC) if runs and known.started_at else None,
-            rss_bytes=processes.rss_bytes(known.process) if runs and known.process else 0,
-            log=Path(known.log) if known.log else self.directory / "logs" / f"{server.name}.log",
+            pid=remembered.process.pid if runs and remembered.process else None,
+            address=server.address(remembered.ports) if remembered.ports else "",
+            started_at=datetime.fromtimestamp(remembered.started_at, UTC) if runs and remembered.started_at else None,
+            rss_bytes=processes.rss_bytes(remembered.process) if runs and remembered.process else 0,
+            log=Path(remembered.log) if remembered.log else self.directory / "logs" / f"{server.name}.log",
         )
 
     def _choose_ports(self, name: str) -> Ports:
         """Settle the ports of every server, also of one that isn't wanted now: addresses must not change later."""
         state = self._state.read()
-        known = state.get(name, Remembered())
-        if _state_of(known) in {"running", "frozen"}:
-            return known.ports
+        remembered = state.get(name, Remembered())
+        if _state_of(remembered) in {"running", "frozen"}:
+            return remembered.ports
         taken = {port for other, entry in state.items() if other != name for port in entry.ports.values()}
-        chosen = self._servers[name].ports(known.ports, taken)
-        self._state.put(name, replace(known, ports=dict(chosen)))
+        chosen = self._servers[name].ports(remembered.ports, taken)
+        self._state.put(name, replace(remembered, ports=dict(chosen)))
         return chosen
 
     def _start_all(self, names: Collection[str], ports: Mapping[str, Ports], report: Report) -> None:
@@ -225,10 +228,10 @@ class Stack:
             self._start(name, self._choose_ports(name), report, cancelled)
 
     def _start(self, name: str, ports: Ports, report: Report, cancelled: threading.Event) -> None:
-        server, known = self._servers[name], self._state.get(name)
+        server, remembered = self._servers[name], self._state.get(name)
         began = time.monotonic()
-        if known.process is not None and _state_of(known) in {"running", "frozen"}:
-            for member in processes.family(known.process):
+        if remembered.process is not None and _state_of(remembered) in {"running", "frozen"}:
+            for member in processes.family(remembered.process):
                 processes.send(member, SIGCONT)
         else:
             report(name, "starting")
@@ -236,7 +239,7 @@ class Stack:
             if launch.log.exists() and launch.log.stat().st_size > _LOG_BYTES_MAX:
                 launch.log.replace(launch.log.with_suffix(".old.log"))
             process, tail = processes.spawn(launch)
-            known = Remembered(
+            remembered = Remembered(
                 ports=dict(ports),
                 version=server.version,
                 process=process,
@@ -245,24 +248,24 @@ class Stack:
                 log_offset=tail.offset,
             )
             # At once: whatever happens to us now, `down` finds the server.
-            self._state.put(name, known)
-        self._wait_ready(server, known, cancelled)
-        self._state.put(name, replace(known, ports=server.actual_ports(known.ports, known.tail)))
+            self._state.put(name, remembered)
+        self._wait_ready(server, remembered, cancelled)
+        self._state.put(name, replace(remembered, ports=server.actual_ports(remembered.ports, remembered.tail)))
         report(name, f"ready in {time.monotonic() - began:.1f} s")
 
-    def _wait_ready(self, server: Server, known: Remembered, cancelled: threading.Event) -> None:
+    def _wait_ready(self, server: Server, remembered: Remembered, cancelled: threading.Event) -> None:
         deadline = time.monotonic() + self._ready_seconds
         while not cancelled.is_set():
-            if known.process is None or not processes.is_alive(known.process):
-                self._state.put(server.name, known.stopped())
-                message, hint = _failure(f"{server.name} {known.version} ended while it started", known)
+            if remembered.process is None or not processes.is_alive(remembered.process):
+                self._state.put(server.name, remembered.stopped())
+                message, hint = _failure(f"{server.name} {remembered.version} ended while it started", remembered)
                 raise _Ended(message, hint=hint)
-            if server.is_ready(known.ports, known.tail):
+            if server.is_ready(remembered.ports, remembered.tail):
                 return
             if time.monotonic() > deadline:
                 self._stop(server.name)
-                late = f"{server.name} {known.version} wasn't ready in {self._ready_seconds:.0f} s"
-                message, hint = _failure(late, known)
+                late = f"{server.name} {remembered.version} wasn't ready in {self._ready_seconds:.0f} s"
+                message, hint = _failure(late, remembered)
                 raise StackError(message, hint=hint)
             cancelled.wait(_POLL_SECONDS)
         raise StackError(
@@ -270,18 +273,20 @@ class Stack:
         )
 
     def _stop(self, name: str) -> None:
-        known = self._state.get(name)
-        if known.process is None:
+        remembered = self._state.get(name)
+        if remembered.process is None:
             return
         stop_signal = self._servers[name].stop_signal
-        processes.end(known.process, stop_signal=stop_signal, grace_seconds=self._grace_seconds)
-        self._state.put(name, known.stopped())
+        processes.end(remembered.process, stop_signal=stop_signal, grace_seconds=self._grace_seconds)
+        self._state.put(name, remembered.stopped())
 
     def _living(self, name: str) -> processes.ProcessId:
-        known = self._state.get(self._known(name))
-        if known.process is None or not processes.is_alive(known.process):
-            raise StackError(f"{name} doesn't run in {self.directory}", hint=f"start it with `up`; log: {known.log}")
-        return known.process
+        remembered = self._state.get(self._known(name))
+        if remembered.process is None or not processes.is_alive(remembered.process):
+            raise StackError(
+                f"{name} doesn't run in {self.directory}", hint=f"start it with `up`; log: {remembered.log}"
+            )
+        return remembered.process
 
     @staticmethod
     def _known(name: str) -> str:
@@ -290,22 +295,22 @@ class Stack:
         return name
 
 
-def _state_of(known: Remembered) -> ServerState:
-    if known.process is None:
+def _state_of(remembered: Remembered) -> ServerState:
+    if remembered.process is None:
         return "stopped"
-    if not processes.is_alive(known.process):
+    if not processes.is_alive(remembered.process):
         return "dead"
-    return "frozen" if processes.is_frozen(known.process) else "running"
+    return "frozen" if processes.is_frozen(remembered.process) else "running"
 
 
 class _Ended(StackError):
     """A server that ended by itself while it started."""
 
 
-def _failure(message: str, known: Remembered) -> tuple[str, str]:
+def _failure(message: str, remembered: Remembered) -> tuple[str, str]:
     """The message with the end of the server's log, and where the rest of it is."""
-    lines = known.tail.last(_LOG_LINES) or "(it wrote nothing)"
-    return f"{message}; the end of its log:\n{lines}", f"the whole log: {known.log}"
+    lines = remembered.tail.last(_LOG_LINES) or "(it wrote nothing)"
+    return f"{message}; the end of its log:\n{lines}", f"the whole log: {remembered.log}"
 
 
 def _silent(_name: str, _what: str) -> None:

@@ -33,7 +33,10 @@ class Remembered:
 
 
 class State:
-    """The file, read anew each time: another command may have written it."""
+    """The file, read again each time: another command may have written it.
+
+    Methods raise StackError when it can't be read.
+    """
 
     def __init__(self, path: Path) -> None:
         """Nothing is read or written yet."""

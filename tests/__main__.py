@@ -78,10 +78,10 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
         "xfailed": "xfailed",
         "error": "error" if counts["error"] == 1 else "errors",
     }
-    told = [f"{counts[outcome]} {word}" for outcome, word in words.items() if counts[outcome]]
+    outcomes = [f"{counts[outcome]} {word}" for outcome, word in words.items() if counts[outcome]]
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    text = f" {', '.join(told) or 'no tests ran'} in {seconds:.2f}s ({hours}:{minutes:02}:{rest:02}) "
+    text = f" {', '.join(outcomes) or 'no tests ran'} in {seconds:.2f}s ({hours}:{minutes:02}:{rest:02}) "
     return text.center(80, "=")
 
 

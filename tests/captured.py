@@ -168,14 +168,14 @@ class Captured:
     def rows(self, table: str) -> dict[bytes, Row]:
         """What a reader makes of the topic: the newest row per key, in the newest shape by ``__schema`` alone."""
         records = self.schemas(table)
-        places = {record.table.schema_id: place for place, record in enumerate(records)}
+        indexes = {record.table.schema_id: index for index, record in enumerate(records)}
         newest: dict[bytes, Row] = {}
         for event in self.events(table):
             if event.value is None or event.op == "d":
                 newest.pop(event.key, None)
                 continue
             row = event.after
-            for record in records[places[event.schema_id] + 1 :]:
+            for record in records[indexes[event.schema_id] + 1 :]:
                 row = _carried(row, record)
             newest[event.key] = row
         return newest
@@ -185,18 +185,18 @@ class Captured:
         name = TableName.parse(table)
         connection = self.database.pinned()
         with connection:
-            found = load_tables(connection, [name], self.config.publication, self.config.source.keys)
-            shape = found[name]
-            rows = SourceRows(connection, found).rows(shape)
+            shapes = load_tables(connection, [name], self.config.publication, self.config.source.keys)
+            shape = shapes[name]
+            rows = SourceRows(connection, shapes).rows(shape)
             return {_key(shape, row): dict(row) for row in rows}
 
     def assert_equal(self, *tables: str) -> None:
         """Every table, as its topic tells it, is the source's."""
         self.settle()
         for table in tables or [str(name) for name in self.config.source.table_names]:
-            found, expected = self.rows(table), self.source_rows(table)
-            different = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
-            shown = [(key, _short(found.get(key)), _short(expected.get(key))) for key in sorted(different)[:3]]
+            actual, expected = self.rows(table), self.source_rows(table)
+            different = [key for key in actual.keys() | expected.keys() if actual.get(key) != expected.get(key)]
+            shown = [(key, _short(actual.get(key)), _short(expected.get(key))) for key in sorted(different)[:3]]
             assert not different, (
                 f"{table}: {len(different)} keys differ, on the topic and in the source: {str(shown)[:2000]}"
             )

@@ -22,7 +22,7 @@ from tests import history
 STATUS_INTERVAL_S = 10.0
 
 Burst = Sequence[bytes | Callable[[], object]]
-"""Frames that arrive together; what can be called happens in between."""
+"""Frames that arrive together; calls happen between two of them."""
 
 
 class Journal(list[tuple[str, int]]):
@@ -53,7 +53,7 @@ class ScriptedStream:
     """Sends bursts; when the reader has waited twice in a row for nothing, the next burst is there."""
 
     def __init__(self, time: Time, journal: Journal, *bursts: Burst) -> None:
-        """``exhausted`` once the reader waits for a burst behind the last."""
+        """``exhausted`` once the reader waits for a burst after the last."""
         self._time = time
         self._journal = journal
         self._bursts = [list(burst) for burst in bursts]

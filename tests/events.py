@@ -61,7 +61,7 @@ def field(value: JsonValue) -> bytes | None:
 
 
 def key_bytes(table: Table, key: Row) -> bytes:
-    """A row's key as it stands on the topic."""
+    """A row's key as it is on the topic."""
     return encoder(table).key([field(key.get(column.name)) for column in table.columns])
 
 
@@ -70,7 +70,7 @@ def encoder(table: Table) -> TableEncoder:
 
 
 def value_bytes(table: Table, op: str, row: Row, *, lsn: int, seq: int, commit_time_ms: int = 0) -> bytes:
-    """An event's value as it stands on the topic; ``row`` holds the key alone for a delete."""
+    """An event's value as it is on the topic; ``row`` holds the key alone for a delete."""
     encode = encoder(table)
     text = encode.row([field(row.get(column.name)) for column in table.columns])
     before, after = (text, b"null") if op == "d" else (b"null", text)

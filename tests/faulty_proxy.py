@@ -59,10 +59,10 @@ class FaultyProxy:
         with self._lock:
             self._delay_s, self._status = delay_s, status
             cut, self._open = self._open, []
-        for one in cut:
+        for connection in cut:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
     def _serve(self) -> None:
         while True:

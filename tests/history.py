@@ -64,8 +64,8 @@ def assembler(*shapes: Table, at: CaptureState | None = None, include_before: bo
 
 
 def relations(*shapes: Table) -> list[Relation]:
-    """How the stream describes them; the first has ``RELATION_ID``, the next the numbers behind it."""
-    return [relation(shape, RELATION_ID + place) for place, shape in enumerate(shapes or (table(),))]
+    """How the stream describes them; the first has ``RELATION_ID``, the next ones have the numbers after it."""
+    return [relation(shape, RELATION_ID + index) for index, shape in enumerate(shapes or (table(),))]
 
 
 def events(follower: Assembler, messages: Iterable[tuple[int, Message]]) -> Sequence[Event]:

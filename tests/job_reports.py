@@ -70,5 +70,6 @@ class Reports:
         return sum(report[field] for report in self.reports if report["report"] == "StatusReport")
 
     def told(self) -> str:
-        """The last reports, for whoever reads a failed test."""
-        return "\n".join(map(str, self.reports[-50:]))
+        """The last reports but those of watermarks, of which there are many, for whoever reads a failed test."""
+        telling = [report for report in self.reports if report["report"] != "WatermarkRaised"]
+        return "\n".join(map(str, telling[-50:]))

@@ -227,11 +227,11 @@ url = "{self.endpoints.warehouse_url}"
                 process.wait()
         with self.sql() as connection:
             for slot in (self.config.slot, f"{self.config.slot}_oracle"):
-                found = find_slot(connection, slot)
-                if found is None:
+                slot_now = find_slot(connection, slot)
+                if slot_now is None:
                     continue
-                if found.active_pid is not None:
-                    connection.execute("select pg_terminate_backend(%s)", (found.active_pid,))
+                if slot_now.active_pid is not None:
+                    connection.execute("select pg_terminate_backend(%s)", (slot_now.active_pid,))
                     wait_until(
                         lambda name=slot: find_slot(connection, name).active_pid is None,  # type: ignore[union-attr]
                         what=f"slot {slot} is free",
@@ -330,10 +330,10 @@ url = "{self.endpoints.warehouse_url}"
 
     def published(self, *, snapshot: bool = False) -> dict[tuple[str, int], list[Event]]:
         """Every event that a read-committed consumer sees, per partition in order; snapshot rows only if asked for."""
-        found = read_committed(self.client, self.config.topics().values())
+        events_of_partition = read_committed(self.client, self.config.topics().values())
         return {
             at: [event for event in events if snapshot or not (event[2] or b"").startswith(b'{"op":"r"')]
-            for at, events in found.items()
+            for at, events in events_of_partition.items()
         }
 
     def newest_rows(self) -> dict[tuple[str, bytes], Any]:

@@ -1,4 +1,4 @@
-"""Small TCP proxies that stand between a client and a server, as poolers, load balancers and ends of TLS do."""
+"""Small TCP proxies between a client and a server, as poolers, load balancers and ends of TLS do."""
 
 import select
 import socket
@@ -35,10 +35,10 @@ def proxy(targets: Sequence[Address], greeting: Callable[[bytes], bytes] = lambd
     try:
         yield listener.getsockname()[1]
     finally:
-        for one in open_sockets:
+        for connection in open_sockets:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
 
 
 def _pass_on(source: socket.socket, target: socket.socket) -> None:

@@ -110,7 +110,7 @@ class SparkCluster:
             )
         deadline = time.monotonic() + _READY_S
         while self.workers_alive() < self._count:
-            if time.monotonic() > deadline or not all(process.is_alive(one) for one in self._started):
+            if time.monotonic() > deadline or not all(process.is_alive(process_id) for process_id in self._started):
                 logs = "\n".join(log.read_text()[-2000:] for log in sorted(self._directory.glob("*.log")))
                 raise AssertionError(f"the cluster didn't start:\n{logs}")
             time.sleep(0.1)

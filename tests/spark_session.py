@@ -41,9 +41,9 @@ def _nothing_is_left_in_spark() -> Iterator[None]:
 
 def python_workers(driver: int) -> list[psutil.Process]:
     """The processes in which Spark's tasks apply rows, of the Spark that this process has started."""
-    below = [one for one in psutil.Process(driver).children(recursive=True) if _is_daemon(one)]
-    daemons = {one.pid for one in below}
-    return [one for one in below if one.ppid() in daemons]
+    below = [process for process in psutil.Process(driver).children(recursive=True) if _is_daemon(process)]
+    daemons = {process.pid for process in below}
+    return [process for process in below if process.ppid() in daemons]
 
 
 def _is_daemon(process: psutil.Process) -> bool:

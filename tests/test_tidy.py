@@ -65,15 +65,15 @@ def dotted_name(path: Path) -> str:
 
 def imports_of(path: Path, known: Collection[str]) -> set[str]:
     """The modules of ours that one imports, at its top or in a function."""
-    found = set()
+    names_imported = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names_imported |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             names = {f"{base}.{alias.name}" for alias in node.names}
-            found |= (names & set(known)) or {base}
-    return found & set(known)
+            names_imported |= (names & set(known)) or {base}
+    return names_imported & set(known)
 
 
 def cycles(imports: Mapping[str, Collection[str]]) -> list[list[str]]:
@@ -100,8 +100,8 @@ def cycles(imports: Mapping[str, Collection[str]]) -> list[list[str]]:
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     known = {dotted_name(path) for path in MODULES}
-    found = cycles({dotted_name(path): imports_of(path, known) for path in MODULES})
-    assert found == []
+    circles = cycles({dotted_name(path): imports_of(path, known) for path in MODULES})
+    assert circles == []
 
 
 def test_a_circle_of_imports_is_found() -> None:

@@ -28,7 +28,7 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
             "fetch.wait.max.ms": 20,
         }
     )
-    found: dict[tuple[str, int], list[Event]] = {at: [] for at in partitions}
+    events: dict[tuple[str, int], list[Event]] = {at: [] for at in partitions}
     try:
         consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in partitions])
         deadline = time.monotonic() + _PATIENCE_S
@@ -42,10 +42,10 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
                 assert message.error() is None, message.error()
                 tag = dict(message.headers() or []).get(TAG_HEADER)
                 event = (message.topic(), message.key(), message.value(), tag)
-                found[message.topic(), message.partition()].append(event)
+                events[message.topic(), message.partition()].append(event)
     finally:
         consumer.close()
-    return found
+    return events
 
 
 def configure(client: Mapping[str, str | int], topics: Collection[str], settings: Mapping[str, str]) -> None:

@@ -210,7 +210,7 @@ ARRAYS: dict[str, tuple[str | Since, ...]] = {
 
 def known(values: Mapping[str, tuple[str | Since, ...]], major: int) -> dict[str, tuple[str, ...]]:
     """The types and values that a major version knows."""
-    found = {
+    values_by_kind = {
         kind: tuple(
             value if isinstance(value, str) else value.sql
             for value in of_kind
@@ -218,7 +218,7 @@ def known(values: Mapping[str, tuple[str | Since, ...]], major: int) -> dict[str
         )
         for kind, of_kind in values.items()
     }
-    return {kind: of_kind for kind, of_kind in found.items() if of_kind}
+    return {kind: of_kind for kind, of_kind in values_by_kind.items() if of_kind}
 
 
 def literal(value: Any, delimiter: str) -> str | None:

@@ -76,13 +76,13 @@ class Transaction:
         """Its messages from begin to commit, each with the LSN of its frame."""
         start = self.commit_lsn - 8 * (len(self.body) + 1)
         yield start, Begin(self.commit_lsn, COMMIT_TIME_US, self.xid)
-        for place, message in enumerate(self.body):
-            yield start + 8 * place, message
+        for index, message in enumerate(self.body):
+            yield start + 8 * index, message
         yield self.commit_lsn, Commit(self.commit_lsn, self.end_lsn, COMMIT_TIME_US)
 
 
 class History:
-    """Committed transactions, in the order of their commits, behind the handoff."""
+    """Committed transactions, in the order of their commits, after the handoff."""
 
     def __init__(self, *bodies: Sequence[Message], first_commit_lsn: int = HANDOFF + 0x1000) -> None:
         """One body per transaction; the first commits at ``first_commit_lsn``."""

@@ -1,4 +1,4 @@
-"""Messages -> events: which relation, which tag, which key. The same WAL gives the same events.
+"""Turns messages of the stream into events: which relation, which tag, which key. The same WAL gives the same events.
 
 Tag rules: ``seq`` counts row events of a transaction from 1. A key change takes two numbers, a TRUNCATE one per table.
 Changes that the recorded state says were published are counted but not returned.
@@ -49,7 +49,7 @@ _NO_NOTICES: Mapping[str, Notice] = {}
 class Shapes(Protocol):
     """Turns a Relation message that differs from what was recorded into the table it now is."""
 
-    def adopt(self, relation: Relation, known: PublishedTable) -> PublishedTable:
+    def adopt(self, relation: Relation, known_table: PublishedTable) -> PublishedTable:
         """The table from here on, with ``unrecorded`` set. Raises UnsupportedChange when no key is left."""
         ...
 
@@ -222,7 +222,10 @@ class Assembler:
             self.commit_time_ms = self._transaction_time_ms
 
     def replace(self, published: PublishedTable) -> None:
-        """Note that a table was copied here: from now on it has this shape, or is captured for the first time."""
+        """Note that a table was copied here: from now on it has this shape, or is captured for the first time.
+
+        Raises UnsupportedChange when the stream has described it in a shape without a key.
+        """
         name, oid = published.table.name, published.table.oid
         self._tables[name] = published
         self._of_oid[oid] = name
@@ -470,14 +473,14 @@ class Assembler:
     def _completed(self, published: PublishedTable, update: Update, new: Fields, key: bytes, old_key: bytes) -> bytes:
         """The JSON of a row without its unchanged large values, completed from the memory, else from the topic."""
         indexes = [index for index, value in enumerate(new) if value is UNCHANGED]
-        kept = self._toast.known(published, old_key, indexes)
-        if len(kept) < len(indexes) and self._toast.remembers(published):
+        large_values = self._toast.known(published, old_key, indexes)
+        if len(large_values) < len(indexes) and self._toast.remembers(published):
             self._commit_pending()
             if self._downstream is not None:
                 self._downstream.reload_toast(published, self.position)
-            kept = self._toast.known(published, old_key, indexes)
+            large_values = self._toast.known(published, old_key, indexes)
         table = published.table
-        unknown = [table.columns[index].name for index in indexes if index not in kept]
+        unknown = [table.columns[index].name for index in indexes if index not in large_values]
         if unknown:
             raise UnsupportedChange(
                 f"an update of {table.name} left the large values of {', '.join(unknown)} untouched, so PostgreSQL"
@@ -489,10 +492,10 @@ class Assembler:
             )
         if published.toast is not None:
             unchanged = [index for index, value in enumerate(update.new) if value is UNCHANGED]
-            self._toast.remember(published, key, new, kept, unchanged)
+            self._toast.remember(published, key, new, large_values, unchanged)
             if old_key != key:
                 self._toast.forget(published, old_key)
-        return published.encoder.row_with(new, kept) if kept else published.encoder.row(new)
+        return published.encoder.row_with(new, large_values) if large_values else published.encoder.row(new)
 
     def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
         """A row was read as of this point of the stream: keep what a later update may leave out."""

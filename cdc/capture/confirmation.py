@@ -53,7 +53,7 @@ class Confirmation:
 
 
 class KeepAlive:
-    """Called by whatever takes its time, so that the server doesn't drop a stream that nobody reads meanwhile.
+    """Whatever takes long calls it, so that the server doesn't drop a stream that nobody reads meanwhile.
 
     Before there is a stream, it does nothing.
     """

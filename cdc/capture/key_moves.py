@@ -1,10 +1,9 @@
 """Which row has a key, while a transaction moves rows between keys. Pure.
 
-A unique constraint that is checked at the end of a statement or transaction lets two rows share a key for a moment:
-``set id = id + 1`` over rows 1 and 2 reaches 2 before row 2 has vacated it. In the order of the WAL that is delete 1,
-create 2, delete 2, create 3: taken literally, row 2 would be lost. So a key that one row vacates while another is there
-stays live. The rows are told apart by their old images, which such tables always send: their key can't be a replica
-identity.
+A unique constraint may be checked at the end of a statement or transaction. Then two rows share a key for a moment.
+With rows 1 and 2, ``set id = id + 1`` reaches 2 before row 2 has vacated it. The WAL has delete 1, create 2, delete 2,
+create 3. Taken literally, row 2 would be lost. So a key that one row vacates while another is there stays live. The
+rows are told apart by their old images, which such tables always send: their key can't be a replica identity.
 """
 
 from collections.abc import Sequence

@@ -14,8 +14,8 @@ from cdc.protocol.pgoutput import Message, decode
 from cdc.protocol.walsender import KEEPALIVE, WAL_DATA_OFFSET, XLOG_DATA, parse_keepalive, wal_start
 
 _NAP_S = 0.0002
-"""How long to wait when the socket has just run dry: a reader that wakes for every message costs the server three times
-as much, and one that sleeps longer lets its buffers fill."""
+"""How long to wait when the socket has just run dry. A reader that wakes for every message costs the server three times
+as much. One that sleeps longer lets the server's buffers fill."""
 
 _IDLE_S = 0.1
 """How long an idle loop sleeps at most; anything that arrives wakes it."""
@@ -55,10 +55,10 @@ class Pause:
 class CaptureLoop:
     """Publishes the stream; ``run`` until it is told to stop or has to pause.
 
-    A batch ends when the socket is dry, or when it is large or old enough; in the middle of a transaction only for the
-    latter. ``heartbeat`` is called when nothing was committed for ``heartbeat_interval_s``, so that an idle database's
-    slot and the watermark go on. At least that often, ``inspect`` gets the state and returns it with the tables that
-    have to be copied again. Everything that stream and batch raise ends the loop.
+    A batch ends when the socket is dry, or when it is large or old enough. In the middle of a transaction, a dry socket
+    doesn't end it. ``heartbeat`` is called when nothing was committed for ``heartbeat_interval_s``, so that an idle
+    database's slot and the watermark go on. At least that often, ``inspect`` gets the state and returns it with the
+    tables that have to be copied again. Whatever stream and batch raise ends the loop.
     """
 
     def __init__(
@@ -110,6 +110,9 @@ class CaptureLoop:
 
         ``first`` is a frame to begin with. With ``until``, nothing that commits there or later is published. Without,
         ``may_copy`` is asked between transactions whether something is to be copied and that can begin.
+
+        Raises MalformedMessage for bytes that it can't decode, and whatever stream, assembler and batch raise. What the
+        open batch holds is lost then.
         """
         stream, batch, assembler = self._stream, self._batch, self._assembler
         may_copy = may_copy or self._lacks_copies

@@ -69,21 +69,21 @@ class OutboxChannel:
 
     def route(self, relation: Relation) -> "OutboxRoute":
         """How rows of the table are routed, as it is described. Raises UnsupportedChange when columns are missing."""
-        places = {column.name: place for place, column in enumerate(relation.columns)}
-        missing = [name for name in OUTBOX_COLUMNS if name not in places]
+        indexes = {column.name: index for index, column in enumerate(relation.columns)}
+        missing = [name for name in OUTBOX_COLUMNS if name not in indexes]
         if missing:
             raise UnsupportedChange(
                 f"the outbox table {self.table} lacks the columns {', '.join(missing)}",
                 hint=f"it needs {', '.join(OUTBOX_COLUMNS)}; add them (alter table {self.table.sql} add ...), then"
                 " start again: nothing was skipped",
             )
-        identity, aggregate, key, kind, payload = (places[name] for name in OUTBOX_COLUMNS)
+        identity, aggregate, key, kind, payload = (indexes[name] for name in OUTBOX_COLUMNS)
         return OutboxRoute(self, len(relation.columns), identity, aggregate, key, kind, payload)
 
 
 @dataclass(frozen=True, slots=True)
 class OutboxRoute:
-    """The places of the columns in one shape of the table."""
+    """The indexes of the columns in one shape of the table."""
 
     channel: OutboxChannel
     columns: int
@@ -98,7 +98,7 @@ class OutboxRoute:
         if len(row) != self.columns:
             raise ValueError("another number of values")
         identity, aggregate, key, kind, payload = (
-            row[place] for place in (self.identity, self.aggregate, self.key, self.kind, self.payload)
+            row[index] for index in (self.identity, self.aggregate, self.key, self.kind, self.payload)
         )
         if identity is None or aggregate is None or key is None or UNCHANGED in row:
             raise UnsupportedChange(

@@ -34,15 +34,16 @@ class PublishedTable:
 
 def shape_difference(table: Table, relation: Relation) -> str:
     """How a described relation differs from the table's recorded shape, in words; empty when it doesn't."""
-    known = {column.name: column for column in table.columns}
+    known_columns = {column.name: column for column in table.columns}
     described = {column.name for column in relation.columns}
-    added = [column.name for column in relation.columns if column.name not in known]
-    dropped = [name for name in known if name not in described]
+    added = [column.name for column in relation.columns if column.name not in known_columns]
+    dropped = [name for name in known_columns if name not in described]
     changed = [
         column.name
         for column in relation.columns
-        if column.name in known
-        and (column.type_oid, column.type_modifier) != (known[column.name].type_oid, known[column.name].type_modifier)
+        if column.name in known_columns
+        and (column.type_oid, column.type_modifier)
+        != (known_columns[column.name].type_oid, known_columns[column.name].type_modifier)
     ]
     parts = [
         f"{word} {', '.join(names)}"

@@ -29,7 +29,7 @@ AddedTo = Callable[[Column], AddedValue]
 
 
 def changed_shape(
-    known: Table,
+    known_table: Table,
     relation: Relation,
     *,
     current: Table | None,
@@ -40,44 +40,44 @@ def changed_shape(
 ) -> tuple[Table, ShapeChange]:
     """The shape from here on and how it came about.
 
-    ``known`` is the recorded shape; ``current`` is the relation in the catalogue now, None when it is gone. ``resolve``
-    returns a column's type, ``added_value`` what older rows have in an added column, ``parse`` reads JSON. Raises
-    UnsupportedChange when no key is left.
+    ``known_table`` is the recorded shape. ``current`` is the relation in the catalogue now, None when it is gone.
+    ``resolve`` returns a column's type, and ``added_value`` what older rows have in an added column. ``parse`` reads
+    JSON. Raises UnsupportedChange when no key is left.
     """
     numbers = {(c.name, c.type_oid): c.number for c in current.columns} if current is not None else {}
-    columns = tuple(_column(known, column, numbers, resolve) for column in relation.columns)
-    origins = _origins(known, columns)
+    columns = tuple(_column(known_table, column, numbers, resolve) for column in relation.columns)
+    origins = _origins(known_table, columns)
     renamed = {new: old.name for new, old in origins.items() if old.name != new}
-    key = _key(known, relation, columns, current, configured_key, {old: new for new, old in renamed.items()})
-    table = Table(known.name, columns, key, relation.replica_identity, relation.relation_id)
+    key = _key(known_table, relation, columns, current, configured_key, {old: new for new, old in renamed.items()})
+    table = Table(known_table.name, columns, key, relation.replica_identity, relation.relation_id)
     rewritten: list[str] = []
-    if known.oid not in (0, relation.relation_id):
+    if known_table.oid not in (0, relation.relation_id):
         rewritten.append("it was dropped and made again")
-    if key != known.key:  # also when it is only called otherwise: names are part of every event's key
+    if key != known_table.key:  # also when only a name of it differs: names are part of every event's key
         rewritten.append("its key is another one")
     defaults: dict[str, object] = {}
-    known_names = {column.name for column in known.columns}
+    known_names = {column.name for column in known_table.columns}
     for column in columns:
-        before = origins.get(column.name)
-        if before is None and column.name in known_names:
+        origin = origins.get(column.name)
+        if origin is None and column.name in known_names:
             # Only the catalogue says so, and it may be ahead: rows with the old values can still come in this shape.
             rewritten.append(f"column {column.name!r} was dropped and added again")
-        elif before is None:
+        elif origin is None:
             value = added_value(column)
             if value.json is None:
                 rewritten.append(f"column {column.name!r} was added with a value of its own for each row")
             elif value.json != b"null":
                 defaults[column.name] = parse(value.json)
-        elif not _keeps_values(before, column):
-            rewritten.append(f"the type of column {column.name!r} was {before.type_name}, is {column.type_name}")
+        elif not _keeps_values(origin, column):
+            rewritten.append(f"the type of column {column.name!r} was {origin.type_name}, is {column.type_name}")
     return table, ShapeChange(renamed, defaults, "; ".join(rewritten))  # type: ignore[arg-type]  # orjson gives JsonValue
 
 
 def _column(
-    known: Table, column: RelationColumn, numbers: Mapping[tuple[str, int], int], resolve: ResolveColumn
+    known_table: Table, column: RelationColumn, numbers: Mapping[tuple[str, int], int], resolve: ResolveColumn
 ) -> Column:
     number = numbers.get((column.name, column.type_oid), 0)
-    for old in known.columns:
+    for old in known_table.columns:
         if (old.name, old.type_oid, old.type_modifier) == (column.name, column.type_oid, column.type_modifier):
             return Column(
                 old.name,
@@ -88,16 +88,22 @@ def _column(
                 old.type_modifier,
                 number or old.number,
             )
-    found = resolve(column)
+    described = resolve(column)
     return Column(
-        found.name, found.type_name, found.value_type, found.is_array, found.type_oid, found.type_modifier, number
+        described.name,
+        described.type_name,
+        described.value_type,
+        described.is_array,
+        described.type_oid,
+        described.type_modifier,
+        number,
     )
 
 
-def _origins(known: Table, columns: tuple[Column, ...]) -> dict[str, Column]:
+def _origins(known_table: Table, columns: tuple[Column, ...]) -> dict[str, Column]:
     """Column -> the column it was before, by number, or by name where numbers are unknown. Added columns are absent."""
-    by_number = {column.number: column for column in known.columns if column.number}
-    by_name = {column.name: column for column in known.columns}
+    by_number = {column.number: column for column in known_table.columns if column.number}
+    by_name = {column.name: column for column in known_table.columns}
     origins = {}
     for column in columns:
         same_name = by_name.get(column.name)
@@ -109,7 +115,7 @@ def _origins(known: Table, columns: tuple[Column, ...]) -> dict[str, Column]:
 
 
 def _key(
-    known: Table,
+    known_table: Table,
     relation: Relation,
     columns: tuple[Column, ...],
     current: Table | None,
@@ -121,29 +127,30 @@ def _key(
         missing = [name for name in configured if name not in names]
         if missing:
             raise UnsupportedChange(
-                f"{known.name} lost {', '.join(missing)} of its configured key",
+                f"{known_table.name} lost {', '.join(missing)} of its configured key",
                 hint="add the column again, or change the table's key in lockstep.toml",
             )
         return configured
-    before = tuple(new_names.get(name, name) for name in known.key)
+    key_before = tuple(new_names.get(name, name) for name in known_table.key)
     now = current.key if current is not None else ()
     identity = [column.name for column in relation.columns if column.in_identity]
     if relation.replica_identity is ReplicaIdentity.DEFAULT and identity:
         # The primary key as of this point of the stream, without the order of its columns.
-        for candidate in (before, now, tuple(identity)):
+        for candidate in (key_before, now, tuple(identity)):
             if candidate and set(candidate) == set(identity):
                 return candidate
     elif current is None or now:
         # The stream doesn't tell, or there was none then, and so only inserts; by now there is one.
-        for candidate in (now, before):
+        for candidate in (now, key_before):
             if candidate and set(candidate) <= names:
                 return candidate
-    if not known.key:
+    if not known_table.key:
         return ()
     raise UnsupportedChange(
-        f"{known.name} has no primary key any more, so its rows can't be told apart",
-        hint=f"add one (alter table {known.name.sql} add primary key (...);), or name the columns of a unique index in"
-        f" lockstep.toml: [source.options.'{known.name}'] key = [...]; then start again: nothing was skipped",
+        f"{known_table.name} has no primary key any more, so its rows can't be told apart",
+        hint=f"add one (alter table {known_table.name.sql} add primary key (...);), or name the columns of a unique"
+        f" index in lockstep.toml: [source.options.'{known_table.name}'] key = [...];"
+        " then start again: nothing was skipped",
     )
 
 
@@ -160,10 +167,10 @@ def _keeps_values(before: Column, after: Column) -> bool:
     return False
 
 
-def _numeric_holds(before: int, after: int) -> bool:
-    if after == -1:
+def _numeric_holds(modifier_before: int, modifier_after: int) -> bool:
+    if modifier_after == -1:
         return True  # digits after the point stay as they were
-    if before == -1:
+    if modifier_before == -1:
         return False
-    old, new = before - _NUMERIC_HEADER, after - _NUMERIC_HEADER
+    old, new = modifier_before - _NUMERIC_HEADER, modifier_after - _NUMERIC_HEADER
     return old & _SCALE_BITS == new & _SCALE_BITS and new >> 16 >= old >> 16

@@ -36,18 +36,19 @@ class ToastRows:
         published: PublishedTable,
         key: bytes,
         fields: Fields,
-        known: Mapping[int, bytes] = _NONE_KNOWN,
+        known_json: Mapping[int, bytes] = _NONE_KNOWN,
         unchanged: Sequence[int] = (),
     ) -> None:
         """Keep what a later update may not send again.
 
-        ``known`` is the JSON of values that ``fields`` lacks; ``unchanged`` are the indexes that the update left out.
+        ``known_json`` is the JSON of values that ``fields`` lacks. ``unchanged`` are the indexes that the update left
+        out.
         """
         if self._memory is None or published.toast is None:
             return
-        complete = [known.get(index, value) for index, value in enumerate(fields)] if known else fields
+        complete = [known_json.get(index, value) for index, value in enumerate(fields)] if known_json else fields
         values = cast(Sequence[bytes | None], complete)
-        self._put(published, key, values, published.toast.out_of_line(values, unchanged), known)
+        self._put(published, key, values, published.toast.out_of_line(values, unchanged), known_json)
 
     def remember_read(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
         """The same for a row that was read from the table, which says less of how its values are stored."""
@@ -66,12 +67,12 @@ class ToastRows:
         key: bytes,
         values: Sequence[bytes | None],
         indexes: Sequence[int],
-        known: Mapping[int, bytes] = _NONE_KNOWN,
+        known_json: Mapping[int, bytes] = _NONE_KNOWN,
     ) -> None:
         assert self._memory is not None
         columns, encode = published.table.columns, published.encoder.column
         large = {
-            columns[index].identity: known[index] if index in known else encode(index, value)
+            columns[index].identity: known_json[index] if index in known_json else encode(index, value)
             for index in indexes
             if (value := values[index]) is not None
         }

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from confluent_kafka import Consumer
 
+from cdc.kafka.client import new_client
+
 
 def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -> Consumer:
     """Reads what is committed, and tells where a partition ends as of now.
@@ -11,8 +13,11 @@ def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -
     The end of a partition moves on while somebody writes, and steady writing keeps the client from reporting it.
     So a reader fixes its own end first. ``fetch_wait_ms`` is how long the broker holds a request without records.
     A longer wait means fewer requests, and the end is reported that much later.
+
+    Raises as ``new_client``.
     """
-    return Consumer(
+    return new_client(
+        Consumer,
         {
             **client,
             "group.id": "lockstep-control",  # never committed: positions are explicit
@@ -21,5 +26,5 @@ def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": fetch_wait_ms,
-        }
+        },
     )

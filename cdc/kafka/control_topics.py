@@ -17,14 +17,6 @@ ClientSettings = Mapping[str, str | int]
 _TAIL_OFFSETS = 100
 """How far before its end the progress topic is read first."""
 
-_NOT_YET = (
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-)
-
 _FOLLOW_WAIT_MS = 200
 """A reader that follows a topic asks five times a second, not fifty: it is not in a hurry, and each sink has one."""
 
@@ -32,44 +24,40 @@ _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
 
 
-def _records(consumer: Consumer, topic: str, start: int, end: int) -> Iterator[Message]:
-    """Every committed record from ``start`` to ``end``. Raises Unavailable when nothing comes for long."""
-    # The end is given: while somebody writes all the time, the consumer never reports one.
-    if start == end:
+def _records(consumer: Consumer, limits: Mapping[str, tuple[int, int]]) -> Iterator[Message]:
+    """Every committed record of one-partition topics, each from its start to its end. Those of a topic are in order.
+
+    Raises Unavailable when nothing comes for long.
+    """
+    # The ends are given: while somebody writes all the time, the consumer never reports one.
+    unread = {topic for topic, (start, end) in limits.items() if start < end}
+    if not unread:
         return
-    consumer.assign([TopicPartition(topic, 0, start)])
+    consumer.assign([TopicPartition(topic, 0, limits[topic][0]) for topic in sorted(unread)])
     heard = time.monotonic()
-    while time.monotonic() - heard < _READ_TIMEOUT_S:
+    while unread:
         message = consumer.poll(0.2)
         if message is None:
+            if time.monotonic() - heard > _READ_TIMEOUT_S:
+                raise Unavailable(
+                    f"the end of topic {min(unread)} wasn't reached: nothing came for {_READ_TIMEOUT_S:.0f} s"
+                )
             continue
         heard = time.monotonic()
-        error = message.error()
+        topic, error = message.topic() or "", message.error()
         if error is None:
-            yield message
-            if (message.offset() or 0) >= end - 1:
-                return
+            if topic in unread:
+                yield message
+                if (message.offset() or 0) >= limits[topic][1] - 1:
+                    unread.discard(topic)
         elif error.code() == KafkaError._PARTITION_EOF:
-            return
+            unread.discard(topic)
         else:
             raise KafkaException(error)
-    raise Unavailable(f"the end of topic {topic} wasn't reached: nothing came for {_READ_TIMEOUT_S:.0f} s")
 
 
-def _limits(consumer: Consumer, topic: str) -> tuple[int, int]:
-    """The first offset and the end of a topic that exists, as of now.
-
-    A broker that has just come back may not know them in the first moment.
-    """
-    deadline = time.monotonic() + _READ_TIMEOUT_S
-    while True:
-        try:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_READ_TIMEOUT_S)
-            return int(low), int(high)
-        except KafkaException as error:
-            if error.args[0].code() not in _NOT_YET or time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+def _committed_end(cluster: TopicAdmin, topic: str) -> int:
+    return cluster.committed_ends([(topic, 0)])[topic, 0]
 
 
 def _content(message: Message) -> tuple[bytes, bytes | None]:
@@ -84,42 +72,54 @@ def read_compacted(client: ClientSettings, topic: str) -> dict[bytes, bytes]:
 
     Raises Unavailable when the broker doesn't answer and LockstepError when the topic doesn't exist.
     """
+    return read_compacted_topics(client, [topic])[topic]
+
+
+def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
+    """The same of several topics at once. Raises as ``read_compacted``, for the first topic with which that is so."""
+    cluster = TopicAdmin(client)
     consumer = open_consumer(client)
     try:
-        metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
-        if metadata.error is not None:
-            raise LockstepError(f"topic {topic} can't be read: {metadata.error.str()}")
-        newest: dict[bytes, bytes] = {}
-        for message in _records(consumer, topic, 0, _limits(consumer, topic)[1]):
+        for topic in topics:
+            metadata = consumer.list_topics(topic, timeout=_READ_TIMEOUT_S).topics[topic]
+            if metadata.error is not None:
+                raise LockstepError(f"topic {topic} can't be read: {metadata.error.str()}")
+        newest: dict[str, dict[bytes, bytes]] = {topic: {} for topic in topics}
+        ends = cluster.committed_ends([(topic, 0) for topic in topics]) if topics else {}
+        for message in _records(consumer, {topic: (0, end) for (topic, _), end in ends.items()}):
+            records = newest[message.topic() or ""]
             key, value = _content(message)
-            newest.pop(key, None)  # so that the order is that of the newest records
+            records.pop(key, None)  # so that the order is that of the newest records
             if value is not None:
-                newest[key] = value
+                records[key] = value
         return newest
     except KafkaException as error:
-        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
+        raise Unavailable(f"topic {', '.join(topics)} can't be read: {reason(error)}") from error
     finally:
         consumer.close()
 
 
 def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState | None:
-    """Capture's state of this slot, or None when it never ran."""
+    """Capture's state of this slot, or None when it never ran.
+
+    Raises as ``read_compacted``, and LockstepError for a state of another version.
+    """
     value = read_compacted(client, control_topic(prefix, STATE)).get(slot.encode())
     return None if value is None else CaptureState.from_bytes(value)
 
 
 def read_schema_records(client: ClientSettings, prefix: str) -> list[SchemaRecord]:
-    """Every shape that any table ever had, in the order in which they held. Raises as ``read_compacted``."""
+    """Every shape that any table ever had, in the order in which they held. Raises as ``read_state``."""
     return [SchemaRecord.from_bytes(value) for value in read_compacted(client, control_topic(prefix, SCHEMA)).values()]
 
 
 def read_shapes(client: ClientSettings, prefix: str) -> dict[str, Table]:
-    """Every shape that any table ever had, by schema id."""
+    """Every shape that any table ever had, by schema id. Raises as ``read_state``."""
     return {record.table.schema_id: record.table for record in read_schema_records(client, prefix)}
 
 
 def read_tables(client: ClientSettings, prefix: str) -> dict[TableName, Table]:
-    """Every table's newest shape."""
+    """Every table's newest shape. Raises as ``read_state``."""
     return {record.table.name: record.table for record in read_schema_records(client, prefix)}
 
 
@@ -128,7 +128,7 @@ def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecor
     topic = control_topic(prefix, PROGRESS)
     consumer = open_consumer(client)
     try:
-        for message in _records(consumer, topic, 0, _limits(consumer, topic)[1]):
+        for message in _records(consumer, {topic: (0, _committed_end(TopicAdmin(client), topic))}):
             yield ProgressRecord.from_bytes(_content(message)[1] or b"")
     except KafkaException as error:
         raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
@@ -139,31 +139,38 @@ def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecor
 class ProgressReader:
     """Follows ``__progress``; keep one open and ask it again and again.
 
-    It doesn't need the topic's history. Whatever was published before the newest record lies below the topics' end
-    offsets as they are after that record was read, and an upper bound is always safe. So the first answer is one record
-    with the newest LSN and those end offsets as bounds of all ``topics``; later ones hold what is new.
+    It doesn't need the topic's history. After the newest record was read, the topics' end offsets lie above all that
+    was published before it, and an upper bound is always safe. So the first answer is one record: the newest LSN, with
+    those end offsets as bounds of all ``topics``. Later answers hold what is new.
     """
 
     def __init__(self, client: ClientSettings, prefix: str, topics: Sequence[str]) -> None:
+        self._client = client
         self._topic = control_topic(prefix, PROGRESS)
         self._topics = tuple(topics)
-        self._consumer = open_consumer(client, fetch_wait_ms=_FOLLOW_WAIT_MS)
+        self._consumer: Consumer | None = None
         self._cluster = TopicAdmin(client)
         self._next: int | None = None
 
     def new_records(self) -> list[ProgressRecord]:
         """The committed records since the last call that returned, oldest first.
 
-        Where Kafka has deleted some of them by age, one record with new bounds of all topics, as in the first answer.
+        Where Kafka has lost some of them, by age or because the topic was recreated, one record with new bounds of all
+        topics, as in the first answer.
         Raises Unavailable; then the next call gives all that this one would have given.
         """
+        partition = (self._topic, 0)
         try:
-            low, high = _limits(self._consumer, self._topic)
-            if self._next is None or self._next < low:
-                records, following = self._newest(low, high)
-            else:
+            low, high = self._cluster.begin_offsets([partition])[partition], _committed_end(self._cluster, self._topic)
+            if self._next is not None and low <= self._next <= high:
                 records, following = self._read(self._next, high)
-        except KafkaException as error:
+            else:
+                records, following = self._newest(low, high)
+        except (KafkaException, Unavailable) as error:
+            # A consumer may get nothing for ever from a broker that was restarted; a new one does.
+            self.close()
+            if isinstance(error, Unavailable):
+                raise
             raise Unavailable(f"topic {self._topic} can't be read: {reason(error)}") from error
         self._next = following
         return records
@@ -184,7 +191,9 @@ class ProgressReader:
         """The records, and the offset after the last of them."""
         records = []
         following = start
-        for message in _records(self._consumer, self._topic, start, end):
+        if self._consumer is None:
+            self._consumer = open_consumer(self._client, fetch_wait_ms=_FOLLOW_WAIT_MS)
+        for message in _records(self._consumer, {self._topic: (start, end)}):
             records.append(ProgressRecord.from_bytes(_content(message)[1] or b""))
             following = (message.offset() or 0) + 1
         return records, following
@@ -196,4 +205,7 @@ class ProgressReader:
         return {topic: tuple(ends[topic, p] for p in range(counts[topic])) for topic in self._topics if topic in counts}
 
     def close(self) -> None:
-        self._consumer.close()
+        """End the connection; the next question opens another one."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None

@@ -1,7 +1,7 @@
 """Publishes batches of events, each in one Kafka transaction together with the state and progress that describe it.
 
-Everything blocks in slices of a second at most; between them ``while_waiting`` is called, so that the source's
-connection is kept alive however long Kafka takes.
+Everything blocks in slices of a second at most, and calls ``while_waiting`` between them. So the source's connection is
+kept alive however long Kafka takes.
 """
 
 import time
@@ -10,6 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from cdc.kafka.client import new_client
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import Fenced, LockstepError, Unavailable
@@ -24,8 +25,8 @@ TRANSACTION_TIMEOUT_MS = 60_000
 """After this the broker aborts what a hung process left open; until then its readers wait."""
 
 _PROGRESS_EVERY_S = 0.1
-"""How often a progress record is written under load. It needs a flush and a request to the brokers in the middle of
-its transaction, which then takes twice as long as one that sends everything at once."""
+"""How often a progress record is written under load. It needs a flush and a request to the brokers in the middle of its
+transaction. Such a transaction takes twice as long as one that sends everything at once."""
 
 _MARKERS_S = 0.003
 """Time for the brokers to write the last transaction's markers. They reject a transaction that begins earlier, and the
@@ -56,8 +57,11 @@ def _no_new_topic(topic: str) -> TopicPlan:
 class TransactionalPublisher:
     """One transactional producer. ``start`` fences every older one of the same ``transactional_id``.
 
-    ``send`` any number of events, then ``commit``. Errors: Unavailable means that the open batch is lost and the caller
-    starts over from the committed state; Fenced that another process took over; LockstepError is the operator's turn.
+    Raises as ``new_client``.
+
+    ``send`` any number of events, then ``commit``. All of them raise Unavailable when the open batch is lost: the
+    caller starts over from the committed state. They raise Fenced when another process took over, and LockstepError
+    when the brokers refuse.
     """
 
     def __init__(
@@ -84,7 +88,8 @@ class TransactionalPublisher:
         self._owes_progress = False
         self._touched: set[str] = set()
         self._max_message_bytes = max_message_bytes
-        self._producer = Producer(
+        self._producer = new_client(
+            Producer,
             {
                 **client,
                 "transactional.id": transactional_id,
@@ -99,7 +104,7 @@ class TransactionalPublisher:
                 # The next transaction often starts before the last one's markers are written.
                 "retry.backoff.ms": 5,
                 "retry.backoff.max.ms": 1000,
-            }
+            },
         )
         self._produce = self._producer.produce
 
@@ -183,7 +188,7 @@ class TransactionalPublisher:
             return None
         self._touched.clear()
         self._progress_at = time.monotonic()
-        return {(topic, place): end for topic, ends in bounds.items() for place, end in enumerate(ends)}
+        return {(topic, partition): end for topic, ends in bounds.items() for partition, end in enumerate(ends)}
 
     def owes_progress(self) -> bool:
         """Whether an idle caller should commit once more, so that what was published last becomes known."""

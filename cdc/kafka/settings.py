@@ -1,9 +1,9 @@
 """Settings of the brokers and of the topics that are created there."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 
 from cdc.secret import read_secret
 from cdc.settings import Settings
@@ -45,11 +45,22 @@ class KafkaSettings(Settings):
     key_file: Path | None = None
     topics: TopicSettings = TopicSettings()
 
+    @model_validator(mode="after")
+    def _security_is_used(self) -> Self:
+        """What the protocol doesn't use would have no effect, without a word: nobody may take a line for encrypted."""
+        unused = [] if self.security_protocol.startswith("sasl") else ["sasl_mechanism", "username", "password_file"]
+        unused += [] if self.security_protocol.endswith("ssl") else ["ca_file", "certificate_file", "key_file"]
+        given = [name for name in unused if getattr(self, name) is not None]
+        if given:
+            raise ValueError(f"security_protocol {self.security_protocol!r} doesn't use {', '.join(given)}")
+        return self
+
     def password(self) -> SecretStr | None:
+        """The password, if there is one. Raises ConfigurationError when its file can't be read."""
         return read_secret(variable=KAFKA_PASSWORD_VARIABLE, file=self.password_file)
 
     def client(self) -> dict[str, str | int]:
-        """librdkafka's configuration. Holds the password: never print it."""
+        """librdkafka's configuration. Holds the password: never print it. Raises as ``password``."""
         settings: dict[str, str | int] = {
             "bootstrap.servers": self.bootstrap_servers,
             "security.protocol": self.security_protocol,

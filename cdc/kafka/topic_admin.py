@@ -8,6 +8,7 @@ from typing import Any
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
+from cdc.kafka.client import new_client
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
@@ -118,10 +119,14 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 
 
 class TopicAdmin:
-    """An admin client with the few requests that Lockstep makes. All methods raise Unavailable without an answer."""
+    """An admin client with the few requests that Lockstep makes. Raises as ``new_client``.
+
+    All methods raise Unavailable without an answer.
+    """
 
     def __init__(self, client: Mapping[str, str | int]) -> None:
-        self._admin = AdminClient(dict(client))
+        self._client = client
+        self._admin = new_client(AdminClient, client)
 
     def partition_counts(self) -> dict[str, int]:
         """Topic -> number of its partitions. Raises Unavailable."""
@@ -138,14 +143,14 @@ class TopicAdmin:
     def differences(self, plans: Sequence[TopicPlan]) -> list[str]:
         """How existing topics differ from the plans, one sentence each. Replication is left to the brokers' owner."""
         existing = self.partition_counts()
-        found = [plan for plan in plans if plan.name in existing]
+        existing_plans = [plan for plan in plans if plan.name in existing]
         sentences = [
             f"topic {plan.name} has {existing[plan.name]} partitions, the configuration says {plan.partitions}"
-            for plan in found
+            for plan in existing_plans
             if existing[plan.name] != plan.partitions
         ]
-        configs = self._configs([plan.name for plan in found])
-        for plan in found:
+        configs = self._configs([plan.name for plan in existing_plans])
+        for plan in existing_plans:
             actual = configs[plan.name]
             sentences += [
                 f"topic {plan.name} has {name}={actual.get(name)}, the configuration says {value}"
@@ -226,8 +231,10 @@ class TopicAdmin:
     def identities(self, topics: Sequence[str]) -> dict[str, tuple[str, int]]:
         """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
-        found = {topic: self._result(future) for topic, future in futures.items()}
-        return {topic: (str(described.topic_id), len(described.partitions)) for topic, described in found.items()}
+        descriptions = {topic: self._result(future) for topic, future in futures.items()}
+        return {
+            topic: (str(described.topic_id), len(described.partitions)) for topic, described in descriptions.items()
+        }
 
     def end_offsets(
         self, partitions: Sequence[tuple[str, int]], *, while_waiting: Callable[[], None] | None = None
@@ -238,15 +245,19 @@ class TopicAdmin:
         """
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), while_waiting)
 
+    def committed_ends(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Where a read-committed reader of each (topic, partition) gets to now: before the first open transaction."""
+        return self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), isolation=IsolationLevel.READ_COMMITTED)
+
     def begin_offsets(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Where each (topic, partition) begins: 0 unless records were deleted. Compaction leaves it where it is."""
         return self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()))
 
     def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
         """The first record of each (topic, partition) that was written at this time or later, else its end."""
-        found = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
-        late = [at for at, offset in found.items() if offset < 0]
-        return found | (self.end_offsets(late) if late else {})
+        offsets = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
+        late = [at for at, offset in offsets.items() if offset < 0]
+        return offsets | (self.end_offsets(late) if late else {})
 
     def _offsets(
         self,
@@ -254,6 +265,7 @@ class TopicAdmin:
         while_waiting: Callable[[], None] | None = None,
         *,
         may_lack: bool = False,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> dict[tuple[str, int], int]:
         """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places.
 
@@ -264,23 +276,25 @@ class TopicAdmin:
         while True:
             futures = self._admin.list_offsets(
                 {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
-                isolation_level=IsolationLevel.READ_UNCOMMITTED,
+                isolation_level=isolation,
                 request_timeout=_REQUEST_TIMEOUT_S,
             )
             try:
-                found: dict[tuple[str, int], int] = {
+                offsets: dict[tuple[str, int], int] = {
                     (at.topic, at.partition): self._result(future, while_waiting).offset
                     for at, future in futures.items()
                 }
             except Unavailable as error:
+                # A client goes on asking with what it once knew of the leaders, and may be refused for ever.
+                self._admin = new_client(AdminClient, self._client)
                 cause = error.__cause__
                 leaderless = isinstance(cause, KafkaException) and cause.args[0].code() in _LEADERLESS
                 if not leaderless or time.monotonic() > deadline:
                     raise
             else:
-                unknown = [at for at, offset in found.items() if offset < 0]
+                unknown = [at for at, offset in offsets.items() if offset < 0]
                 if may_lack or not unknown:
-                    return found
+                    return offsets
                 if time.monotonic() > deadline:
                     topic, partition = unknown[0]
                     raise Unavailable(f"Kafka doesn't tell where topic {topic}, partition {partition}, begins or ends")

@@ -45,8 +45,8 @@ class TopicReader:
         Raises Unavailable when the brokers stop answering.
         """
         count = self._cluster.partition_counts().get(topic, 0)
-        # The ends include open transactions. The markers of one that has just been committed may not be written yet,
-        # and until they are, a read-committed consumer sees the topic end before it.
+        # The ends include open transactions. A transaction that has just been committed may lack its markers still.
+        # Until they are written, a read-committed consumer sees the topic end before it.
         ends = self._cluster.end_offsets([(topic, p) for p in range(count)], while_waiting=self._while_waiting)
         consumer = open_consumer(self._client)
         try:
@@ -88,7 +88,10 @@ class TopicReader:
                     return
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
-        """The keys whose newest event isn't a delete. One partition's keys are held in memory at a time."""
+        """The keys whose newest event isn't a delete. Raises as ``records``.
+
+        One partition's keys are held in memory at a time.
+        """
         partition, live = 0, set[bytes]()
         for record in self.records(topic):
             if record.partition != partition:
@@ -104,6 +107,7 @@ class TopicReader:
         """The row, as JSON, that a key had before the transaction of this tag prefix; None when it had none.
 
         It reads the whole topic: for changes that can't be told apart otherwise, which are rare.
+        Raises as ``records``, and LockstepError for a record of the key that isn't an event.
         """
         row = None
         for record in self.records(topic):

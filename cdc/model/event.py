@@ -17,7 +17,7 @@ JsonValue = _JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where an event stands in the log. Progress and evidence, never a version."""
+    """Where an event is in the log. It shows progress and where to look; it is never a version."""
 
     topic: str
     partition: int
@@ -44,8 +44,8 @@ class TableEvents(Sequence[RowEvent]):
     """Events of one table, column by column and in the log's own JSON. An element is parsed when it is asked for.
 
     ``keys`` are JSON objects of the key columns in key order. ``rows`` have all columns, None where the row is deleted.
-    To parse a row and write it again costs more than most destinations do with it, so a sink that can use the JSON
-    uses it.
+    To parse a row and write it again costs more than most destinations do with it. So a sink that can use the JSON uses
+    it.
     """
 
     table: TableName
@@ -53,7 +53,7 @@ class TableEvents(Sequence[RowEvent]):
     tags: Sequence[str]
     rows: Sequence[bytes | None]
     event_at: Callable[[int], RowEvent]
-    """The event at a place."""
+    """The event at an index."""
 
     @classmethod
     def of(cls, table: TableName, events: Sequence[RowEvent]) -> Self:
@@ -71,12 +71,12 @@ class TableEvents(Sequence[RowEvent]):
         rows: Sequence[bytes | None],
         position_at: Callable[[int], Position],
     ) -> Self:
-        """Events in the log's own JSON, not parsed yet."""
+        """Events in the log's own JSON. One that isn't JSON raises LockstepError when it is asked for."""
 
-        def event_at(place: int) -> RowEvent:
-            row = rows[place]
-            key, columns = parse_key(keys[place]), None if row is None else parse_object(row)
-            return RowEvent(table, key, tags[place], columns, position_at(place))
+        def event_at(index: int) -> RowEvent:
+            row = rows[index]
+            key, columns = parse_key(keys[index]), None if row is None else parse_object(row)
+            return RowEvent(table, key, tags[index], columns, position_at(index))
 
         return cls(table, keys, tags, rows, event_at)
 
@@ -97,17 +97,17 @@ class TableEvents(Sequence[RowEvent]):
     def __iter__(self) -> Iterator[RowEvent]:
         return map(self.event_at, range(len(self)))
 
-    def select(self, places: Sequence[int]) -> "TableEvents":
-        """The events at these places, in this order."""
+    def select(self, indexes: Sequence[int]) -> "TableEvents":
+        """The events at these indexes, in this order."""
 
-        def event_at(place: int) -> RowEvent:
-            return self.event_at(places[place])
+        def event_at(index: int) -> RowEvent:
+            return self.event_at(indexes[index])
 
         return TableEvents(
             self.table,
-            list(map(self.keys.__getitem__, places)),
-            list(map(self.tags.__getitem__, places)),
-            list(map(self.rows.__getitem__, places)),
+            list(map(self.keys.__getitem__, indexes)),
+            list(map(self.tags.__getitem__, indexes)),
+            list(map(self.rows.__getitem__, indexes)),
             event_at,
         )
 
@@ -132,7 +132,7 @@ class Events(Sequence[RowEvent]):
         by_table: dict[TableName, list[RowEvent]] = {}
         for event in events:
             by_table.setdefault(event.table, []).append(event)
-        return cls(TableEvents.of(table, of_table) for table, of_table in by_table.items())
+        return cls(TableEvents.of(table, table_events) for table, table_events in by_table.items())
 
     def __len__(self) -> int:
         return sum(map(len, self.tables))
@@ -146,11 +146,11 @@ class Events(Sequence[RowEvent]):
     def __getitem__(self, index: int | slice) -> RowEvent | Sequence[RowEvent]:
         if isinstance(index, slice):
             return list(self)[index]
-        place = range(len(self))[index]
+        remaining = range(len(self))[index]
         for events in self.tables:
-            if place < len(events):
-                return events[place]
-            place -= len(events)
+            if remaining < len(events):
+                return events[remaining]
+            remaining -= len(events)
         raise IndexError(index)
 
     def __iter__(self) -> Iterator[RowEvent]:

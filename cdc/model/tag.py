@@ -4,7 +4,7 @@
 comparable between snapshot and stream. Kafka offsets are none of these: they restart with the topic.
 
 As text it has 28 lower-case hex digits, ``%04x%016x%08x``. The width is fixed, so text order is numeric order in Redis,
-SQL and JSON alike, where numbers would silently lose their low digits in a double.
+SQL and JSON alike. As numbers, tags would silently lose their low digits in a double.
 """
 
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ def transaction_prefix(epoch: int, commit_lsn: int) -> str:
 class ExternalVersion(NamedTuple):
     """A tag as an OpenSearch external version, 0 .. 2**63-1.
 
-    When ``saturated``, ``seq`` did not fit and several changes of the transaction share the number: the write must be
-    allowed to replace an equal version (``external_gte``), and the topic's order decides.
+    When ``saturated``, ``seq`` did not fit and several changes of the transaction share the number. Then the write must
+    be allowed to replace an equal version (``external_gte``), and the topic's order decides.
     """
 
     number: int

@@ -85,19 +85,19 @@ def value_type(types: Mapping[int, PgType], oid: int) -> tuple[str, bool]:
 
     Domains come down to their base, also inside arrays. Enums, composites, ranges and extensions' types are ``text``.
     """
-    found = types.get(oid)
-    while found is not None and found.kind == "d":
-        found = types.get(found.base_oid)
-    if found is None:
+    pg_type = types.get(oid)
+    while pg_type is not None and pg_type.kind == "d":
+        pg_type = types.get(pg_type.base_oid)
+    if pg_type is None:
         return "text", False
-    element = types.get(found.element_oid)
-    if element is not None and element.array_oid == found.oid:
+    element = types.get(pg_type.element_oid)
+    if element is not None and element.array_oid == pg_type.oid:
         name, nested = value_type(types, element.oid)
-        # A domain over an array inside an array has no form of its own, and an extension's type may be separated by
-        # something else (PostGIS has colons): their text is exact.
+        # A domain over an array inside an array has no form of its own. An extension's type may have another separator
+        # (PostGIS has colons). The text of both is exact.
         return ("text", False) if nested or (element.delimiter != "," and name != "box") else (name, True)
-    if found.kind == "b" and found.oid < _FIRST_USER_OID:
-        return found.name, False
+    if pg_type.kind == "b" and pg_type.oid < _FIRST_USER_OID:
+        return pg_type.name, False
     return "text", False
 
 
@@ -207,8 +207,9 @@ def memberships(
 ) -> dict[TableName, Membership]:
     """What each table is and how the publication sends it; tables that it doesn't publish are absent.
 
-    Everything that a dropped and remade table, publication or entry changes is in it, and so are the partitions: with
-    ``publish_via_partition_root``, one that is attached, detached or truncated changes the table without an event.
+    It has everything that changes when a table, publication or entry is dropped and recreated. It has the partitions
+    too. With ``publish_via_partition_root``, one that is attached, detached or truncated changes the table without an
+    event.
     """
     version = connection.info.server_version
     lists = "r.prattrs::text, pg_get_expr(r.prqual, r.prrelid)" if version >= PUBLICATION_LISTS else "''"
@@ -239,7 +240,7 @@ def memberships(
 
 
 def name_of_oid(connection: psycopg.Connection[Any], oid: int) -> TableName | None:
-    """What a relation is called now; None when it is gone."""
+    """A relation's name as of now; None when it is gone."""
     row = connection.execute(
         "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
         (oid,),

@@ -3,9 +3,10 @@
 from typing import Any, cast
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.pgvalues import SESSION_SETTINGS
 
@@ -33,12 +34,9 @@ _REFUSED_FOR_GOOD = (
 def conninfo(source: SourceSettings, *, application: str) -> str:
     """libpq's connection string, password included: never print it. Our session settings win over the DSN's.
 
-    Raises ConfigurationError when the DSN can't be parsed.
+    Raises ConfigurationError when the password's file can't be read.
     """
-    try:
-        given: dict[str, Any] = dict(conninfo_to_dict(source.dsn))
-    except psycopg.ProgrammingError as error:
-        raise ConfigurationError("source.dsn is not a libpq connection string", problems=[str(error).strip()]) from None
+    given = parse_dsn(source.dsn)
     pinned = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items() if name != "client_encoding")
     password = source.password()
     options = f"{given.get('options', '')} {pinned}".strip()

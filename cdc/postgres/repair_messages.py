@@ -93,7 +93,7 @@ def request_repair(
     if keys is not None and len(keys) > KEYS_MAX:
         raise LockstepError(
             f"{len(keys)} keys of {table} are too many to be repaired at once (at most {KEYS_MAX})",
-            hint="ask for a part of them, and for the next when those are done; or copy the table anew: lockstep"
+            hint="ask for a part of them, and for the next when those are done; or copy the table again: lockstep"
             " snapshot table",
         )
     portions: list[tuple[Key, ...] | None] = [None]
@@ -103,7 +103,7 @@ def request_repair(
         contents = [RepairRequest(slot, table, portion).to_bytes() for portion in portions]
     except TypeError:  # its text may show a value
         raise LockstepError(
-            f"keys of {table} aren't JSON", hint="give them as they stand in the keys of the table's events"
+            f"keys of {table} aren't JSON", hint="give them in the form that the keys of the table's events have"
         ) from None
     try:
         with connection.transaction():

@@ -50,7 +50,10 @@ def _literal(text: str) -> str:
 
 
 class ReplicationConnection:
-    """Speaks the streaming replication protocol. Methods raise Unavailable when the connection is lost."""
+    """Speaks the streaming replication protocol.
+
+    Raises as ``connect``. Methods raise Unavailable when the connection is lost.
+    """
 
     def __init__(self, source: SourceSettings) -> None:
         self._connection = connect(source, application=APPLICATION, replication=True)
@@ -58,6 +61,7 @@ class ReplicationConnection:
         self._pgconn.nonblocking = 1
 
     def identify_system(self) -> SystemIdentity:
+        """Which WAL this server has. Raises LockstepError when PostgreSQL refuses to say."""
         system_id, timeline, wal_end, _ = self._row("IDENTIFY_SYSTEM")
         return SystemIdentity(system_id, int(timeline), parse_lsn(wal_end))
 
@@ -67,6 +71,7 @@ class ReplicationConnection:
         """Create a pgoutput slot and export its snapshot.
 
         PostgreSQL first waits for every transaction that is writing; ``while_waiting`` gets the seconds so far.
+        Raises LockstepError when PostgreSQL refuses the slot.
         """
         _, consistent_point, snapshot_name, _ = self._row(
             f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {'TEMPORARY ' if temporary else ''}"
@@ -113,6 +118,7 @@ class ReplicationConnection:
         select.select([self._pgconn.socket], [], [], seconds)
 
     def send(self, frame: bytes) -> None:
+        """Send a frame to the server. Raises Unavailable when the connection is lost."""
         try:
             self._pgconn.put_copy_data(frame)
             self._pgconn.flush()

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from cdc.model.table import TableName
+from cdc.postgres.dsn import holds_secret, parse_dsn
 from cdc.secret import read_secret
 from cdc.settings import Settings
 
@@ -58,8 +59,12 @@ class SourceSettings(Settings):
         description="schema.table of an outbox (id, aggregatetype, aggregateid, type, payload), whose new rows go to a"
         " topic per aggregate type",
     )
-    slot: str | None = Field(default=None, description="replication slot; default lockstep_<pipeline name>")
-    publication: str | None = Field(default=None, description="publication; default lockstep_<pipeline name>")
+    slot: str | None = Field(
+        default=None, pattern="^[a-z0-9_]{1,63}$", description="replication slot; default lockstep_<pipeline name>"
+    )
+    publication: str | None = Field(
+        default=None, min_length=1, description="publication; default lockstep_<pipeline name>"
+    )
     origin: Literal["any", "none"] = Field(
         default="any",
         description='"none" leaves out what was itself replicated into the source (PostgreSQL 16 and later)',
@@ -71,14 +76,21 @@ class SourceSettings(Settings):
     @field_validator("dsn")
     @classmethod
     def _no_password(cls, dsn: str) -> str:
-        if "password=" in dsn.replace(" ", ""):
+        if holds_secret(parse_dsn(dsn)):
             raise ValueError(f"must not hold a password: use password_file or ${SOURCE_PASSWORD_VARIABLE}")
         return dsn
 
     @field_validator("tables")
     @classmethod
     def _table_names(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
-        names = [TableName.parse(table) for table in tables]
+        names, problems = [], []
+        for table in tables:
+            try:
+                names.append(TableName.parse(table))
+            except ValueError as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(problems))
         if len(set(names)) != len(names):
             raise ValueError("names a table twice")
         return tables
@@ -89,6 +101,8 @@ class SourceSettings(Settings):
         unknown = [text for text in self.options if TableName.parse(text) not in captured]
         if unknown:
             raise ValueError(f"options names tables that tables doesn't: {', '.join(unknown)}")
+        if len({TableName.parse(text) for text in self.options}) != len(self.options):
+            raise ValueError("options names a table twice")
         return self
 
     @model_validator(mode="after")
@@ -110,12 +124,12 @@ class SourceSettings(Settings):
     @property
     def keys(self) -> dict[TableName, tuple[str, ...]]:
         """Table -> its configured key, where it has one."""
-        return {TableName.parse(text): found.key for text, found in self.options.items() if found.key}
+        return {TableName.parse(text): options.key for text, options in self.options.items() if options.key}
 
     @property
     def append_only(self) -> frozenset[TableName]:
         """The tables whose events have no key of their own."""
-        return frozenset(TableName.parse(text) for text, found in self.options.items() if found.append_only)
+        return frozenset(TableName.parse(text) for text, options in self.options.items() if options.append_only)
 
     @property
     def keyed_names(self) -> tuple[TableName, ...]:
@@ -127,4 +141,5 @@ class SourceSettings(Settings):
         return tuple(TableName.parse(table) for table in self.tables)
 
     def password(self) -> SecretStr | None:
+        """The password, if there is one. Raises ConfigurationError when its file can't be read."""
         return read_secret(variable=SOURCE_PASSWORD_VARIABLE, file=self.password_file)

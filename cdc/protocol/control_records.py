@@ -30,14 +30,14 @@ class SnapshotPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CaptureState:
-    """Where capture stands, committed in the same Kafka transaction as the events it describes.
+    """How far capture is, committed in the same Kafka transaction as the events it describes.
 
     ``commit_lsn`` and ``seq`` are of the last published change. A restart skips changes up to it, also in the middle of
     a transaction. ``end_lsn`` is the end of the last *complete* transaction, the only thing that is confirmed.
     ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
     ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has to be copied,
     also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
-    published: if that differs now, the stream may have left out changes of it.
+    published. If that differs now, the stream may have left out changes of it.
     """
 
     slot: str
@@ -178,11 +178,12 @@ def parse_record(value: bytes, what: str) -> dict[str, Any]:
         raise LockstepError(f"{what} isn't JSON") from error
     if not isinstance(fields, dict):
         raise LockstepError(f"{what} isn't a JSON object")
-    known = fields.get("format")
-    if type(known) is not int or known != FORMAT:
+    record_format = fields.get("format")
+    if type(record_format) is not int or record_format != FORMAT:
         raise LockstepError(
             f"{what} was written by another version of Lockstep"
-            f" (its format is {known if type(known) is int else 'not given'}, this version knows {FORMAT})",
+            f" (its format is {record_format if type(record_format) is int else 'not given'},"
+            f" this version knows {FORMAT})",
             hint="run the version that wrote it, or start a pipeline of another name (pipeline.name in lockstep.toml),"
             " which takes a new snapshot",
         )

@@ -40,7 +40,7 @@ RowEncoder = Callable[[Sequence[Field]], bytes]
 def _object_encoder(columns: Sequence[Column], positions: Sequence[int]) -> RowEncoder:
     """Values of a row -> JSON object of the columns at ``positions``. Raises ValueError for another number of values.
 
-    The function is generated, as ``dataclasses`` does it: this runs for every row, and unpacking into names with one
+    The function is generated, as ``dataclasses`` does it, because it runs for every row. Unpacking into names with one
     ``%`` at the end takes half the time of a loop. Nothing of the table's names gets into the generated source.
     """
     names = [f"value_{p}" for p in range(len(columns))]
@@ -103,20 +103,20 @@ class TableEncoder:
         server, database, version = self._about
         return TableEncoder(table, server=server, database=database, version=version)
 
-    def column(self, place: int, value: bytes) -> bytes:
+    def column(self, index: int, value: bytes) -> bytes:
         """The JSON of one column's value."""
-        return self._columns[place](value)
+        return self._columns[index](value)
 
-    def row_with(self, fields: Sequence[Field], known: Mapping[int, bytes]) -> bytes:
+    def row_with(self, fields: Sequence[Field], known_json: Mapping[int, bytes]) -> bytes:
         """As ``row``, with the JSON of some columns given. Raises ValueError for another number of fields."""
         if len(fields) != len(self._columns):
             raise ValueError("another number of values")
         parts = []
-        for place, value in enumerate(fields):
-            json = known.get(place)
+        for index, value in enumerate(fields):
+            json = known_json.get(index)
             if json is None:
-                json = b"null" if value is None else self._columns[place](value)  # type: ignore[arg-type]  # none is UNCHANGED
-            parts.append(self._names[place] + b":" + json)
+                json = b"null" if value is None else self._columns[index](value)  # type: ignore[arg-type]  # none is UNCHANGED
+            parts.append(self._names[index] + b":" + json)
         return b"{" + b",".join(parts) + b"}"
 
     def source(self, *, commit_time_ms: int, xid: int, snapshot: bool = False) -> bytes:
@@ -162,12 +162,12 @@ _SCHEMA_ID: Final = b'","schema_id":"'
 
 def after_of(value: bytes) -> bytes:
     """The bytes of ``after`` in an event that ``event_value`` made. Raises LockstepError for anything else."""
-    begin, end = _after_place(value)
+    begin, end = _after_range(value)
     return value[begin:end]
 
 
-def _after_place(value: bytes) -> tuple[int, int]:
-    """Where ``after`` stands.
+def _after_range(value: bytes) -> tuple[int, int]:
+    """Where ``after`` begins and ends.
 
     It is found from outside in. A text among the row's values can't hold an unescaped quote, so the last ``source`` is
     the real one. No value of a row is an object, so the first brace before an ``after`` closes ``before``.
@@ -220,7 +220,7 @@ class RowReader:
 
     def read(self, value: bytes) -> tuple[bytes | None, str]:
         """The JSON of the row, None for a deletion, and the schema id. Raises LockstepError for what isn't an event."""
-        begin, end = _after_place(value)
+        begin, end = _after_range(value)
         if not value.startswith(self._beginning, end):
             self._schema_id = schema_id_of(value)
             if not self._schema_id:

@@ -1,7 +1,7 @@
 """pgoutput messages, protocol version 1 with logical messages: bytes in, frozen dataclasses out.
 
-Layouts: PostgreSQL documentation, "Logical Replication Message Formats". The decoder has no state: which relation an id
-stands for is ``cdc.capture.assembler``'s business.
+Layouts: PostgreSQL documentation, "Logical Replication Message Formats". The decoder has no state:
+``cdc.capture.assembler`` knows which relation an id means.
 """
 
 import struct
@@ -23,7 +23,7 @@ class Unchanged(Enum):
 
 
 UNCHANGED: Final = Unchanged.ONLY
-"""Stands for a TOASTed value that the statement didn't touch: the server doesn't send it."""
+"""In place of a TOASTed value that the statement didn't touch: the server doesn't send it."""
 
 Field = bytes | None | Literal[Unchanged.ONLY]
 """A column's value: PostgreSQL's text of it, NULL, or not sent."""

@@ -108,7 +108,10 @@ VERBATIM: Final = frozenset({"int2", "int4", "int8", "oid"})
 
 
 def json_encoder(value_type: str, is_array: bool) -> JsonEncoder:
-    """The function that turns a value's text into its JSON. Types without an entry are text, which is always exact."""
+    """The function that turns a value's text into its JSON. Types without an entry are text, which is always exact.
+
+    That of an array raises ValueError for what isn't an array literal.
+    """
     scalar = _SCALARS.get(value_type, _text)
     if not is_array:
         return scalar

@@ -34,23 +34,25 @@ class CatalogueShapes:
         self._say = say
         self._types = load_types(sql)
 
-    def adopt(self, relation: Relation, known: PublishedTable) -> PublishedTable:
+    def adopt(self, relation: Relation, known_table: PublishedTable) -> PublishedTable:
         """The table that a Relation message describes. Raises UnsupportedChange when no key is left."""
         # Of the table alone: asking for its publication would wait for its lock.
         current = table_of_oid(self._sql, relation.relation_id)
         table, change = changed_shape(
-            known.table,
+            known_table.table,
             relation,
             current=current,
-            configured_key=self._keys.get(known.table.name),
+            configured_key=self._keys.get(known_table.table.name),
             resolve=self._resolve,
             added_value=lambda column: self._added_value(relation.relation_id, column),
             parse=orjson.loads,
         )
-        if table == known.table:
-            return known
-        if table.schema_id != known.table.schema_id or change.rewritten:
-            self._say(f"{table.name} has a new shape, schema id {table.schema_id}: {_in_words(known.table, table)}")
+        if table == known_table.table:
+            return known_table
+        if table.schema_id != known_table.table.schema_id or change.rewritten:
+            self._say(
+                f"{table.name} has a new shape, schema id {table.schema_id}: {_in_words(known_table.table, table)}"
+            )
         published = self._publish(table)
         published.unrecorded = SchemaRecord(table, 0, change)
         return published

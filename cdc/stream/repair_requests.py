@@ -1,6 +1,6 @@
 """Requests to publish the rows of chosen keys again, from when the stream shows them until they are done. Pure.
 
-The process keeps them over the sessions that it starts anew after lost connections. A request that can't be answered
+The process keeps them over the sessions that it starts again after lost connections. A request that can't be answered
 is reported and forgotten: a request, right or wrong, is never a reason to stop.
 """
 

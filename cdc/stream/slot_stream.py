@@ -59,9 +59,9 @@ def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> None:
     """Asked only while we stream: from then on nobody else can move the slot. Raises PositionMismatch."""
     slot = find_slot(sql, state.slot)
     if slot is None or slot.confirmed is None or slot.confirmed > state.end_lsn:
-        at = "nowhere" if slot is None or slot.confirmed is None else format_lsn(slot.confirmed)
+        confirmed_at = "nowhere" if slot is None or slot.confirmed is None else format_lsn(slot.confirmed)
         raise PositionMismatch(
-            f"slot {state.slot} is at {at}, but only {format_lsn(state.end_lsn)} was published:"
+            f"slot {state.slot} is at {confirmed_at}, but only {format_lsn(state.end_lsn)} was published:"
             " what lies between is lost to this slot",
             hint=f"was the slot advanced or recreated by hand? Or did Kafka lose a transaction? {COMMIT_MARKER_LOSS}."
             " Start a pipeline of another name, which takes a new snapshot",

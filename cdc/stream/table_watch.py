@@ -54,7 +54,7 @@ class TableWatch:
                     f"publication {state.publication} no longer sends {', '.join(unpublished)}: such changes would be"
                     " lost",
                     hint=f"alter publication {quote_identifier(state.publication)} set (publish = 'insert, update,"
-                    " delete, truncate'); then start again: the tables are copied anew",
+                    " delete, truncate'); then start again: the tables are copied again",
                 )
             outbox = pipeline.source.outbox_name
             if outbox is not None and outbox not in memberships(sql, state.publication, [outbox]):
@@ -68,26 +68,26 @@ class TableWatch:
             raise connection_error(error) from error
         changed = set()
         refreshed = dict(state.memberships)
-        for name, before in state.memberships.items():
+        for name, recorded in state.memberships.items():
             if name not in state.copied or name not in pipeline.topics():
                 continue
             if name not in now:
                 if name not in self._absent:
                     self._say(
                         f"warning: {not_published(pipeline, [name])}. Until then its changes aren't seen; it is copied"
-                        " anew after"
+                        " again afterwards"
                     )
                 self._absent.add(name)
                 continue
             self._absent.discard(name)
-            change = now[name].since(before)
+            change = now[name].since(recorded)
             if change.whole or change.leaves:
                 changed.add(name)
                 if not change.whole and not change.altered:
-                    known = assembler.tables.get(name) if assembler is not None else None
-                    self._only_leaves[name] = known.table.schema_id if known is not None else ""
+                    published = assembler.tables.get(name) if assembler is not None else None
+                    self._only_leaves[name] = published.table.schema_id if published is not None else ""
                 what = "partitions came" if not change.whole else "rows may have changed without an event"
-                self._say(f"{name}: {what}; copying {'them' if not change.whole else 'it anew'}")
+                self._say(f"{name}: {what}; copying {'them' if not change.whole else 'it again'}")
             elif not change.altered or self._record_altered(assembler, shapes, name, state):
                 refreshed[name] = now[name].to_text()
             else:
@@ -105,23 +105,23 @@ class TableWatch:
         passed = self._altered.get(name)
         if assembler is None or shapes is None or passed is None or state.end_lsn < passed:
             return False
-        relation, known = shapes.current_relation(name), assembler.tables.get(name)
-        if relation is not None and known is not None:
-            assembler.record(shapes.adopt(relation, known))
+        relation, published = shapes.current_relation(name), assembler.tables.get(name)
+        if relation is not None and published is not None:
+            assembler.record(shapes.adopt(relation, published))
         del self._altered[name]
         return True
 
-    def _renamed(self, state: CaptureState, found: Mapping[TableName, Membership]) -> dict[TableName, Membership]:
+    def _renamed(self, state: CaptureState, present: Mapping[TableName, Membership]) -> dict[TableName, Membership]:
         """Captured tables that have another name now, under the one that they are captured by."""
         renamed = {}
-        for name, before in state.memberships.items():
-            if name in found or name not in state.copied or name not in self._pipeline.topics():
+        for name, recorded in state.memberships.items():
+            if name in present or name not in state.copied or name not in self._pipeline.topics():
                 continue
-            called = name_of_oid(self._sql, Membership.oid_of(before))
+            called = name_of_oid(self._sql, Membership.oid_of(recorded))
             published = memberships(self._sql, state.publication, [called]) if called else {}
             if called in published:
                 if name not in self._renamed_to:
-                    self._say(f"warning: {name} is called {called} now; its events stay where they are, as {name}")
+                    self._say(f"warning: {name} is named {called} now; its events stay where they are, as {name}")
                 self._renamed_to[name] = called
                 renamed[name] = published[called]
         return renamed

@@ -17,7 +17,8 @@ class ToastCache:
     """Opens the store as of a state, and fills it from the topics.
 
     A recreated store stays empty. A table's topic is read when the first update leaves out a value that the store
-    lacks, so tables without such updates cost nothing. A store that a crash left behind Kafka reads on from there.
+    lacks, so tables without such updates cost nothing. After a crash the store may lack what Kafka has. It reads on
+    from there.
     """
 
     def __init__(
@@ -51,7 +52,11 @@ class ToastCache:
             self._fill(published, position, self.store.offsets())
 
     def reload(self, table: PublishedTable, position: tuple[int, int]) -> None:
-        """Read one table's values again from its topic's start; ``position`` is that of the last committed change."""
+        """Read one table's values again from its topic's start; ``position`` is that of the last committed change.
+
+        Raises Unavailable when Kafka doesn't answer, LockstepError for a record that isn't an event, and what the store
+        raises.
+        """
         if table.toast is not None:
             self.store.clear(table.topic)
             self._fill([table], position, {})
@@ -73,8 +78,8 @@ class ToastCache:
         offsets: Mapping[tuple[str, int], int],
     ) -> None:
         """Bring the store up to ``position`` by what the tables' topics hold from ``offsets`` on."""
-        rules = {found.topic: found.toast for found in tables if found.toast is not None}
-        newest = {found.topic: found.table for found in tables}
+        rules = {shape.topic: shape.toast for shape in tables if shape.toast is not None}
+        newest = {shape.topic: shape.table for shape in tables}
 
         def records() -> Iterator[tuple[str, int, int, bytes, bytes | None]]:
             for topic in rules:

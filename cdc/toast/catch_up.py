@@ -50,14 +50,14 @@ def catch_up(
     event.
     """
     offsets: dict[tuple[str, int], int] = {}
-    count = size = held = 0
+    count = size = pending = 0
     for topic, partition, offset, key, value in records:
         rule = rules.get(topic)
         if rule is not None:
             values = {}
             if value is not None:
                 columns = _columns(rule, tables.get(topic), shapes.get(schema_id_of(value)))
-                values = large_values(rule, value, columns, at=f"{topic}/{partition}/{offset}")
+                values = large_values(rule, value, columns, record_position=f"{topic}/{partition}/{offset}")
             if values:
                 memory.put(topic, key, values)
                 size += len(key) + sum(map(len, values.values()))
@@ -65,11 +65,11 @@ def catch_up(
                 memory.forget(topic, key)
         offsets[topic, partition] = offset + 1
         count += 1
-        held += 1
-        if size >= _BATCH_BYTES or held >= _BATCH_RECORDS:
+        pending += 1
+        if size >= _BATCH_BYTES or pending >= _BATCH_RECORDS:
             memory.commit(None, offsets)
             offsets = {}
-            size = held = 0
+            size = pending = 0
     if offsets:
         memory.commit(None, offsets)
     return count
@@ -79,14 +79,16 @@ def _columns(rule: ToastRule, table: Table | None, shape: Table | None) -> Seque
     """(identity, name in events of this shape) of each column that the rule is about."""
     if table is None:
         return [(name, name) for name in rule.columns]
-    found = [table.columns[position] for position in rule.positions]
+    columns = [table.columns[position] for position in rule.positions]
     if shape is None or shape == table:
-        return [(column.identity, column.name) for column in found]
+        return [(column.identity, column.name) for column in columns]
     names = {column.identity: column.name for column in shape.columns}
-    return [(column.identity, names.get(column.identity, column.name)) for column in found]
+    return [(column.identity, names.get(column.identity, column.name)) for column in columns]
 
 
-def large_values(rule: ToastRule, value: bytes, columns: Sequence[tuple[str, str]], *, at: str) -> dict[str, bytes]:
+def large_values(
+    rule: ToastRule, value: bytes, columns: Sequence[tuple[str, str]], *, record_position: str
+) -> dict[str, bytes]:
     """The JSON of an event's values that could be out of line; none for a delete.
 
     Raises LockstepError when the value isn't an event.
@@ -94,12 +96,12 @@ def large_values(rule: ToastRule, value: bytes, columns: Sequence[tuple[str, str
     if value[OP_OFFSET : OP_OFFSET + 1] == _DELETE:
         return {}
     try:
-        after = split_object(after_of(value))
+        members = split_object(after_of(value))
     except (ValueError, LockstepError) as error:
-        raise LockstepError(f"the record {at} is not an event of Lockstep's") from error
+        raise LockstepError(f"the record {record_position} is not an event of Lockstep's") from error
     values = {}
     for position, (identity, name) in zip(rule.positions, columns, strict=True):
-        json = after.get(name, _NULL)
+        json = members.get(name, _NULL)
         if json != _NULL and rule.may_be_moved(position, json):
             values[identity] = json
     return values

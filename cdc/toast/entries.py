@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Final
 
 KEY_BYTES_MAX: Final = 500
-"""Longer event keys are hashed: LMDB takes 511 bytes, and topic and kind stand before them."""
+"""Longer event keys are hashed: LMDB takes 511 bytes, and topic and kind come before them."""
 
 _ROW: Final = struct.Struct(">cIc")
 _OFFSET: Final = struct.Struct(">cII")
@@ -49,7 +49,7 @@ def parse_offset_key(key: bytes) -> tuple[int, int]:
 
 
 def digest(key: bytes) -> bytes:
-    """32 bytes that stand for a long key."""
+    """32 bytes in place of a long key."""
     return hashlib.blake2b(key, digest_size=32).digest()
 
 
@@ -74,20 +74,20 @@ def unpack(record: memoryview) -> Bucket:
         if checksum != zlib.crc32(record[_CHECKSUM.size :]):
             raise Damaged("a record's checksum is wrong")
         bucket: Bucket = {}
-        at = _CHECKSUM.size
-        while at < len(record):
-            key_length, count = _KEY.unpack_from(record, at)
-            at += _KEY.size
-            key = bytes(record[at : at + key_length])
-            at += key_length
+        position = _CHECKSUM.size
+        while position < len(record):
+            key_length, count = _KEY.unpack_from(record, position)
+            position += _KEY.size
+            key = bytes(record[position : position + key_length])
+            position += key_length
             values: dict[str, bytes] = {}
             for _ in range(count):
-                name_length, length = _MEMBER.unpack_from(record, at)
-                at += _MEMBER.size
-                name = bytes(record[at : at + name_length]).decode()
-                at += name_length
-                values[name] = bytes(record[at : at + length])
-                at += length
+                name_length, length = _MEMBER.unpack_from(record, position)
+                position += _MEMBER.size
+                name = bytes(record[position : position + name_length]).decode()
+                position += name_length
+                values[name] = bytes(record[position : position + length])
+                position += length
             bucket[key] = values
         return bucket
     except (struct.error, UnicodeDecodeError) as error:

@@ -1,16 +1,16 @@
 """Which values of a row PostgreSQL may have moved out of line. Pure; never a wrong no, sometimes a yes too many.
 
-**When a value is moved.** A new tuple is given to the toaster when it is longer than a quarter of a page (2032 bytes
-with pages of 8 kB) or when it holds a value that is out of line already. The toaster moves values only while the
+**When a value is moved.** The toaster gets a new tuple that is longer than a quarter of a page (2032 bytes with pages
+of 8 kB). It also gets one that holds a value which is out of line already. The toaster moves values only while the
 tuple, with all values that it may move in line, is longer than ``toast_tuple_target``. It moves only values of more
 than 24 bytes (``MAXALIGN`` of a TOAST pointer). So a row whose longest possible tuple is within the smaller of the two
 limits has no value moved by this write. VACUUM FULL and CLUSTER bring all values of a row in line and toast it again,
-without an event. They too move nothing of such a row, and of any other row they may move another column than the
-write did. That is why all columns of a row count, or none.
+without an event. They too move nothing of such a row, and of any other row they may move another column than the write
+did. That is why all columns of a row count, or none.
 
-**What stays moved.** A value that an UPDATE leaves alone stays where it is, however small the rest of the row becomes:
-``update t set big = null`` leaves a second value of 500 bytes out of line. Such a value isn't sent, so the stream says
-which these are: ``out_of_line`` takes them. The past of a snapshot's row or a compacted topic's row is unknown, so
+**What stays moved.** A value that an UPDATE leaves alone stays where it is, however small the rest of the row becomes.
+So ``update t set big = null`` leaves a second value of 500 bytes out of line. Such a value isn't sent, so the stream
+says which these are: ``out_of_line`` takes them. The past of a snapshot's row or a compacted topic's row is unknown, so
 only the 24 bytes can be used for it: ``suspects``. Storage PLAIN proves nothing, since values that were moved before
 ALTER COLUMN SET STORAGE stay moved.
 
@@ -41,8 +41,8 @@ arrays of others     from the element's      the same with its weight, its const
 ===================  ======================  ==========================================================================
 
 Nothing is known of other types (composites, users' own, xml, which drops its declaration): a row with one counts as
-long. In a database with a multi-byte encoding other than UTF-8 weights double: such a character has at most 4 bytes,
-and at least 2 in UTF-8.
+long. In a database with a multi-byte encoding other than UTF-8 weights double. There a character has at most 4 bytes,
+and in UTF-8 the same one has at least 2.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -161,16 +161,16 @@ class ToastRule:
                 self._fixed += column.length
             elif not column.published:
                 unseen = True
-        known = {position: bound for position, bound in self._bounds.items() if bound is not None}
-        constants = self._fixed + sum(bound.constant for bound in known.values())
+        known_bounds = {position: bound for position, bound in self._bounds.items() if bound is not None}
+        constants = self._fixed + sum(bound.constant for bound in known_bounds.values())
         if unseen:  # any part of the tuple may be hidden
             self._limit = -1
-        heaviest = max((bound.weight for bound in known.values()), default=0.0)
+        heaviest = max((bound.weight for bound in known_bounds.values()), default=0.0)
         unknown = [position for position, bound in self._bounds.items() if bound is None]
         room = self._limit - constants
         self.safe_bytes = -1 if unknown or room < 0 else int(room / heaviest) if heaviest else 1 << 62
         """A row whose texts have at most so many bytes together can't be too long; -1 where that can't be said."""
-        self._may_be_long = _generated(known, unknown, constants, self._limit)
+        self._may_be_long = _generated(known_bounds, unknown, constants, self._limit)
 
     def out_of_line(self, values: Sequence[bytes | None], unchanged: Collection[int] = ()) -> tuple[int, ...]:
         """The positions whose values may be out of line after a write of this row; its past is known.
@@ -231,12 +231,12 @@ def _array_bound(element: str, length: int, alignment: int) -> _Bound | None:
 
 
 def _generated(
-    known: dict[int, _Bound], unknown: Sequence[int], constants: float, limit: float
+    bounds: dict[int, _Bound], unknown: Sequence[int], constants: float, limit: float
 ) -> Callable[[Sequence[bytes | None]], bool]:
     """Whether a row may be long, at first sight. Generated, since it runs for every row: there is no loop in it."""
     lines = ["def may_be_long(values):", f" size = {constants!r}"]
     lines += [f" if values[{p}] is not None: return True" for p in unknown]
-    for position, bound in known.items():
+    for position, bound in bounds.items():
         if bound.weight:
             factor = "" if bound.weight == 1 else f" * {float(bound.weight)!r}"
             lines += [f" value = values[{position}]", f" if value is not None: size += len(value){factor}"]

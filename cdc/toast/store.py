@@ -3,9 +3,9 @@
 Changes gather in memory. ``commit`` writes them in one LMDB transaction with the position and the offsets that they
 belong to. Capture calls it after Kafka has committed the same changes, so:
 
-* Killed between the two, the store is one commit behind. It is completed from the topics, from ``offsets()`` on.
-* After a power failure it may be two commits behind. Data reach the disk before the page that makes them valid, and
-  that page before the next commit's (LMDB's ``metasync=False``). That halves the price, and nothing valid is ever
+* Killed between the two, the store lacks one commit. It is completed from the topics, from ``offsets()`` on.
+* After a power failure it may lack two commits. Data reach the disk before the page that makes them valid, and that
+  page before the next commit's (LMDB's ``metasync=False``). That halves the price, and nothing valid is ever
   overwritten.
 * A commit without a change writes nothing. Position and offsets then lag on disk, which says too little and never too
   much: everything below ``offsets()`` is contained. To read on from there finds nothing new and ends with the same
@@ -54,8 +54,8 @@ _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmd
 class ToastStore:
     """A DurableMemory in a directory, for one thread. The caller's batch bounds what is held in memory until a commit.
 
-    Raises Unavailable when it turned out to be damaged (it has been emptied; open it again and fill it), Fenced, and
-    LockstepError when the file system refuses.
+    Raises Unavailable when it turned out to be damaged: it has been emptied, so open it again and fill it. Raises
+    Fenced when another process has opened it since, and LockstepError when the file system refuses.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class ToastStore:
         # The map of a file that has grown is at least as large as the file.
         self._map_bytes = environment.info()["map_size"]
         with environment.begin(write=True) as transaction:
-            found = transaction.get(_IS_FORMAT)
-            if found is None and transaction.stat()["entries"]:
+            format_on_disk = transaction.get(_IS_FORMAT)
+            if format_on_disk is None and transaction.stat()["entries"]:
                 return "was written by something else"
-            if found not in (None, _FORMAT):
+            if format_on_disk not in (None, _FORMAT):
                 return "was written by another version"
-            if found is not None and transaction.get(_IS_IDENTITY) != self._identity:
+            if format_on_disk is not None and transaction.get(_IS_IDENTITY) != self._identity:
                 return "belongs to another slot, pipeline or set of topics"
             transaction.put(_IS_FORMAT, _FORMAT)
             transaction.put(_IS_IDENTITY, self._identity)
@@ -145,7 +145,7 @@ class ToastStore:
             (self._offsets[names[topic_id], partition],) = _NUMBER.unpack(value)
 
     def empty(self) -> None:
-        """Begin anew with nothing."""
+        """Begin again with nothing."""
         self._close_environment()
         self._remove_files()
         self._forget_state()
@@ -268,18 +268,18 @@ class ToastStore:
         for topic, changes in self._changes.items():
             topic_id = _topic_id(transaction, topic_ids, topic)
             for key, values in changes.items():
-                place = entries.row_key(topic_id, key)
+                row_entry = entries.row_key(topic_id, key)
                 bucket: Bucket = {}
-                if len(key) > entries.KEY_BYTES_MAX and (record := transaction.get(place)) is not None:
+                if len(key) > entries.KEY_BYTES_MAX and (record := transaction.get(row_entry)) is not None:
                     bucket = entries.unpack(memoryview(record))
                 if values is None:
                     bucket.pop(key, None)
                 else:
                     bucket[key] = values
                 if bucket:
-                    transaction.put(place, entries.pack(bucket))
+                    transaction.put(row_entry, entries.pack(bucket))
                 else:
-                    transaction.delete(place)
+                    transaction.delete(row_entry)
 
     def _write_progress(self, transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int]) -> None:
         if self._position is None:
@@ -287,8 +287,8 @@ class ToastStore:
         else:
             transaction.put(_IS_POSITION, _POSITION.pack(*self._position))
         for topic, partition in self._advanced:
-            place = entries.offset_key(_topic_id(transaction, topic_ids, topic), partition)
-            transaction.put(place, _NUMBER.pack(self._offsets[topic, partition]))
+            offset_entry = entries.offset_key(_topic_id(transaction, topic_ids, topic), partition)
+            transaction.put(offset_entry, _NUMBER.pack(self._offsets[topic, partition]))
 
     def _opened(self) -> lmdb.Environment:
         assert self._environment is not None, "the store is closed"
@@ -342,7 +342,7 @@ def _with_prefix(transaction: "lmdb.Transaction[bytes]", prefix: bytes) -> Itera
 
 
 def _topic_id(transaction: "lmdb.Transaction[bytes]", topic_ids: dict[str, int], topic: str) -> int:
-    """The number that stands for a topic in keys; a new one is written with what uses it."""
+    """A topic's number, which is in keys in place of its name. A new one is written with what uses it."""
     if topic not in topic_ids:
         topic_ids[topic] = len(topic_ids)
         transaction.put(_TOPIC_PREFIX + topic.encode(), _TOPIC_ID.pack(topic_ids[topic]))

@@ -27,9 +27,9 @@ def count_kinds(reasons: Iterable[str]) -> list[tuple[str, int]]:
 def in_words(reasons: Iterable[str]) -> str:
     """The most frequent kinds in a sentence's half."""
     kinds = count_kinds(reasons)
-    told = "; ".join(f"{count:,} x {kind}" for kind, count in kinds[:_KINDS_TOLD_MAX])
+    text = "; ".join(f"{count:,} x {kind}" for kind, count in kinds[:_KINDS_TOLD_MAX])
     others = sum(count for _, count in kinds[_KINDS_TOLD_MAX:])
-    return told + (f"; {others:,} others" if others else "")
+    return text + (f"; {others:,} others" if others else "")
 
 
 def check_open(sink: str, generation: int, reasons: Iterable[str], *, max_open: int) -> None:

@@ -1,8 +1,8 @@
 """A dead letter: a rejected event and what is known of it, as a record of the dead-letter topic. Pure.
 
 The record's key is ``[sink, generation, topic, event key, tag]``. Kafka has no compare-and-set, so the tag is part of
-the key: who closes a dead letter never closes a newer one of the same row that another process has just written.
-The newest dead letter of a row counts. Older ones are void with it.
+the key. Who closes a dead letter never closes a newer one of the same row, which another process may just have written.
+The newest dead letter of a row counts. Closing it closes the older ones.
 """
 
 from collections.abc import Iterable
@@ -67,7 +67,7 @@ def dead_letter_key(sink: str, generation: int, topic: str, key: bytes, tag: str
 
 
 def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejected_at_ms: int) -> bytes:
-    """The facts, and the event itself: compaction may take it from its own topic, and nothing is to be lost."""
+    """The record's value: the facts, and the event itself. Compaction may take that from its own topic."""
     return orjson.dumps(
         {
             "format": FORMAT,

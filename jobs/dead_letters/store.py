@@ -60,8 +60,8 @@ class KnownDeadLetters:
     def take(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
         """Forget a row's dead letters, or those of older tags only. Returns their records' keys."""
         by_tag = self.rows.get(row, {})
-        gone = [tag for tag in by_tag if older_than is None or tag < older_than]
-        keys = [by_tag.pop(tag).record_key for tag in gone]
+        closed_tags = [tag for tag in by_tag if older_than is None or tag < older_than]
+        keys = [by_tag.pop(tag).record_key for tag in closed_tags]
         if not by_tag:
             self.rows.pop(row, None)
         return keys
@@ -99,13 +99,13 @@ class DeadLetters:
         Raises LockstepError when more than ``max_open`` would be open. Nothing is written then, and the batch has to
         come again. Raises as ``publish`` too.
         """
-        given, gone = list(rejected), list(void)
-        if given and len(self._known.reasons_with(given, gone)) > max_open:
+        given, void_rows = list(rejected), list(void)
+        if given and len(self._known.reasons_with(given, void_rows)) > max_open:
             # Commands close rejections too, and don't tell the job.
             self._known = self._read(self._topics | {event.position.topic for event in given})
-            check_open(self._sink, self._generation, self._known.reasons_with(given, gone), max_open=max_open)
+            check_open(self._sink, self._generation, self._known.reasons_with(given, void_rows), max_open=max_open)
         # First: a row of these may have been rejected again in the same batch, in a newer version that stays.
-        self.close(gone)
+        self.close(void_rows)
         self.publish(given, rejected_at_ms=rejected_at_ms)
         return self._known.newest()
 
@@ -143,12 +143,12 @@ class DeadLetters:
         self._close([dead_letter.record_key for dead_letter in self._read_own()])
 
     def _read(self, topics: frozenset[str]) -> KnownDeadLetters:
-        known = KnownDeadLetters()
+        dead_letters = KnownDeadLetters()
         for dead_letter in self._read_own():
             row = (dead_letter.position.topic, dead_letter.key)
             if row[0] in topics:
-                known.add(row, dead_letter.tag, dead_letter.record_key, dead_letter.reason)
-        return known
+                dead_letters.add(row, dead_letter.tag, dead_letter.record_key, dead_letter.reason)
+        return dead_letters
 
     def _read_own(self) -> list[DeadLetter]:
         dead_letters, unreadable = self._topic.read()

@@ -6,6 +6,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from cdc.kafka.client import new_client
 from cdc.kafka.control_topics import ClientSettings
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.kafka.topic_reader import TopicReader
@@ -40,14 +41,14 @@ class DeadLetterTopic:
 
     def values(self, dead_letters: Collection[DeadLetter]) -> Iterator[tuple[DeadLetter, bytes | None]]:
         """These dead letters with their events' values, without those that were closed and compacted since."""
-        wanted = {dead_letter.record_offset: dead_letter for dead_letter in dead_letters}
-        if not wanted:
+        by_offset = {dead_letter.record_offset: dead_letter for dead_letter in dead_letters}
+        if not by_offset:
             return
-        for record in TopicReader(self._client).records(self.name, {0: min(wanted)}):
-            dead_letter = wanted.pop(record.offset, None)
+        for record in TopicReader(self._client).records(self.name, {0: min(by_offset)}):
+            dead_letter = by_offset.pop(record.offset, None)
             if dead_letter is not None and record.value is not None:
                 yield dead_letter, event_value(record.value)
-            if not wanted:
+            if not by_offset:
                 return
 
     def send(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
@@ -98,7 +99,8 @@ class DeadLetterTopic:
 
     def _connect(self) -> Producer:
         if self._producer is None:
-            self._producer = Producer(
+            self._producer = new_client(
+                Producer,
                 {
                     **self._client,
                     "acks": "all",
@@ -106,6 +108,6 @@ class DeadLetterTopic:
                     "delivery.timeout.ms": _DELIVERY_TIMEOUT_S * 1000,
                     "message.max.bytes": _RECORD_BYTES_MAX,
                     "compression.type": "lz4",
-                }
+                },
             )
         return self._producer

@@ -74,11 +74,11 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
             if index not in void:
                 rejections.append(Rejection(events[index], reason))
                 void.add(index)
-    kept: Sequence[int] = range(len(keys))
+    indexes: Sequence[int] = range(len(keys))
     if void:
-        kept = [index for index in kept if index not in void]
-        events = events.select(kept)
-    return Decoded(Events([events]), has_translated, rejections, {table: kept})
+        indexes = [index for index in indexes if index not in void]
+        events = events.select(indexes)
+    return Decoded(Events([events]), has_translated, rejections, {table: indexes})
 
 
 def _read_rows(

@@ -16,6 +16,7 @@ import pyarrow as pa
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as Assigned
 
+from cdc.kafka.client import new_client
 from cdc.kafka.topic_admin import reason
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
@@ -72,13 +73,18 @@ class Range:
 
 def ranges(starts: Offsets, ends: Offsets) -> list[Range]:
     """What lies between two positions in the log. A partition without a start is read from its beginning."""
-    found = (Range(*at, starts.get(at), end) for at, end in ends.items())
-    return [one for one in found if one.end > (one.start or 0)]
+    all_ranges = (Range(*at, starts.get(at), end) for at, end in ends.items())
+    return [wanted_range for wanted_range in all_ranges if wanted_range.end > (wanted_range.start or 0)]
 
 
-def dump_ranges(wanted: Sequence[Range]) -> str:
+def dump_ranges(wanted_ranges: Sequence[Range]) -> str:
     """As JSON."""
-    return orjson.dumps([[one.topic, one.partition, one.start, one.end] for one in wanted]).decode()
+    return orjson.dumps(
+        [
+            [wanted_range.topic, wanted_range.partition, wanted_range.start, wanted_range.end]
+            for wanted_range in wanted_ranges
+        ]
+    ).decode()
 
 
 def load_ranges(text: str) -> list[Range]:
@@ -93,13 +99,13 @@ def read_log(client: Client, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
     """
     for rows in tasks:
         for text in rows.column("ranges").to_pylist():
-            wanted = load_ranges(text)
-            if any(part.start is None for part in wanted):
+            wanted_ranges = load_ranges(text)
+            if any(part.start is None for part in wanted_ranges):
                 # One that has read from a partition's beginning begins there again, though it was deleted since.
                 _forget(client)
             reader = _reader(client)
             try:
-                yield from reader.read(wanted)
+                yield from reader.read(wanted_ranges)
             except BaseException:
                 # The client keeps errors of partitions for its next reader, who has asked for others.
                 _forget(client)
@@ -107,10 +113,11 @@ def read_log(client: Client, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
 
 
 class LogReader:
-    """A client of the brokers that reads some ranges after others."""
+    """A client of the brokers that reads some ranges after others. Raises as ``new_client``."""
 
     def __init__(self, client: Client) -> None:
-        self._consumer = Consumer(
+        self._consumer = new_client(
+            Consumer,
             {
                 **client,
                 "group.id": "lockstep-sinks",  # never committed: positions are explicit
@@ -125,22 +132,25 @@ class LogReader:
                 "queued.max.messages.kbytes": _READ_AHEAD_KB,
                 # How long it reads nothing ahead when it has that much.
                 "fetch.queue.backoff.ms": 10,
-            }
+            },
         )
 
     def close(self) -> None:
         """Leave the brokers."""
         self._consumer.close()
 
-    def read(self, wanted: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+    def read(self, wanted_ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
         """The records of these ranges, each in order; columns as in ``jobs.spark.source.read_topics``, with times.
 
         Raises PositionMismatch when the log no longer has what a range begins with, Unavailable when the brokers don't
         answer, and LockstepError when they refuse to.
         """
-        remaining = {one.at: one.end for one in wanted}
+        remaining = {wanted_range.at: wanted_range.end for wanted_range in wanted_ranges}
         self._consumer.assign(
-            [Assigned(*one.at, OFFSET_BEGINNING if one.start is None else one.start) for one in wanted]
+            [
+                Assigned(*wanted_range.at, OFFSET_BEGINNING if wanted_range.start is None else wanted_range.start)
+                for wanted_range in wanted_ranges
+            ]
         )
         try:
             heard = time.monotonic()
@@ -157,24 +167,24 @@ class LogReader:
             raise Unavailable(f"the log can't be read: {reason(error)}") from error
         finally:
             # What is paused would be so when it is assigned again.
-            self._consumer.resume([Assigned(*one.at) for one in wanted])
+            self._consumer.resume([Assigned(*wanted_range.at) for wanted_range in wanted_ranges])
             self._consumer.unassign()
 
     def _taken(self, messages: Sequence[Message], remaining: dict[TopicPartition, int]) -> Iterator[pa.RecordBatch]:
         """Messages -> the records that were asked for; takes what was read to its end out of ``remaining``."""
-        told: list[Any] = [message for message in messages if message.error() is not None]
-        for at, found in _by_partition(messages, remaining).items():
-            records, end = found, remaining[at]
+        errors: list[Any] = [message for message in messages if message.error() is not None]
+        for at, polled in _by_partition(messages, remaining).items():
+            records, end = polled, remaining[at]
             if records[-1].offset() >= end - 1:
-                records = [record for record in found if record.offset() < end]
+                records = [record for record in polled if record.offset() < end]
                 self._done(at, remaining)
             if records:
                 yield to_arrow(*at, records)
-        for message in told:
+        for message in errors:
             _check(message)
-            # Where only markers of transactions and aborted records are left below the end, nothing else tells of it.
+            # Where only markers of transactions and aborted records are left below the end, nothing else shows it.
             if message.error().code() == KafkaError._PARTITION_EOF:
-                at = _place(message)
+                at = _topic_partition(message)
                 if at in remaining and message.offset() >= remaining[at]:
                     self._done(at, remaining)
 
@@ -189,18 +199,18 @@ def _by_partition(
 ) -> Mapping[TopicPartition, Sequence[Any]]:
     """The records among the messages, of partitions that aren't read to their end yet."""
     # Tuned: in a backlog they are all of one partition, without anything between them.
-    places: set[TopicPartition] = {*zip(map(_topic_of, messages), map(_partition_of, messages), strict=True)}
-    if len(places) == 1 and places <= remaining.keys() and not any(map(_error_of, messages)):
-        return {places.pop(): messages}
-    found: dict[TopicPartition, list[Message]] = {}
+    partitions: set[TopicPartition] = {*zip(map(_topic_of, messages), map(_partition_of, messages), strict=True)}
+    if len(partitions) == 1 and partitions <= remaining.keys() and not any(map(_error_of, messages)):
+        return {partitions.pop(): messages}
+    by_partition: dict[TopicPartition, list[Message]] = {}
     for message in messages:
-        at = _place(message)
+        at = _topic_partition(message)
         if message.error() is None and at in remaining:
-            found.setdefault(at, []).append(message)
-    return found
+            by_partition.setdefault(at, []).append(message)
+    return by_partition
 
 
-def _place(message: Any) -> TopicPartition:
+def _topic_partition(message: Any) -> TopicPartition:
     """Any, since an error that concerns no partition has neither."""
     return message.topic(), message.partition()
 
@@ -225,8 +235,8 @@ def to_arrow(topic: str, partition: int, records: Sequence[Message]) -> pa.Recor
     values = [record.value() for record in records]
     tags = pa.nulls(len(values), pa.binary())
     if None in values:
-        found = [_tag(record) if value is None else None for record, value in zip(records, values, strict=True)]
-        tags = pa.array(found, pa.binary())
+        record_tags = [_tag(record) if value is None else None for record, value in zip(records, values, strict=True)]
+        tags = pa.array(record_tags, pa.binary())
     columns = [
         pa.array([record.key() for record in records], pa.binary()),
         pa.array(values, pa.binary()),

@@ -4,6 +4,8 @@ import gc
 import random
 import time
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
 
 from jobs.executor.task_input import Task
 from sinks.contract import Sink
@@ -13,8 +15,21 @@ from sinks.wrappers.retrying import Retries, Waiting, retrying
 _Identity = tuple[str, int]
 """A sink's name and a generation."""
 
-_open: dict[_Identity, tuple[tuple[str, SinkSettings], Sink]] = {}
-"""The open sinks, each with the run and the settings that it was opened for."""
+_IDLE_S: Final = 600.0
+"""A sink without a task for so long is closed when another is opened: its generation may be dropped."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """An open sink, and the run and the settings that it was opened for. ``used_at`` is of the monotonic clock."""
+
+    sink: Sink
+    purpose: tuple[str, SinkSettings]
+    used_at: float
+
+
+_open: dict[_Identity, _Open] = {}
+"""The open sinks."""
 
 _unfrozen: set[_Identity] = set()
 """Those that were opened since garbage was collected last."""
@@ -23,11 +38,15 @@ _unfrozen: set[_Identity] = set()
 def sink_for(task: Task) -> Sink:
     """The task's sink, open: that of an earlier task of the same run, else a new one. Raises what opening it raises."""
     identity = (task.sink, task.generation)
-    known = _open.get(identity)
     purpose = (task.run, task.settings)
-    if known is not None and known[0] == purpose:
-        return known[1]
-    close_sink(task)
+    now = time.monotonic()
+    opened = _open.get(identity)
+    if opened is not None and opened.purpose == purpose:
+        opened.used_at = now
+        return opened.sink
+    for other, earlier in list(_open.items()):
+        if other == identity or now - earlier.used_at > _IDLE_S:
+            _close(other)
     retries = Retries(
         sleep=time.sleep,
         monotonic=time.monotonic,
@@ -36,7 +55,7 @@ def sink_for(task: Task) -> Sink:
         give_up_after_s=task.retry_s,
     )
     sink = retrying(task.open(task.sink, task.settings, task.generation), retries).sink
-    _open[identity] = (purpose, sink)
+    _open[identity] = _Open(sink, purpose, now)
     _unfrozen.add(identity)
     return sink
 
@@ -56,12 +75,16 @@ def freeze_opened() -> None:
 
 def close_sink(task: Task) -> None:
     """Close the worker's sink of this generation, if it has one."""
-    known = _open.pop((task.sink, task.generation), None)
-    if known is not None:
-        # It was given up because it failed; how it ends doesn't matter.
+    _close((task.sink, task.generation))
+
+
+def _close(identity: _Identity) -> None:
+    opened = _open.pop(identity, None)
+    if opened is not None:
+        # It was given up, because it failed or is not used; how it ends doesn't matter.
         with suppress(Exception):
-            known[1].close()
+            opened.sink.close()
 
 
 def _wait_quietly(_: Waiting) -> None:
-    """The driver tells of it once the task gives up."""
+    """The driver reports it once the task gives up."""

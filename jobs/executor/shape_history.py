@@ -105,8 +105,8 @@ def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, Js
             added += [(record.table.column(name), value) for name, value in record.change.defaults.items()]
     values: dict[str, JsonValue] = {}
     for column in newest.columns:
-        for known, value in added:
-            if _is_same(known, column):
+        for added_column, value in added:
+            if _is_same(added_column, column):
                 values.pop(column.name, None)  # where numbers aren't known, an earlier column of that name
                 if value is not None:
                     values[column.name] = value
@@ -130,15 +130,15 @@ def _translation(
         return None
     translation: list[ColumnOrigin] = []
     for column in newest.columns:
-        before = next((held for held in old.columns if _is_same(held, column)), None)
-        if before is None:
+        column_before = next((old_column for old_column in old.columns if _is_same(old_column, column)), None)
+        if column_before is None:
             # The last one: where numbers aren't known, a column that was dropped and added again has the same name.
-            value = next((value for known, value in reversed(added) if _is_same(known, column)), None)
+            value = next((value for added_column, value in reversed(added) if _is_same(added_column, column)), None)
             translation.append((column.name, None, value))
-        elif is_copied and (before.value_type, before.is_array) != (column.value_type, column.is_array):
+        elif is_copied and (column_before.value_type, column_before.is_array) != (column.value_type, column.is_array):
             return None
         else:
-            translation.append((column.name, before.name, None))
+            translation.append((column.name, column_before.name, None))
     if all(name == before for name, before, _ in translation) and len(translation) == len(old.columns):
         return ()
     return tuple(translation)

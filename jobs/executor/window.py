@@ -112,13 +112,13 @@ def newest(records: pa.Table) -> pa.Table:
     if not all(map(le, tags, map(tags.__getitem__, map(index_of.__getitem__, keys)))):
         index_of = {}
         for index, (key, tag) in enumerate(zip(keys, tags, strict=True)):
-            known = index_of.get(key)
-            if known is None or tag >= tags[known]:
+            newest_index = index_of.get(key)
+            if newest_index is None or tag >= tags[newest_index]:
                 index_of[key] = index
-    kept = bytearray(len(keys))
+    is_kept = bytearray(len(keys))
     for index in index_of.values():
-        kept[index] = 1
-    mask = pa.Array.from_buffers(pa.uint8(), len(kept), [None, pa.py_buffer(kept)])
+        is_kept[index] = 1
+    mask = pa.Array.from_buffers(pa.uint8(), len(is_kept), [None, pa.py_buffer(is_kept)])
     return records.filter(mask.cast(pa.bool_()))
 
 

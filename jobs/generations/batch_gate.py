@@ -4,7 +4,7 @@ import threading
 
 
 class BatchGate:
-    """Between a query's batches and whoever wants them to stand still. Safe for several threads."""
+    """Between a query's batches and whoever wants them to pause. Safe for several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

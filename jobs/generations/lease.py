@@ -102,8 +102,8 @@ class GenerationLease:
     def end(self) -> None:
         """The job is over, nobody has to wait for it. Raises what the destination raises."""
         self._gate.release()
-        known = self._records.load(self._heartbeat_name)
-        if known is None or orjson.loads(known)["run"] == self._run:  # else another job has taken over
+        heartbeat = self._records.load(self._heartbeat_name)
+        if heartbeat is None or orjson.loads(heartbeat)["run"] == self._run:  # else another job has taken over
             beat = {"run": self._run, "ended": True, "paused_for": None}
             self._records.save(self._heartbeat_name, orjson.dumps(beat).decode())
 

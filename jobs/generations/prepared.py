@@ -1,7 +1,7 @@
-"""The shapes that a generation's job has prepared it for, kept with the generation as the note ``g<n>.prepared``.
+"""The shapes that a generation's job has prepared it for, in the coordination record ``g<n>.prepared``.
 
 Who writes rows beside the job writes them in these shapes. In an older shape a row would lack columns that all others
-have by now; in a newer one it could have columns that this sink leaves out. The record is gone while the job prepares
+have by now. In a newer one it could have columns that this sink leaves out. The record is gone while the job prepares
 other shapes. So a writer that finds the same record before and after its writes knows that no column came in between.
 """
 

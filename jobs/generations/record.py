@@ -1,9 +1,9 @@
 """A sink's generations: what each was built with, and what may be done with it.
 
-``record.<n>`` is a coordination record of the destination: whose log the generation holds, the settings that shape its
-rows, and whether it is being built, in use, or on its way out. A running ``apply`` applies to those in use. Who creates
-it has the number. It stays when the generation is dropped, since checkpoints of that number may still be there: no
-number is given twice.
+``record.<n>`` is a coordination record of the destination. It says whose log the generation holds, and which settings
+shape its rows. It says whether the generation is being built, in use, or on its way out. A running ``apply`` applies to
+those in use. Who creates it has the number. It stays when the generation is dropped, since checkpoints of that number
+may still be there: no number is given twice.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _LAST: Final = "last"
 """The coordination record that names the highest number given, but for a few: where to begin to look for it."""
 
 _PLANNED_AMONG: Final = 4
-"""Generations of which nothing is there yet are among so many of the highest numbers."""
+"""Generations of which nothing is there yet are looked for among so many of the highest numbers."""
 
 
 class Phase(StrEnum):
@@ -101,10 +101,10 @@ def list_generations(opened: OpenedSink) -> list[Generation]:
     numbers = set(opened.generations.numbers())
     highest = _highest_number(opened.records, numbers)
     planned = set(range(max(1, highest - _PLANNED_AMONG + 1), highest + 1))
-    known = [
+    generations = [
         Generation(number, number == live, load_record(opened.records, number)) for number in sorted(numbers | planned)
     ]
-    return [generation for generation in known if generation.number in numbers or generation.is_planned]
+    return [generation for generation in generations if generation.number in numbers or generation.is_planned]
 
 
 def load_record(records: CoordinationRecords, generation: int) -> Record | None:

@@ -32,7 +32,7 @@ def switch(
     """Make a generation the live one, and return which was live before. No reader sees a row go back.
 
     The live generation's job pauses until the new one has applied all that readers may have seen. The progress of the
-    live one doesn't tell that: a job that failed in the middle of a batch has written rows and saved no progress. So
+    live one doesn't show that. A job that failed in the middle of a batch has written rows and saved no progress. So
     the new one has to apply all that the log has by then.
 
     Raises LockstepError when the new one lacks something and doesn't catch up, and what ``Generations.switch`` raises.
@@ -51,8 +51,8 @@ def switch(
             old.records.save(request_name, request)
             try:
                 wait_for_pause(old.records, live, request, clock)
-                wanted = log_ends()
-                while (lacking := missing_records(new.generations.load_progress(), wanted)) > 0:
+                wanted_offsets = log_ends()
+                while (lacking := missing_records(new.generations.load_progress(), wanted_offsets)) > 0:
                     if clock.monotonic_s() - began > _SWITCH_S:
                         raise _lacks_events(target, live, lacking)
                     clock.sleep(_LOOK_S)
@@ -63,25 +63,25 @@ def switch(
     return live
 
 
-def missing_records(progress: Progress | None, wanted: Offsets) -> int:
+def missing_records(progress: Progress | None, wanted_offsets: Offsets) -> int:
     """How many records a generation has still to apply to reach these offsets, of the topics that it reads."""
     if progress is None:
-        return sum(wanted.values())
+        return sum(wanted_offsets.values())
     return sum(
         max(0, offset - progress.next_offsets.get((topic, partition), 0))
-        for (topic, partition), offset in wanted.items()
+        for (topic, partition), offset in wanted_offsets.items()
         if topic in progress.topic_ids
     )
 
 
 def _approach(new: OpenedSink, target: int, live: int, log_ends: Callable[[], Offsets], clock: Clock) -> None:
-    """Wait until the new generation has what the log has now: it may have fallen behind while it was compared.
+    """Wait until the new generation has what the log has now: it may lack records that came while it was compared.
 
     Raises LockstepError when it doesn't catch up.
     """
-    wanted, began = log_ends(), clock.monotonic_s()
+    wanted_offsets, began = log_ends(), clock.monotonic_s()
     last, moved_at = None, began
-    while (lacking := missing_records(new.generations.load_progress(), wanted)) > 0:
+    while (lacking := missing_records(new.generations.load_progress(), wanted_offsets)) > 0:
         now = clock.monotonic_s()
         if lacking != last:
             last, moved_at = lacking, now

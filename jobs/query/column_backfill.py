@@ -1,11 +1,12 @@
 """Column backfill: rows that a generation has already get the columns that their table gets later.
 
 The source gives a new column's default to the rows that are there without writing one of them, so no event says so.
-Events of earlier shapes get the value as they are read (``shape_history``). Rows that were applied before get it here:
-from the destination's own DDL where it has such a thing, else one by one under their own tag, so that newer ones win.
+Events of earlier shapes get the value as they are read (``shape_history``). Rows that were applied before get it here.
+The destination's own DDL gives it to them where it can. Else they are written one by one under their own tag, so that
+newer ones win.
 
 The coordination record ``g<n>.columns`` says which columns a generation has had and which values its rows still lack.
-It is written before the destination is prepared, and again when all rows have their values: a job that is killed in
+It is written before the destination is prepared, and again when all rows have their values. A job that is killed in
 between goes on at the next start. Rows that have the column by then, null included, are left alone.
 """
 
@@ -58,7 +59,8 @@ class Columns:
         return orjson.dumps(
             {
                 "tables": [
-                    [name.schema, name.name, held.schema_id, dict(held.columns)] for name, held in self.tables.items()
+                    [name.schema, name.name, held_table.schema_id, dict(held_table.columns)]
+                    for name, held_table in self.tables.items()
                 ],
                 "lacking": [[name.schema, name.name, dict(values)] for name, values in self.lacking.items()],
             }
@@ -67,7 +69,7 @@ class Columns:
     def only(self, tables: Collection[TableName]) -> "Columns":
         """The same of a generation that has lost all other tables."""
         return Columns(
-            {name: held for name, held in self.tables.items() if name in tables},
+            {name: held_table for name, held_table in self.tables.items() if name in tables},
             {name: values for name, values in self.lacking.items() if name in tables},
         )
 
@@ -92,7 +94,7 @@ def save_columns(records: CoordinationRecords, generation: int, columns: Columns
 
 
 def next_columns(
-    known: Columns | None,
+    known_columns: Columns | None,
     tables: Iterable[Table],
     records: Sequence[SchemaRecord],
     *,
@@ -105,30 +107,30 @@ def next_columns(
     Where nothing is known of a generation that ``has_rows``, every added column counts as lacking: rows that have it
     are left alone. Raises LockstepError for a column that took another one's name.
     """
-    held_tables = {} if known is None else dict(known.tables)
+    held_tables = {} if known_columns is None else dict(known_columns.tables)
     lacking: dict[TableName, Mapping[str, JsonValue]] = {}
     for whole in tables:
         table = projection.table(whole)
         table_records = [record for record in records if record.table.name == table.name]
         added = added_values(table, table_records)
-        held = held_tables.get(table.name)
+        held_table = held_tables.get(table.name)
         missing: dict[str, JsonValue]
-        if held is not None:
-            _check_columns(table, held, table_records)
-            numbers = {number for number in held.columns.values() if number}
+        if held_table is not None:
+            _check_columns(table, held_table, table_records)
+            numbers = {number for number in held_table.columns.values() if number}
             missing = {
                 name: value
                 for name, value in added.items()
-                if name not in held.columns and table.column(name).number not in numbers
+                if name not in held_table.columns and table.column(name).number not in numbers
             }
-            if known is not None:
-                missing |= _still_lacking(known.lacking.get(table.name, {}), held, table)
+            if known_columns is not None:
+                missing |= _still_lacking(known_columns.lacking.get(table.name, {}), held_table, table)
         else:
             # A table that joins a generation has no rows in it.
-            missing = added if known is None and has_rows else {}
+            missing = added if known_columns is None and has_rows else {}
         if missing:
             lacking[table.name] = missing
-        columns = {} if held is None else _under_their_names(held.columns, table)
+        columns = {} if held_table is None else _under_their_names(held_table.columns, table)
         columns |= {column.name: column.number or columns.get(column.name, 0) for column in table.columns}
         held_tables[table.name] = HeldTable(whole.schema_id, columns)
     return Columns(held_tables, lacking)
@@ -140,22 +142,22 @@ def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, in
     return {name: number for name, number in columns.items() if names.get(number, name) == name}
 
 
-def _still_lacking(lacking: Mapping[str, JsonValue], held: HeldTable, table: Table) -> dict[str, JsonValue]:
+def _still_lacking(lacking: Mapping[str, JsonValue], held_table: HeldTable, table: Table) -> dict[str, JsonValue]:
     """Under the names of today, and without what the source has dropped meanwhile."""
     numbered = {column.number: column.name for column in table.columns if column.number}
     names = {column.name for column in table.columns}
-    now = ((numbered.get(held.columns.get(name, 0), name), value) for name, value in lacking.items())
+    now = ((numbered.get(held_table.columns.get(name, 0), name), value) for name, value in lacking.items())
     return {name: value for name, value in now if name in names}
 
 
-def _check_columns(table: Table, held: HeldTable, records: Sequence[SchemaRecord]) -> None:
+def _check_columns(table: Table, held_table: HeldTable, records: Sequence[SchemaRecord]) -> None:
     """Raise LockstepError where older rows have another column's values under a name, and no copy replaces them."""
     for column in table.columns:
-        number = held.columns.get(column.name, 0)
+        number = held_table.columns.get(column.name, 0)
         if not number or not column.number or number == column.number:
             continue
         shapes = [record.table.schema_id for record in records]
-        since = shapes.index(held.schema_id) + 1 if held.schema_id in shapes else 0
+        since = shapes.index(held_table.schema_id) + 1 if held_table.schema_id in shapes else 0
         is_copied = False
         is_there = False
         for record in records[since:]:
@@ -167,7 +169,7 @@ def _check_columns(table: Table, held: HeldTable, records: Sequence[SchemaRecord
             raise LockstepError(
                 f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is"
                 " another one than before, and rows that were applied earlier have the values of the old one",
-                hint="build it anew from the log: lockstep rebuild, with --switch",
+                hint="build it again from the log: lockstep rebuild, with --switch",
             )
 
 

@@ -117,8 +117,8 @@ class SinkJob:
                     leaving=self._stop,
                     report=self._report,
                 ).run()
-            if early.refusal is not None:
-                raise early.refusal
+            if early.failure is not None:
+                raise early.failure
             return early.ending.is_set() and not self._stop.is_set()
         finally:
             opened.sink.close()

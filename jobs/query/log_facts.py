@@ -56,8 +56,8 @@ def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
 
 def have_shapes_changed(plan: SinkPlan, prepared: Mapping[TableName, Table]) -> bool:
     """Whether the log has other shapes than the sink was prepared for. Raises Unavailable."""
-    known = newest_shapes(read_schema_records(plan.kafka.client(), plan.pipeline))
-    return any(known.get(name, table) != table for name, table in prepared.items())
+    newest = newest_shapes(read_schema_records(plan.kafka.client(), plan.pipeline))
+    return any(newest.get(name, table) != table for name, table in prepared.items())
 
 
 def _read_tables(plan: SinkPlan, cluster: TopicAdmin) -> tuple[dict[TableName, Table], list[SchemaRecord]]:
@@ -65,12 +65,12 @@ def _read_tables(plan: SinkPlan, cluster: TopicAdmin) -> tuple[dict[TableName, T
     records = []
     if control_topic(plan.pipeline, SCHEMA) in cluster.partition_counts():
         records = read_schema_records(plan.kafka.client(), plan.pipeline)
-    known = newest_shapes(records)
-    missing = [name for name in plan.tables if name not in known]
+    newest = newest_shapes(records)
+    missing = [name for name in plan.tables if name not in newest]
     if missing:
         raise _not_yet(plan, f"table {missing[0]} isn't in the log of pipeline {plan.pipeline!r}")
     mine = [record for record in records if record.table.name in plan.tables]
-    return {name: known[name] for name in plan.tables}, mine
+    return {name: newest[name] for name in plan.tables}, mine
 
 
 def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> dict[str, TopicFacts]:

@@ -30,7 +30,7 @@ class ProgressKeeper:
         now_ms: Callable[[], int],
         skipped: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """``skipped`` are the partitions of which this reading leaves something out, as in Progress."""
+        """``skipped`` are the partitions of which this start position leaves something out, as in Progress."""
         self._generations = generations
         self._watermark = watermark
         self._topic_ids = dict(topic_ids)
@@ -52,7 +52,8 @@ class ProgressKeeper:
     def batch_applied(self, ends: Offsets, *, rejected: int) -> Progress:
         """Everything below ``ends`` is applied: store and return that. Raises as ``save_progress``.
 
-        Must return before Spark commits the batch: a destination that is behind the checkpoint has lost data.
+        Must return before Spark commits the batch: a destination whose progress is older than the checkpoint has lost
+        data.
         """
         with self._lock:
             # After a crash between this and Spark's commit the batch comes again: its rejections are counted already.
@@ -73,7 +74,7 @@ class ProgressKeeper:
         with self._lock:
             now_ms = self._now_ms()
             for record in records:
-                # The first stands for all that was published while this sink was away.
+                # The first covers all that was published while this sink was away.
                 at_ms = now_ms if self._learned_any else self._complete_at_ms
                 self._watermark.add(record, learned_at_ms=at_ms)
                 self._learned_any = True

@@ -193,10 +193,10 @@ class SinkQuery:
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         began = time.monotonic()
         ends = self._checkpoint.end_offsets(batch_id)
-        wanted = ranges(self._starts(batch_id), ends)
+        wanted_ranges = ranges(self._starts(batch_id), ends)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
-        is_small = sum(part.end - (part.start or 0) for part in wanted) <= self._plan.spark.small_batch_rows
-        result = self._deliver(self._records(frame, wanted, one_task=is_small))
+        is_small = sum(part.end - (part.start or 0) for part in wanted_ranges) <= self._plan.spark.small_batch_rows
+        result = self._deliver(self._records(frame, wanted_ranges, one_task=is_small))
         self._keep_rejections(result)
         progress = self._keeper.batch_applied(ends, rejected=len(result.rejected))
         self._previous_ends = (batch_id, ends)
@@ -224,11 +224,11 @@ class SinkQuery:
             return self._checkpoint.end_offsets(batch_id - 1)
         return dict(self._start_position.offsets or {})
 
-    def _records(self, frame: DataFrame, wanted: Sequence[Range], *, one_task: bool) -> DataFrame:
+    def _records(self, frame: DataFrame, wanted_ranges: Sequence[Range], *, one_task: bool) -> DataFrame:
         """The batch's records, or the ranges of the log that tasks read; each partition belongs to one task."""
         if self._task.client is not None:
             self._compile(frame, whether=False)
-            return range_frame(frame.sparkSession, wanted, one_task=one_task)
+            return range_frame(frame.sparkSession, wanted_ranges, one_task=one_task)
         self._compile(frame, whether=not one_task)
         # coalesce keeps each partition's records together and in order.
         return frame.coalesce(1) if one_task else frame

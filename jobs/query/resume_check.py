@@ -53,12 +53,12 @@ def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
     """What is still to be read must exist. Compaction keeps a topic's beginning, so somebody has deleted records."""
     reads_from = point.start if point.committed is None else point.committed
     for at, begin in sorted(begins.items()):
-        wanted = 0 if reads_from is None else reads_from.get(at, 0)
-        if wanted < begin:
+        first_wanted = 0 if reads_from is None else reads_from.get(at, 0)
+        if first_wanted < begin:
             topic, partition = at
             raise PositionMismatch(
-                f"topic {topic}, partition {partition}, begins at {begin}: the records from {wanted} on, which sink"
-                f" {point.sink!r} has still to read, were deleted",
+                f"topic {topic}, partition {partition}, begins at {begin}: the records from {first_wanted} on, which"
+                f" sink {point.sink!r} has still to read, were deleted",
                 hint="rows that weren't written since are missing in the log: let capture copy the table again"
                 " (lockstep snapshot table TABLE), then build with `lockstep rebuild --trimmed`, which compares"
                 " with the source",
@@ -83,8 +83,8 @@ def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[s
 
 def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, TopicFacts]) -> None:
     for topic, facts in topics.items():
-        known = progress.topic_ids.get(topic)
-        if known is not None and known != facts.topic_id:
+        known_topic_id = progress.topic_ids.get(topic)
+        if known_topic_id is not None and known_topic_id != facts.topic_id:
             raise _recreated(point.sink, topic)
         known_partitions = sum(1 for name, _ in progress.next_offsets if name == topic)
         if known_partitions and known_partitions != facts.partitions:
@@ -93,7 +93,7 @@ def _check_topics(point: ResumePoint, progress: Progress, topics: Mapping[str, T
 
 def _recreated(sink: str, topic: str) -> PositionMismatch:
     return PositionMismatch(
-        f"topic {topic} was created anew since sink {sink!r} read it last",
+        f"topic {topic} was recreated since sink {sink!r} read it last",
         hint="a recreated topic lacks the rows that weren't written since: have capture copy its table"
         f" (lockstep snapshot table TABLE), then lockstep rebuild {sink} --switch",
     )
@@ -103,7 +103,7 @@ def _other_partitions(sink: str, topic: str, *, now: int, before: int) -> Positi
     return PositionMismatch(
         f"topic {topic} has {now} partitions, sink {sink!r} has read {before}",
         hint="with another number of partitions keys move between them and their order is lost; "
-        "create the topic anew with a new snapshot, then rebuild the sink",
+        "recreate the topic with a new snapshot, then rebuild the sink",
     )
 
 
@@ -124,11 +124,11 @@ def _check_absence(
 
 
 def _check_subscription(point: ResumePoint, committed: Offsets, topics: Mapping[str, TopicFacts]) -> None:
-    read, wanted = {topic for topic, _ in committed}, set(topics)
-    if read == wanted:
+    read, wanted_topics = {topic for topic, _ in committed}, set(topics)
+    if read == wanted_topics:
         return
-    changes = [f"{topic} is new" for topic in sorted(wanted - read)]
-    changes += [f"{topic} is no longer read" for topic in sorted(read - wanted)]
+    changes = [f"{topic} is new" for topic in sorted(wanted_topics - read)]
+    changes += [f"{topic} is no longer read" for topic in sorted(read - wanted_topics)]
     raise PositionMismatch(
         f"the checkpoint of sink {point.sink!r} is for other topics: {', '.join(changes)}",
         hint=_rewind(point),
@@ -154,4 +154,4 @@ def _rewind(point: ResumePoint) -> str:
 
 
 def _rebuild(point: ResumePoint, otherwise: str) -> str:
-    return f"build it anew from the log: lockstep rebuild {point.sink} --switch ({otherwise})"
+    return f"build it again from the log: lockstep rebuild {point.sink} --switch ({otherwise})"

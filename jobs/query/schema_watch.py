@@ -31,6 +31,6 @@ class SchemaWatch:
         end = self._cluster.end_offsets([self._partition])[self._partition]
         if end == self._end:
             return False
-        known = newest_shapes(read_schema_records(self._client, self._pipeline))
+        newest = newest_shapes(read_schema_records(self._client, self._pipeline))
         self._end = end
-        return any(known.get(name, table) != table for name, table in self._prepared.items())
+        return any(newest.get(name, table) != table for name, table in self._prepared.items())

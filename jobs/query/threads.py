@@ -15,7 +15,7 @@ Spark's own               the checkpoint, the task's results     the destination
 ``report_long_batches``
 ``stop-<sink>``           the job's ``stop``                     ``ending``                         the query is over
 ``ended_early``
-``schema-<sink>``         ``__schema``, the topics' identities   ``ending``, ``refusal``            soon after the
+``schema-<sink>``         ``__schema``, the topics' identities   ``ending``, ``failure``            soon after the
 ``ended_early``                                                                                     query; not awaited
 ========================  =====================================  =================================  ==================
 """
@@ -164,10 +164,10 @@ def leased(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
 
 @dataclass(slots=True)
 class EarlyEnd:
-    """Why a query is to end before its job: ``refusal`` is for good, anything else lets the next query begin."""
+    """Why a query is to end before its job: a ``failure`` is for good, anything else lets the next query begin."""
 
     ending: threading.Event = field(default_factory=threading.Event)
-    refusal: PositionMismatch | None = None
+    failure: Exception | None = None
 
 
 @contextmanager
@@ -178,7 +178,10 @@ def ended_early(
     topics: Mapping[str, TopicFacts],
     stop: threading.Event,
 ) -> Iterator[EarlyEnd]:
-    """Set ``ending`` when the job is asked to stop, a table has got another shape, or a topic isn't the same."""
+    """Set ``ending`` when the job is asked to stop, a table has got another shape, or a topic isn't the same.
+
+    The last of these is a ``failure`` too.
+    """
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables)
 
@@ -189,15 +192,18 @@ def ended_early(
 
     def watch_log() -> None:
         while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
-            # The batches read the log too and tell when it can't be read; and no bug may end the looking.
-            with suppress(Exception):
-                try:
-                    check_same_topics(plan.name, topics, cluster.identities(list(topics)))
-                except PositionMismatch as error:
-                    early.refusal = error
-                    early.ending.set()
+            try:
+                check_same_topics(plan.name, topics, cluster.identities(list(topics)))
                 if watch.has_moved():
                     early.ending.set()
+            except PositionMismatch as error:
+                early.failure = error
+                early.ending.set()
+            except LockstepError:
+                pass  # The batches read the log too, and tell when it can't be read.
+            except Exception as error:  # a bug of ours must not leave a job that looks no more
+                early.failure = error
+                early.ending.set()
 
     passing = threading.Thread(target=pass_on_stop, name=f"stop-{plan.name}", daemon=True)
     passing.start()

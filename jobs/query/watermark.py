@@ -53,8 +53,8 @@ class Watermark:
         }
         if not bounds and self._pending:
             # It asks for nothing that the one before doesn't: a quiet table's sink keeps one record, not thousands.
-            before = self._pending.pop()
-            bounds, learned_at_ms = dict(before.bounds), before.learned_at_ms
+            last = self._pending.pop()
+            bounds, learned_at_ms = dict(last.bounds), last.learned_at_ms
         self._pending.append(_Pending(record.lsn, record.commit_time_ms, learned_at_ms, bounds))
         if len(self._pending) > PENDING_MAX:
             self._merge_neighbours()
@@ -76,7 +76,7 @@ class Watermark:
         return True
 
     def _merge_neighbours(self) -> None:
-        self._pending = [_merged(*self._pending[place : place + 2]) for place in range(0, len(self._pending), 2)]
+        self._pending = [_merged(*self._pending[index : index + 2]) for index in range(0, len(self._pending), 2)]
 
 
 def _merged(*records: _Pending) -> _Pending:

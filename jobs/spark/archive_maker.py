@@ -55,7 +55,10 @@ def make_archive(settings: SparkSettings) -> Path:
 
 
 def run_a_batch(java_home: str, archive: str) -> None:
-    """What a process is for whose JVM writes an archive. It returns when the JVM has ended."""
+    """The program of a process whose JVM writes an archive. It returns when the JVM has ended.
+
+    Raises as ``open_session``.
+    """
     settings = SparkSettings(master="local[1]", java_home=Path(java_home))
     spark = open_session(settings, name="class archive", more_options=(f"-XX:ArchiveClassesAtExit={archive}", *QUIET))
     gateway = spark.sparkContext._gateway

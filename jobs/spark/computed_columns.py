@@ -1,14 +1,14 @@
 """Computed columns and row filters: Spark SQL over the source's row, before a sink gets to see it.
 
 Spark evaluates each expression so that its failure is a fact about one row and not the end of a batch (``TryEval``).
-The results travel beside the record as JSON, which ``computed_row`` reads: the values of the computed columns, whether
-the row meets its condition, and which expressions failed.
+The results travel beside the record as JSON, which ``computed_row`` reads. They are the values of the computed columns,
+whether the row meets its condition, and which expressions failed.
 
 Columns have these types in expressions. Integers, booleans, floats, ``date``, ``timestamp`` (``timestamp_ntz``) and
 ``timestamptz`` (``timestamp``) have the natural ones. ``numeric(p,s)`` is ``decimal(p,s)``, and ``numeric`` without a
 size is ``decimal(38,18)``. Everything else, arrays and jsonb included, is a string in the form that it has in events.
-A value that its type can't hold in Spark (``NaN``, ``infinity``, a year beyond 9999, more digits) makes the expressions
-fail that use its column, for that row.
+Spark's types can't hold some values (``NaN``, ``infinity``, a year beyond 9999, more digits). For a row with one, the
+expressions fail that use its column.
 """
 
 import re
@@ -125,28 +125,28 @@ def with_computed(records: DataFrame, plans: Mapping[str, TablePlan]) -> DataFra
 def _with_results(frame: DataFrame, concerns: Column, plan: TablePlan) -> DataFrame:
     """The frame with the results for one table's rows, where a record is of that table (``concerns``) and has a row."""
     spark = frame.sparkSession
-    kept = [f.col(name) for name in frame.columns]
+    columns = [f.col(name) for name in frame.columns]
     used = _used_columns(spark, plan)
     names = _names_in_events(plan, used)
     # Each step in a frame of its own: Spark evaluates once what the next step uses several times. What is parsed is
     # named by its index, since a column may have any name.
     members = ", ".join(f"`{name.replace('`', '``')}` string" for name in names)
-    after = f"struct<{members}>" if members else "string"
+    after_type = f"struct<{members}>" if members else "string"
     event = f.from_json(
         f.when(concerns, f.col(_PRIVATE + "value").cast("string")),
-        f"after {after}, source struct<schema_id string>",
+        f"after {after_type}, source struct<schema_id string>",
     )
-    frame = frame.select(*kept, event.alias(_PRIVATE + "event"))
+    frame = frame.select(*columns, event.alias(_PRIVATE + "event"))
     row = f.col(_PRIVATE + "event").getField("after")
     indexes = {column.name: index for index, column in enumerate(used)}
     texts = [f.col(f"{_PRIVATE}text_{index}") for index in range(len(used))]
     frame = frame.select(
-        *kept,
+        *columns,
         row.isNotNull().alias(_PRIVATE + "has_row"),
         *[_text(plan, column).alias(f"{_PRIVATE}text_{index}") for index, column in enumerate(used)],
     )
     frame = frame.select(
-        *kept,
+        *columns,
         f.col(_PRIVATE + "has_row"),
         *[_typed(column, text).alias(column.name) for column, text in zip(used, texts, strict=True)],
         *[
@@ -156,15 +156,15 @@ def _with_results(frame: DataFrame, concerns: Column, plan: TablePlan) -> DataFr
     )
 
     def result(sql: str, value_type: str) -> Column:
-        lost = [f.col(f"{_PRIVATE}lost_{indexes[name]}") for name in _references(spark, sql)]
-        return f.when(reduce(Column.__or__, lost, f.lit(False)), f.lit(None)).otherwise(
+        lost_flags = [f.col(f"{_PRIVATE}lost_{indexes[name]}") for name in _references(spark, sql)]
+        return f.when(reduce(Column.__or__, lost_flags, f.lit(False)), f.lit(None)).otherwise(
             _tried(f.struct(_as_text(sql, value_type).alias("v")))
         )
 
     results = [result(sql, value_type).alias(name) for name, sql, value_type in _named(plan.expressions)]
     document = f.to_json(f.struct(*results), {"ignoreNullFields": "false"})
     computed = f.when(f.col(_PRIVATE + "has_row"), document).otherwise(f.col(_PRIVATE + COMPUTED))
-    return frame.select(*kept[:-1], computed.alias(_PRIVATE + COMPUTED))
+    return frame.select(*columns[:-1], computed.alias(_PRIVATE + COMPUTED))
 
 
 def _named(expressions: Expressions) -> list[tuple[str, str, str]]:
@@ -230,13 +230,13 @@ def _is_lost(column: SourceColumn, text: Column) -> Column:
     """Whether a value is there that its type can't hold in Spark."""
     if spark_type(column) == "string":
         return f.lit(False)
-    lost = text.isNotNull() & text.try_cast(spark_type(column)).isNull()
+    is_lost = text.isNotNull() & text.try_cast(spark_type(column)).isNull()
     if column.value_type == "numeric":
-        lost = lost | (f.length(f.regexp_extract(text, r"\.(\d+)", 1)) > f.lit(_size(column)[1]))
+        is_lost = is_lost | (f.length(f.regexp_extract(text, r"\.(\d+)", 1)) > f.lit(_size(column)[1]))
     if column.value_type in _FORMS:
         # Spark overlooks what follows a date: years before Christ would lose their BC.
-        lost = lost | ~text.rlike(_FORMS[column.value_type])
-    return f.coalesce(lost, f.lit(False))
+        is_lost = is_lost | ~text.rlike(_FORMS[column.value_type])
+    return f.coalesce(is_lost, f.lit(False))
 
 
 def _as_text(sql: str, value_type: str) -> Column:
@@ -283,7 +283,7 @@ def _leaves(spark: SparkSession, sql: str) -> list[tuple[str, str]]:
 
 
 def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
-    known = {column.name for column in plan.table.columns}
+    known_names = {column.name for column in plan.table.columns}
     for name, sql, value_type in _named(plan.expressions):
         what = (
             f"where of {plan.table.name}"
@@ -295,7 +295,7 @@ def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
         except (PySparkException, Py4JError) as error:
             yield f"{what}: not an expression: {_first_line(error)}"
             continue
-        unknown = sorted({column for kind, column in leaves if kind == "UnresolvedAttribute"} - known)
+        unknown = sorted({column for kind, column in leaves if kind == "UnresolvedAttribute"} - known_names)
         if unknown:
             yield f"{what}: the table has no column {', '.join(map(repr, unknown))}"
             continue

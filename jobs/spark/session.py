@@ -83,7 +83,7 @@ _CLUSTER_SETTINGS: Mapping[str, str] = {
 _LISTS: Mapping[str, str] = {"spark.jars": ",", "spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
 
 _PACKAGE_DIRECTORY = "lockstep_package"
-"""Where executors unpack the archive, in the directory that they run in. No module may be called so."""
+"""Where executors unpack the archive, in the directory that they run in. No module may have this name."""
 
 # C1 and the serial collector: a third less latency and half the CPU while the JVM is young. A job of tiny plans stays
 # young for long: C2's code is as quick after two minutes, and a fifth quicker after five. A cluster's executors do bulk
@@ -93,7 +93,7 @@ _DRIVER_JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Djdk.lang.Proces
 # The full compiler reads a long log in half the time.
 _DRIVER_JVM_BULK = ("-XX:+UseParallelGC",)
 
-# Errors of a job reach the caller as exceptions and are reported there once; Spark would print each several times with
+# Errors of a job reach the caller as exceptions and are reported there once. Spark would print each several times with
 # traces of 150 lines, and traces can hold values. What else is an error is printed as one line.
 _LOGGING = """\
 rootLogger.level = error
@@ -190,7 +190,7 @@ def spark_conf(
     libraries: Collection[str] = (),
     more_options: Sequence[str] = (),
 ) -> dict[str, str]:
-    """All of Spark's settings. They stand on the JVM's command line, so no secret may be among them."""
+    """All of Spark's settings. They are on the JVM's command line, so no secret may be among them."""
     conf = dict(_SETTINGS)
     conf["spark.driver.memory"] = settings.driver_memory
     compiler = _DRIVER_JVM_BULK if bulk else _DRIVER_JVM

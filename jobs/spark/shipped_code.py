@@ -31,12 +31,12 @@ def check_archive(archive: Path, root: Path = ROOT) -> None:
     try:
         with ZipFile(archive) as content:
             names = [name for name in content.namelist() if name.endswith(".py") and name.split("/")[0] in PACKAGES]
-            held = {name: content.read(name) for name in names}
+            archived = {name: content.read(name) for name in names}
     except FileNotFoundError as error:
         raise ConfigurationError(f"the archive for Spark's executors, {archive}, doesn't exist", hint=hint) from error
     except (OSError, BadZipFile) as error:
         raise ConfigurationError(f"the archive for Spark's executors, {archive}, can't be read", hint=hint) from error
-    if held != {name: file.read_bytes() for name, file in source_files(root).items()}:
+    if archived != {name: file.read_bytes() for name, file in source_files(root).items()}:
         raise ConfigurationError(
             f"the archive for Spark's executors, {archive}, holds other code than runs here",
             hint="it was made by another version: make it again with `lockstep package`",

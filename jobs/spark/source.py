@@ -37,7 +37,7 @@ def read_topics(
     ``with_times`` adds ``timestamp_ms``, when a record was published.
 
     ``start`` names every partition, and holds for a query that has no checkpoint yet. The topics are listed by name: a
-    pattern would let a new topic into a running generation.
+    pattern would let a new topic into a running generation. Raises as ``kafka_options``.
     """
     options = {
         **kafka_options(kafka),
@@ -75,10 +75,10 @@ def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
     )
 
 
-def range_frame(spark: SparkSession, wanted: Sequence[Range], *, one_task: bool) -> DataFrame:
+def range_frame(spark: SparkSession, wanted_ranges: Sequence[Range], *, one_task: bool) -> DataFrame:
     """A frame that tells its tasks what to read: a range each, or one task all. See ``jobs.executor.log_reader``."""
-    tasks = [wanted] if one_task or not wanted else [[one] for one in wanted]
-    texts = f.array(*(f.lit(dump_ranges(one)) for one in tasks))
+    tasks = [wanted_ranges] if one_task or not wanted_ranges else [[wanted_range] for wanted_range in wanted_ranges]
+    texts = f.array(*(f.lit(dump_ranges(task)) for task in tasks))
     ranges = f.element_at(texts, f.col("id").cast("int") + 1).alias("ranges")
     return spark.range(0, len(tasks), 1, len(tasks)).select(ranges)
 

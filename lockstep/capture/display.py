@@ -23,7 +23,7 @@ class _CopyBars:
     def __init__(self, console: Console) -> None:
         self._live = console.is_terminal
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("rows"),

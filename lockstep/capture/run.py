@@ -59,9 +59,9 @@ def capture(
     wrap_publisher: PublisherWrapper = lambda publisher: publisher,
     wrap_stream: StreamWrapper = lambda stream: stream,
 ) -> None:
-    """Run until ``stopping``. What can heal by itself is tried again from the committed state.
+    """Run until ``stopping``. Where a server isn't available, begin again from the committed state after a while.
 
-    Everything else is raised: LockstepError, of which Fenced and PositionMismatch are kinds. ``wrap_publisher`` and
+    Raises LockstepError when somebody has to act; Fenced and PositionMismatch are kinds of it. ``wrap_publisher`` and
     ``wrap_stream`` put something around the two edges; the crash tests kill the process there.
     """
     wait_s = 0.5
@@ -165,9 +165,9 @@ class _Session:
         A state of another version is refused before anybody is fenced: the process that writes it goes on.
         """
         pipeline, client = self._pipeline, self._pipeline.kafka.client()
-        before = read_state(client, pipeline.name, pipeline.slot)
+        state_before = read_state(client, pipeline.name, pipeline.slot)
         if self._ownership.is_taken:
-            self._ownership.check(before)
+            self._ownership.check(state_before)
         publisher.start()
         state = read_state(client, pipeline.name, pipeline.slot)
         self._ownership.take(state)

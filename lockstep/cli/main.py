@@ -1,6 +1,7 @@
 """The ``lockstep`` command: joins the groups of commands, and turns every ending into an exit code."""
 
 import faulthandler
+import io
 import platform
 import signal
 import sys
@@ -123,6 +124,8 @@ def main() -> None:
     """Entry point of the ``lockstep`` command."""
     # kill -USR1 prints where every thread of a command is that seems to hang. The traces hold code, no values.
     faulthandler.register(signal.SIGUSR1)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
     sys.exit(exit_code(sys.argv[1:]))
 
 

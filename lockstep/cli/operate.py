@@ -41,18 +41,28 @@ def lag(
 
 
 def _watch(collector: "LagCollector", *, as_json: bool) -> None:
-    """Show the lag every second until a signal; as JSON, one document per line."""
+    """Show the lag every second until a signal: as JSON one document per line, and no screen where no terminal is."""
     from rich.live import Live
+    from rich.text import Text
 
     from cdc.model.errors import Unavailable
-    from lockstep.console import StopOnSignals
+    from lockstep.console import StopOnSignals, say
     from lockstep.terminal import out
     from monitor.table import lag_table
 
     stopping = StopOnSignals()
-    if as_json:
+    if as_json or not out.is_terminal:
         while not stopping():
-            print(json.dumps(collector.collect().to_json()), flush=True)  # noqa: T201  the result
+            try:
+                lag = collector.collect()
+            except Unavailable as error:
+                say(error.message)
+            else:
+                if as_json:
+                    print(json.dumps(lag.to_json()), flush=True)  # noqa: T201  the result
+                else:
+                    out.print(lag_table(lag))
+                    out.file.flush()
             stopping.wait(1.0)
         return
     with Live(console=out, auto_refresh=False) as live:
@@ -60,13 +70,13 @@ def _watch(collector: "LagCollector", *, as_json: bool) -> None:
             try:
                 live.update(lag_table(collector.collect()), refresh=True)
             except Unavailable as error:
-                live.update(error.message, refresh=True)
+                live.update(Text(error.message), refresh=True)
             stopping.wait(1.0)
 
 
 def wait(
     config: ConfigOption = DEFAULT_CONFIG,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait at most.")] = 60.0,
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait at most.")] = 60.0,
     sink: Annotated[list[str] | None, typer.Option(help="Only this sink; may be repeated.")] = None,
 ) -> None:
     """Wait until the sinks have applied what is committed now.
@@ -99,7 +109,7 @@ def tail(
     from_start: Annotated[
         bool, typer.Option("--from-start", help="Begin with the oldest event instead of the next.")
     ] = False,
-    count: Annotated[int | None, typer.Option(help="Stop after so many events.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many events.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a table's events as they come, row values included."""
@@ -114,8 +124,14 @@ def tail(
         count=count,
         as_json=as_json,
         stopping=StopOnSignals(),
-        write=sys.stdout.write,
+        write=_write_at_once,
     )
+
+
+def _write_at_once(text: str) -> None:
+    """Into a pipe as well, where Python would wait for more."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
 
 
 def verify(
@@ -127,7 +143,7 @@ def verify(
     ] = None,
     repair: Annotated[bool, typer.Option("--repair", help="Have the rows that differ published again.")] = False,
     against: Annotated[str, typer.Option(help="source, topic, or a generation's number.")] = "source",
-    generation: Annotated[int | None, typer.Option(help="This generation; default the live one.")] = None,
+    generation: Annotated[int | None, typer.Option(min=1, help="This generation; default the live one.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare a sink with the source, row by row, while both run.
@@ -187,7 +203,7 @@ def rebuild(
 def switch(
     sink: SinkArgument,
     config: ConfigOption = DEFAULT_CONFIG,
-    generation: Annotated[int | None, typer.Option(help="This one; default the newest that is ready.")] = None,
+    generation: Annotated[int | None, typer.Option(min=1, help="This one; default the newest that is ready.")] = None,
     back: Annotated[bool, typer.Option("--back", help="The one that was live before the last switch.")] = False,
 ) -> None:
     """Let readers of a sink see another generation.
@@ -198,17 +214,22 @@ def switch(
     from lockstep.console import say
     from lockstep.generations import switch_to
 
-    before, after = switch_to(load(config), sink, number=generation, back=back)
-    if before == after:
-        say(f"generation {after} of {sink} is live already")
+    if back and generation is not None:
+        raise typer.BadParameter("--back and --generation exclude each other: each says where to switch to")
+    live_before, live_now = switch_to(load(config), sink, number=generation, back=back)
+    if live_before == live_now:
+        say(f"generation {live_now} of {sink} is live already")
     else:
-        say(f"readers of {sink} see generation {after} now" + ("" if before is None else f"; before, it was {before}"))
+        say(
+            f"readers of {sink} see generation {live_now} now"
+            + ("" if live_before is None else f"; before, it was {live_before}")
+        )
 
 
 def generations(
     sink: SinkArgument,
     config: ConfigOption = DEFAULT_CONFIG,
-    drop: Annotated[int | None, typer.Option(help="Remove this generation, its data included.")] = None,
+    drop: Annotated[int | None, typer.Option(min=1, help="Remove this generation, its data included.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show or drop the builds of a sink's data.
@@ -221,6 +242,8 @@ def generations(
     from lockstep.generations import drop as drop_generation
     from lockstep.terminal import out
 
+    if drop is not None and as_json:
+        raise typer.BadParameter("--drop and --json exclude each other: --json is for the list")
     loaded = load(config)
     if drop is not None:
         drop_generation(loaded, sink, drop)

@@ -12,7 +12,7 @@ from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkA
 TableOption = Annotated[
     list[str] | None, typer.Option("--table", help="Only of this table, schema.table; may be repeated.")
 ]
-GenerationOption = Annotated[int | None, typer.Option("--generation", help="Only of this generation.")]
+GenerationOption = Annotated[int | None, typer.Option("--generation", min=1, help="Only of this generation.")]
 KeyOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -44,7 +44,8 @@ def list_open(
     from lockstep.terminal import out
 
     selection = Selection(tables=tuple(table or ()), generation=generation)
-    book = RejectionBook(load(config))
+    loaded = load(config)
+    book = RejectionBook(loaded)
     chosen, unreadable = book.read(sink, selection)
     if as_json:
         print_json(rejections_json(chosen, unreadable, book.tables))
@@ -52,7 +53,9 @@ def list_open(
     if chosen:
         out.print(rejections_table(chosen, book.tables, time.time_ns() // 1_000_000))
     else:
-        say("no rejections")
+        # One that was taken out of the configuration may have some all the same.
+        is_known = sink is None or sink in loaded.sinks
+        say("no rejections" if is_known else f"no rejections of {sink}, which is no sink of this configuration")
     if unreadable:
         say(unreadable_text(unreadable))
 
@@ -81,7 +84,7 @@ def show(
     from lockstep.rejections.selection import Selection
 
     book = RejectionBook(load(config))
-    dead_letter = book.one(sink, Selection(tables=tuple(table or ()), generation=generation, keys=(row,)))
+    dead_letter = book.single(sink, Selection(tables=tuple(table or ()), generation=generation, keys=(row,)))
     document = rejection_json(dead_letter, book.tables)
     if value:
         event = book.value(dead_letter)
@@ -101,7 +104,9 @@ def retry(
     reason: ReasonOption = None,
     everything: AllOption = False,
     table: TableOption = None,
-    generation: Annotated[int | None, typer.Option("--generation", help="Of this one; default the live one.")] = None,
+    generation: Annotated[
+        int | None, typer.Option("--generation", min=1, help="Of this one; default the live one.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Apply rejected events again. Safe while the job runs.

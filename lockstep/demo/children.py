@@ -46,15 +46,15 @@ class Children:
     def end_leftovers(self) -> int:
         """Kill what an earlier run left; returns how many processes that were."""
         try:
-            known = [ProcessId(**entry) for entry in json.loads(self._file.read_text(encoding="utf-8"))]
+            recorded = [ProcessId(**entry) for entry in json.loads(self._file.read_text(encoding="utf-8"))]
         except FileNotFoundError:
             return 0
         except (ValueError, TypeError):  # killed while it wrote the file
-            known = []
-        left = [process for process in known if processes.is_alive(process)]
-        processes.kill(*left)
+            recorded = []
+        survivors = [process for process in recorded if processes.is_alive(process)]
+        processes.kill(*survivors)
         self._file.unlink(missing_ok=True)
-        return len(left)
+        return len(survivors)
 
     def start(self, name: str, module: str, arguments: Sequence[str], *, may_end: bool = False) -> None:
         """Start ``python -m module``; one that ``may_end`` may finish. Raises LockstepError when it ends at once."""
@@ -106,17 +106,17 @@ class Children:
         for child in chosen:
             processes.send(child.process, SIGTERM)
         deadline = time.monotonic() + grace_s
-        left = families
-        while left and time.monotonic() < deadline and not self._hurried():
+        living = families
+        while living and time.monotonic() < deadline and not self._hurried():
             time.sleep(_POLL_S)
-            left = {name: family for name, family in left.items() if any(map(processes.is_alive, family))}
-        for family in left.values():
+            living = {name: family for name, family in living.items() if any(map(processes.is_alive, family))}
+        for family in living.values():
             processes.kill(*family)
         # Only now: whoever is interrupted while waiting calls this again.
         for child in chosen:
             del self._running[child.name]
         self._write()
-        return list(left)
+        return list(living)
 
     def _logged_error(self, child: _Child) -> str:
         """The first record of level ERROR that the child has logged since the last look, with its other lines.
@@ -127,8 +127,8 @@ class Children:
         text = Tail(log=child.tail.log, offset=offset).text()
         whole = text[: text.rfind("\n") + 1]
         self._looked_at[child.name] = offset + len(whole.encode())
-        found = _ERROR.search(whole)
-        return found[0].strip() if found else ""
+        match = _ERROR.search(whole)
+        return match[0].strip() if match else ""
 
     def _write(self) -> None:
         content = json.dumps([asdict(child.process) for child in self._running.values()])

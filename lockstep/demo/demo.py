@@ -67,8 +67,6 @@ def run_demo(*, seconds: float | None, as_json: bool, keep: bool, directory: Pat
     rejected. With ``as_json`` standard output has one JSON document, whatever happened. Raises LockstepError and
     StackError.
     """
-    if as_json and seconds is None:
-        raise LockstepError("--json needs --seconds", hint="for example: lockstep demo --seconds 60 --json")
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     with _only_one(directory), Interrupts() as interrupts:
@@ -125,7 +123,10 @@ class _Demo:
         self._rebuild = SearchRebuild(self._config_file, self._children, interrupts, seconds=seconds, say=self._say)
 
     def run(self) -> int:
-        """Everything up to the result. Leaves servers and processes to ``stop``."""
+        """Everything up to the result; returns the exit code. Leaves servers and processes to ``stop``.
+
+        Raises StackError when a server doesn't start, and LockstepError when the rest fails.
+        """
         killed = self._children.end_leftovers()
         if killed:
             self._say(f"ended {killed} processes that an earlier run left behind")

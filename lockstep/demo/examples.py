@@ -79,8 +79,8 @@ def _search(url: str) -> str:
 
 def _hash(url: str, key: str) -> str:
     with redis.Redis.from_url(url, decode_responses=True) as client:
-        found: Any = client.hgetall(key)
-    return "\n".join(f"{field}: {value}" for field, value in found.items())
+        fields: Any = client.hgetall(key)
+    return "\n".join(f"{field}: {value}" for field, value in fields.items())
 
 
 def _query(dsn: str) -> str:
@@ -89,7 +89,7 @@ def _query(dsn: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run all of them; 1 when one had no answer."""
+    """Run all of them; 1 when one had no answer. Raises StackError where the demo's servers were never up."""
     parser = argparse.ArgumentParser(
         prog="python -m lockstep.demo.examples", description="run the demo's example queries"
     )

@@ -52,7 +52,7 @@ def wait_until_applied(
     say(f"waiting until every sink has applied everything up to {format_lsn(target)}")
     now = time.monotonic()
     stuck_at, heartbeat_due, line_due = now + _STUCK_MAX_S, now + _HEARTBEAT_EVERY_S, now + _LINE_EVERY_S
-    before = None
+    applied_before = None
     last_known = "the servers don't answer"
     while True:
         check()
@@ -62,8 +62,8 @@ def wait_until_applied(
             if all(lsn is not None and lsn >= target for lsn in applied.values()):
                 return lag
             last_known = lag_sentence(lag)
-            if applied != before:
-                before = applied
+            if applied != applied_before:
+                applied_before = applied
                 stuck_at = time.monotonic() + _STUCK_MAX_S
         now = time.monotonic()
         if now > stuck_at:
@@ -158,5 +158,5 @@ def heartbeat(source: psycopg.Connection[Any]) -> Lsn:
 
 
 def live_generation(config: Config, name: str) -> Generation:
-    """What readers of a sink see."""
+    """The generation that readers of a sink see. Raises as ``list_of``."""
     return next(generation for generation in list_of(config, name) if generation.is_live)

@@ -77,9 +77,9 @@ def words(rng: random.Random, count: int) -> str:
 
 def long_text(rng: random.Random) -> str:
     """Prose of more than 8 kB. Part of it is digits, which don't compress well."""
-    wanted = rng.randint(*_TOASTED_CHARACTERS)
+    length = rng.randint(*_TOASTED_CHARACTERS)
     digits = f"{rng.getrandbits(8 * 1024):x}"
-    return (digits + " " + words(rng, wanted // 5))[:wanted]
+    return (digits + " " + words(rng, length // 5))[:length]
 
 
 def note(rng: random.Random) -> str | None:
@@ -118,7 +118,7 @@ def address(rng: random.Random) -> Jsonb:
 
 def profile(rng: random.Random) -> Jsonb:
     """Also with a number that a double can't hold; ``_dumps`` keeps it as it is."""
-    found: dict[str, Any] = {
+    profile_json: dict[str, Any] = {
         "language": rng.choice(("de", "en", "fr", "ja")),
         "logins": rng.randrange(10_000),
         "ratio": _Number(f"{rng.random():.20f}"),
@@ -126,8 +126,8 @@ def profile(rng: random.Random) -> Jsonb:
         "marketing": rng.choice((None, True, False)),
     }
     if rng.random() < 0.05:
-        found["history"] = [words(rng, 12) for _ in range(200)]
-    return Jsonb(found, dumps=_dumps)
+        profile_json["history"] = [words(rng, 12) for _ in range(200)]
+    return Jsonb(profile_json, dumps=_dumps)
 
 
 class _Number(str):
@@ -146,8 +146,8 @@ def _dumps(value: Any) -> str:
         return {name: marked(inner) for name, inner in part.items()} if isinstance(part, dict) else part
 
     text = json.dumps(marked(value))
-    for place, digits in enumerate(numbers):
-        text = text.replace(f'"\\u0000{place}"', digits)
+    for index, digits in enumerate(numbers):
+        text = text.replace(f'"\\u0000{index}"', digits)
     return text
 
 

@@ -85,21 +85,22 @@ def _traffic(facts: Facts) -> Text:
     )
 
 
-def comparison_table(found: Mapping[str, Sequence[TableComparison]]) -> Table:
+def comparison_table(comparisons_by_sink: Mapping[str, Sequence[TableComparison]]) -> Table:
     """The result for people."""
     table = Table(title="every row of every sink against the source", title_justify="left")
     for heading in ("sink", "table", "source rows", "sink rows", "missing", "extra", "different", ""):
         table.add_column(heading, justify="left" if heading in ("sink", "table", "") else "right")
-    for sink, comparisons in found.items():
-        for one in comparisons:
+    for sink, comparisons in comparisons_by_sink.items():
+        for comparison in comparisons:
             table.add_row(
                 sink,
-                str(one.table),
-                f"{one.source_rows:,}",
-                f"{one.sink_rows:,}",
-                f"{one.missing.count:,}",
-                f"{one.extra.count:,}",
-                f"{one.different.count:,}" + (f" ({', '.join(one.columns)})" if one.columns else ""),
-                Text("equal", style="green") if one.is_equal else Text("NOT EQUAL", style="bold red"),
+                str(comparison.table),
+                f"{comparison.source_rows:,}",
+                f"{comparison.sink_rows:,}",
+                f"{comparison.missing.count:,}",
+                f"{comparison.extra.count:,}",
+                f"{comparison.different.count:,}"
+                + (f" ({', '.join(comparison.columns)})" if comparison.columns else ""),
+                Text("equal", style="green") if comparison.is_equal else Text("NOT EQUAL", style="bold red"),
             )
     return table

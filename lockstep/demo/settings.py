@@ -7,7 +7,7 @@ PIPELINE = "shop"
 SEARCH, CACHE, WAREHOUSE = "search", "cache", "warehouse"
 
 _TEMPLATE = """\
-# Written by `lockstep demo`, anew at each run. Every command takes it: lockstep lag --config <this file>
+# Written by `lockstep demo` at each run. Every command takes it: lockstep lag --config <this file>
 
 [pipeline]
 name = "{pipeline}"                # first part of every topic

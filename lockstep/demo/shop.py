@@ -63,7 +63,7 @@ def insert(
         statement += sql.SQL(" returning {}").format(sql.Identifier(returning))
     with connection.cursor() as cursor:
         cursor.executemany(statement, [tuple(row.values()) for row in rows], returning=returning is not None)
-        return [found.fetchone()[0] for found in _results(cursor)] if returning is not None else []
+        return [results.fetchone()[0] for results in _results(cursor)] if returning is not None else []
 
 
 def _results(cursor: psycopg.Cursor[Any]) -> Iterable[Any]:

@@ -73,7 +73,10 @@ class Traffic:
             )
 
     def new_examples(self) -> list[Example]:
-        """The example queries, once: as soon as every sink has something to answer."""
+        """The example queries, once: as soon as every sink has something to answer.
+
+        Raises Unavailable when the source can't be reached, and LockstepError when it refuses.
+        """
         if self._has_shown_examples or self._sinks_began is None:
             return []
         self._has_shown_examples = True
@@ -98,7 +101,7 @@ class Traffic:
         return None if self._sinks_began is None else time.monotonic() - self._sinks_began
 
     def sentence(self) -> str:
-        """How it stands, in a line."""
+        """How far the demo is, in a line."""
         lag = "nothing is known yet" if self._lag is None else lag_sentence(self._lag)
         return f"{self._counts().transactions:,} transactions written; {self._unanswered or lag}"
 
@@ -106,9 +109,9 @@ class Traffic:
         """For the screen."""
         counts = self._counts()
         now = time.monotonic()
-        since, before = self._rate_at
-        if now - since >= _RATE_EVERY_S:
-            self._rate = (counts.transactions - before) / (now - since)
+        rate_since, transactions_before = self._rate_at
+        if now - rate_since >= _RATE_EVERY_S:
+            self._rate = (counts.transactions - transactions_before) / (now - rate_since)
             self._rate_at = (now, counts.transactions)
         waiting = "taking the snapshot ..." if self._snapshot_done is None else "starting Spark and the sinks ..."
         return Facts(

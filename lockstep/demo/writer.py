@@ -1,9 +1,9 @@
 """The shop's application: ``python -m lockstep.demo.writer --dsn ... --rate 50 --seed 1``.
 
 It knows nothing of the pipeline. It writes what applications write: inserts, updates, deletes, changed primary keys,
-transactions over several tables, large values, rollbacks, savepoints, now and then a transaction of some 200 rows, and
-one that stays open for a second while others commit. Once a second, and at the end, it prints its counts as a line of
-JSON. SIGTERM and SIGINT end it after the transactions at hand.
+large values. There are transactions over several tables, rollbacks and savepoints. Now and then one has some 200 rows,
+or stays open for a second while others commit. Once a second, and at the end, it prints its counts as a line of JSON.
+SIGTERM and SIGINT end it after the transactions at hand.
 """
 
 import argparse
@@ -122,10 +122,10 @@ class Client:
         number = self._order()
         lines = [row[0] for row in self._rows("select line from order_items where order_id = %s order by line", number)]
         if len(lines) > 1:
-            gone = self._rng.choice(lines)
-            self._delete("delete from order_items where order_id = %s and line = %s", number, gone)
+            removed_line = self._rng.choice(lines)
+            self._delete("delete from order_items where order_id = %s and line = %s", number, removed_line)
             for line in lines:
-                if line > gone:
+                if line > removed_line:
                     self._change_key(
                         "update order_items set line = line - 1 where order_id = %s and line = %s", number, line
                     )
@@ -211,12 +211,12 @@ class Client:
         """A part is rolled back, the rest is committed."""
         number = self._new_order()
         if number is not None:
-            before = Counts(**asdict(self._at_hand))
+            counts_before = Counts(**asdict(self._at_hand))
             with self._connection.transaction() as savepoint:
                 self._new_items(number, 3)
                 self.edit_customer()
                 raise psycopg.Rollback(savepoint)
-            self._at_hand = before
+            self._at_hand = counts_before
             self._new_items(number, 1)
 
     def take_time(self) -> None:
@@ -305,18 +305,18 @@ class Client:
         return self._pick("products", "sku", samples.new_sku(self._rng))
 
     def _order(self) -> Any:
-        found = self._rows(
+        rows = self._rows(
             "select id from orders where id >="
             " (select min(id) + ((max(id) - min(id)) * %s::float8)::bigint from orders) order by id limit 1",
             self._rng.random(),
         )
-        return found[0][0] if found else None
+        return rows[0][0] if rows else None
 
-    def _pick(self, table: str, column: str, place: object) -> Any:
+    def _pick(self, table: str, column: str, position: object) -> Any:
         first = f"select {column} from {table} order by {column} limit 1"
-        after = f"select {column} from {table} where {column} >= %s order by {column} limit 1"
-        found = self._rows(after, place) or self._rows(first)
-        return found[0][0] if found else None
+        next_row = f"select {column} from {table} where {column} >= %s order by {column} limit 1"
+        rows = self._rows(next_row, position) or self._rows(first)
+        return rows[0][0] if rows else None
 
 
 _WEIGHTS: dict[Callable[[Client], None], float] = {

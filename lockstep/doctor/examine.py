@@ -37,16 +37,23 @@ def is_healthy(findings: Sequence[Finding]) -> bool:
 
 
 def _was_reached(subject: str, findings: Sequence[Finding]) -> bool:
-    return not any(found.subject == subject and found.severity is Severity.ERROR for found in findings)
+    return not any(finding.subject == subject and finding.severity is Severity.ERROR for finding in findings)
 
 
 def _guarded(subject: str, check: Callable[[Config], list[Finding]], config: Config) -> list[Finding]:
     try:
         return check(config)
     except (LockstepError, psycopg.Error) as error:
-        hint = error.hint or "" if isinstance(error, LockstepError) else ""
+        hint = (error.hint if isinstance(error, LockstepError) else None) or _way_to(subject)
         message = error.message if isinstance(error, LockstepError) else str(error).strip()
         return [Finding(Severity.ERROR, subject, message, "nothing works without it", hint)]
+
+
+def _way_to(subject: str) -> str:
+    """What to look at where a server doesn't answer and says no more."""
+    if subject.startswith("sink "):
+        return f"check the address in [sinks.{subject.removeprefix('sink ')}], and that its server runs"
+    return "check kafka.bootstrap_servers, and that the brokers run" if subject == "Kafka" else ""
 
 
 def _source(config: Config) -> list[Finding]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.control_topics import read_compacted_topics
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError
@@ -51,11 +51,9 @@ def check_position(config: Config) -> list[Finding]:
     own = config.pipeline.name
     suffix = control_topic("", STATE)
     topics = [topic for topic in TopicAdmin(client).partition_counts() if topic.endswith(suffix)]
-    ours = control_topic(own, STATE)
-    states = own_states(read_compacted(client, ours)) if ours in topics else {}
-    others = {
-        topic.removesuffix(suffix): states_of_others(read_compacted(client, topic)) for topic in topics if topic != ours
-    }
+    records = read_compacted_topics(client, topics)
+    states = own_states(records.pop(control_topic(own, STATE), {}))
+    others = {topic.removesuffix(suffix): states_of_others(values) for topic, values in records.items()}
     return position_findings(facts, states) + shared_slot_findings(facts, own, others)
 
 

@@ -20,18 +20,18 @@ def check_sink(config: Config, *, name: str) -> list[Finding]:
 
 def check_histories(config: Config) -> list[Finding]:
     """Whether a sink that keeps every version is sure to read every version."""
-    kept = {
+    kept_tables = {
         name: history_tables(
             settings, map(TableName.parse, settings.tables) if settings.tables else config.source.keyed_names
         )
         for name, settings in config.sinks.items()
     }
-    if not any(kept.values()):
+    if not any(kept_tables.values()):
         return []
     cluster = TopicAdmin(config.kafka.client())
     existing = cluster.partition_counts()
     findings = []
-    for name, tables in kept.items():
+    for name, tables in kept_tables.items():
         topics = {config.topics()[table] for table in tables}
         lags = [int(cluster.config(topic)["min.compaction.lag.ms"]) for topic in sorted(topics & existing.keys())]
         if topics - existing.keys():

@@ -250,9 +250,8 @@ class _Generation:
 
     def _check_not_trimmed(self, *, has_read: bool) -> None:
         again = f"lockstep rebuild {self._context.name} --trimmed"
-        check_not_trimmed(
-            self._context, self._progress(), commands=[*([self._drop_command] if has_read else []), again]
-        )
+        drop = [self._drop_command] if has_read else []
+        check_not_trimmed(self._context, self._progress(), commands=[*drop, again], afresh=has_read)
 
     def _progress(self) -> Progress | None:
         try:

@@ -180,15 +180,18 @@ def recreated_topics_error(config: Config, tables: Sequence[TableName], *, comma
 
 
 def trimmed_topics_error(
-    config: Config, trimmed: Sequence[TrimmedPartition], *, commands: Sequence[str]
+    config: Config, trimmed: Sequence[TrimmedPartition], *, to_copy: Iterable[TableName], commands: Sequence[str]
 ) -> LockstepError:
-    """The error for topics that have lost records which are still to be read."""
+    """The error for topics that have lost records which are still to be read.
+
+    Its way out copies the tables ``to_copy``, then runs ``commands``.
+    """
     first = trimmed[0]
     more = f" (and so with {len(trimmed) - 1} more partitions)" if len(trimmed) > 1 else ""
     return PositionMismatch(
         f"topic {config.topics()[first.table]}, partition {first.partition}, begins at {first.begin}: the records from"
         f" {first.wanted} on, which are still to be read, were deleted{more}",
-        hint=recopy_hint(dict.fromkeys(partition.table for partition in trimmed), commands),
+        hint=recopy_hint(to_copy, commands),
     )
 
 

@@ -34,7 +34,7 @@ class Bars:
     def __init__(self, console: Console, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._live = console.is_terminal
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[counted]}"),
@@ -97,7 +97,7 @@ class Bars:
             self._bars.clear()
 
     def _bar(self, what: str, *, of: str | None = None) -> TaskID:
-        """The bar with this name. It begins anew when it is ``of`` something else than before."""
+        """The bar with this name. It begins again when it is ``of`` something else than before."""
         if what in self._bars and of is not None and self._of.get(what) != of:
             self._progress.remove_task(self._bars.pop(what))
         if what not in self._bars:
@@ -115,7 +115,10 @@ class Bars:
 
 
 def run_rebuild(config: Config, name: str, *, switch_over: bool, in_place: bool, trimmed: bool, as_json: bool) -> int:
-    """Rebuild and show it; returns the exit code: 0 built and equal, 1 when it differs, 130 when it was interrupted."""
+    """Rebuild and show it; returns the exit code: 0 built and equal, 1 when it differs, 130 when it was interrupted.
+
+    Raises as ``rebuild``, but for Interrupted.
+    """
     stop = threading.Event()
     bars = Bars(err)
 

@@ -204,12 +204,18 @@ def topic_ids_read(config: Config, tables: Sequence[TableName], generations: Gen
     return {name: ids[topics[name]] for name in tables if topics[name] in ids}
 
 
-def check_not_trimmed(context: RebuildContext, applied: Progress | None, *, commands: Sequence[str]) -> None:
+def check_not_trimmed(
+    context: RebuildContext, applied: Progress | None, *, commands: Sequence[str], afresh: bool = False
+) -> None:
     """Raises PositionMismatch when a topic has lost what a generation with this progress still has to read.
 
-    ``commands`` are those for when the copies are there. Raises Unavailable as well.
+    ``commands`` are those for when the copies are there. With ``afresh`` they drop the generation, so that what it has
+    read already is to be copied too. Raises Unavailable as well.
     """
     next_offsets = {} if applied is None else applied.next_offsets
     trimmed = trimmed_partitions(context.config, context.tables, next_offsets)
     if trimmed:
-        raise trimmed_topics_error(context.config, trimmed, commands=commands)
+        to_copy = trimmed_partitions(context.config, context.tables, {}) if afresh else trimmed
+        raise trimmed_topics_error(
+            context.config, trimmed, to_copy=dict.fromkeys(lost.table for lost in to_copy), commands=commands
+        )

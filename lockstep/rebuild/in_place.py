@@ -45,21 +45,21 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
             f"sink {name!r} has no live generation that could be written again",
             hint=f"`lockstep rebuild {name}` builds one",
         )
-    wanted = definition(settings)
-    record = live.record or Record(config.pipeline.name, wanted)
+    wanted_definition = definition(settings)
+    record = live.record or Record(config.pipeline.name, wanted_definition)
     check_owner(name, live.number, record, config.pipeline.name)
     with open_generation(name, settings, live.number) as opened:
         check_in_place(settings, with_definition(settings, record.definition))
         is_begun = (
             record.phase is Phase.REPLAYING and load_start_position(opened.records, live.number).overwrite_equal_tags
         )
-        if is_begun and definition(with_definition(settings, record.definition)) == wanted:
+        if is_begun and definition(with_definition(settings, record.definition)) == wanted_definition:
             say(f"going on with generation {live.number}")
         else:
             say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
             take(opened, live.number, record, Phase.REPLAYING)
             begin_at_start_position(opened.records, live.number, None, overwrite_equal_tags=True)
-            record = replace(record, definition=wanted, phase=Phase.REPLAYING)
+            record = replace(record, definition=wanted_definition, phase=Phase.REPLAYING)
             save_record(opened.records, live.number, record)
         if is_running(opened.records, live.number):
             raise LockstepError(
@@ -70,17 +70,17 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
 
 def check_in_place(settings: SinkSettings, built_with: SinkSettings) -> None:
     """Raises ConfigurationError for settings that a generation can't get in place. Pure."""
-    now, before = definition(settings), definition(built_with)
+    now, built_definition = definition(settings), definition(built_with)
     problems = [
         f"{name}: rows would be stored in another place or form, beside those that are there"
         for name in sorted(settings.PLACING)
-        if now[name] != before[name]
+        if now[name] != built_definition[name]
     ]
-    if now.get("history") or before.get("history"):
+    if now.get("history") or built_definition.get("history"):
         problems += [
             f"{name}: versions that the log doesn't have any more would show what is to be hidden"
             for name in ("exclude", "mask")
-            if now[name] != before[name]
+            if now[name] != built_definition[name]
         ]
     if problems:
         raise ConfigurationError(
@@ -212,15 +212,17 @@ def _remove_tables_that_left(context: RebuildContext, number: int, opened: Opene
         give_up_after_s=_REMOVAL_S,
     )
     destination = retrying(opened, retries)
-    kept = {context.config.topics()[name] for name in context.tables}
+    kept_topics = {context.config.topics()[name] for name in context.tables}
     progress = destination.generations.load_progress()
-    left = {topic for topic, _ in progress.next_offsets} - kept if progress is not None else set()
-    if progress is not None and left:
+    dropped_topics = {topic for topic, _ in progress.next_offsets} - kept_topics if progress is not None else set()
+    if progress is not None and dropped_topics:
         # First: who reads such a topic again one day must not believe that its rows are here.
         destination.sink.claim()
-        destination.generations.save_progress(_only_of(progress, kept))
+        destination.generations.save_progress(_only_of(progress, kept_topics))
         pipeline = context.config.pipeline.name
-        DeadLetters(context.config.kafka.client(), pipeline, sink=context.name, generation=number).close_all(left)
+        DeadLetters(context.config.kafka.client(), pipeline, sink=context.name, generation=number).close_all(
+            dropped_topics
+        )
     removed = destination.generations.keep_only(context.tables)
     columns = load_columns(destination.records, number)
     if columns is not None:

@@ -42,8 +42,8 @@ def rebuild(
     ``in_place`` writes the live generation again instead. ``trimmed`` reads topics that have lost their beginning; the
     comparison tells whether that was harmless. ``opened`` is a session to run in; else one is started.
 
-    Raises Interrupted when a stop is asked for, ConfigurationError for a sink that isn't there or settings that can't
-    be changed in place, and LockstepError when another rebuild runs or this one fails.
+    Raises Interrupted when a stop is asked for. Raises ConfigurationError for a sink that isn't there, or for settings
+    that can't be changed in place. Raises LockstepError when another rebuild runs or this one fails.
     """
     settings = settings_of(config, name)
     with _only_rebuild(config, name):

@@ -37,7 +37,7 @@ class RejectionBook:
         ]
         return chosen, [record for record in unreadable if sink is None or record.sink in (None, sink)]
 
-    def one(self, sink: str, selection: Selection) -> DeadLetter:
+    def single(self, sink: str, selection: Selection) -> DeadLetter:
         """The one that is meant. Raises LockstepError when there is none, or more than one."""
         chosen, _ = self.read(sink, selection)
         if not chosen:

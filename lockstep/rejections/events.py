@@ -42,7 +42,7 @@ def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> d
     by_table: dict[TableName, list[SchemaRecord]] = {}
     for record in records:
         by_table.setdefault(record.table.name, []).append(record)
-    known = {}
+    histories_by_table = {}
     for name, shapes in by_table.items():
         last = max(
             (index for index, record in enumerate(shapes) if record.table.schema_id == prepared.get(name)), default=None
@@ -50,18 +50,20 @@ def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> d
         if last is not None:
             table = shapes[last].table
             alone = TableHistory(name, table.key, {table.schema_id: ()})
-            known[name] = histories(shapes[: last + 1]).get(name, alone)
-    return known
+            histories_by_table[name] = histories(shapes[: last + 1]).get(name, alone)
+    return histories_by_table
 
 
 def retry_events(
-    portion: Iterable[tuple[DeadLetter, bytes | None]], tables: Tables, known: Mapping[TableName, TableHistory]
+    portion: Iterable[tuple[DeadLetter, bytes | None]],
+    tables: Tables,
+    table_histories: Mapping[TableName, TableHistory],
 ) -> RetryEvents:
     """Dead letters with their events' values -> events in the shapes that the sink is prepared for."""
     result = RetryEvents()
     for dead_letter, value in portion:
         table = tables.get(dead_letter.position.topic)
-        history = None if table is None else known.get(table)
+        history = None if table is None else table_histories.get(table)
         if table is None or history is None:
             result.refused.append(replace(dead_letter, reason="the sink isn't prepared for its table"))
             continue

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
-from rich.console import Group
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -57,23 +58,29 @@ def rejections_json(
 
 
 def rejections_table(dead_letters: Sequence[DeadLetter], tables: Tables, now_ms: int) -> Group:
-    """For people: each of them, then how many there are of each kind."""
-    table = Table()
-    for heading in ("sink", "generation", "table", "key", "tag", "position", "reason", "age"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("generation", "position", "age"))
+    """For people: a paragraph for each of them, then how many there are of each kind."""
+    paragraphs: list[RenderableType] = []
     for dead_letter in dead_letters:
         age = readable_age((now_ms - dead_letter.rejected_at_ms) / 1000)
-        table.add_row(
-            *_plain(dead_letter.sink, dead_letter.generation, table_text(dead_letter, tables), key_text(dead_letter)),
-            *_plain(dead_letter.tag, position_text(dead_letter), dead_letter.reason, age),
-        )
+        paragraphs += [
+            Text(
+                f"{dead_letter.sink}, generation {dead_letter.generation}: {table_text(dead_letter, tables)}"
+                f" {key_text(dead_letter)} at {position_text(dead_letter)}, {age} ago"
+            ),
+            _indented(f"tag: {dead_letter.tag}"),
+            _indented(f"reason: {dead_letter.reason}"),
+        ]
     counts = Table()
     for heading in ("sink", "generation", "count", "reason"):
         counts.add_column(heading, overflow="fold", no_wrap=heading in ("generation", "count"))
     for (sink, generation), reasons in _reasons_by_generation(dead_letters).items():
         for kind, count in count_kinds(reasons):
             counts.add_row(*_plain(sink, generation, f"{count:,}", kind))
-    return Group(table, counts)
+    return Group(*paragraphs, "", counts)
+
+
+def _indented(text: str) -> Padding:
+    return Padding(Text(text), (0, 0, 0, 4), expand=False)
 
 
 def unreadable_text(unreadable: Sequence[UnreadableDeadLetter]) -> str:

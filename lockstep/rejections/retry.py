@@ -176,26 +176,26 @@ class _Attempt:
         """Retry these, a portion at a time. Raises LockstepError."""
         progress = self._opened.generations.load_progress()
         topics = {dead_letter.position.topic for dead_letter in dead_letters}
-        lost = lost_topics(topics, progress, self._topic_ids(topics))
+        lost_reasons = lost_topics(topics, progress, self._topic_ids(topics))
         usable = []
         for dead_letter in dead_letters:
             topic = dead_letter.position.topic
-            reason = lost.get(topic) or self._foreign_reason(topic)
+            reason = lost_reasons.get(topic) or self._foreign_reason(topic)
             if reason is None:
                 usable.append(dead_letter)
             else:
                 self._retried.refused.append(replace(dead_letter, reason=reason))
-        seen = 0
+        taken_count = 0
         for portion in _portions(self._book, usable):
-            seen += len(portion)
+            taken_count += len(portion)
             self._take(portion)
-        self._retried.gone = len(usable) - seen
+        self._retried.gone = len(usable) - taken_count
 
     def _topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         cluster = TopicAdmin(self._config.kafka.client())
         existing = cluster.partition_counts()
-        known = [topic for topic in topics if topic in existing]
-        return cluster.topic_ids(known) if known else {}
+        existing_topics = [topic for topic in topics if topic in existing]
+        return cluster.topic_ids(existing_topics) if existing_topics else {}
 
     def _foreign_reason(self, topic: str) -> str | None:
         """Why the generation can't take events of this topic; None when it can."""
@@ -286,14 +286,14 @@ def lost_topics(topics: Iterable[str], progress: Progress | None, topic_ids: Map
 
     What a generation has read of an earlier topic of the same name says nothing about today's rows.
     """
-    lost = {}
+    reasons = {}
     for topic in topics:
-        known = None if progress is None else progress.topic_ids.get(topic)
+        known_topic_id = None if progress is None else progress.topic_ids.get(topic)
         if topic not in topic_ids:
-            lost[topic] = f"topic {topic} doesn't exist any more; discard it"
-        elif known is not None and known != topic_ids[topic]:
-            lost[topic] = f"topic {topic} was recreated since; rebuild the sink, or discard it"
-    return lost
+            reasons[topic] = f"topic {topic} doesn't exist any more; discard it"
+        elif known_topic_id is not None and known_topic_id != topic_ids[topic]:
+            reasons[topic] = f"topic {topic} was recreated since; rebuild the sink, or discard it"
+    return reasons
 
 
 def _portions(
@@ -313,27 +313,27 @@ def _portions(
 
 
 def _generation(
-    config: Config, name: str, there: Mapping[int, Generation], wanted: int | None, rejections: int
+    config: Config, name: str, generations: Mapping[int, Generation], wanted_number: int | None, rejections: int
 ) -> Generation:
     """The one to retry into. Raises LockstepError when there is none, or when it isn't in use."""
-    if wanted is None:
-        generation = next((one for one in there.values() if one.is_live), None)
+    if wanted_number is None:
+        generation = next((generation for generation in generations.values() if generation.is_live), None)
         if generation is None:
             raise LockstepError(
                 f"sink {name!r} has no live generation yet",
                 hint=f"`lockstep apply {name}` builds it, from the log's beginning",
             )
-    elif wanted in there:
-        generation = there[wanted]
+    elif wanted_number in generations:
+        generation = generations[wanted_number]
     else:
         way_out = (
-            f"; `lockstep rejections discard {name} --generation {wanted} --all` closes its rejections"
+            f"; `lockstep rejections discard {name} --generation {wanted_number} --all` closes its rejections"
             if rejections
             else ""
         )
         raise LockstepError(
-            f"sink {name!r} has no generation {wanted}: it was dropped, or never was",
-            hint=f"it has: {', '.join(map(str, there)) or 'none'}{way_out}",
+            f"sink {name!r} has no generation {wanted_number}: it was dropped, or never was",
+            hint=f"it has: {', '.join(map(str, generations)) or 'none'}{way_out}",
         )
     if generation.record is not None:
         check_owner(name, generation.number, generation.record, config.pipeline.name)

@@ -13,7 +13,7 @@ from cdc.model.table import TableName
 from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
 
-_POSITION: Final = re.compile(r"(?:(?P<where>.+):)?(?P<partition>\d+):(?P<offset>\d+)")
+_POSITION: Final = re.compile(r"(?:(?P<where>.+):)?(?P<partition>\d{1,10}):(?P<offset>\d{1,19})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,14 @@ class Selection:
         return self == EVERYTHING
 
     def check(self) -> None:
-        """Raise ConfigurationError for what can't be a table, a key or a position."""
+        """Raise ConfigurationError for what can't be a table, a key, a position or a reason."""
         for text in self.tables:
             try:
                 TableName.parse(text)
             except ValueError as error:
                 raise ConfigurationError(f"--table: {error}") from None
+        if self.reason is not None and not self.reason.strip():
+            raise ConfigurationError("--reason is empty, which every reason has in it", hint="--all means all of them")
         for text in self.keys:
             if _is_object(text) and _canonical(text) is None:
                 raise ConfigurationError("a key begins with { and isn't a JSON object", hint='for example {"id":42}')

@@ -54,16 +54,16 @@ def fingerprint(table: Table, key: Key, row: Row) -> Fingerprint:
     return blake2b(key + orjson.dumps(present), digest_size=FINGERPRINT_BYTES).digest()
 
 
-def differing_columns(table: Table, wanted: Row, actual: Row) -> tuple[str, ...]:
+def differing_columns(table: Table, expected: Row, actual: Row) -> tuple[str, ...]:
     """The columns in which two rows differ."""
-    return tuple(column.name for column in table.columns if not _is_same(column.name, wanted, actual))
+    return tuple(column.name for column in table.columns if not _is_same(column.name, expected, actual))
 
 
-def _is_same(name: str, wanted: Row, actual: Row) -> bool:
+def _is_same(name: str, expected: Row, actual: Row) -> bool:
     # As JSON, since Python takes 1, 1.0 and True for equal.
-    if name not in wanted or name not in actual:
-        return name not in wanted and name not in actual
-    return orjson.dumps(wanted[name]) == orjson.dumps(actual[name])
+    if name not in expected or name not in actual:
+        return name not in expected and name not in actual
+    return orjson.dumps(expected[name]) == orjson.dumps(actual[name])
 
 
 def parse_keys(table: Table, texts: tuple[str, ...]) -> list[Key]:

@@ -20,7 +20,11 @@ _LINE_EVERY_S = 5.0
 
 
 def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
-    """Compare and show it; returns the exit code: 0 equal, 1 not."""
+    """Compare and show it; returns the exit code: 0 equal, 1 not.
+
+    Raises as ``verify``, as ``with_built_settings``, and ConfigurationError for options that mean nothing.
+    """
+    options.check()
     log_to_stderr()
     due = time.monotonic() + _LINE_EVERY_S
 
@@ -45,7 +49,10 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
 
 
 def with_built_settings(config: Config, options: VerifyOptions) -> VerifyOptions:
-    """The options with the settings of the generations that are compared, which may not be today's."""
+    """The options with the settings of the generations that are compared, which may not be today's.
+
+    Raises as ``describe``.
+    """
     generations = {each.generation.number: each.generation for each in describe(config, options.sink)}
     live = next((number for number, generation in generations.items() if generation.is_live), None)
     compared = generations.get(options.generation or live or 0)

@@ -47,9 +47,10 @@ def explain(
     keys = {difference.key for difference in report.differences}
     progress(Step(table.name, "the newest tags on the topic", len(keys)))
     tags = topic_tags(config.kafka.client(), config.topics()[table.name], keys, waiting=waiting)
-    reasons = rejection_reasons(config, sink=sink, generation=generation, tables=[table])
+    reasons, unreadable = rejection_reasons(config, sink=sink, generation=generation, tables=[table])
     return replace(
         report,
+        unreadable_dead_letters=unreadable,
         differences=tuple(
             explained(
                 difference,
@@ -111,14 +112,18 @@ def topic_tags(
 
 def rejection_reasons(
     config: Config, *, sink: str, generation: int, tables: Collection[Table]
-) -> dict[tuple[TableName, Key], str]:
-    """The reasons of this generation's open rejections, by table and key. Raises Unavailable."""
+) -> tuple[dict[tuple[TableName, Key], str], int]:
+    """The reasons of this generation's open rejections, by table and key. Raises Unavailable.
+
+    Also returns how many dead letters may be the sink's and can't be read.
+    """
     topics = config.topics()
     shapes = {topics[table.name]: table for table in tables}
     reasons: dict[tuple[TableName, Key], str] = {}
-    for dead_letter in RejectionBook(config).read(sink)[0]:
+    dead_letters, unreadable = RejectionBook(config).read(sink)
+    for dead_letter in dead_letters:
         table = shapes.get(dead_letter.position.topic)
         key = orjson.loads(dead_letter.key)
         if table is not None and dead_letter.generation == generation and key.keys() == set(table.key):
             reasons[table.name, key_of(table, key)] = dead_letter.reason
-    return reasons
+    return reasons, len(unreadable)

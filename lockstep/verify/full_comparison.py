@@ -1,7 +1,7 @@
 """Every row of every table in a sink against the source, value by value.
 
 Both sides are in the event's form: the source's rows go through capture's own encoder, a sink's ``scan`` gives back
-what it keeps. Every sink promises the exact values, JSON's text included, so equal means the same value of the same
+what it keeps. Every sink promises the exact values, JSON's text included. So equal means the same value of the same
 type: ``1``, ``1.0``, ``true`` and ``"1"`` are four different ones.
 """
 
@@ -92,14 +92,17 @@ class SourceRows:
 def open_source(
     source: SourceSettings, *, names: Sequence[TableName], publication: str, application: str
 ) -> Iterator[SourceRows]:
-    """The source's published tables under one snapshot, until the block ends."""
+    """The source's published tables under one snapshot, until the block ends. Raises as ``connect``."""
     with connect(source, application=application) as connection:
         connection.execute("begin transaction isolation level repeatable read, read only")
         yield SourceRows(connection, load_tables(connection, names, publication))
 
 
 def compare_sinks(source: SourceRows, sinks: Mapping[str, tuple[Sink, Projection]]) -> dict[str, list[TableComparison]]:
-    """Compare every table in every sink, with what its projection leaves. One table at a time is held in memory."""
+    """Compare every table in every sink, with what its projection leaves. One table at a time is held in memory.
+
+    Raises Unavailable when the source is lost, and what ``Sink.scan`` raises.
+    """
     comparisons: dict[str, list[TableComparison]] = {name: [] for name in sinks}
     for table in source.tables.values():
         rows = by_key(table, source.rows(table))
@@ -116,7 +119,7 @@ def by_key(table: Table, rows: Iterable[Row]) -> dict[Key, Row]:
 
 def compare_table(table: Table, expected: Mapping[Key, Row], stored: Iterable[StoredRow]) -> TableComparison:
     """Compare one table of a sink with the source's rows."""
-    seen: set[Key] = set()
+    seen_keys: set[Key] = set()
     extra: list[Key] = []
     different: list[Key] = []
     columns: set[str] = set()
@@ -124,16 +127,16 @@ def compare_table(table: Table, expected: Mapping[Key, Row], stored: Iterable[St
     for actual in stored:
         sink_rows += 1
         key = key_of(table, actual.key)
-        wanted = expected.get(key)
-        if wanted is None or key in seen:
+        expected_row = expected.get(key)
+        if expected_row is None or key in seen_keys:
             extra.append(key)
             continue
-        seen.add(key)
-        unequal = differing_columns(table, wanted, actual.row)
+        seen_keys.add(key)
+        unequal = differing_columns(table, expected_row, actual.row)
         if unequal:
             different.append(key)
             columns.update(unequal)
-    missing = [key for key in expected if key not in seen]
+    missing = [key for key in expected if key not in seen_keys]
     return TableComparison(
         table.name,
         len(expected),

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import orjson
+
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from lockstep.verify.source_load import Load
@@ -41,21 +43,32 @@ class VerifyOptions:
     stall_s: float = 60.0
     repair_timeout_s: float = 60.0
 
+    def check(self) -> list[TableName]:
+        """The tables that are named. Raises ConfigurationError for what can't be meant, whatever the sink has."""
+        if self.against not in (SOURCE, TOPIC):
+            generation_number(self.against)
+            if self.repair:
+                raise ConfigurationError(
+                    "--repair doesn't go with --against a generation: which of both is right?",
+                    hint="compare each with the source, and repair where it differs",
+                )
+        for text in self.keys:
+            try:
+                orjson.loads(text)
+            except orjson.JSONDecodeError as error:
+                raise ConfigurationError(
+                    f"--keys: {text!r} is not JSON: {error}", hint='for example {"id":42}'
+                ) from None
+        try:
+            return [TableName.parse(text) for text in self.tables]
+        except ValueError as error:
+            raise ConfigurationError(f"--table: {error}") from None
+
 
 def chosen_tables(options: VerifyOptions, settings: SinkSettings, captured: Sequence[TableName]) -> list[TableName]:
     """The tables to compare, of a sink with these settings. Raises ConfigurationError for options that mean nothing."""
     applied = list(map(TableName.parse, settings.tables)) if settings.tables else list(captured)
-    if options.against not in (SOURCE, TOPIC):
-        generation_number(options.against)
-        if options.repair:
-            raise ConfigurationError(
-                "--repair doesn't go with --against a generation: which of both is right?",
-                hint="compare each with the source, and repair where it differs",
-            )
-    try:
-        names = [TableName.parse(text) for text in options.tables]
-    except ValueError as error:
-        raise ConfigurationError(f"--table: {error}") from None
+    names = options.check()
     unknown = [name for name in names if name not in applied]
     if unknown:
         raise ConfigurationError(

@@ -18,7 +18,7 @@ _ASK_AGAIN_S: Final = 10.0
 
 def repair(
     table: Table,
-    before: TableReport,
+    report_before: TableReport,
     *,
     sides: Sides,
     comparer: TableComparer,
@@ -32,8 +32,8 @@ def repair(
     Asks again and again until everything is equal or ``options.repair_timeout_s`` seconds have passed. Raises Stalled
     when nothing is applied, Unavailable when a server can't be reached, LockstepError when a stop is asked for.
     """
-    keys = sorted({difference.key for difference in before.differences})
-    misplaced = [difference for difference in before.differences if difference.note]
+    keys = sorted({difference.key for difference in report_before.differences})
+    misplaced = [difference for difference in report_before.differences if difference.note]
     deadline = waiting.now_s() + options.repair_timeout_s
     asked: Iterable[Key] = keys
     while True:
@@ -63,8 +63,8 @@ def repair(
             " `lockstep capture` and the sink's job must be running for a repair"
         )
     return replace(
-        before,
+        report_before,
         differences=ordered(remaining),
-        undecided=tuple(sorted({*before.undecided, *rechecked.undecided})),
+        undecided=tuple(sorted({*report_before.undecided, *rechecked.undecided})),
         repaired=tuple(repaired),
     )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import orjson
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -57,7 +58,7 @@ class TableReport:
     With chosen keys there is no pass: ``keys`` is how many were looked at, and counts and ranges are None. ``absent``
     are those that neither side has. ``undecided`` rows changed at every look. ``is_complete`` is False when there were
     too many differences to look into all of them. ``left_out`` are columns that were not compared, with the reason.
-    ``repaired`` were different before.
+    ``repaired`` were different before. ``unreadable_dead_letters`` may hold the reason of a difference.
     """
 
     table: TableName
@@ -72,6 +73,7 @@ class TableReport:
     is_complete: bool = True
     left_out: tuple[tuple[str, str], ...] = ()
     repaired: tuple[bytes, ...] = ()
+    unreadable_dead_letters: int = 0
 
     @property
     def is_equal(self) -> bool:
@@ -96,6 +98,7 @@ class TableReport:
             "undecided": [orjson.loads(key) for key in self.undecided],
             "left_out": dict(self.left_out),
             "repaired": [orjson.loads(key) for key in self.repaired],
+            "unreadable_dead_letters": self.unreadable_dead_letters,
         }
 
 
@@ -129,7 +132,7 @@ def verify_table(report: VerifyReport) -> RenderableType:
     parts: list[RenderableType] = [_summary(report)]
     differences = [(table.table, difference) for table in report.tables for difference in table.differences]
     if differences:
-        parts += ["", _differences(differences[:_SHOWN_MAX])]
+        parts += ["", *_differences(differences[:_SHOWN_MAX]), ""]
     if len(differences) > _SHOWN_MAX:
         parts.append(Text(f"and {len(differences) - _SHOWN_MAX:,} more: --json shows all", style="dim"))
     parts += [Text(sentence, style="yellow") for table in report.tables for sentence in sentences(table)]
@@ -138,35 +141,33 @@ def verify_table(report: VerifyReport) -> RenderableType:
 
 
 def _summary(report: VerifyReport) -> RichTable:
+    """A line per table, with what fits 80 columns."""
     table = RichTable()
-    numbers = ("ranges", "differing", "missing", "extra", "different", "undecided", "repaired")
-    for heading in ("table", f"rows in {report.against}", f"rows in {report.sink}", *numbers):
-        table.add_column(heading, justify="left" if heading == "table" else "right")
+    table.add_column("table", overflow="fold")
+    for heading in (f"rows in\n{report.against}", f"rows in\n{report.sink}", *(kind.value for kind in Kind)):
+        table.add_column(heading, justify="right", no_wrap=True)
     for compared in report.tables:
         table.add_row(
-            str(compared.table),
-            *map(_number, (compared.expected_rows, compared.sink_rows, compared.ranges, compared.differing_ranges)),
+            Text(str(compared.table)),
+            *map(_number, (compared.expected_rows, compared.sink_rows)),
             *(_number(compared.count(kind)) for kind in Kind),
-            *map(_number, (len(compared.undecided), len(compared.repaired))),
         )
     return table
 
 
-def _differences(differences: list[tuple[TableName, Difference]]) -> RichTable:
-    table = RichTable()
-    for heading in ("table", "kind", "key", "columns", "tag in the sink", "newest tag on the topic", "note"):
-        table.add_column(heading, overflow="fold")
+def _differences(differences: list[tuple[TableName, Difference]]) -> Iterator[RenderableType]:
+    """A paragraph for each, since a key and its two tags alone take a line of 80 columns."""
     for name, difference in differences:
-        table.add_row(
-            Text(str(name)),
-            difference.kind.value,
-            Text(difference.key.decode()),
-            Text(", ".join(difference.columns)),
-            difference.sink_tag or "-",
-            difference.topic_tag or "-",
-            Text(difference.note),
-        )
-    return table
+        yield Text(f"{name}: {difference.kind.value} {difference.key.decode()}")
+        facts = {
+            "columns": ", ".join(difference.columns),
+            "tag in the sink": difference.sink_tag,
+            "newest tag on the topic": difference.topic_tag,
+            "note": difference.note,
+        }
+        for fact, text in facts.items():
+            if text:
+                yield Padding(Text(f"{fact}: {text}"), (0, 0, 0, 4), expand=False)
 
 
 def sentences(table: TableReport) -> Iterator[str]:
@@ -182,10 +183,17 @@ def sentences(table: TableReport) -> Iterator[str]:
             f"{table.table}: {rows_text(len(table.undecided))} changed at every look, so nobody can tell whether they"
             f" are equal ({keys}{', ...' if len(table.undecided) > 5 else ''}); run it again with --keys"
         )
+    if table.repaired:
+        yield f"{table.table}: repaired {rows_text(len(table.repaired))}"
     if not table.is_complete:
         yield (
             f"{table.table}: more rows may differ than were looked into; repair these and run it again, or rebuild the"
             " sink"
+        )
+    if table.differences and table.unreadable_dead_letters:
+        yield (
+            f"{table.table}: {table.unreadable_dead_letters:,} dead letters can't be read, and may hold the reason of a"
+            " difference; `lockstep rejections list` tells more"
         )
 
 

@@ -25,8 +25,8 @@ def verify(
 ) -> VerifyReport:
     """Compare a sink's generation, on a live system. Changes nothing unless ``options.repair``.
 
-    Raises ConfigurationError for options that don't fit the configuration, LockstepError when nothing is applied or
-    when it is stopped, Unavailable when a server can't be reached.
+    Raises ConfigurationError for options that don't fit the configuration, and Unavailable when a server can't be
+    reached. Raises LockstepError when nothing is applied, or when it is stopped.
     """
     settings = options.settings or settings_of(config, options.sink)
     names = chosen_tables(options, settings, config.source.keyed_names)

@@ -41,8 +41,8 @@ class Waiting:
         """Sleep for so long. Raises LockstepError as soon as a stop is asked for."""
         until = self.now_s() + seconds
         self.check()
-        while (left := until - self.now_s()) > 0:
-            self._sleep(min(left, _SLICE_S))
+        while (remaining_s := until - self.now_s()) > 0:
+            self._sleep(min(remaining_s, _SLICE_S))
             self.check()
 
 

@@ -1,4 +1,4 @@
-"""Values of events <-> Arrow columns of a destination. Exact: what a column's own type can't hold stands beside it.
+"""Values of events <-> Arrow columns of a destination. Exact: what a column's own type can't hold is beside it.
 
 Pure.
 
@@ -200,6 +200,7 @@ def decimal_digits(type_modifier: int) -> tuple[int, int] | None:
 
 
 def check_kinds(values: Sequence[JsonValue], kinds: frozenset[type]) -> None:
+    """Raise Unfit for values of other kinds."""
     if not kinds.issuperset(map(type, values)):
         raise Unfit(
             [index for index, value in enumerate(values) if type(value) not in kinds], "a value of another type"
@@ -222,6 +223,7 @@ def write_bool(values: Sequence[JsonValue]) -> Written:
 
 
 def integer(bits: int) -> Form:
+    """Integers of so many bits. Its ``write`` raises Unfit for larger ones."""
     kind = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[bits]
     limit = 1 << (bits - 1)
 
@@ -239,6 +241,7 @@ def integer(bits: int) -> Form:
 
 
 def write_text(values: Sequence[JsonValue]) -> Written:
+    """Texts. Raises Unfit for values of other kinds, and for a text that isn't Unicode."""
     check_kinds(values, TEXT)
     try:
         return pa.array(values, pa.string()), {}
@@ -264,6 +267,7 @@ def read_json(array: pa.Array) -> list[JsonValue]:
 
 
 def write_array(values: Sequence[JsonValue]) -> Written:
+    """Arrays as JSON, or as PostgreSQL's text. Raises Unfit for a value that is neither."""
     texts: list[str | None] = []
     bad = []
     for index, value in enumerate(values):
@@ -284,8 +288,9 @@ def read_array(array: pa.Array) -> list[JsonValue]:
 
 
 def write_bytes(values: Sequence[JsonValue]) -> Written:
+    """Bytes, given in PostgreSQL's hex form. Raises Unfit for others."""
     check_kinds(values, TEXT)
-    found: list[bytes | None] = []
+    decoded: list[bytes | None] = []
     bad = []
     for index, value in enumerate(values):
         data = None
@@ -296,10 +301,10 @@ def write_bytes(values: Sequence[JsonValue]) -> Written:
                 data = None
             if data is None or value != f"\\x{data.hex()}":
                 bad.append(index)
-        found.append(data)
+        decoded.append(data)
     if bad:
         raise Unfit(bad, "no bytes in PostgreSQL's hex form")
-    return pa.array(found, pa.binary()), {}
+    return pa.array(decoded, pa.binary()), {}
 
 
 def read_bytes(array: pa.Array) -> list[JsonValue]:
@@ -343,7 +348,7 @@ def _float(value: Any) -> float | None:
 
 
 def _float_json(number: float, whole_max: float) -> JsonValue:
-    """A float as an event has it, which is without a point where there is nothing behind it."""
+    """A float as an event has it, which is without a point where nothing follows it."""
     if math.isnan(number):
         return "NaN"
     if math.isinf(number):

@@ -83,8 +83,8 @@ class Shape:
         is_unsure = any(not column.number and column.name not in known for column in table.columns)
 
         def followed(columns: Iterable[Column]) -> tuple[Column, ...]:
-            called = [replace(column, name=renamed.get(column.name, column.name)) for column in columns]
-            return tuple(column for column in called if column.name in now or not column.number or is_unsure)
+            renamed_columns = [replace(column, name=renamed.get(column.name, column.name)) for column in columns]
+            return tuple(column for column in renamed_columns if column.name in now or not column.number or is_unsure)
 
         before = replace(self.table, columns=followed(self.table.columns))
         return replace(self, table=before, columns=followed(self.columns)).evolve(table)

@@ -59,7 +59,7 @@ class Overtaken(Exception):
 
 
 class Lake:
-    """The tables below a root. ``options`` gives deltalake's storage options, anew each time: secrets may change."""
+    """The tables below a root. ``options`` gives deltalake's storage options each time: secrets may change."""
 
     def __init__(self, root: str, options: Callable[[], Mapping[str, str]]) -> None:
         self._root = root.rstrip("/")
@@ -105,10 +105,10 @@ class Lake:
                     raise_if_key_not_exists=False,
                 )
             except DeltaError:
-                found = self.open(path)
-                if found is None:
+                existing = self.open(path)
+                if existing is None:
                     raise
-                return found
+                return existing
         if self._directory is not None:
             directory = self._directory / path
             self.sync(path, range(1))
@@ -200,7 +200,7 @@ def too_many(what: str) -> Unavailable:
 
 @contextmanager
 def talking() -> Iterator[None]:
-    """The store's errors as ours."""
+    """Raises the store's errors as Unavailable or LockstepError."""
     from deltalake.exceptions import DeltaError
 
     try:

@@ -56,7 +56,7 @@ class DeltaSettings(TableSettings):
 
     type: Literal["delta"] = "delta"
     root: str = Field(min_length=1)
-    prefix: str | None = None
+    prefix: str | None = Field(None, min_length=1)
     partition_by: Annotated[Mapping[str, tuple[str, ...]], AfterValidator(_table_names)] = {}
     login: Login = Login()
     storage_options: Annotated[Mapping[str, str], AfterValidator(_plain_options)] = {}
@@ -72,6 +72,9 @@ class DeltaSettings(TableSettings):
         if self.login != Login() and scheme not in _LOGINS:
             raise ValueError("login is for object stores")
         return self
+
+    def place(self, name: str) -> tuple[str, ...]:
+        return self.root.rstrip("/"), self.prefix or name
 
     @property
     def target_file_bytes(self) -> int:

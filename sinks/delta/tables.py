@@ -113,7 +113,10 @@ class DeltaTables:
         return shape
 
     def widen(self, opened: OpenedTable, shape: Shape, added: Mapping[str, JsonValue]) -> None:
-        """Give a table the columns that its shape has. Rows that are there get the values of ``added``."""
+        """Give a table the columns that its shape has. Rows that are there get the values of ``added``.
+
+        Raises Unavailable when other writers came in between too often.
+        """
         if opened.rows().shape == shape:
             return
 

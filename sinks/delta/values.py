@@ -1,4 +1,4 @@
-"""Values of events <-> the columns of a Delta table. Exact: what a column's own type can't hold stands beside it. Pure.
+"""Values of events <-> the columns of a Delta table. Exact: what a column's own type can't hold is beside it. Pure.
 
 ==============================  ===========================================================================
 type                            in the table

@@ -67,8 +67,8 @@ def verdict(status: int, error: str | None) -> Verdict:
 
 def refusal(error: Mapping[str, Any]) -> str:
     """Why, without the server's own sentence: it quotes the value."""
-    found = _FIELD_IN_REASON.search(error.get("reason") or "")
-    where = "" if found is None else f": field {found['field']!r} of type {found['type']}"
+    field = _FIELD_IN_REASON.search(error.get("reason") or "")
+    where = "" if field is None else f": field {field['field']!r} of type {field['type']}"
     cause = (error.get("caused_by") or {}).get("type")
     return f"{error['type']}{where}" + ("" if cause is None else f" ({cause})")
 

@@ -75,6 +75,12 @@ class OpenSearchClient:
                     return None
                 raise
 
+    def create_index(self, index: str, index_mapping: Mapping[str, Any], index_settings: Mapping[str, Any]) -> None:
+        """Create an index with its writing alias, unless it is there."""
+        body = {"settings": {"index": index_settings}, "mappings": index_mapping, "aliases": {f"{index}_W": {}}}
+        if self.call("HEAD", f"/{index}") is False:
+            self.call("PUT", f"/{index}", body, passing_errors=("resource_already_exists_exception",))
+
     def transport(self) -> Any:
         """The client library's own."""
         if self._client is None:
@@ -144,7 +150,7 @@ def _kind_of(error: Any) -> str:
 
 @contextmanager
 def shaping(table: TableName) -> Iterator[None]:
-    """Adds what the server says about a mapping or about settings: there are no rows in these sentences."""
+    """Raises LockstepError with what the server says about a mapping or settings: these sentences hold no rows."""
     try:
         yield
     except LockstepError as error:

@@ -40,7 +40,7 @@ class Target:
     """Where a table's documents go and how they are made.
 
     ``fields`` is what the settings say of columns, ``properties`` the index's mapping where that is known.
-    ``id_template`` and ``routing`` (key columns) say how documents are called where that isn't the key alone.
+    ``id_template`` and ``routing`` (key columns) say how documents are identified where that isn't by the key alone.
     """
 
     write_alias: str
@@ -122,7 +122,7 @@ class Target:
         return b'{"index":{' + head + orjson.dumps(document) + b"\n"
 
     def identity(self, key: Mapping[str, JsonValue]) -> dict[str, str]:
-        """How a row's document is called: ``_id``, and ``routing`` where there is one.
+        """The identity of a row's document: ``_id``, and ``routing`` where there is one.
 
         ``key`` has the columns in key order.
         """
@@ -161,13 +161,13 @@ class Target:
 
         Name, field, value type, where its exact value goes, what makes the copy.
         """
-        found: list[tuple[str, str, str, str, Callable[[Any, str], Any]]] = []
+        copies: list[tuple[str, str, str, str, Callable[[Any, str], Any]]] = []
         for name, value_type in self.json_columns.items():
             is_object = self.fields.get(name, {}).get("type", "object") in _OBJECT_TYPES
-            found.append((name, field_name(name), value_type, JSON_FIELD, searchable_json if is_object else _as_it_is))
+            copies.append((name, field_name(name), value_type, JSON_FIELD, searchable_json if is_object else _as_it_is))
         for name, value_type in self.range_columns.items():
-            found.append((name, field_name(name), value_type, RANGES_FIELD, searchable_range))
-        return found
+            copies.append((name, field_name(name), value_type, RANGES_FIELD, searchable_range))
+        return copies
 
     @cached_property
     def _homes(self) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""How a row is called in its index: the document's id and its routing, both made from the key alone (pure).
+"""The id and the routing of a row's document, both made from the key alone (pure).
 
 A key never changes (one that does is a delete and a create), so an id or a routing made from it leads every event of a
 row to the same document of the same shard.
@@ -40,7 +40,7 @@ def _text(value: JsonValue) -> str:
 class IdTemplate:
     """``order-{id}``: what a document's id looks like.
 
-    ``literals`` stand around the values of ``columns``, one more than these.
+    ``literals`` are around the values of ``columns``, one more than these.
 
     With several columns, the special characters between them are percent-encoded in the values (and ``%`` with them),
     so that no two keys have the same id.
@@ -51,7 +51,7 @@ class IdTemplate:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``{column}`` stands for a key column's value, ``{{`` and ``}}`` for braces.
+        """``{column}`` is a key column's value, ``{{`` and ``}}`` for braces.
 
         Raises ValueError with all that is wrong.
         """
@@ -69,8 +69,8 @@ class IdTemplate:
         if end != len(text):
             problems.append(f"a brace has no partner at {text[end : end + 10]!r}: for a brace itself write it twice")
         elif not columns:
-            problems.append("no key column stands in it, as in {id}")
-        problems += [f"{{{name}}} stands in it twice" for name in dict.fromkeys(columns) if columns.count(name) > 1]
+            problems.append("it names no key column, as in {id}")
+        problems += [f"it has {{{name}}} twice" for name in dict.fromkeys(columns) if columns.count(name) > 1]
         problems += [
             f"between {{{columns[index]}}} and {{{columns[index + 1]}}} there must be a character like '-' or ':', "
             "or different keys would have the same id"

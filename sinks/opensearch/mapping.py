@@ -1,45 +1,4 @@
-"""A table's columns as fields of its index: made from the table's shape, never guessed from data (pure).
-
-The mapping is strict. ``_source`` holds every value exactly as the event has it, and a value that its field can't index
-never costs the row:
-
-===================================  =======================================================================
-int2, int4, int8, oid                short, integer, long, long
-numeric                              double for ranges and sorting, ``.exact`` keyword for every digit
-float4, float8                       float, double
-text, varchar, char                  text, ``.keyword`` for terms and sorting
-bool                                 boolean
-timestamp, timestamptz, date         date, to the millisecond
-json, jsonb                          flat_object where the root is an object
-int4range, int8range, numrange       integer_range, long_range, double_range; multiranges as several of them
-daterange, tsrange, tstzrange        date_range, to the millisecond; multiranges as several of them
-bytea                                kept, not indexed
-uuid, enums, domains, all others     keyword
-arrays                               as their elements, whatever their dimensions; bool[], json[] and jsonb[] keyword
-===================================  =======================================================================
-
-``ignore_malformed`` is set on numbers, dates and arrays of numbers, and nowhere else: ``NaN``, ``infinity``, years
-beyond 9999 or BC and arrays with explicit bounds are legal at the source but nothing to OpenSearch's types. Such a
-field is missing in the index of that one document, ``_ignored`` names it, and ``_source`` has the exact text: nothing
-is lost and nothing hidden. Integers have no such values, so what doesn't fit them is a rejection. Keywords index up to
-1024 characters.
-
-A double tells numbers of up to 15 digits apart, as many as ``scaled_float`` does for a fixed scale; but a column's
-scale may be changed at the source, and a scaled_float of the old one would round the new values without a word.
-
-**JSON and ranges.** PostgreSQL's text of a json or jsonb value stands in ``_json``, that of a range in ``_ranges``,
-unindexed; the column's own field has it parsed for searching. JSON that flat_object can't take (not an object, too
-deep, terms too long) and ranges that OpenSearch can't say (``sinks.opensearch.ranges``) are there only. So the exact
-text always comes back, and the search copy is best effort.
-
-**Overrides.** ``fields`` has a field's definition in OpenSearch's own words. With a ``type`` it replaces the column's
-own, so that a value which that can't hold is a rejection unless it says ``ignore_malformed``. Without one (``{ index =
-false }``, ``{ copy_to = "everything" }``, an analyzer, further ``fields``) it is added to the column's own; ``{ enabled
-= false }`` keeps the column unindexed. What ``copy_to`` names and isn't a column becomes a text field, or what
-``fields`` says of it.
-
-Column names with ``.``, ``%`` or a reserved name have these characters percent-encoded as fields.
-"""
+"""A table's columns as fields of its index: made from the table's shape, never guessed from data (pure)."""
 
 import re
 from collections.abc import Mapping
@@ -84,6 +43,8 @@ _RESERVED_FIELDS: Final = frozenset(
     )
 )
 
+# The mapping is strict, and a value that its field can't index must not cost the row. So ``ignore_malformed`` is on
+# numbers and dates: NaN, infinity, BC and years beyond 9999 are legal at the source. Integers have no such values.
 _KEYWORD: Final[Mapping[str, Any]] = {"type": "keyword", "ignore_above": _KEYWORD_CHARACTERS_MAX}
 _STORED_ONLY: Final[Mapping[str, Any]] = {"type": "keyword", "index": False, "doc_values": False}
 _DATE: Final[Mapping[str, Any]] = {"type": "date", "format": "strict_date_optional_time", "ignore_malformed": True}
@@ -95,6 +56,7 @@ _FIELD_TYPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "oid": {"type": "long"},
     "float4": {"type": "float", "ignore_malformed": True},
     "float8": {"type": "double", "ignore_malformed": True},
+    # Not a scaled_float, which tells no more digits apart: a scale that the source changes would round new values.
     "numeric": {"type": "double", "ignore_malformed": True, "fields": {"exact": _KEYWORD}},
     "bool": {"type": "boolean"},
     "timestamp": _DATE,
@@ -122,12 +84,12 @@ def field_name(column: str) -> str:
 
 
 def field_mapping(column: Column) -> Mapping[str, Any]:
-    """How a column is indexed unless ``fields`` says otherwise; the table is in this module's docstring."""
+    """How a column is indexed unless ``fields`` says otherwise. Arrays are indexed as their elements."""
     value_type = column.value_type
     if column.is_array:
         if value_type in JSON_TYPES or value_type == "bool":
             return _KEYWORD
-        if value_type in ("int2", "int4", "int8", "oid"):
+        if value_type in ("int2", "int4", "int8", "oid"):  # one with bounds of its own comes as text
             return {**_FIELD_TYPES[value_type], "ignore_malformed": True}
     if value_type == "text":
         return _TEXT if _TEXT_TYPE.fullmatch(column.type_name) else _KEYWORD
@@ -135,7 +97,10 @@ def field_mapping(column: Column) -> Mapping[str, Any]:
 
 
 def field_of(column: Column, how: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """How a column is indexed where ``fields`` says ``how``."""
+    """How a column is indexed where ``fields`` says ``how``.
+
+    With a ``type`` it replaces the column's own definition, else it is added to that.
+    """
     if how is None:
         return field_mapping(column)
     if "type" in how:

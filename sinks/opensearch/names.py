@@ -1,4 +1,4 @@
-"""What a sink's indexes and aliases are called (pure): see ``sinks.opensearch.sink``."""
+"""Names of a sink's indexes and aliases (pure): see ``docs/sinks/opensearch.md``."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +13,7 @@ BOOKKEEPING: Final = "lockstep_bookkeeping"
 
 _INDEX_NAME_BYTES_MAX: Final = 255
 _GENERATION_INDEX: Final = re.compile(r"(?P<alias>.+)_g(?P<generation>\d+)")
-# A table called orders_g1 must not be taken for generation 1 of orders.
+# A table named orders_g1 must not be taken for generation 1 of orders.
 _LIKE_A_GENERATION: Final = re.compile(r"_(?=g\d+$)")
 _PLAIN_NAME_BYTES: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 # No dot: so it is never the name that a table has by itself, which has one between schema and table.
@@ -31,7 +31,7 @@ def name_problems(names: Mapping[str, str]) -> list[str]:
         elif _LIKE_A_GENERATION.search(name) or name == BOOKKEEPING:
             problems.append(f"{name!r} for {text}: Lockstep calls indexes of its own so")
         elif name in table_of:
-            problems.append(f"{table_of[name]} and {text} are both called {name!r}")
+            problems.append(f"{table_of[name]} and {text} both have the name {name!r}")
         table_of.setdefault(name, text)
     return problems
 
@@ -75,6 +75,6 @@ class OwnIndex:
 def own_indexes(aliases: Mapping[str, Iterable[str]]) -> Iterator[OwnIndex]:
     """The indexes of ours among these, each given with its aliases. One without a writing alias isn't of our making."""
     for name, held in aliases.items():
-        found = _GENERATION_INDEX.fullmatch(name)
-        if found is not None and f"{name}_W" in held:
-            yield OwnIndex(name, found["alias"], int(found["generation"]), found["alias"] in held)
+        match = _GENERATION_INDEX.fullmatch(name)
+        if match is not None and f"{name}_W" in held:
+            yield OwnIndex(name, match["alias"], int(match["generation"]), match["alias"] in held)

@@ -40,8 +40,8 @@ def searchable_range(value: Any, value_type: str) -> Any:
     None where there is nothing to index.
     """
     if isinstance(value, list):
-        found = [searchable_range(element, value_type) for element in value]
-        return [element for element in found if element is not None] or None
+        copies = [searchable_range(element, value_type) for element in value]
+        return [element for element in copies if element is not None] or None
     if not isinstance(value, str):
         return None
     ranges = [_bounds(match, value_type) for match in _RANGE.finditer(value)]
@@ -82,14 +82,14 @@ def _has_inside(bounds: Mapping[str, str], value_type: str) -> bool:
 
 
 def _milliseconds(moment: str) -> int:
-    found = datetime.fromisoformat(moment)
-    return (found.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+    instant = datetime.fromisoformat(moment)
+    return (instant.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _bound(text: str, value_type: str) -> str | None:
     if value_type.startswith(("int", "num")):
         return text if _NUMBER.fullmatch(text) else None
-    found = _MOMENT.fullmatch(text)
-    if found is None:
+    match = _MOMENT.fullmatch(text)
+    if match is None:
         return None
-    return f"{found['day']}T{found['time']}Z" if found["time"] else found["day"]
+    return f"{match['day']}T{match['time']}Z" if match["time"] else match["day"]

@@ -2,17 +2,18 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from cdc.model.table import Table, TableName
-from sinks.access import Login, Tls
+from sinks.access import Login, Tls, split_address
 from sinks.opensearch.ids import IdTemplate
 from sinks.opensearch.mapping import copy_targets, field_name
 from sinks.opensearch.names import name_problems
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.wrappers.projection import parse_column, parse_columns
+
+_ADDRESS: Final = "https://host:9200"
 
 # What an index must not be created with, and why.
 _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
@@ -37,7 +38,7 @@ class OpenSearchSettings(TableSettings):
     can be found: less costs the cluster a refresh more often, of each index that is written all the time.
     ``gc_deletes_s`` is how long a deletion's version is remembered.
 
-    ``names`` says what tables are called in index names instead of ``<schema>.<table>``, ``ids`` what their documents'
+    ``names`` has tables' names in index names instead of ``<schema>.<table>``, ``ids`` what their documents'
     ids look like (``sinks.opensearch.ids``), ``routing`` by which columns of their keys their documents are led to a
     shard.
 
@@ -59,7 +60,7 @@ class OpenSearchSettings(TableSettings):
 
     type: Literal["opensearch"] = "opensearch"
     urls: tuple[str, ...] = Field(("http://127.0.0.1:9200",), min_length=1)
-    prefix: str | None = None
+    prefix: str | None = Field(None, min_length=1)
     names: dict[str, str] = Field(default_factory=dict)
     ids: dict[str, str] = Field(default_factory=dict)
     routing: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -82,9 +83,9 @@ class OpenSearchSettings(TableSettings):
     @classmethod
     def _no_secrets(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
         for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError("an address looks like https://host:9200")
+            parts = split_address(url, looks_like=_ADDRESS)
+            if parts.scheme not in ("http", "https"):
+                raise ValueError(f"an address looks like {_ADDRESS}")
             if parts.username or parts.password:
                 raise ValueError("user and password belong into login, not into the address")
         return urls
@@ -158,6 +159,8 @@ class OpenSearchSettings(TableSettings):
         excluded = parse_columns(self.exclude)
         known = frozenset(map(TableName.parse, self.tables))
         problems = []
+        if not self.tls.is_used(encrypted=all(url.startswith("https:") for url in self.urls)):
+            problems.append("tls is set, and an address begins with http: let each begin with https, or remove tls")
         for text in self.fields:
             table, column = parse_column(text)
             if column in excluded.get(table, ()):
@@ -172,6 +175,9 @@ class OpenSearchSettings(TableSettings):
             ]
         _raise_all(problems)
         return self
+
+    def place(self, name: str) -> tuple[str, ...]:
+        return (*sorted(url.rstrip("/") for url in self.urls), self.prefix or name)
 
     def table_names(self) -> Mapping[TableName, str]:
         """``names``, parsed."""
@@ -209,7 +215,7 @@ class OpenSearchSettings(TableSettings):
             f"routing: table {table.name} has no column {name!r}"
             if name not in columns
             else f"routing: {name!r} isn't a column of the key of table {table.name} ({', '.join(table.key)}): "
-            "when it changes, the row's old document would stay behind on another shard"
+            "when it changes, the row's old document would stay on another shard"
             for name in self.routing_of(table.name)
             if name not in table.key
         ]
@@ -242,7 +248,7 @@ def _are_plain_fields(names: Any) -> bool:
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Index settings by their full names, without the ``index.`` that may stand before them."""
+    """Index settings by their full names, without the ``index.`` that may be before them."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError
 from sinks.redis.errors import translated
 from sinks.redis.keys import RedisKeys
 from sinks.redis.settings import RedisSettings
@@ -71,13 +71,21 @@ class RedisConnection:
             ):
                 if file is not None:
                     options[option] = str(file)
-        return Redis.from_url(
-            url,
-            socket_timeout=settings.timeout_s,
-            socket_connect_timeout=settings.timeout_s,
-            retry=Retry(NoBackoff(), 0),  # the caller retries, nobody else does
-            **options,
-        )
+        try:
+            client = Redis.from_url(
+                url,
+                socket_timeout=settings.timeout_s,
+                socket_connect_timeout=settings.timeout_s,
+                retry=Retry(NoBackoff(), 0),  # the caller retries, nobody else does
+                **options,
+            )
+            client.connection_pool.make_connection()  # does no I/O, and takes what the address asks for or doesn't
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"sinks.{self._name}.url asks for something after its ? that the client doesn't know",
+                hint="remove it: login, tls and timeout_s of the sink say what is needed",
+            ) from error
+        return client
 
 
 def check_format(client: Client, name: str, keys: RedisKeys) -> None:

@@ -1,4 +1,4 @@
-"""Where rows and their sets stand in Redis: keys made of names and templates, and a row's fields (pure).
+"""Keys of rows and sets in Redis, made of names and templates, and a row's fields (pure).
 
 A template is text with placeholders, ``order:{id}``. Colons divide it into segments, each with at most one placeholder,
 and a value is written without colons: so a key tells its values apart, and two templates that never share a key can be
@@ -59,7 +59,7 @@ def _escaped(value: JsonValue) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """What stands between two colons: text, or a column's value with text around it."""
+    """What is between two colons: text, or a column's value with text around it."""
 
     before: str
     column: str | None = None
@@ -81,7 +81,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A template. An ``is_open`` one goes on behind its last segment with a colon and anything."""
+    """A template. With ``is_open`` a colon and anything may follow its last segment."""
 
     segments: tuple[_Segment, ...]
     is_open: bool = False
@@ -134,22 +134,22 @@ class Template:
             (ours < theirs or other.is_open) if self.is_open else (theirs < ours if other.is_open else ours == theirs)
         )
         pairs = zip(self.segments, other.segments, strict=False)
-        return fits and all(one.may_equal(another) for one, another in pairs)
+        return fits and all(segment.may_equal(counterpart) for segment, counterpart in pairs)
 
     def maker(self, names: Sequence[str]) -> Callable[[Sequence[JsonValue]], str]:
         """What makes the text of values that come in the order of ``names``."""
         literals = [""]
-        places = []
+        indexes = []
         for number, segment in enumerate(self.segments):
             literals[-1] += (":" if number else "") + segment.before
             if segment.column is not None:
-                places.append(names.index(segment.column))
+                indexes.append(names.index(segment.column))
                 literals.append(segment.after)
-        pieces = list(zip(literals[1:], places, strict=True))
+        pieces = list(zip(literals[1:], indexes, strict=True))
         first = literals[0]
 
         def text(values: Sequence[JsonValue]) -> str:
-            return first + "".join([_escaped(values[place]) + literal for literal, place in pieces])
+            return first + "".join([_escaped(values[index]) + literal for literal, index in pieces])
 
         return text
 
@@ -191,11 +191,11 @@ def glob_text(literal: str) -> str:
 class TableLayout:
     """One table's layout.
 
-    ``called`` is its name in keys, ``keys`` the template that stands for both, where there is one.
+    ``name_in_keys`` is the table's name in keys. ``keys`` is the template of whole keys, where there is one.
     """
 
     table: TableName
-    called: str
+    name_in_keys: str
     is_named: bool = False
     keys: Template | None = None
     sets: tuple[Template, ...] = ()
@@ -217,36 +217,36 @@ class TableLayout:
         if self.keys is not None:
             return self.keys
         if self.is_named:
-            return Template((_Segment(self.called), *(_Segment("", name) for name in key)))
-        return Template((_Segment(self.called),), is_open=True)
+            return Template((_Segment(self.name_in_keys), *(_Segment("", name) for name in key)))
+        return Template((_Segment(self.name_in_keys),), is_open=True)
 
     def key_maker(self, key: Sequence[str]) -> tuple[str, Callable[[Sequence[JsonValue]], str]]:
-        """With what all rows' keys begin, behind the generation's prefix, and what makes the rest of the key columns'
+        """With what all rows' keys begin, after the generation's prefix, and what makes the rest of the key columns'
         values, in this order."""
         if self.keys is not None or self.is_named:
             return "", self.template(key).maker(key)
-        return f"{self.called}:", key_text
+        return f"{self.name_in_keys}:", key_text
 
     def problems(self, table: Table) -> list[str]:
         """What doesn't fit the table's columns."""
-        found = []
+        problems = []
         if self.keys is not None and set(self.keys.columns) != set(table.key):
             key = ", ".join(f"{{{name}}}" for name in table.key)
-            found.append(
+            problems.append(
                 f"keys: the template of table {table.name} must have its key columns, all and no others: {key}"
             )
         names = {column.name for column in table.columns}
         for template in self.sets:
-            found += [
+            problems += [
                 f"sets: table {table.name} has no column {name!r}" for name in template.columns if name not in names
             ]
             if template.may_be_empty:
-                found.append(
+                problems.append(
                     f"sets: a set of table {table.name} would have no name where {template.columns[0]!r} is empty: put "
                     "some text"
                     " beside the column"
                 )
-        return found
+        return problems
 
 
 @dataclass(frozen=True)
@@ -260,11 +260,11 @@ class Layout:
     has_fields: bool = False
 
     def of(self, name: TableName) -> TableLayout:
-        called = self.names.get(name)
+        chosen = self.names.get(name)
         return TableLayout(
             name,
-            called or f"{escape_name(name.schema)}.{escape_name(name.name)}",
-            called is not None,
+            chosen or f"{escape_name(name.schema)}.{escape_name(name.name)}",
+            chosen is not None,
             self.keys.get(name),
             self.sets.get(name, ()),
             self.has_fields,
@@ -277,26 +277,24 @@ class Layout:
 
     def problems(self) -> list[str]:
         """What can be told to be wrong without the tables' columns."""
-        found = [
-            f"table {name} has both names and keys: its template stands for both"
-            for name in self.names
-            if name in self.keys
+        problems = [
+            f"table {name} has both names and keys: keep one of the two" for name in self.names if name in self.keys
         ]
-        found += [
-            f"names: {called!r} can't be a part of a key: letters, digits, _ . / @ # = + - are possible"
-            for called in self.names.values()
-            if not _NAME.fullmatch(called)
+        problems += [
+            f"names: {name!r} can't be a part of a key: letters, digits, _ . / @ # = + - are possible"
+            for name in self.names.values()
+            if not _NAME.fullmatch(name)
         ]
-        found += [
+        problems += [
             f"ttl_s: {ttl_s} s of table {name} isn't more than none" for name, ttl_s in self.ttl_s.items() if ttl_s <= 0
         ]
-        return found + _collisions([*self._set_templates(self.sets), *self._key_templates(self.keys)])
+        return problems + _collisions([*self._set_templates(self.sets), *self._key_templates(self.keys)])
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         """What is wrong with it for these tables."""
-        found = [problem for table in tables for problem in self.of(table.name).problems(table)]
+        problems = [problem for table in tables for problem in self.of(table.name).problems(table)]
         keys = [(f"the keys of table {table.name}", self.of(table.name).template(table.key)) for table in tables]
-        return found + _collisions([*self._set_templates(table.name for table in tables), *keys])
+        return problems + _collisions([*self._set_templates(table.name for table in tables), *keys])
 
     def _key_templates(self, names: Iterable[TableName]) -> list[tuple[str, Template]]:
         return [(f"the keys of table {name}", self.keys[name]) for name in names]
@@ -308,8 +306,8 @@ class Layout:
 def _collisions(templates: Sequence[tuple[str, Template]]) -> list[str]:
     return [
         f"{what} and {other} could be the same: change a template, or a name"
-        for place, (what, template) in enumerate(templates)
-        for other, another in templates[:place]
+        for index, (what, template) in enumerate(templates)
+        for other, another in templates[:index]
         if template.may_equal(another)
     ]
 

@@ -1,14 +1,4 @@
-"""What the server does with rows, one after the other and each at once.
-
-The Lua scripts of the Redis sink, and their arguments (pure).
-
-Tags are compared as the numbers that their bytes are. Lua's ``<`` on text is ``strcoll``, and a server has the
-collation of whatever environment it was started in: in Danish ``aa`` comes behind ``b``, in Welsh ``dd`` behind ``de``.
-The numbers have 48 bits, since Lua's are doubles.
-
-What a full memory refuses is written first, but for a deletion, which makes room: once a script has written anything,
-the server lets it go on.
-"""
+"""The Lua scripts of the Redis sink, and their arguments (pure)."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -21,6 +11,9 @@ EPOCH_LENGTH: Final = 4
 
 Argument = str | bytes | int
 
+# Tags are compared as the numbers that their bytes are. Lua's ``<`` on text is ``strcoll``, and the server has the
+# collation of the environment that it was started in: in Danish ``aa`` comes after ``b``. The numbers have 48 bits,
+# since Lua's are doubles.
 _IS_NEWER: Final = """
 local call, try, sub, numbers = redis.call, redis.pcall, string.sub, struct.unpack
 local function is_newer(tag, other)
@@ -36,10 +29,12 @@ local function is_newer(tag, other)
 end
 """
 
-# KEYS: rows. ARGV: the milliseconds that a deletion is remembered; '1' where an equal tag replaces the row; then for
-# each row its tag with its JSON behind it, or nothing for a deletion: every argument costs the client more than the
-# server. Returns a letter per row: 1 written, 0 the server has it already, w a key that isn't ours. An error of any
-# other kind ends the script: what was written stays, and the caller repeats all of it.
+# KEYS: rows.
+# ARGV: the milliseconds that a deletion is remembered; '1' where an equal tag replaces the row. Then for each row its
+# tag, followed by its JSON, or by nothing for a deletion. It is one argument since each costs the client more than the
+# server.
+# Returns a letter per row: 1 written, 0 the server has it already, w a key that isn't ours. An error of any other kind
+# ends the script. What was written stays, and the caller repeats all of it.
 PLAIN: Final = (
     _IS_NEWER
     + """
@@ -71,14 +66,17 @@ return table.concat(outcome)
 """
 )
 
-# The same for rows that have fields, sets or a time to live. ARGV: as above; the milliseconds that a row lives, 0 for
-# ever; with what the names of our own fields begin; the prefixes of rows and sets, and of memos; then for each row its
-# tag with the names of its sets behind it, a line each; how many arguments follow for it; so many, names and values of
-# fields in turns. None is a deletion.
+# The same for rows that have fields, sets or a time to live.
+# ARGV: as above; the milliseconds that a row lives, 0 for ever; with what the names of our own fields begin; the
+# prefixes of rows and sets, and of memos. Then for each row: its tag, followed by the names of its sets, a line each;
+# how many arguments follow for it; so many, names and values of fields in turns. None is a deletion.
 #
-# A row's sets stand in its field 's', so that it can be taken out of those that a newer version isn't in. A row that
-# expires would take its tag and its sets along: these are in its memo, which lives longer, and for ever while the row
-# is in a set.
+# The field 's' has a row's sets, so that it can be taken out of those that a newer version isn't in. A row that expires
+# would take its tag and its sets along. So these are in its memo, which lives longer, and for ever while the row is in
+# a set.
+#
+# What a full memory refuses is written first: once a script has written anything, the server lets it go on. A deletion
+# makes room instead.
 RICH: Final = (
     _IS_NEWER
     + """

@@ -1,17 +1,20 @@
 """Settings of a Redis sink."""
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, Self, TypeVar
 
 import orjson
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.table import TableName
-from sinks.access import Login, Tls
+from sinks.access import Login, Tls, split_address
 from sinks.redis.layout import Layout, Template
 from sinks.table_settings import PROJECTING, TableSettings
 
 _Of = TypeVar("_Of")
+
+_ADDRESS: Final = "redis://host:6379/0, rediss://host:6379/0 with TLS, or unix:///path/of/the.sock"
 
 
 def _are_tables(by_table: Mapping[str, _Of]) -> Mapping[str, _Of]:
@@ -45,7 +48,7 @@ class RedisSettings(TableSettings):
 
     type: Literal["redis"] = "redis"
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
-    prefix: str | None = None
+    prefix: str | None = Field(None, min_length=1)
     names: _ByTable[str] = Field(default_factory=dict)
     keys: _ByTable[str] = Field(default_factory=dict)
     values: Literal["json", "fields"] = "json"
@@ -62,10 +65,24 @@ class RedisSettings(TableSettings):
     def libraries(self) -> tuple[str, ...]:
         return ("redis",)
 
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, url: SecretStr) -> SecretStr:
+        text = url.get_secret_value()
+        if text.startswith("unix://"):
+            return url
+        parts = split_address(text, looks_like=_ADDRESS)
+        # The client's library would take database 0 where the path is no number.
+        if parts.scheme not in ("redis", "rediss") or not re.fullmatch(r"(/\d*)?", parts.path):
+            raise ValueError(f"an address looks like {_ADDRESS}")
+        return url
+
     @model_validator(mode="after")
     def _layout_fits(self) -> Self:
         layout, problems = self._parsed()
         problems += layout.problems()
+        if not self.tls.is_used(encrypted=self.url.get_secret_value().startswith("rediss:")):
+            problems.append("tls is set, and the address doesn't begin with rediss: let it, or remove tls")
         held = {TableName.parse(text) for text in self.tables if _is_table(text)}
         problems += [f"this sink has no table {name}" for name in sorted(layout.named()) if held and name not in held]
         if self.mode == "invalidate" and self.sets:
@@ -82,6 +99,9 @@ class RedisSettings(TableSettings):
     def named_tables(self) -> set[TableName]:
         """The tables that the layout's settings name."""
         return super().named_tables() | self.layout.named()
+
+    def place(self, name: str) -> tuple[str, ...]:
+        return self.url.get_secret_value(), self.prefix or name
 
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly: they have expired, or nobody has asked for them yet."""

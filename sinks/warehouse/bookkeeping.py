@@ -1,22 +1,15 @@
-"""The bookkeeping tables in a SQL warehouse, schema ``lockstep``.
+"""The bookkeeping tables in a SQL warehouse, schema ``lockstep``: writers, tables and progress of one generation."""
 
-Writers, tables, progress, coordination records, histories.
-"""
-
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cdc.model.errors import Fenced, LockstepError
-from cdc.model.event import TableEvents
 from cdc.model.table import TableName
 from sinks.contract import Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
 from sinks.stored_format import check_stored_format
 from sinks.warehouse.dialect import Connection
 from sinks.warehouse.held_table import HeldTable, relations_of
-from sinks.warehouse.history import EPOCH
 from sinks.warehouse.names import warehouse_name
 
 
@@ -50,11 +43,11 @@ class WarehouseBookkeeping:
 
         if self._are_current:
             return True
-        found = self.stored_format()
-        if 0 < found < HEAD:
+        stored = self.stored_format()
+        if 0 < stored < HEAD:
             self.create()
-        self._are_current = found == HEAD  # else this transaction may undo it
-        return found > 0
+        self._are_current = stored == HEAD  # else this transaction may undo it
+        return stored > 0
 
     def stored_format(self) -> int:
         """0 where there is nothing yet. Raises LockstepError for a newer one than this version knows."""
@@ -62,15 +55,17 @@ class WarehouseBookkeeping:
 
         if not self._connection.has_relation(SCHEMA, VERSION_TABLE):
             return 0
-        found = int(self._execute(f"select version_num from {SCHEMA}.{VERSION_TABLE}").scalar() or 0)
-        check_stored_format(self._name, max(found, HEAD), known=HEAD, elsewhere="url")
-        return found
+        stored = int(self._execute(f"select version_num from {SCHEMA}.{VERSION_TABLE}").scalar() or 0)
+        check_stored_format(self._name, max(stored, HEAD), known=HEAD, elsewhere="url")
+        return stored
 
     def require(self) -> None:
+        """Raise LockstepError when there are no bookkeeping tables, or newer ones."""
         if not self.exist():
             raise self.missing()
 
     def missing(self) -> LockstepError:
+        """The error for a generation that doesn't exist."""
         return LockstepError(
             f"generation {self._generation} of sink {self._name!r} doesn't exist",
             hint="it was never prepared, or it was dropped",
@@ -145,16 +140,16 @@ class WarehouseBookkeeping:
         return {TableName(row[0], row[1]): HeldTable.from_json(row[2]) for row in rows}
 
     def relations(self) -> dict[str, str]:
-        """The names of the tables of all generations, with what stands there. Readers know them by these."""
+        """The names of the tables of all generations, with what has them. Readers know them by these."""
         rows: Iterable[Any] = self._execute(
             "select distinct source_schema, source_table, shape::json ->> 'warehouse_name', "
             "coalesce(shape::json ->> 'has_history', 'false') = 'true' "
             "from lockstep.prepared_table where view_schema = :view_schema"
         )
         relations: dict[str, str] = {}
-        for schema, table, called, has_history in rows:
+        for schema, table, chosen, has_history in rows:
             name = TableName(schema, table)
-            relations |= relations_of(name, called or warehouse_name(name), has_history=has_history)
+            relations |= relations_of(name, chosen or warehouse_name(name), has_history=has_history)
         return relations
 
     def save_table(self, table: HeldTable) -> None:
@@ -179,6 +174,8 @@ class WarehouseBookkeeping:
     # Writers and progress
 
     def claim(self) -> int:
+        """Become the writer. Returns its fence. Raises LockstepError when the generation doesn't exist."""
+        self.require()
         fence = self._execute(
             "update lockstep.writer set fence = fence + 1, claimed_at = now() "
             "where view_schema = :view_schema and generation = :generation returning fence"
@@ -188,6 +185,7 @@ class WarehouseBookkeeping:
         return int(fence)
 
     def fence(self) -> int:
+        """The fence of the writer. Raises LockstepError when the generation doesn't exist."""
         self.require()
         fence = self._execute(
             "select fence from lockstep.writer where view_schema = :view_schema and generation = :generation"
@@ -197,10 +195,12 @@ class WarehouseBookkeeping:
         return int(fence)
 
     def check_fence(self, fence: int) -> bool:
-        """Hold the right to write until the transaction ends. Raises Fenced when another job has it.
+        """Hold the right to write until the transaction ends.
 
-        Returns whether the generation is loaded in bulk, which stays so as long.
+        Returns whether the generation is loaded in bulk, which stays so as long. Raises Fenced when another job has the
+        right. Raises LockstepError when the generation doesn't exist.
         """
+        self.require()
         held = self._execute(
             "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and "
             "fence = :fence " + self._locking("for share"),
@@ -249,122 +249,3 @@ class WarehouseBookkeeping:
             updated_at_ms=progress.updated_at_ms,
             document=dump_progress(progress).decode(),
         )
-
-    # Coordination records
-
-    def load_record(self, name: str) -> str | None:
-        content = self._execute(
-            "select content from lockstep.coordination_record where view_schema = :view_schema and name = :name",
-            name=name,
-        ).scalar()
-        return None if content is None else str(content)
-
-    def save_record(self, name: str, text: str | None) -> None:
-        if text is None:
-            self._execute(
-                "delete from lockstep.coordination_record where view_schema = :view_schema and name = :name", name=name
-            )
-        else:
-            self._execute(
-                "insert into lockstep.coordination_record (view_schema, name, content) values (:view_schema, :name, "
-                ":content) "
-                "on conflict (view_schema, name) do update set content = excluded.content, updated_at = now()",
-                name=name,
-                content=text,
-            )
-
-    def create_record(self, name: str, text: str) -> bool:
-        created = self._execute(
-            "insert into lockstep.coordination_record (view_schema, name, content) values (:view_schema, :name, "
-            ":content) "
-            "on conflict (view_schema, name) do nothing",
-            name=name,
-            content=text,
-        )
-        return bool(created.rowcount)
-
-
-class HistoryBookkeeping:
-    """From when on the histories of one generation are complete. Every method is called inside a transaction."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._execute = connection.execute
-
-    def begin(self, name: TableName, relation: str) -> None:
-        """From now on versions of the table are kept. Does nothing when they are already."""
-        self._execute(
-            "insert into lockstep.kept_history (view_schema, generation, source_schema, source_table, view_name) "
-            "values (:view_schema, :generation, :source_schema, :source_table, :view_name) on conflict do nothing",
-            source_schema=name.schema,
-            source_table=name.name,
-            view_name=relation,
-        )
-
-    def forget(self, names: Sequence[TableName]) -> None:
-        for name in names:
-            for bookkeeping in ("kept_history", "refused_version"):
-                self._execute(
-                    f"delete from lockstep.{bookkeeping} where view_schema = :view_schema and generation = :generation "
-                    "and source_schema = :source_schema and source_table = :source_table",
-                    source_schema=name.schema,
-                    source_table=name.name,
-                )
-
-    def raise_complete_from(self, name: TableName, time_ms: int) -> None:
-        self._execute(
-            "update lockstep.kept_history set complete_from = :complete_from "
-            "where view_schema = :view_schema and generation = :generation "
-            "and source_schema = :source_schema and source_table = :source_table "
-            "and (complete_from is null or complete_from < :complete_from)",
-            source_schema=name.schema,
-            source_table=name.name,
-            complete_from=EPOCH + timedelta(milliseconds=time_ms),
-        )
-
-    def refuse(self, version: TableEvents, reason: str) -> None:
-        """Note that the history lacks a version, given alone."""
-        self._execute(
-            "insert into lockstep.refused_version (view_schema, generation, source_schema, source_table, tag, "
-            "key_digest, reason) "
-            "values (:view_schema, :generation, :source_schema, :source_table, :tag, :key_digest, :reason) on conflict "
-            "do nothing",
-            source_schema=version.table.schema,
-            source_table=version.table.name,
-            tag=version.tags[0],
-            key_digest=_digest(version.keys[0]),
-            reason=reason,
-        )
-
-    def retry(self, versions: TableEvents) -> None:
-        """These versions are about to be written again.
-
-        Those that the history lacked are no longer known to be lacking.
-        """
-        name = versions.table
-        lacking: Sequence[Any] = self._execute(
-            "select tag, key_digest from lockstep.refused_version where view_schema = :view_schema and generation = "
-            ":generation "
-            "and source_schema = :source_schema and source_table = :source_table",
-            source_schema=name.schema,
-            source_table=name.name,
-        ).fetchall()
-        if not lacking:
-            return
-        written = {(tag, _digest(key)) for tag, key in zip(versions.tags, versions.keys, strict=True)}
-        for tag, digest in lacking:
-            if (tag, digest) in written:
-                self._execute(
-                    "delete from lockstep.refused_version where view_schema = :view_schema and generation = "
-                    ":generation "
-                    "and source_schema = :source_schema and source_table = :source_table and tag = :tag and key_digest "
-                    "= :digest",
-                    source_schema=name.schema,
-                    source_table=name.name,
-                    tag=tag,
-                    digest=digest,
-                )
-
-
-def _digest(key: bytes) -> str:
-    """Of a key that may be too long for an index, and is nobody's business here."""
-    return hashlib.sha256(key).hexdigest()

@@ -72,7 +72,7 @@ class View(Protocol):
 class Views(Protocol):
     """The views of one sink.
 
-    Every method is called inside a transaction, with names of relations and what stands there.
+    Every method is called inside a transaction, with names of relations and what has them.
     """
 
     def held(self, relations: Mapping[str, str]) -> Sequence[View]:
@@ -135,7 +135,7 @@ class Dialect(Protocol):
     def has_rows(self, held: "HeldTable") -> bool: ...
 
     def drop_key(self, held: "HeldTable") -> None:
-        """From now on rows of one key may stand beside each other."""
+        """From now on several rows may have one key."""
         ...
 
     def add_keys(self, tables: "Collection[HeldTable]") -> None:
@@ -165,7 +165,7 @@ class Dialect(Protocol):
         ...
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
-        """How many of the events stand in the table now, which has no key. Raises UnknownColumn."""
+        """How many of the events are in the table now, which has no key. Raises UnknownColumn."""
         ...
 
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:

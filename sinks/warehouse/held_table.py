@@ -11,20 +11,20 @@ from sinks.warehouse.names import HISTORY_SUFFIX, warehouse_name
 
 @dataclass(frozen=True, slots=True)
 class HeldTable:
-    """A table as a generation has it. ``called`` is its name in the warehouse."""
+    """A table as a generation has it. ``name`` is its name in the warehouse."""
 
     shape: Shape
-    called: str
+    name: str
     has_history: bool = False
 
     @property
     def relations(self) -> dict[str, str]:
         """The names that it has in a schema, with what has them."""
-        return relations_of(self.shape.table.name, self.called, has_history=self.has_history)
+        return relations_of(self.shape.table.name, self.name, has_history=self.has_history)
 
     def to_json(self) -> str:
         return json.dumps(
-            {**json.loads(self.shape.to_json()), "warehouse_name": self.called, "has_history": self.has_history}
+            {**json.loads(self.shape.to_json()), "warehouse_name": self.name, "has_history": self.has_history}
         )
 
     @classmethod
@@ -37,9 +37,9 @@ class HeldTable:
         )
 
 
-def relations_of(name: TableName, called: str, *, has_history: bool) -> dict[str, str]:
+def relations_of(table: TableName, name: str, *, has_history: bool) -> dict[str, str]:
     """The names that a table has in a schema, with what has them, for people."""
-    relations = {called: f"live rows of {name}"}
+    relations = {name: f"live rows of {table}"}
     if has_history:
-        relations[called + HISTORY_SUFFIX] = f"history of {name}"
+        relations[name + HISTORY_SUFFIX] = f"history of {table}"
     return relations

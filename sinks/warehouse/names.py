@@ -1,7 +1,7 @@
-"""What tables and their parts are called in the warehouse (pure).
+"""Names of tables and their parts in the warehouse (pure).
 
-Tables of schema ``public`` keep their names, others are called ``schema__table``, unless the settings say something
-else. A table's history has the table's name with ``_history`` behind it. Two things of one name are refused, never
+Tables of schema ``public`` keep their names, others have the name ``schema__table``, unless the settings say something
+else. A table's history has the table's name with ``_history`` after it. Two things of one name are refused, never
 merged.
 """
 
@@ -23,7 +23,7 @@ DELETED_COLUMN: Final = "_deleted"
 
 
 def warehouse_name(name: TableName) -> str:
-    """What a source table is called in the warehouse where the settings don't say."""
+    """The name of a source table in the warehouse where the settings don't say."""
     return name.name if name.schema == "public" else f"{name.schema}__{name.name}"
 
 
@@ -35,7 +35,7 @@ class WarehouseNames:
     history: bool | Collection[TableName] = False
 
     def of(self, name: TableName) -> str:
-        """What the table is called in the warehouse."""
+        """The name of a table in the warehouse."""
         return self.chosen.get(name) or warehouse_name(name)
 
     def has_history(self, name: TableName) -> bool:
@@ -46,16 +46,16 @@ class WarehouseNames:
         problems = []
         taken: dict[str, str] = {}
         for name in sorted(names):
-            called = self.of(name)
-            things = [(called, f"table {name}")]
+            relation = self.of(name)
+            things = [(relation, f"table {name}")]
             if self.has_history(name):
-                things.append((called + HISTORY_SUFFIX, f"the history of {name}"))
+                things.append((relation + HISTORY_SUFFIX, f"the history of {name}"))
             for text, thing in things:
                 if len(text.encode()) > NAME_BYTES_MAX:
                     problems.append(f"{thing}: the name {text!r} is longer than {NAME_BYTES_MAX} bytes")
                 other = taken.setdefault(text, thing)
                 if other != thing:
-                    problems.append(f"{other} and {thing} would both be called {text!r}")
+                    problems.append(f"{other} and {thing} would both have the name {text!r}")
         return problems
 
     def check(self, names: Iterable[TableName]) -> None:

@@ -1,7 +1,4 @@
-"""What readers see of a generation's tables.
-
-The columns and the queries of the views, the same in every dialect (pure).
-"""
+"""The columns and queries of the views through which readers see a generation's tables, for every dialect (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, listed, qualified
 
-# In the view they come first: a column that is added later can stand at the end only.
+# In the view they come first: a column that is added later can be at the end only.
 _HISTORY_COLUMNS = (TAG_COLUMN, FROM, TO, OPERATION)
 
 
@@ -25,10 +22,10 @@ class ViewDefinition:
 
 
 def views_of(held: HeldTable, schema: str) -> dict[str, ViewDefinition]:
-    """The views of a table that stands in this schema, by their names."""
-    views = {held.called: live_view(qualified(schema, held.called), held.shape)}
+    """The views of a table that is in this schema, by their names."""
+    views = {held.name: live_view(qualified(schema, held.name), held.shape)}
     if held.has_history:
-        relation = held.called + HISTORY_SUFFIX
+        relation = held.name + HISTORY_SUFFIX
         views[relation] = history_view(qualified(schema, relation), held.shape)
     return views
 

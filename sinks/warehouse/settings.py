@@ -30,13 +30,13 @@ def _parse_tables(texts: Iterable[str]) -> dict[str, TableName]:
 
 
 def _are_names(names: dict[str, str]) -> dict[str, str]:
-    problems = [f"{table} has an empty name" for table, called in names.items() if not called]
+    problems = [f"{table} has an empty name" for table, name in names.items() if not name]
     problems += [
-        f"{table}: the name {called!r} is longer than {NAME_BYTES_MAX} bytes, PostgreSQL would cut it"
-        for table, called in names.items()
-        if len(called.encode()) > NAME_BYTES_MAX
+        f"{table}: the name {name!r} is longer than {NAME_BYTES_MAX} bytes, PostgreSQL would cut it"
+        for table, name in names.items()
+        if len(name.encode()) > NAME_BYTES_MAX
     ]
-    problems += [f"{table}: a name can't hold the character NUL" for table, called in names.items() if "\0" in called]
+    problems += [f"{table}: a name can't hold the character NUL" for table, name in names.items() if "\0" in name]
     if problems:
         raise ValueError("; ".join(problems))
     _parse_tables(names)
@@ -55,13 +55,13 @@ _FILE: Final = re.compile(r"duckdb(?:\+\w+)?:///(?P<path>/[^?]*[^/?])(\?.*)?")
 
 class WarehouseSettings(TableSettings):
     """A warehouse by SQLAlchemy address: PostgreSQL, ``postgresql+psycopg://user@host/database``, or a file of
-    DuckDB's, ``duckdb:////directory/file.duckdb``, with settings of DuckDB's behind it, as ``?memory_limit=4GB``.
+    DuckDB's, ``duckdb:////directory/file.duckdb``, with settings of DuckDB's after it, as ``?memory_limit=4GB``.
 
     ``schema_name`` is where the views are, ``schema`` in the file; without it the sink's name. ``login`` and ``tls``
     win over what the address says. ``schema_changes`` may be ``follow``, too: a column that the source renames or drops
     is renamed or dropped here.
 
-    ``names`` maps source tables to what they are called here; others have the name that they have by default.
+    ``names`` maps source tables to their names here; others have the name that they have by default.
     ``history`` names the tables of which all versions are kept, or is true for all of them.
 
     ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A
@@ -99,14 +99,14 @@ class WarehouseSettings(TableSettings):
 
         Raises ConfigurationError when the address isn't that of a file.
         """
-        found = _FILE.fullmatch(self.url.get_secret_value())
-        if found is None:
+        match = _FILE.fullmatch(self.url.get_secret_value())
+        if match is None:
             raise ConfigurationError(
                 "the warehouse's address isn't that of a DuckDB file",
                 hint="duckdb:///, then the file's absolute path: duckdb:////var/lib/shop/dwh.duckdb; a database in "
                 "memory would be gone with its job",
             )
-        return Path(unquote(found["path"])).resolve()
+        return Path(unquote(match["path"])).resolve()
 
     @model_validator(mode="after")
     def _has_what_a_file_has(self) -> "WarehouseSettings":
@@ -131,19 +131,22 @@ class WarehouseSettings(TableSettings):
                 if strangers:
                     problems.append(f"{setting} has tables that aren't among tables: {', '.join(strangers)}")
         named = tables | set(_parse_tables(self.names).values()) | set(_parse_tables(self._history).values())
-        problems += self.called.problems(named)
+        problems += self.warehouse_names.problems(named)
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def place(self, name: str) -> tuple[str, ...]:
+        return str(self.file) if self.is_file else self.url.get_secret_value(), self.schema_name or name
 
     @property
     def _history(self) -> tuple[str, ...]:
         return () if isinstance(self.history, bool) else self.history
 
     @property
-    def called(self) -> WarehouseNames:
-        """What tables are called here."""
-        chosen = {TableName.parse(table): called for table, called in self.names.items()}
+    def warehouse_names(self) -> WarehouseNames:
+        """The names of tables here."""
+        chosen = {TableName.parse(table): name for table, name in self.names.items()}
         return WarehouseNames(chosen, self.history if isinstance(self.history, bool) else self.history_tables)
 
     @property

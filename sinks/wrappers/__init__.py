@@ -1,1 +1,1 @@
-"""What stands between a job and any destination: waiting, leaving out, masking and renaming columns."""
+"""What is between a job and any destination: waiting, leaving out, masking and renaming columns."""

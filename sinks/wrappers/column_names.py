@@ -1,7 +1,7 @@
 """The name by which a generation knows each column: the coordination record ``g<n>.column_names``.
 
 With ``schema_changes = "keep"`` a column that the source renames goes on here under the name that it had, so that
-readers see no difference until the sink is built anew.
+readers see no difference until the sink is rebuilt.
 """
 
 import json
@@ -17,15 +17,18 @@ from sinks.wrappers.renaming import Renaming
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """``numbers``: table -> number of a column -> its name here, of the relations called ``oids``. ``renaming``: what
-    columns are called here, as of the last shapes."""
+    """The names that columns have here.
+
+    ``numbers``: table -> number of a column -> its name, of the relations with these ``oids``. ``renaming`` is as of
+    the last shapes.
+    """
 
     numbers: Mapping[TableName, Mapping[int, str]] = field(default_factory=dict)
     renaming: Renaming = field(default_factory=Renaming)
     oids: Mapping[TableName, int] = field(default_factory=dict)
 
     def outdated(self, configured: Renaming) -> list[str]:
-        """For people: columns that are called here as they were at the source once."""
+        """For people: columns that have the name here that they had at the source once."""
         return [
             f"{column_text(table, there)} is {here!r} here"
             for table, names in sorted(self.renaming.names.items())
@@ -43,7 +46,7 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
     numbers: dict[TableName, dict[int, str]] = {}
     oids: dict[TableName, int] = {}
     if known is not None:
-        numbers = {name: dict(of_table) for name, of_table in known.numbers.items()}
+        numbers = {name: dict(by_number) for name, by_number in known.numbers.items()}
         oids = dict(known.oids)
     names = {name: dict(of) for name, of in configured.names.items()}
     for table in tables:
@@ -51,16 +54,16 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
             numbers.pop(table.name, None)  # it was dropped and made again: its numbers say nothing of those before
         oids[table.name] = table.oid or oids.get(table.name, 0)
         held = numbers.setdefault(table.name, {})
-        called = {column.name: names.get(table.name, {}).get(column.name, column.name) for column in table.columns}
+        names_here = {column.name: names.get(table.name, {}).get(column.name, column.name) for column in table.columns}
         is_settled = False
         while not is_settled:  # one that gets its name back makes room for another
             is_settled = True
             for column in table.columns:
                 before = held.get(column.number) if column.number and column.name not in table.key else None
-                if before is not None and before not in called.values():
-                    called[column.name] = names.setdefault(table.name, {})[column.name] = before
+                if before is not None and before not in names_here.values():
+                    names_here[column.name] = names.setdefault(table.name, {})[column.name] = before
                     is_settled = False
-        held |= {column.number: called[column.name] for column in table.columns if column.number}
+        held |= {column.number: names_here[column.name] for column in table.columns if column.number}
     return ColumnNames(numbers, Renaming(names), oids)
 
 
@@ -72,10 +75,10 @@ def load_names(records: CoordinationRecords, generation: int) -> ColumnNames | N
     numbers: dict[TableName, Mapping[int, str]] = {}
     names: dict[TableName, Mapping[str, str]] = {}
     oids: dict[TableName, int] = {}
-    for schema, name, oid, of_table, renamed in json.loads(text):
+    for schema, name, oid, by_number, renamed in json.loads(text):
         table = TableName(schema, name)
         oids[table] = oid
-        numbers[table] = {int(number): called for number, called in of_table.items()}
+        numbers[table] = {int(number): column for number, column in by_number.items()}
         if renamed:
             names[table] = renamed
     return ColumnNames(numbers, Renaming(names), oids)
@@ -83,9 +86,9 @@ def load_names(records: CoordinationRecords, generation: int) -> ColumnNames | N
 
 def save_names(records: CoordinationRecords, generation: int, kept: ColumnNames) -> None:
     document: list[Any] = []
-    for name, of_table in kept.numbers.items():
+    for name, by_number in kept.numbers.items():
         renamed = kept.renaming.names.get(name, {})
-        document.append([name.schema, name.name, kept.oids.get(name, 0), dict(of_table), dict(renamed)])
+        document.append([name.schema, name.name, kept.oids.get(name, 0), dict(by_number), dict(renamed)])
     records.save(_record_name(generation), json.dumps(document))
 
 

@@ -29,7 +29,7 @@ class Truncation(BaseModel):
 
 
 MaskSetting = Literal["drop", "hash"] | Truncation
-"""One column's mask, as it stands in the file."""
+"""One column's mask, as it is in the file."""
 
 _SALT_MARK: Final = b"lockstep: which salt is this?"
 

@@ -106,7 +106,7 @@ class ProjectingSink:
         if known is not None and known != salt.mark:
             raise LockstepError(
                 "the salt of this sink's hashes isn't the one that this generation was built with",
-                hint="put the earlier one back, or build the sink anew from the log: lockstep rebuild",
+                hint="put the earlier one back, or rebuild the sink from the log: lockstep rebuild",
             )
 
     def claim(self) -> int:
@@ -123,8 +123,8 @@ class ProjectingSink:
         renaming = self._renaming()
         seen = given.tables if batch.as_stored else map(self._projection.events, given.tables)
         versions = [
-            replace(of_table, events=renaming.events(self._projection.events(of_table.events)))
-            for of_table in batch.versions
+            replace(history, events=renaming.events(self._projection.events(history.events)))
+            for history in batch.versions
         ]
         outcome = self._sink.apply(replace(batch, events=Events(map(renaming.events, seen)), versions=versions))
         if not outcome.rejections:
@@ -181,7 +181,7 @@ class ProjectingSink:
                 if renamed and renamed[0] not in hidden:
                     setting, what = ("mask", "masks") if name in masked else ("exclude", "leaves out")
                     raise LockstepError(
-                        f"column {identity}, which this sink {what}, is called {renamed[0]!r} now",
+                        f"column {identity}, which this sink {what}, has the name {renamed[0]!r} now",
                         hint=f"put {column_text(table.name, renamed[0])} into {setting} of this sink and rebuild it "
                         "from the log",
                     )

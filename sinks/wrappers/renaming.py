@@ -1,4 +1,4 @@
-"""Columns that are called otherwise in a destination than at the source: both ways (pure)."""
+"""Columns that have another name in a destination than at the source: both ways (pure)."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -72,7 +72,7 @@ class Renaming:
             names = self.names.get(table.name, {})
             kept = {column.name for column in table.columns} - set(names)
             problems += [
-                f"rename: {column_text(table.name, there)} can't be called {here!r}, which is another column's name"
+                f"rename: {column_text(table.name, there)} can't have the name {here!r}, which is another column's name"
                 for there, here in sorted(names.items())
                 if here in kept
             ]

@@ -42,7 +42,10 @@ def main() -> int:
     if options.write and not options.case and is_whole(results):
         write_page(markdown(shown, results))
     failed = [
-        case for case in shown for major, found in results.items() if verdict(case, major, found) is Verdict.FAILED
+        case
+        for case in shown
+        for major, complaints in results.items()
+        if verdict(case, major, complaints) is Verdict.FAILED
     ]
     return 1 if failed else 0
 
@@ -64,21 +67,21 @@ def _run(major: int, directory: Path, kafka_bootstrap: str, ids: list[str] | Non
     ]
     with source_server(major, directory) as dsn:
         # The time makes names of topics unique on a broker that was up before.
-        found = Runner(dsn, kafka_bootstrap, directory, prefix=f"c{major}_{int(time.time())}").run(wanted)
-    sys.stderr.write(f"PostgreSQL {major}: {len(found)} cases in {time.monotonic() - began:.1f} s\n")
-    return found
+        complaints = Runner(dsn, kafka_bootstrap, directory, prefix=f"c{major}_{int(time.time())}").run(wanted)
+    sys.stderr.write(f"PostgreSQL {major}: {len(complaints)} cases in {time.monotonic() - began:.1f} s\n")
+    return complaints
 
 
 def _show(shown: list[Case], results: dict[int, Complaints]) -> None:
     table = Table("case", "what happens", *map(str, results))
     for case in shown:
-        verdicts = [verdict(case, major, found) for major, found in results.items()]
+        verdicts = [verdict(case, major, complaints) for major, complaints in results.items()]
         table.add_row(case.id, case.about, *(f"[{_COLOURS[word]}]{word}[/]" for word in verdicts))
     # Wide enough for one line a case, also where the output isn't a terminal.
     console = Console(width=max(Console().width, _WIDTH))
     console.print(table)
-    for major, found in results.items():
-        for name, complaints in found.items():
+    for major, complaints_by_case in results.items():
+        for name, complaints in complaints_by_case.items():
             for complaint in complaints:
                 console.print(f"{name} on {major}: {complaint}", markup=False, highlight=False, soft_wrap=True)
 

@@ -12,8 +12,8 @@ MAJORS = (*versions.POSTGRES_OLDER, versions.POSTGRES_MAJOR)
 SCHEMA = "$schema"
 PUBLICATION = "$publication"
 PIPELINE = "$pipeline"
-"""Placeholders in a case's SQL: for its schema, where a name has to be qualified, for the publication, and for
-something that no other run of the case on the same server has."""
+"""Placeholders in a case's SQL. The first is its schema, where a name has to be qualified; the second is the
+publication. The third is something that no other run of the case on the same server has."""
 
 
 class Way(StrEnum):
@@ -64,8 +64,9 @@ class Case:
     expect: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     """Query over the folded topics, as tables of the same names -> its only row."""
     transactions: tuple[tuple[str, ...], ...] = ()
-    """What the stream must consist of when all statements come after the handoff: one tuple for each transaction, in it
-    ``table op key...`` for each event. Tombstones are checked for every case and left out here."""
+    """What the stream must consist of when all statements come after the handoff. There is one tuple for each
+    transaction, and in it ``table op key...`` for each event. Tombstones are checked
+    for every case and left out here."""
     stops: str = ""
     """Capture must refuse or stop with a message that this pattern is found in; nothing is compared then."""
 

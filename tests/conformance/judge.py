@@ -71,7 +71,7 @@ def fold(changes: Sequence[Change]) -> Fold:
     """What compaction leaves."""
     rows: Fold = {}
     for change in changes:
-        # A key that comes again stands where it came last.
+        # A key that comes again is where it came last.
         rows.pop(change.key, None)
         if change.after is not None:
             rows[change.key] = change
@@ -85,18 +85,18 @@ def shapes(events: Sequence[Event]) -> dict[tuple[str, str], list[dict[str, Any]
         newest.pop(key, None)
         if value is not None:
             newest[key] = _parsed(value)
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    shapes_of_table: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in newest.values():
-        found.setdefault((record["schema"], record["table"]), []).append(record)
-    return found
+        shapes_of_table.setdefault((record["schema"], record["table"]), []).append(record)
+    return shapes_of_table
 
 
 def row_of(change: Change, history: Sequence[Mapping[str, Any]]) -> Row:
     """An event's row in its table's newest shape, by nothing but the records of shapes since."""
     assert change.after is not None
     row: Row = _parsed(change.after)
-    places = {record["schema_id"]: place for place, record in enumerate(history)}
-    for record in history[places[change.schema_id] + 1 :]:
+    indexes = {record["schema_id"]: index for index, record in enumerate(history)}
+    for record in history[indexes[change.schema_id] + 1 :]:
         renamed, defaults = record.get("renamed", {}), record.get("defaults", {})
         names = [column["name"] for column in record["columns"]]
         row = {
@@ -147,16 +147,16 @@ def complaints_about_log(changes: Sequence[Change], *, unseen: bool = False) -> 
 
 def complaints_about_transactions(case: Case, changes: Sequence[Change]) -> list[str]:
     """The stream's events in the order of their tags, against the case's list."""
-    found: dict[int, list[Change]] = {}
+    by_lsn: dict[int, list[Change]] = {}
     for change in sorted(changes, key=lambda change: change.tag):
         if change.op not in ("r", TOMBSTONE):
-            found.setdefault(change.lsn, []).append(change)
-    transactions = tuple(tuple(map(str, transaction)) for transaction in found.values())
+            by_lsn.setdefault(change.lsn, []).append(change)
+    transactions = tuple(tuple(map(str, transaction)) for transaction in by_lsn.values())
     if transactions != case.transactions:
         return [f"its transactions are {transactions}, not {case.transactions}"]
     return [
         f"transaction {number} is numbered {[change.seq for change in transaction]}"
-        for number, transaction in enumerate(found.values(), start=1)
+        for number, transaction in enumerate(by_lsn.values(), start=1)
         if [change.seq for change in transaction] != list(range(1, len(transaction) + 1))
     ]
 
@@ -198,13 +198,13 @@ class Judge:
         )
         if rows:
             casts = [
-                sql.SQL(f"${place}::text::{kind}")  # type: ignore[arg-type]
-                for place, (kind, _) in enumerate(types.values(), start=1)
+                sql.SQL(f"${number}::text::{kind}")  # type: ignore[arg-type]
+                for number, (kind, _) in enumerate(types.values(), start=1)
             ]
             insert = sql.SQL("insert into {} ({}) values ({})").format(
                 copy, sql.SQL(", ").join(map(sql.Identifier, types)), sql.SQL(", ").join(casts)
             )
-            # A column may be called "%s".
+            # A column may have the name "%s".
             with psycopg.RawCursor(self._connection) as cursor:
                 cursor.executemany(
                     insert,

@@ -258,21 +258,21 @@ class _Pipeline:
                 changes = {
                     table: [parse(table, event) for event in by_topic[topics[name]]] for table, name in names.items()
                 }
-                folds[way] = {table: fold(of_table) for table, of_table in changes.items()}
+                folds[way] = {table: fold(table_changes) for table, table_changes in changes.items()}
                 history = {table: histories[name.schema, name.name] for table, name in names.items()}
                 rows = {
-                    table: [row_of(change, history[table]) for change in of_table.values()]
-                    for table, of_table in folds[way].items()
+                    table: [row_of(change, history[table]) for change in table_fold.values()]
+                    for table, table_fold in folds[way].items()
                 }
                 changed_shape |= {table for table, records in history.items() if len(records) > 1}
                 prefix = f"{self._name}.{case.schema(way)}."
                 unwanted = {topic for topic in there if topic.startswith(prefix)} - {topics[n] for n in names.values()}
-                found = [
+                complaints = [
                     *([f"there are topics {unwanted}"] if unwanted else []),
                     *self._complaints_about_events(case, way, changes),
                     *self._complaints_about_rows(case, way, rows),
                 ]
-                self._complaints[case.id] += [f"{way}: {complaint}" for complaint in found]
+                self._complaints[case.id] += [f"{way}: {complaint}" for complaint in complaints]
             self._complaints[case.id] += _complaints_about_ways(folds, changed_shape)
             messages = tuple(message(event) for event in by_topic.get(message_topic, ()))
             if case.source and messages != case.messages:
@@ -282,11 +282,11 @@ class _Pipeline:
     def _complaints_about_events(case: Case, way: Way, changes: dict[str, list[Change]]) -> list[str]:
         complaints = [
             complaint
-            for of_table in changes.values()
-            for complaint in complaints_about_log(of_table, unseen=case.unseen)
+            for table_changes in changes.values()
+            for complaint in complaints_about_log(table_changes, unseen=case.unseen)
         ]
         if way is Way.STREAM and case.transactions:
-            everything = [change for of_table in changes.values() for change in of_table]
+            everything = [change for table_changes in changes.values() for change in table_changes]
             complaints += complaints_about_transactions(case, everything)
         return complaints
 

@@ -30,8 +30,8 @@ _RESTARTED = frozenset({"OWN-pk2", "OWN-trunc", "PG-028", "ETL-ddl", "DBZ-rewrit
 
 def cases(major: int) -> tuple[Case, ...]:
     """Every case in the form that it has on a major version, also those that the version doesn't know."""
-    found = _cases(major)
-    return (*found, *(_restarted(case) for case in found if case.id in _RESTARTED))
+    plain = _cases(major)
+    return (*plain, *(_restarted(case) for case in plain if case.id in _RESTARTED))
 
 
 def _restarted(case: Case) -> Case:

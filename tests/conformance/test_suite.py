@@ -80,7 +80,7 @@ def test_a_good_log_has_nothing_to_complain_about() -> None:
     ],
 )
 def test_a_wrong_log_is_noticed(changes: list[Change], complaint: str) -> None:
-    assert [found for found in complaints_about_log(changes) if complaint in found] != []
+    assert [text for text in complaints_about_log(changes) if complaint in text] != []
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_of_a_shape_that_came_back_only_the_newest_record_is_left() -> None:
         value = f'{{"schema":"s","table":"t","schema_id":"{schema_id}","n":{n}}}'.encode()
         return "topic", schema_id.encode(), value, None
 
-    found = shapes([record("a", 1), record("b", 2), record("a", 3)])
-    assert [(of["schema_id"], of["n"]) for of in found["s", "t"]] == [("b", "2"), ("a", "3")]
+    history = shapes([record("a", 1), record("b", 2), record("a", 3)])
+    assert [(record["schema_id"], record["n"]) for record in history["s", "t"]] == [("b", "2"), ("a", "3")]
 
 
 def test_verdicts() -> None:

@@ -61,7 +61,7 @@ class Destination:
     reader: Callable[[str], AbstractContextManager[Reader]]
     poison: dict[str, JsonValue]
     everything: Callable[[str], str]
-    """All that generation 1 of a sink holds, tables called values, as text."""
+    """All that generation 1 of a sink holds, tables named values, as text."""
     server: str | None = None
     fences: bool = False
     folds_case: bool = False
@@ -200,7 +200,7 @@ def _opensearch(
 
     def remove(name: str) -> None:
         with OpenSearch(hosts=[endpoints.opensearch_url]) as client:
-            indexes = [found["index"] for found in client.cat.indices(index=f"{name}.*", format="json", h="index")]
+            indexes = [index["index"] for index in client.cat.indices(index=f"{name}.*", format="json", h="index")]
             if indexes:
                 client.indices.delete(index=",".join(indexes))
 
@@ -300,8 +300,8 @@ def _duckdb(_endpoints: Any) -> Destination:
             while True:
                 try:
                     with duckdb.connect(f"{root}/contract.duckdb") as connection:
-                        found = connection.sql(query).to_arrow_table().to_pylist()
-                        return [tuple(row.values()) for row in found]
+                        table_rows = connection.sql(query).to_arrow_table().to_pylist()
+                        return [tuple(row.values()) for row in table_rows]
                 except duckdb.Error as error:
                     if "file handle conflict" not in str(error):  # then the sink has the file
                         raise
@@ -342,15 +342,15 @@ def _delta(_endpoints: Any) -> Destination:
             if not (root / f"{name}_live").exists():
                 raise LookupError(name)
             listed = DeltaTable(root / f"{name}_live").to_pyarrow_table().to_pylist()
-            paths = [one["path"] for one in listed if one["table_name"] == "items"]
+            paths = [live_table["path"] for live_table in listed if live_table["table_name"] == "items"]
             if not paths:
                 raise LookupError(name)
-            found = (
+            matching = (
                 DeltaTable(root / paths[0])
                 .to_pyarrow_dataset()
                 .to_table(filter=(ds.field("id") == number) & ~ds.field("_deleted"))
             )
-            notes = found.column("note").to_pylist()
+            notes = matching.column("note").to_pylist()
             assert len(notes) <= 1, "a row was found twice"
             return str(notes[0]) if notes else None
 

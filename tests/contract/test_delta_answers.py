@@ -129,34 +129,34 @@ def test_a_writer_that_is_replaced_in_the_middle_of_a_bulk_load_commits_nothing(
 
 
 def test_a_batch_that_is_overtaken_is_merged_with_what_the_other_one_wrote(lake: Lake) -> None:
-    one, other = lake.sink(1, ITEMS), lake.sink(1)
+    worker, other = lake.sink(1, ITEMS), lake.sink(1)
     other.apply(batch(item(0, "before", 1)))
     happened: list[Any] = []
 
     def happen() -> None:
         happened.append(other.apply(batch(item(1, "other's", 3), item(2, "other's", 1), item(3, "other's", 1))))
 
-    outcome = one.apply(batch(interrupted(1, "mine", 2, happen), item(2, "mine", 2)))
+    outcome = worker.apply(batch(interrupted(1, "mine", 2, happen), item(2, "mine", 2)))
     assert (len(happened), outcome.applied, outcome.stale) == (1, 1, 1)
-    assert notes_of(one) == {0: "before", 1: "other's", 2: "mine", 3: "other's"}
+    assert notes_of(worker) == {0: "before", 1: "other's", 2: "mine", 3: "other's"}
     assert len(lake.rows()) == 4
 
 
 def test_no_append_comes_after_the_end_of_a_bulk_load(lake: Lake) -> None:
     lake.sink(1, ITEMS)
-    one, other = lake.sink(2, ITEMS), lake.sink(2)
-    generations_of(one).begin_bulk()
-    one.apply(batch(item(1, "a", 1)))
-    one.apply(batch(interrupted(1, "b", 2, generations_of(other).end_bulk), item(2, "b", 1)))
+    worker, other = lake.sink(2, ITEMS), lake.sink(2)
+    generations_of(worker).begin_bulk()
+    worker.apply(batch(item(1, "a", 1)))
+    worker.apply(batch(interrupted(1, "b", 2, generations_of(other).end_bulk), item(2, "b", 1)))
     assert [(row["id"], row["note"]) for row in lake.rows("shop_g2/items")] == [(1, "b"), (2, "b")]
 
 
-def _once(happen: Callable[[], object], behind: Callable[..., Any]) -> Callable[..., Any]:
+def _once(happen: Callable[[], object], after: Callable[..., Any]) -> Callable[..., Any]:
     """A function that does the same, and then lets something else happen, the first time."""
     pending = [happen]
 
     def both(*arguments: Any, **named: Any) -> Any:
-        result = behind(*arguments, **named)
+        result = after(*arguments, **named)
         if pending:
             pending.pop()()
         return result
@@ -170,10 +170,10 @@ def test_an_append_while_a_bulk_load_ends_is_no_second_version_of_a_row(
 ) -> None:
     """Between the newest rows' own commit and the commit that ends the appending: before or after the first is read."""
     lake.sink(1, ITEMS)
-    one, other = lake.sink(2, ITEMS), lake.sink(2)
-    generations_of(one).begin_bulk()
-    one.apply(batch(item(1, "a", 1)))
-    one.apply(batch(item(1, "b", 2)))
+    worker, other = lake.sink(2, ITEMS), lake.sink(2)
+    generations_of(worker).begin_bulk()
+    worker.apply(batch(item(1, "a", 1)))
+    worker.apply(batch(item(1, "b", 2)))
 
     def happen() -> None:
         other.apply(batch(item(1, "c", 3), item(2, "c", 3)))
@@ -181,13 +181,13 @@ def test_an_append_while_a_bulk_load_ends_is_no_second_version_of_a_row(
     if point == "written":
         monkeypatch.setattr("deltalake.write_deltalake", _once(happen, write_deltalake))
     else:
-        one._tables.lake.commit = _once(happen, one._tables.lake.commit)  # type: ignore[method-assign]
-    generations_of(one).end_bulk()
+        worker._tables.lake.commit = _once(happen, worker._tables.lake.commit)  # type: ignore[method-assign]
+    generations_of(worker).end_bulk()
     assert [(row["id"], row["note"]) for row in lake.rows("shop_g2/items")] == [(1, "c"), (2, "c")]
 
 
 @pytest.mark.parametrize("point", ["written", "seen"])
-def test_a_row_that_comes_behind_a_columns_default_gets_it_too(
+def test_a_row_that_comes_after_a_columns_default_gets_it_too(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     worker = lake.sink(1, ITEMS)
@@ -203,7 +203,7 @@ def test_a_row_that_comes_behind_a_columns_default_gets_it_too(
     else:
         monkeypatch.setattr("sinks.delta.tables.fill", _once(happen, fill))
     preparing.prepare([wider], added={ITEMS.name: {"n": 7}})
-    assert {one.row["id"]: one.row["n"] for one in worker.scan(wider)} == {1: 7, 2: 7}
+    assert {stored.row["id"]: stored.row["n"] for stored in worker.scan(wider)} == {1: 7, 2: 7}
 
 
 def test_a_table_that_is_prepared_while_the_writer_changes_has_the_new_fence(lake: Lake) -> None:
@@ -356,14 +356,14 @@ def test_rows_are_in_the_partitions_of_their_values_and_move_with_them(lake: Lak
         {"id": number, "region": text, "note": f"n{number}"} for number, text in enumerate(texts)
     ]
     sink.apply(batch(*(upsert(row, 1, of=shape) for row in rows)))
-    assert sorted((dict(one.row) for one in sink.scan(shape)), key=lambda row: str(row["id"])) == rows
+    assert sorted((dict(stored.row) for stored in sink.scan(shape)), key=lambda row: str(row["id"])) == rows
     assert DeltaTable(lake.root / "shop_g1/items").metadata().partition_columns == ["region"]
     assert (lake.root / "shop_g1/items/region=north").is_dir()
     moved = [{**row, "region": rows[number - 1]["region"]} for number, row in enumerate(rows)]
     sink.apply(batch(*(upsert(row, 2, of=shape) for row in moved[:-1]), delete({"id": 9}, 2, of=shape)))
-    assert sorted((dict(one.row) for one in sink.scan(shape)), key=lambda row: str(row["id"])) == moved[:-1]
+    assert sorted((dict(stored.row) for stored in sink.scan(shape)), key=lambda row: str(row["id"])) == moved[:-1]
     assert sink.apply(batch(*(upsert(row, 1, of=shape) for row in rows))).stale == len(rows)
-    assert {one.row["id"] for one in sink.rows(shape, [{"id": number} for number in (1, 5, 9)])} == {1, 5}
+    assert {stored.row["id"] for stored in sink.rows(shape, [{"id": number} for number in (1, 5, 9)])} == {1, 5}
 
 
 @pytest.mark.parametrize("key_type", ["int8", "text", "bytea", "float8"])
@@ -383,12 +383,12 @@ def test_a_bulk_load_in_many_portions_ends_in_the_newest_rows(
         numbers = range(0, 200, at)
         sink.apply(batch(*(upsert({"id": key(n), "part": 1, "note": f"{n} {at}"}, at, of=shape) for n in numbers)))
     generations_of(sink).end_bulk()
-    found = {repr(one.key["id"]): one.row["note"] for one in sink.scan(shape)}
-    assert found == {repr(key(n)): f"{n} {3 if n % 3 == 0 else 2 if n % 2 == 0 else 1}" for n in range(200)}
+    notes = {repr(stored.key["id"]): stored.row["note"] for stored in sink.scan(shape)}
+    assert notes == {repr(key(n)): f"{n} {3 if n % 3 == 0 else 2 if n % 2 == 0 else 1}" for n in range(200)}
     assert sum(1 for _ in sink.scan(shape)) == 200
 
 
-def test_rows_from_before_get_a_default_that_stands_beside_its_column(lake: Lake) -> None:
+def test_rows_from_before_get_a_default_that_is_beside_its_column(lake: Lake) -> None:
     first = table(column("id", "int8"), column("since", "date"), name=TableName("public", "items"))
     sink = lake.sink(1, first)
     dates = ["2020-01-01", "infinity", "0044-03-15 BC"]
@@ -398,10 +398,10 @@ def test_rows_from_before_get_a_default_that_stands_beside_its_column(lake: Lake
     added: dict[TableName, dict[str, JsonValue]] = {first.name: {"until": "infinity", "n": 7}}
     assert dict(lake.sink(1).prepare([wider], added=added)) == {}
     expected = [{"id": n, "since": dates[n], "until": "infinity", "n": 7, "none": None} for n in (0, 1)]
-    assert sorted((dict(one.row) for one in sink.scan(wider)), key=lambda row: str(row["id"])) == expected
+    assert sorted((dict(stored.row) for stored in sink.scan(wider)), key=lambda row: str(row["id"])) == expected
     assert sink.apply(batch(upsert({"id": 0, "since": dates[0], "until": None, "n": None, "none": None}, 3, of=wider)))
     lake.sink(1).prepare([wider], added=added)  # again, as after a kill: the column is there, so nothing changes
-    assert {one.row["id"]: one.row["n"] for one in sink.scan(wider)} == {0: None, 1: 7}
+    assert {stored.row["id"]: stored.row["n"] for stored in sink.scan(wider)} == {0: None, 1: 7}
 
 
 def test_rows_that_come_while_a_column_is_added_get_its_default_too(lake: Lake) -> None:
@@ -421,7 +421,7 @@ def test_rows_that_come_while_a_column_is_added_get_its_default_too(lake: Lake) 
 
     lake.sink(1).prepare([wider], added={ITEMS.name: Values(n=7)})
     assert happened
-    assert {one.row["id"]: one.row["n"] for one in worker.scan(wider)} == {1: 7, 2: 7}
+    assert {stored.row["id"]: stored.row["n"] for stored in worker.scan(wider)} == {1: 7, 2: 7}
 
 
 # Small files, and old ones
@@ -438,11 +438,13 @@ def test_small_files_are_put_together_and_old_ones_deleted_on_schedule(lake: Lak
     os.utime(orphans[0], (time.time() - 2 * 3600,) * 2)
     sink.apply(batch(item(8, "a", 1)))
     sink.apply(batch(item(9, "a", 1)))
-    held = DeltaTable(lake.root / "shop_g1/items")
-    assert len(held.file_uris()) == 1
+    delta_table = DeltaTable(lake.root / "shop_g1/items")
+    assert len(delta_table.file_uris()) == 1
     assert notes_of(sink) == dict.fromkeys(range(10), "a")
     assert [orphan.exists() for orphan in orphans] == [False, True]
-    assert len(DeltaTable(lake.root / "shop_g1/items", version=held.version() - 3).to_pyarrow_table()) == 10  # readable
+    assert (
+        len(DeltaTable(lake.root / "shop_g1/items", version=delta_table.version() - 3).to_pyarrow_table()) == 10
+    )  # readable
 
 
 def test_putting_files_together_brings_nothing_back_that_was_replaced_meanwhile(lake: Lake) -> None:
@@ -457,12 +459,12 @@ def test_putting_files_together_brings_nothing_back_that_was_replaced_meanwhile(
 
 
 def test_rows_that_are_replaced_while_files_are_put_together_are_there_once(lake: Lake) -> None:
-    one, other = lake.sink(1, ITEMS), lake.sink(1)
+    worker, other = lake.sink(1, ITEMS), lake.sink(1)
     for number in range(6):
-        one.apply(batch(item(number, "old", 1)))
+        worker.apply(batch(item(number, "old", 1)))
     compact = DeltaTable(lake.root / "shop_g1/items").optimize.compact
     assert other.apply(batch(interrupted(1, "new", 2, compact), item(2, "new", 2))).applied == 2
-    assert notes_of(one) == {0: "old", 1: "new", 2: "new", 3: "old", 4: "old", 5: "old"}
+    assert notes_of(worker) == {0: "old", 1: "new", 2: "new", 3: "old", 4: "old", 5: "old"}
     assert len(lake.rows()) == 6
 
 
@@ -573,9 +575,9 @@ def test_a_decimal_that_grows_needs_a_new_generation(lake: Lake) -> None:
 
 
 def test_tables_of_one_name_are_refused(lake: Lake) -> None:
-    one, other = (replace(ITEMS, name=name) for name in (TableName("public", "a__b"), TableName("a", "b")))
+    table_of_name, other = (replace(ITEMS, name=name) for name in (TableName("public", "a__b"), TableName("a", "b")))
     with pytest.raises(LockstepError, match="would both have the name 'a__b'"):
-        lake.sink(1, one, other)
+        lake.sink(1, table_of_name, other)
 
 
 @pytest.mark.parametrize("name", ["price", "gone"])
@@ -628,8 +630,8 @@ def test_readers_are_shown_the_rows_that_are_not_deleted(lake: Lake) -> None:
     sink.apply(batch(item(1, "a", 1), item(2, "b", 1)))
     sink.apply(batch(delete({"id": 1}, 2, of=ITEMS)))
     generations_of(sink).save_progress(progress())
-    held = DeltaTable(lake.root / "shop_g1/items").to_pyarrow_dataset()
-    assert held.to_table(["id", "note"], filter=~ds.field("_deleted")).to_pylist() == [{"id": 2, "note": "b"}]
+    dataset = DeltaTable(lake.root / "shop_g1/items").to_pyarrow_dataset()
+    assert dataset.to_table(["id", "note"], filter=~ds.field("_deleted")).to_pylist() == [{"id": 2, "note": "b"}]
     assert [(row["id"], row["note"], row["_deleted"]) for row in lake.rows()] == [(1, None, True), (2, "b", False)]
 
 
@@ -646,14 +648,14 @@ _KEYS: dict[str, Callable[[int], JsonValue]] = {
 }
 
 
-@pytest.mark.parametrize("place", [0, 40])
+@pytest.mark.parametrize("columns_before", [0, 40])
 @pytest.mark.parametrize("key_type", _KEYS)
-def test_a_row_is_found_in_whichever_of_many_files_it_is(lake: Lake, key_type: str, place: int) -> None:
+def test_a_row_is_found_in_whichever_of_many_files_it_is(lake: Lake, key_type: str, columns_before: int) -> None:
     """A merge leaves out files by the least and the greatest key in them, and long keys are cut there.
 
     Beyond the 32nd column nothing is known of them.
     """
-    others = [column(f"c{number}", "int4") for number in range(place)]
+    others = [column(f"c{number}", "int4") for number in range(columns_before)]
     shape = table(*others, column("k", key_type), column("part", "int4"), column("note"), key=("k", "part"))
     sink = lake.sink(1, shape, optimize_every_commits=1000)
     chance = random.Random(11)
@@ -668,9 +670,9 @@ def test_a_row_is_found_in_whichever_of_many_files_it_is(lake: Lake, key_type: s
         sink.apply(batch(*(upsert({**key, "note": str(at)}, at, of=shape) for key in keys)))
         expected |= {repr(key): str(at) for key in keys}
         if at == 20:
-            held = DeltaTable(lake.root / "shop_g1/orders")
-            assert len(held.file_uris()) == 20
-            held.create_checkpoint()
-    found = [(repr(dict(one.key)), one.row["note"]) for one in sink.scan(shape)]
-    assert len(found) == len(expected)
-    assert dict(found) == expected
+            delta_table = DeltaTable(lake.root / "shop_g1/orders")
+            assert len(delta_table.file_uris()) == 20
+            delta_table.create_checkpoint()
+    notes = [(repr(dict(stored.key)), stored.row["note"]) for stored in sink.scan(shape)]
+    assert len(notes) == len(expected)
+    assert dict(notes) == expected

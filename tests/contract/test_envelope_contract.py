@@ -115,8 +115,8 @@ def events(rows: Sequence[Mapping[str, Any]], shape: Table) -> list[Any]:
         retry_s=1.0,
         run="only",
     )
-    found = decode(newest(with_tags(records)), task).events
-    return list(found)
+    decoded = decode(newest(with_tags(records)), task).events
+    return list(decoded)
 
 
 def test_values_arrive_as_they_were_written(spark: SparkSession, shape: Table) -> None:

@@ -22,6 +22,7 @@ from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_delta
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, table, upsert
 from tests.services import temporary_directory
 
@@ -66,16 +67,16 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def warehouse_url(endpoints: Any, disk: Disk) -> Iterator[SecretStr]:
-    """A database of which all tables stand on the small disk."""
+    """A database of which all tables are on the small disk."""
     name = f"full_{uuid.uuid4().hex[:12]}"
     with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
         row = connection.execute("show data_directory").fetchone()
         assert row is not None
         owner = Path(row[0]).stat()
-        place = disk.path / "tables"
-        place.mkdir()
-        os.chown(place, owner.st_uid, owner.st_gid)
-        connection.execute(f"create tablespace {name} location '{place}'".encode())
+        folder = disk.path / "tables"
+        folder.mkdir()
+        os.chown(folder, owner.st_uid, owner.st_gid)
+        connection.execute(f"create tablespace {name} location '{folder}'".encode())
         connection.execute(f"create database {name} tablespace {name}".encode())
         try:
             url = make_url(endpoints.warehouse_url).set(database=name)
@@ -93,12 +94,12 @@ def _is_stopped_and_goes_on(sink: Sink, disk: Disk) -> None:
     sink.apply(_batch(0, 10))
     disk.fill()
     much = _batch(10, 2_000)
-    with pytest.raises(LockstepError, match=r"(?i)no space left|could not extend|could not write") as told:
+    with pytest.raises(LockstepError, match=r"(?i)no space left|could not extend|could not write") as caught:
         sink.apply(much)
-    assert type(told.value) is LockstepError, "not to be retried: somebody has to act"
-    assert "free space" in (told.value.hint or "")
+    assert type(caught.value) is LockstepError, "not to be retried: somebody has to act"
+    assert "free space" in (caught.value.hint or "")
     assert much.events[0].row is not None
-    assert str(much.events[0].row["note"]) not in str(told.value)
+    assert str(much.events[0].row["note"]) not in str(caught.value)
     disk.make_room()
     assert {row.key["id"] for row in sink.scan(table())} == set(range(10)), "nothing of the batch"
     outcome = sink.apply(much)
@@ -107,7 +108,7 @@ def _is_stopped_and_goes_on(sink: Sink, disk: Disk) -> None:
 
 
 def test_the_warehouses_disk_is_full(warehouse_url: SecretStr, disk: Disk) -> None:
-    sink = WarehouseSink("shop", WarehouseSettings(url=warehouse_url), 1)
+    sink = WarehouseSink(WarehouseTables("shop", WarehouseSettings(url=warehouse_url), 1))
     try:
         sink.prepare([table()])
         _is_stopped_and_goes_on(sink, disk)
@@ -116,7 +117,9 @@ def test_the_warehouses_disk_is_full(warehouse_url: SecretStr, disk: Disk) -> No
 
 
 def test_the_disk_of_a_warehouse_in_a_file_is_full(disk: Disk) -> None:
-    sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{disk.path}/warehouse.duckdb")), 1)
+    sink = WarehouseSink(
+        WarehouseTables("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{disk.path}/warehouse.duckdb")), 1)
+    )
     try:
         sink.prepare([table()])
         _is_stopped_and_goes_on(sink, disk)

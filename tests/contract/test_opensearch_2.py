@@ -11,10 +11,12 @@ from opensearchpy import OpenSearch
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue, RowEvent
+from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from stack import java, opensearch, process, versions
 from tests.builders import batch, column, delete, progress, table, tag, upsert
+from tests.contract.beside import generations_of
 from tests.databases import until
 from tests.services import temporary_directory
 
@@ -26,10 +28,12 @@ _TIGHT = {"http.max_content_length": "1mb", "indexing_pressure.memory.limit": "7
 @pytest.fixture(scope="module")
 def node() -> Iterator[str]:
     """A node of its own; its address."""
-    found = java.for_kafka()
+    chosen_java = java.for_kafka()
     patch = pytest.MonkeyPatch()
     # Any Java that is said to be older starts version 2.
-    patch.setattr(java, "for_opensearch", lambda: replace(found, major=min(found.major, java.JAVA_OPENSEARCH_3 - 1)))
+    patch.setattr(
+        java, "for_opensearch", lambda: replace(chosen_java, major=min(chosen_java.major, java.JAVA_OPENSEARCH_3 - 1))
+    )
     server = opensearch.OpenSearch(light=True)
     with temporary_directory() as directory:
         chosen = server.ports({}, ())
@@ -79,7 +83,7 @@ def opened(node: str) -> Iterator[list[OpenSearchSink]]:
         fields={"public.orders.note": {"copy_to": "all"}},
     )
     name = f"t{uuid.uuid4().hex[:12]}"
-    sinks = [OpenSearchSink(name, settings, generation) for generation in (1, 2)]
+    sinks = [OpenSearchSink(OpenSearchIndexes(name, settings, generation)) for generation in (1, 2)]
     for sink in sinks:
         sink.prepare([ORDERS])
     yield sinks
@@ -122,29 +126,32 @@ def test_events_end_in_the_same_rows_in_whatever_order(opened: list[OpenSearchSi
 
 def test_readers_find_what_is_live_and_no_markers(client: OpenSearch, opened: list[OpenSearchSink]) -> None:
     sink, second = opened
-    alias = f"{sink._prefix}.orders"
+    alias = f"{sink._indexes.prefix}.orders"
     sink.apply(batch(row(1), gone(2, 2)))
-    second.begin_bulk()
+    generations_of(second).begin_bulk()
     second.apply(batch(row(1, note="rebuilt")))
-    second.end_bulk()
+    generations_of(second).end_bulk()
     client.indices.refresh(index=alias)
     assert client.count(index=alias, params={"routing": "eu"})["count"] == 1
     for query in ({"term": {"doc.a.b": "x"}}, {"term": {"span": 4}}, {"match": {"all": "note"}}):
         hits = client.search(index=alias, body={"query": query})["hits"]["hits"]
         assert (query, [(hit["_id"], hit["_routing"]) for hit in hits]) == (query, [("eu-1", "eu")])
-    second.switch()
-    assert (sink.live(), client.search(index=alias)["hits"]["hits"][0]["_source"]["note"]) == (2, "rebuilt")
-    second.save_progress(progress(7))
-    assert second.load_progress() == progress(7)
-    sink.drop()
-    assert second.numbers() == [2]
+    generations_of(second).switch()
+    assert (generations_of(sink).live(), client.search(index=alias)["hits"]["hits"][0]["_source"]["note"]) == (
+        2,
+        "rebuilt",
+    )
+    generations_of(second).save_progress(progress(7))
+    assert generations_of(second).load_progress() == progress(7)
+    generations_of(sink).drop()
+    assert generations_of(second).numbers() == [2]
 
 
 def test_poison_is_rejected_and_blocks_stop(client: OpenSearch, opened: list[OpenSearchSink]) -> None:
     sink, _ = opened
     outcome = sink.apply(batch(row(1), upsert({**dict(row(2).row or {}), "id": 2**63}, 1, of=ORDERS), row(3)))
     assert (outcome.applied, len(outcome.rejections)) == (2, 1)
-    index = f"{sink._prefix}.orders_g1"
+    index = f"{sink._indexes.prefix}.orders_g1"
     client.indices.put_settings(index=index, body={"index.blocks.read_only_allow_delete": True})
     with pytest.raises(LockstepError, match="cluster_block_exception"):
         sink.apply(batch(row(4)))

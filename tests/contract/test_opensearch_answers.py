@@ -11,9 +11,11 @@ from opensearchpy import OpenSearch
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
+from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from tests.builders import batch, column, delete, table, upsert
+from tests.contract.beside import generations_of
 
 pytestmark = pytest.mark.live
 
@@ -40,17 +42,17 @@ ROW: dict[str, JsonValue] = {
 @pytest.fixture
 def sink(endpoints: Any) -> Iterator[OpenSearchSink]:
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30)
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     sink.prepare([PRODUCTS])
     yield sink
     sink.close()
 
 
 def alias(sink: OpenSearchSink) -> str:
-    return f"{sink._prefix}.public.orders"
+    return f"{sink._indexes.prefix}.public.orders"
 
 
-def found(client: OpenSearch, sink: OpenSearchSink, query: dict[str, Any]) -> list[int]:
+def ids_of_hits(client: OpenSearch, sink: OpenSearchSink, query: dict[str, Any]) -> list[int]:
     client.indices.refresh(index=alias(sink))
     answer = client.search(index=alias(sink), body={"query": query, "sort": ["id"]})
     return [hit["_source"]["id"] for hit in answer["hits"]["hits"]]
@@ -64,13 +66,13 @@ def test_documents_are_found_by_their_values(client: OpenSearch, sink: OpenSearc
         {"id": 3, "title": "Blue lamp", "price": "NaN", "weight": 9.5, "made": "2024-02-29", "attributes": "[1]"},
     ]  # fmt: skip
     assert sink.apply(batch(*(upsert(row, 1, of=PRODUCTS) for row in rows))).applied == 3
-    assert found(client, sink, {"match": {"title": "red"}}) == [1, 2]
-    assert found(client, sink, {"range": {"price": {"gt": 19.5, "lt": 100}}}) == [1]
-    assert found(client, sink, {"term": {"price.exact": "19.90"}}) == [1]
-    assert found(client, sink, {"range": {"weight": {"gte": 2.5}}}) == [1, 3]
-    assert found(client, sink, {"range": {"made": {"gte": "2024-01-01"}}}) == [3]
-    assert found(client, sink, {"term": {"attributes.a.b": "x"}}) == [2]
-    assert found(client, sink, {"exists": {"field": "_ignored"}}) == [2, 3]
+    assert ids_of_hits(client, sink, {"match": {"title": "red"}}) == [1, 2]
+    assert ids_of_hits(client, sink, {"range": {"price": {"gt": 19.5, "lt": 100}}}) == [1]
+    assert ids_of_hits(client, sink, {"term": {"price.exact": "19.90"}}) == [1]
+    assert ids_of_hits(client, sink, {"range": {"weight": {"gte": 2.5}}}) == [1, 3]
+    assert ids_of_hits(client, sink, {"range": {"made": {"gte": "2024-01-01"}}}) == [3]
+    assert ids_of_hits(client, sink, {"term": {"attributes.a.b": "x"}}) == [2]
+    assert ids_of_hits(client, sink, {"exists": {"field": "_ignored"}}) == [2, 3]
 
 
 def test_json_that_cannot_be_indexed_costs_the_search_copy_only(client: OpenSearch, sink: OpenSearchSink) -> None:
@@ -78,12 +80,12 @@ def test_json_that_cannot_be_indexed_costs_the_search_copy_only(client: OpenSear
     row = {**ROW, "attributes": text}
     assert sink.apply(batch(upsert(row, 1, of=PRODUCTS))).applied == 1
     assert [stored.row["attributes"] for stored in sink.scan(PRODUCTS)] == [text]
-    assert found(client, sink, {"exists": {"field": "attributes"}}) == []
+    assert ids_of_hits(client, sink, {"exists": {"field": "attributes"}}) == []
 
 
 # It changes the whole server, which others use at the same time.
 @pytest.mark.busy
-def test_a_late_write_does_not_make_a_dropped_index_anew(client: OpenSearch, sink: OpenSearchSink) -> None:
+def test_a_late_write_does_not_recreate_a_dropped_index(client: OpenSearch, sink: OpenSearchSink) -> None:
     client.cluster.put_settings(body={"transient": {"action.auto_create_index": "true"}})
     try:
         sink.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
@@ -110,7 +112,7 @@ def test_a_full_disk_stops_the_job_and_rejects_no_row(client: OpenSearch, sink: 
 def test_an_index_that_is_not_ours_is_left_alone(client: OpenSearch, endpoints: Any) -> None:
     name = f"t{uuid.uuid4().hex[:12]}"
     client.indices.create(index=f"{name}.public.orders_g1")
-    sink = OpenSearchSink(name, OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0), 1)
+    sink = OpenSearchSink(OpenSearchIndexes(name, OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0), 1))
     with pytest.raises(LockstepError, match="isn't ours"):
         sink.prepare([PRODUCTS])
     sink.close()
@@ -122,7 +124,7 @@ def test_a_marker_remembers_a_delete_across_a_restart(
     stack: Any, endpoints: Any, client: OpenSearch, sink: OpenSearchSink
 ) -> None:
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, deletes="marker")
-    marking = OpenSearchSink(sink._prefix, settings, 1)
+    marking = OpenSearchSink(OpenSearchIndexes(sink._indexes.prefix, settings, 1))
     marking.apply(batch(upsert(ROW, 1, of=PRODUCTS), upsert({**ROW, "id": 2}, 1, of=PRODUCTS)))
     assert marking.apply(batch(delete({"id": 1}, 3, of=PRODUCTS))).applied == 1
     stack.stop("opensearch")
@@ -130,22 +132,22 @@ def test_a_marker_remembers_a_delete_across_a_restart(
     outcome = marking.apply(batch(upsert(ROW, 2, of=PRODUCTS)))
     assert (outcome.applied, outcome.stale) == (0, 1)
     assert [stored.row["id"] for stored in marking.scan(PRODUCTS)] == [2]
-    assert found(client, sink, {"match_all": {}}) == [2]
+    assert ids_of_hits(client, sink, {"match_all": {}}) == [2]
     assert marking.apply(batch(upsert({**ROW, "title": "again"}, 4, of=PRODUCTS))).applied == 1
-    assert found(client, sink, {"match_all": {}}) == [1, 2]
+    assert ids_of_hits(client, sink, {"match_all": {}}) == [1, 2]
     marking.close()
 
 
 @pytest.fixture
 def second(sink: OpenSearchSink) -> Iterator[OpenSearchSink]:
-    second = OpenSearchSink(sink._prefix, sink._settings, 2)
+    second = OpenSearchSink(OpenSearchIndexes(sink._indexes.prefix, sink._indexes.settings, 2))
     second.prepare([PRODUCTS])
     yield second
     second.close()
 
 
 def _pointed(client: OpenSearch, name: str) -> dict[str, Any]:
-    return {index: held["aliases"] for index, held in client.indices.get_alias(index=f"{name}*").items()}
+    return {index: facts["aliases"] for index, facts in client.indices.get_alias(index=f"{name}*").items()}
 
 
 @pytest.mark.parametrize("keeps_ours", [True, False])
@@ -153,21 +155,26 @@ def test_an_alias_that_somebody_moved_is_left_alone(
     client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink, keeps_ours: bool
 ) -> None:
     """Also where the other index has a name that begins as ours do, or like one of our generations."""
-    for stranger in (f"other-{sink._prefix}", f"{alias(sink)}_g7", f"{alias(sink)}_backup"):
+    for stranger in (f"other-{sink._indexes.prefix}", f"{alias(sink)}_g7", f"{alias(sink)}_backup"):
         client.indices.create(index=stranger)
         client.indices.put_alias(index=stranger, name=alias(sink))
         if not keeps_ours:
             client.indices.delete_alias(index=f"{alias(sink)}_g1", name=alias(sink), ignore=404)  # type: ignore[call-arg]
-        before = _pointed(client, sink._prefix)
-        for act in (sink.live, second.switch, sink.switch, lambda: second.prepare([PRODUCTS])):
+        before = _pointed(client, sink._indexes.prefix)
+        for act in (
+            generations_of(sink).live,
+            generations_of(second).switch,
+            generations_of(sink).switch,
+            lambda: second.prepare([PRODUCTS]),
+        ):
             with pytest.raises(LockstepError, match=f"points to index '{stranger}', which isn't this sink's") as raised:
                 act()
             assert raised.value.hint is not None
-        assert _pointed(client, sink._prefix) == before
-        assert sink.numbers() == [1, 2]
+        assert _pointed(client, sink._indexes.prefix) == before
+        assert generations_of(sink).numbers() == [1, 2]
         client.indices.delete(index=stranger)
-    second.switch()
-    assert sink.live() == 2
+    generations_of(second).switch()
+    assert generations_of(sink).live() == 2
 
 
 def test_an_index_with_the_aliases_name_is_left_alone(
@@ -175,13 +182,13 @@ def test_an_index_with_the_aliases_name_is_left_alone(
 ) -> None:
     client.indices.delete_alias(index=f"{alias(sink)}_g1", name=alias(sink))
     client.indices.create(index=alias(sink))
-    for act in (sink.live, second.switch, lambda: second.prepare([PRODUCTS])):
-        with pytest.raises(LockstepError, match=f"there is an index called '{alias(sink)}'"):
+    for act in (generations_of(sink).live, generations_of(second).switch, lambda: second.prepare([PRODUCTS])):
+        with pytest.raises(LockstepError, match=f"there is an index named '{alias(sink)}'"):
             act()
     client.indices.delete(index=alias(sink))
-    assert sink.live() is None
-    second.switch()
-    assert sink.live() == 2
+    assert generations_of(sink).live() is None
+    generations_of(second).switch()
+    assert generations_of(sink).live() == 2
 
 
 def test_an_alias_on_two_generations_is_noticed_and_a_switch_mends_it(
@@ -189,14 +196,16 @@ def test_an_alias_on_two_generations_is_noticed_and_a_switch_mends_it(
 ) -> None:
     client.indices.put_alias(index=f"{alias(sink)}_g2", name=alias(sink))
     with pytest.raises(LockstepError, match="generations 1 and 2 at once"):
-        sink.live()
-    second.switch()
-    assert sink.live() == 2
+        generations_of(sink).live()
+    generations_of(second).switch()
+    assert generations_of(sink).live() == 2
 
 
 def test_rows_by_key_see_what_was_not_refreshed_and_no_markers(client: OpenSearch, sink: OpenSearchSink) -> None:
     client.indices.put_settings(index=f"{alias(sink)}_g1", body={"index.refresh_interval": "-1"})
-    marking = OpenSearchSink(sink._prefix, sink._settings.model_copy(update={"deletes": "marker"}), 1)
+    marking = OpenSearchSink(
+        OpenSearchIndexes(sink._indexes.prefix, sink._indexes.settings.model_copy(update={"deletes": "marker"}), 1)
+    )
     marking.apply(batch(upsert(ROW, 1, of=PRODUCTS), upsert({**ROW, "id": 2}, 1, of=PRODUCTS)))
     marking.apply(batch(delete({"id": 1}, 2, of=PRODUCTS)))
     assert [stored.row for stored in marking.rows(PRODUCTS, [{"id": 1}, {"id": 2}])] == [{**ROW, "id": 2}]
@@ -208,7 +217,7 @@ def test_a_switch_shows_what_was_not_refreshed(
 ) -> None:
     client.indices.put_settings(index=f"{alias(sink)}_g2", body={"index.refresh_interval": "1h"})
     second.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
-    second.switch()
+    generations_of(second).switch()
     answer = client.search(index=alias(sink), body={"query": {"match_all": {}}})
     assert [hit["_source"]["id"] for hit in answer["hits"]["hits"]] == [1]
 
@@ -218,39 +227,41 @@ def test_in_bulk_the_index_spares_itself_until_the_end(
 ) -> None:
     def of_index(generation: int) -> tuple[str, str]:
         index = f"{alias(sink)}_g{generation}"
-        held = client.indices.get_settings(index=index)[index]["settings"]["index"]
-        return held["refresh_interval"], held["number_of_replicas"]
+        settings = client.indices.get_settings(index=index)[index]["settings"]["index"]
+        return settings["refresh_interval"], settings["number_of_replicas"]
 
-    configured = OpenSearchSink(sink._prefix, sink._settings.model_copy(update={"replicas": 2}), 2)
-    configured.end_bulk()
+    configured = OpenSearchSink(
+        OpenSearchIndexes(sink._indexes.prefix, sink._indexes.settings.model_copy(update={"replicas": 2}), 2)
+    )
+    generations_of(configured).end_bulk()
     assert of_index(2) == ("200ms", "0")
-    configured.begin_bulk()
-    sink.begin_bulk()
+    generations_of(configured).begin_bulk()
+    generations_of(sink).begin_bulk()
     assert (of_index(1), of_index(2)) == (("200ms", "0"), ("-1", "0"))
-    configured.begin_bulk()
+    generations_of(configured).begin_bulk()
     configured.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
     with pytest.raises(LockstepError, match="still being loaded in bulk"):
-        second.switch()
-    configured.end_bulk()
+        generations_of(second).switch()
+    generations_of(configured).end_bulk()
     assert of_index(2) == ("200ms", "2")
     assert client.count(index=f"{alias(sink)}_g2")["count"] == 1
     client.indices.put_settings(index=f"{alias(sink)}_g2", body={"index.number_of_replicas": 0})
-    configured.end_bulk()
+    generations_of(configured).end_bulk()
     assert of_index(2) == ("200ms", "0")
-    second.switch()
+    generations_of(second).switch()
     configured.close()
 
 
 def test_a_first_generation_in_bulk_does_not_go_live_by_itself(endpoints: Any) -> None:
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30)
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     sink.prepare([PRODUCTS], go_live=False)
-    sink.begin_bulk()
+    generations_of(sink).begin_bulk()
     sink.prepare([PRODUCTS])
-    assert sink.live() is None
-    sink.end_bulk()
+    assert generations_of(sink).live() is None
+    generations_of(sink).end_bulk()
     sink.prepare([PRODUCTS])
-    assert sink.live() == 1
+    assert generations_of(sink).live() == 1
     sink.close()
 
 
@@ -273,15 +284,15 @@ def test_fields_and_index_settings_shape_the_index(client: OpenSearch, endpoints
         },
     )  # fmt: skip
     wider = table(*PRODUCTS.columns, column("added"))
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     with pytest.raises(ConfigurationError, match=r"table public\.orders has no column 'added'"):
         sink.prepare([PRODUCTS])
     sink.prepare([wider])
     row = {**ROW, "title": "Die Häuser", "attributes": '{"a": 1}', "added": "one two"}
     sink.apply(batch(upsert(row, 1, of=wider)))
-    assert found(client, sink, {"match": {"title": "haus"}}) == [1]
-    assert found(client, sink, {"term": {"attributes": '{"a": 1}'}}) == [1]
-    assert found(client, sink, {"term": {"added": "one two"}}) == [1]
+    assert ids_of_hits(client, sink, {"match": {"title": "haus"}}) == [1]
+    assert ids_of_hits(client, sink, {"term": {"attributes": '{"a": 1}'}}) == [1]
+    assert ids_of_hits(client, sink, {"term": {"added": "one two"}}) == [1]
     assert [stored.row for stored in sink.scan(wider)] == [row]
     sink.close()
 
@@ -295,11 +306,11 @@ def test_fields_and_index_settings_shape_the_index(client: OpenSearch, endpoints
         ({"index_settings": {"nonsense": 1}}, r"unknown setting \[index.nonsense\]"),
     ],
 )
-def test_a_shape_that_the_server_refuses_is_told_with_its_words(
+def test_a_shape_that_the_server_refuses_is_reported_with_its_words(
     endpoints: Any, shaping: dict[str, Any], problem: str
 ) -> None:
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, **shaping)
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     with pytest.raises(LockstepError, match=problem) as raised:
         sink.prepare([PRODUCTS])
     assert raised.value.hint is not None
@@ -308,8 +319,8 @@ def test_a_shape_that_the_server_refuses_is_told_with_its_words(
 
 
 def test_another_field_type_for_what_exists_needs_a_new_generation(sink: OpenSearchSink) -> None:
-    settings = sink._settings.model_copy(update={"fields": {"public.orders.title": {"type": "long"}}})
-    changed = OpenSearchSink(sink._prefix, settings, 1)
+    settings = sink._indexes.settings.model_copy(update={"fields": {"public.orders.title": {"type": "long"}}})
+    changed = OpenSearchSink(OpenSearchIndexes(sink._indexes.prefix, settings, 1))
     with pytest.raises(LockstepError, match=r"cannot be changed from type \[text\] to \[long\]"):
         changed.prepare([table(*PRODUCTS.columns, column("added"))])
     changed.close()
@@ -317,17 +328,19 @@ def test_another_field_type_for_what_exists_needs_a_new_generation(sink: OpenSea
 
 def test_another_tables_index_is_left_alone(endpoints: Any) -> None:
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, names={"public.orders": "all"})
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     sink.prepare([PRODUCTS])
     items = replace(PRODUCTS, name=TableName("public", "items"))
-    other = OpenSearchSink(sink._prefix, settings.model_copy(update={"names": {"public.items": "all"}}), 1)
+    other = OpenSearchSink(
+        OpenSearchIndexes(sink._indexes.prefix, settings.model_copy(update={"names": {"public.items": "all"}}), 1)
+    )
     with pytest.raises(LockstepError, match=r"all_g1' holds table public\.orders, not public\.items"):
         other.prepare([items])
     sink.close()
     other.close()
 
 
-def test_ids_and_routing_that_do_not_fit_are_told_all_at_once_before_anything_is_made(
+def test_ids_and_routing_that_do_not_fit_are_reported_at_once_before_anything_is_made(
     client: OpenSearch, endpoints: Any
 ) -> None:
     settings = OpenSearchSettings(
@@ -336,10 +349,10 @@ def test_ids_and_routing_that_do_not_fit_are_told_all_at_once_before_anything_is
         routing={"public.orders": ("title",)},
         fields={"public.items.nothing": {"type": "text"}},
     )
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     with pytest.raises(ConfigurationError) as raised:
         sink.prepare([PRODUCTS, replace(PRODUCTS, name=TableName("public", "items"))])
     assert [problem.split(":")[0] for problem in raised.value.problems] == ["ids", "ids", "routing", "fields"]
     assert "another shard" in raised.value.problems[2]
-    assert not client.indices.exists(index=f"{sink._prefix}.public.orders_g1")
+    assert not client.indices.exists(index=f"{sink._indexes.prefix}.public.orders_g1")
     sink.close()

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from opensearchpy import OpenSearch
 
+from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from tests.builders import batch, delete, progress, table, upsert
+from tests.contract.beside import generations_of, records_of
 from tests.databases import until
 
 pytestmark = pytest.mark.live
@@ -28,14 +30,14 @@ def open_sink(endpoints: Any, client: OpenSearch) -> Iterator[Open]:
         chosen = OpenSearchSettings(
             urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, gc_deletes_s=1, **settings
         )
-        sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", chosen, 1)
+        sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", chosen, 1))
         sink.prepare([ORDERS])
         opened.append(sink)
         return sink
 
     yield open_
     for sink in opened:
-        client.indices.delete(index=f"{sink._prefix}.*")
+        client.indices.delete(index=f"{sink._indexes.prefix}.*")
         sink.close()
 
 
@@ -46,7 +48,7 @@ def _live(sink: OpenSearchSink) -> list[Any]:
 def _takes(sink: OpenSearchSink, client: OpenSearch, number: int) -> bool:
     """Whether a late write is taken. Servers clear up what they remember while they work and refresh."""
     sink.apply(batch(upsert({"id": 2, "note": f"{number}"}, number)))
-    client.indices.refresh(index=f"{sink._prefix}.public.orders_g1")
+    client.indices.refresh(index=f"{sink._indexes.prefix}.public.orders_g1")
     return sink.apply(batch(WRITTEN)).applied == 1
 
 
@@ -76,10 +78,10 @@ def test_a_marker_is_never_forgotten_nor_found(client: OpenSearch, open_sink: Op
         assert not _takes(sink, client, number)
         time.sleep(0.1)
     assert _live(sink) == [2]
-    index = f"{sink._prefix}.public.orders"
+    index = f"{sink._indexes.prefix}.public.orders"
     assert client.count(index=index)["count"] == 1
-    left = client.get(index=f"{index}_g1", id="1")
-    assert (left["_source"], left["_version"] > 1) == ({"_tag": GONE.tag, "_deleted": True}, True)
+    document = client.get(index=f"{index}_g1", id="1")
+    assert (document["_source"], document["_version"] > 1) == ({"_tag": GONE.tag, "_deleted": True}, True)
     assert sink.apply(batch(upsert({"id": 1, "note": "again"}, 3))).applied == 1
     assert sorted(_live(sink)) == [1, 2]
 
@@ -88,20 +90,23 @@ def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch
     """Neither batches nor progress and notes ask for it, and the progress index isn't refreshed at all."""
 
     def refreshes(index: str) -> int:
-        found: int = client.indices.stats(index=index, metric="refresh")["_all"]["primaries"]["refresh"][
+        count: int = client.indices.stats(index=index, metric="refresh")["_all"]["primaries"]["refresh"][
             "external_total"
         ]
-        return found
+        return count
 
     sink = open_sink(refresh_interval_ms=3_600_000)
-    rows, bookkeeping = f"{sink._prefix}.public.orders_g1", f"{sink._prefix}.lockstep_bookkeeping"
-    sink.save("a", "text")
+    rows, bookkeeping = f"{sink._indexes.prefix}.public.orders_g1", f"{sink._indexes.prefix}.lockstep_bookkeeping"
+    records_of(sink).save("a", "text")
     before = refreshes(rows), refreshes(bookkeeping)
     for number in range(5):
         sink.apply(batch(upsert({"id": number, "note": "n"}, 1)))
-        sink.save_progress(progress(number))
-        sink.save("a", f"text {number}")
-        assert (sink.load_progress(), sink.load("a")) == (progress(number), f"text {number}")
+        generations_of(sink).save_progress(progress(number))
+        records_of(sink).save("a", f"text {number}")
+        assert (generations_of(sink).load_progress(), records_of(sink).load("a")) == (
+            progress(number),
+            f"text {number}",
+        )
         assert len(list(sink.rows(ORDERS, [{"id": number}]))) == 1
     assert client.indices.get_settings(index=bookkeeping)[bookkeeping]["settings"]["index"]["refresh_interval"] == "-1"
     assert (refreshes(rows), refreshes(bookkeeping)) == before

@@ -22,10 +22,12 @@ from pydantic import SecretStr
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import RowEvent
 from sinks.access import Login, Tls
+from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from stack import ports
 from tests.builders import batch, delete, table, upsert
+from tests.contract.beside import generations_of
 
 pytestmark = pytest.mark.live
 
@@ -104,15 +106,15 @@ def before(
 def direct(endpoints: Any, client: OpenSearch) -> Iterator[OpenSearchSink]:
     """A sink with a table and nothing in between."""
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30)
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     sink.prepare([ORDERS])
     yield sink
-    client.indices.delete(index=f"{sink._prefix}.*")
+    client.indices.delete(index=f"{sink._indexes.prefix}.*")
     sink.close()
 
 
 def index_of(sink: OpenSearchSink) -> str:
-    return f"{sink._prefix}.public.orders_g1"
+    return f"{sink._indexes.prefix}.public.orders_g1"
 
 
 def row(number: int, at: int = 1, note: str = "n") -> RowEvent:
@@ -122,8 +124,8 @@ def row(number: int, at: int = 1, note: str = "n") -> RowEvent:
 @contextmanager
 def through(direct: OpenSearchSink, *urls: str, **others: Any) -> Iterator[OpenSearchSink]:
     """The same sink, reached by other ways."""
-    settings = direct._settings.model_copy(update={"urls": urls, **others})
-    sink = OpenSearchSink(direct._prefix, settings, 1)
+    settings = direct._indexes.settings.model_copy(update={"urls": urls, **others})
+    sink = OpenSearchSink(OpenSearchIndexes(direct._indexes.prefix, settings, 1))
     yield sink
     sink.close()
 
@@ -153,8 +155,8 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, direct: OpenSearchS
         return send_on(sent) if trouble is None or not _is_bulk(request) else trouble
 
     with before(endpoints.opensearch_url, change) as url, through(direct, url) as sink:
-        for number, one in enumerate(TROUBLES):
-            trouble = one
+        for number, next_trouble in enumerate(TROUBLES):
+            trouble = next_trouble
             with pytest.raises(Unavailable) as raised:
                 sink.apply(batch(row(number), row(number + 100)))
             assert "row 1" not in str(raised.value)
@@ -256,21 +258,21 @@ def test_a_closed_index_stops_the_job_and_rejects_no_row(client: OpenSearch, dir
 def test_a_value_that_a_field_cannot_hold_costs_its_row_alone(client: OpenSearch, endpoints: Any) -> None:
     fields = {"public.orders.note": {"type": "keyword"}}  # without a limit: Lucene's is 32766 bytes
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, fields=fields)
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
     sink.prepare([ORDERS])
     outcome = sink.apply(batch(row(1), row(2, note="x" * 33_000), row(3)))
     assert (outcome.applied, [refused.event.key["id"] for refused in outcome.rejections]) == (2, [2])
     assert "xxx" not in outcome.rejections[0].reason
     assert held(sink) == [1, 3]
-    client.indices.delete(index=f"{sink._prefix}.*")
+    client.indices.delete(index=f"{sink._indexes.prefix}.*")
     sink.close()
 
 
 def test_another_routing_than_the_indexes_stops_the_job(client: OpenSearch, endpoints: Any) -> None:
     routed = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, routing={"public.orders": ("id",)})
-    sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", routed, 1)
+    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", routed, 1))
     sink.prepare([ORDERS])
-    other = OpenSearchSink(sink._prefix, routed.model_copy(update={"routing": {}}), 1)
+    other = OpenSearchSink(OpenSearchIndexes(sink._indexes.prefix, routed.model_copy(update={"routing": {}}), 1))
     assert sink.apply(batch(row(1))).applied == 1
     for event in (row(1, 2), delete({"id": 1}, 2)):
         with pytest.raises(LockstepError, match="routing_missing_exception"):
@@ -278,7 +280,7 @@ def test_another_routing_than_the_indexes_stops_the_job(client: OpenSearch, endp
     with pytest.raises(LockstepError, match="routing_missing_exception"):
         list(other.rows(ORDERS, [{"id": 1}]))
     assert held(sink) == [1]
-    client.indices.delete(index=f"{sink._prefix}.*")
+    client.indices.delete(index=f"{sink._indexes.prefix}.*")
     sink.close()
     other.close()
 
@@ -315,7 +317,7 @@ def test_a_node_that_is_down_is_passed_over(endpoints: Any, direct: OpenSearchSi
         with through(direct, *urls) as sink:
             for number in range(3):
                 assert sink.apply(batch(row(number, at))).applied == 1
-            assert sink.live() == 1
+            assert generations_of(sink).live() == 1
     with through(direct, _dead(), _dead()) as sink, pytest.raises(Unavailable, match="doesn't answer"):
         sink.apply(batch(row(1)))
 

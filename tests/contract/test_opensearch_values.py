@@ -13,6 +13,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.postgres.replication import ReplicationConnection
 from cdc.protocol.envelope import TableEncoder
+from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from snapshot.table_reader import SnapshotReader
@@ -34,19 +35,19 @@ def open_sink(endpoints: Any, client: OpenSearch) -> Iterator[Open]:
 
     def open_(*tables: Table, **shaping: Any) -> OpenSearchSink:
         settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, **shaping)
-        sink = OpenSearchSink(f"t{uuid.uuid4().hex[:12]}", settings, 1)
+        sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
         sink.prepare(tables)
         opened.append(sink)
         return sink
 
     yield open_
     for sink in opened:
-        client.indices.delete(index=f"{sink._prefix}.*")
+        client.indices.delete(index=f"{sink._indexes.prefix}.*")
         sink.close()
 
 
-def found(client: OpenSearch, sink: OpenSearchSink, query: dict[str, Any]) -> list[int]:
-    index = f"{sink._prefix}.public.orders"
+def ids_of_hits(client: OpenSearch, sink: OpenSearchSink, query: dict[str, Any]) -> list[int]:
+    index = f"{sink._indexes.prefix}.public.orders"
     client.indices.refresh(index=index)
     hits = client.search(index=index, body={"query": query, "sort": ["id"], "size": 100})["hits"]["hits"]
     return [hit["_source"]["id"] for hit in hits]
@@ -89,7 +90,7 @@ MANY = table(
     column("during", "tstzrange"),
     column("shifts", "tstzmultirange"),
 )
-_NOTHING: dict[str, JsonValue] = dict.fromkeys(held.name for held in MANY.columns)
+_NOTHING: dict[str, JsonValue] = dict.fromkeys(column.name for column in MANY.columns)
 MANY_ROWS: list[dict[str, JsonValue]] = [
     {**_NOTHING, "id": 1, "numbers": [[1, 2], [3, None]], "words": [["Red chair"], ["blue"]]},
     {**_NOTHING, "id": 2, "numbers": "[0:1]={7,8}", "words": []},
@@ -134,7 +135,7 @@ def test_arrays_instants_and_ranges_are_found(client: OpenSearch, open_sink: Ope
         ({"term": {"shifts": "2014-08-04T20:00:00Z"}}, []),
         ({"term": {"shifts": "2024-08-04T20:00:00Z"}}, [10]),
     ]:  # fmt: skip
-        assert (query, found(client, sink, query)) == (query, expected)
+        assert (query, ids_of_hits(client, sink, query)) == (query, expected)
     assert sorted((dict(stored.row) for stored in sink.scan(MANY)), key=lambda row: row["id"]) == MANY_ROWS  # type: ignore[arg-type,return-value]
 
 
@@ -196,8 +197,8 @@ def test_every_field_can_be_indexed_in_another_way(client: OpenSearch, open_sink
         {"range": {"doc.n.x": {"gte": 5}}},
         {"term": {"span": "[1,5)"}},
     ):
-        assert (query, found(client, sink, query)) == (query, [1])
-    assert found(client, sink, {"term": {"secret": "hidden"}}) == []
+        assert (query, ids_of_hits(client, sink, query)) == (query, [1])
+    assert ids_of_hits(client, sink, {"term": {"secret": "hidden"}}) == []
     assert [(dict(stored.row), stored.tag) for stored in sink.scan(CHOSEN)] == [(row, tag(1))]
 
 
@@ -205,11 +206,17 @@ def test_an_index_from_before_keeps_the_fields_that_it_has(client: OpenSearch, o
     """Ranges were keywords once."""
     spans = table(column("id", "int8"), column("span", "int4range"))
     sink = open_sink(spans, fields={"public.orders.span": {"type": "keyword"}})
-    later = OpenSearchSink(sink._prefix, sink._settings.model_copy(update={"fields": {}}), 1)
+    later = OpenSearchSink(
+        OpenSearchIndexes(sink._indexes.prefix, sink._indexes.settings.model_copy(update={"fields": {}}), 1)
+    )
     wider = table(*spans.columns, column("other", "int4range"))
     later.prepare([wider])
     row: dict[str, JsonValue] = {"id": 1, "span": "[1,5)", "other": "[1,5)"}
     assert later.apply(batch(upsert(row, 1, of=wider))).applied == 1
-    assert found(client, later, {"term": {"span": "[1,5)"}}) == found(client, later, {"term": {"other": 4}}) == [1]
+    assert (
+        ids_of_hits(client, later, {"term": {"span": "[1,5)"}})
+        == ids_of_hits(client, later, {"term": {"other": 4}})
+        == [1]
+    )
     assert [dict(stored.row) for stored in later.scan(wider)] == [row]
     later.close()

@@ -12,7 +12,9 @@ from cdc.model.errors import LockstepError, Unavailable
 from sinks.access import Login
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
+from sinks.redis.tables import RedisTables
 from tests.builders import batch, delete, table, tag, upsert
+from tests.contract.beside import generations_of
 
 pytestmark = pytest.mark.live
 
@@ -26,7 +28,7 @@ def client(endpoints: Any) -> Iterator[Redis]:
 
 @pytest.fixture
 def sink(endpoints: Any, name: str) -> Iterator[RedisSink]:
-    sink = RedisSink(name, RedisSettings(url=SecretStr(endpoints.redis_url), tombstone_ttl_s=100), 1)
+    sink = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url), tombstone_ttl_s=100), 1))
     sink.prepare([table()])
     yield sink
     sink.close()
@@ -79,12 +81,16 @@ def test_user_and_password_are_used(client: Any, endpoints: Any, name: str) -> N
     client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@all")
     address = SecretStr(endpoints.redis_url)
     try:
-        good = RedisSink(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("right"))), 1)
+        good = RedisSink(
+            RedisTables(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("right"))), 1)
+        )
         good.prepare([table()])
         good.close()
-        bad = RedisSink(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("wrong"))), 1)
+        bad = RedisSink(
+            RedisTables(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("wrong"))), 1)
+        )
         with pytest.raises(LockstepError, match="invalid username-password") as raised:
-            bad.live()
+            generations_of(bad).live()
         assert not isinstance(raised.value, Unavailable)
     finally:
         client.execute_command("ACL", "DELUSER", name)
@@ -94,7 +100,7 @@ def test_a_missing_right_stops_the_job(client: Any, endpoints: Any, name: str) -
     client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@read")
     try:
         login = Login(user=name, password=SecretStr("right"))
-        sink = RedisSink(name, RedisSettings(url=SecretStr(endpoints.redis_url), login=login), 1)
+        sink = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url), login=login), 1))
         with pytest.raises(LockstepError, match="no permissions"):
             sink.prepare([table()])
         sink.close()
@@ -113,15 +119,16 @@ def test_a_pointer_that_somebody_else_wrote_is_left_alone(
     else:
         client.set(pointer, pointed)
     before = client.dump(pointer)
-    for act in (sink.live, sink.switch, sink.drop):
+    generations = generations_of(sink)
+    for act in (generations.live, generations.switch, generations.drop):
         with pytest.raises(LockstepError, match=f"'{pointer}'.* doesn't name a generation") as raised:
             act()
         assert not isinstance(raised.value, Unavailable)
         assert raised.value.hint is not None
     assert client.dump(pointer) == before
     client.delete(pointer)
-    sink.switch()
-    assert sink.live() == 1
+    generations_of(sink).switch()
+    assert generations_of(sink).live() == 1
 
 
 def test_what_is_not_a_row_of_ours_is_not_read(client: Any, sink: RedisSink, name: str) -> None:

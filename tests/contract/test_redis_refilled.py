@@ -18,9 +18,11 @@ from cdc.model.tag import Tag
 from sinks.redis.refill import LATEST_S, Query, ReadPosition, Refill
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
+from sinks.redis.tables import RedisTables
 from sinks.stored_format import STORED_FORMAT
 from stack.stack import Stack
 from tests.builders import batch, table, upsert
+from tests.contract.beside import generations_of
 from tests.databases import Database, until
 from tests.services import temporary_directory
 
@@ -40,7 +42,7 @@ class Cache:
         self.name = f"t{uuid.uuid4().hex[:12]}"
         self.settings = RedisSettings(url=SecretStr(url), mode="invalidate", **chosen)
         self.client: Any = Redis.from_url(url)
-        self.sink = RedisSink(self.name, self.settings, 1)
+        self.sink = RedisSink(RedisTables(self.name, self.settings, 1))
         self.sink.prepare([table()])
         self.now = 0.0
         self.refill = self.application()
@@ -139,9 +141,9 @@ def test_what_is_late_is_not_put(caches: Any) -> None:
 
 def test_rows_go_where_readers_look(caches: Any) -> None:
     cache = caches()
-    second = RedisSink(cache.name, cache.settings, 2)
+    second = RedisSink(RedisTables(cache.name, cache.settings, 2))
     second.prepare([table()])
-    second.switch()
+    generations_of(second).switch()
     assert cache.put(at(0x100))
     assert cache.value() is None
     assert [stored.row for stored in second.scan(table())] == [ROW]
@@ -178,7 +180,7 @@ def test_a_position_waits_for_transactions_that_were_running(caches: Any, databa
             assert before.lsn <= stuck.lsn <= noted
             assert stuck.found_at > before.found_at
         writer.commit()
-    assert until(lambda: (found := cache.refill.position(query)).lsn >= noted and found)
+    assert until(lambda: (position_now := cache.refill.position(query)).lsn >= noted and position_now)
     assert until(lambda: fresh.position(query)).lsn >= noted
 
 
@@ -187,9 +189,9 @@ def test_a_position_serves_for_a_moment(caches: Any, database: Database) -> None
     cache.change(8)
     steady = Refill(cache.client, cache.name, cache.settings, monotonic=lambda: 1.0)
     query = asking(database.connection)
-    found = until(lambda: steady.position(query))
+    position = until(lambda: steady.position(query))
     database.execute("create table t (id int)")
-    assert steady.position(query) == found
+    assert steady.position(query) == position
 
 
 def test_a_commit_that_nobody_sees_yet_is_not_overtaken(endpoints: Any) -> None:
@@ -237,14 +239,16 @@ def test_a_commit_that_nobody_sees_yet_is_not_overtaken(endpoints: Any) -> None:
             reader.execute("alter system reset synchronous_standby_names")
             reader.execute("select pg_reload_conf()")
             writing.join(30)
-        position = until(lambda: (found := cache.refill.position(query)) and found.lsn > committed and found)
+        position = until(
+            lambda: (position_now := cache.refill.position(query)) and position_now.lsn > committed and position_now
+        )
         assert query("select note from orders where id = 42") == ("new",)
         assert cache.put(position)
 
 
 def _address(stack: Stack) -> str:
-    (found,) = [server.address for server in stack.status() if server.name == "postgres"]
-    return found
+    (address,) = [server.address for server in stack.status() if server.name == "postgres"]
+    return address
 
 
 def test_a_row_is_put_into_no_other_format_than_this_version_knows(caches: Any) -> None:

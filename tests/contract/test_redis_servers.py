@@ -21,8 +21,10 @@ from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavaila
 from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
+from sinks.redis.tables import RedisTables
 from stack import ports
 from tests.builders import batch, delete, progress, table, tag, upsert
+from tests.contract.beside import generations_of
 from tests.databases import until
 
 pytestmark = pytest.mark.live
@@ -82,7 +84,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 @contextmanager
 def opened(port: int, **chosen: Any) -> Iterator[RedisSink]:
-    sink = RedisSink("shop", RedisSettings(url=SecretStr(f"redis://127.0.0.1:{port}"), timeout_s=5, **chosen), 1)
+    sink = RedisSink(
+        RedisTables("shop", RedisSettings(url=SecretStr(f"redis://127.0.0.1:{port}"), timeout_s=5, **chosen), 1)
+    )
     yield sink
     sink.close()
 
@@ -105,7 +109,7 @@ def _made(locale: str, directory: Path) -> str:
     return f"{locale}.UTF-8"
 
 
-# In Danish aa comes behind b: so Lua's own order of texts is another one there.
+# In Danish aa comes after b, so Lua's own order of texts is another one there.
 @pytest.mark.parametrize(("locale", "is_wrong"), [("en_US", None), ("da_DK", ("b", "aa"))])
 def test_the_greater_tag_wins_in_every_locale(
     start: Start, tmp_path: Path, locale: str, is_wrong: tuple[str, str] | None
@@ -201,7 +205,7 @@ def _point(stored: Any, committed: int) -> ResumePoint:
 
 
 def test_what_a_failover_has_lost_is_noticed_and_read_again(start: Start) -> None:
-    """The replica has a prefix of what was written, so progress is behind wherever a row that it covered is."""
+    """The replica has a prefix of what was written, so its progress is older wherever a row that it covered is lost."""
     first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
 
     def reached(offset: int) -> Any:
@@ -213,18 +217,19 @@ def test_what_a_failover_has_lost_is_noticed_and_read_again(start: Start) -> Non
         batch(order(3, 3, "three"), delete({"id": 4}, 3), order(15, 3, "again")),
     ]
     with Redis(port=second) as replica, opened(first) as sink:
+        generations = generations_of(sink)
         replica.replicaof("127.0.0.1", str(first))
         sink.prepare([table()])
         sink.apply(log[0])
-        sink.save_progress(reached(1))
+        generations.save_progress(reached(1))
         until(lambda: replica.get("shop:g1.progress"))
         replica.replicaof("NO", "ONE")
         sink.apply(log[1])
-        sink.save_progress(reached(2))
+        generations.save_progress(reached(2))
         sink.apply(log[2])
         expected = {str(stored.key): (stored.row, stored.tag) for stored in sink.scan(table())}
     with opened(second) as promoted:
-        stored = promoted.load_progress()
+        stored = generations_of(promoted).load_progress()
         assert stored is not None
         assert stored == reached(1)
         facts = {"shop.public.orders": TopicFacts("Uo3yZ2JnQ8G1vB7fV0s4hA", 1, 10**12)}
@@ -234,18 +239,19 @@ def test_what_a_failover_has_lost_is_noticed_and_read_again(start: Start) -> Non
         assert "--from-lsn" in str(raised.value.hint)
         for again in log:
             promoted.apply(again)
-        found = {str(row.key): (row.row, row.tag) for row in promoted.scan(table())}
-        assert found == expected
-        assert found["{'id': 3}"][1] == tag(3)
+        rows = {str(row.key): (row.row, row.tag) for row in promoted.scan(table())}
+        assert rows == expected
+        assert rows["{'id': 3}"][1] == tag(3)
 
 
 def test_after_a_failover_the_job_begins_again(start: Start) -> None:
     """The batch that was applied to the old server isn't taken for applied to the new one."""
     first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
     with Redis(port=second) as replica, opened(first) as sink:
+        generations = generations_of(sink)
         replica.replicaof("127.0.0.1", str(first))
         sink.prepare([table()])
-        sink.save_progress(progress(1))
+        generations.save_progress(progress(1))
         until(lambda: replica.get("shop:g1.progress"))
         sink.apply(batch(order(1, 1)))
         replica.replicaof("NO", "ONE")
@@ -254,10 +260,11 @@ def test_after_a_failover_the_job_begins_again(start: Start) -> None:
         replica.config_set("port", str(first))
         for _ in range(2):
             with pytest.raises(DataLost, match="failed over"):
-                _patiently(lambda: sink.save_progress(progress(2)))
+                _patiently(lambda: generations.save_progress(progress(2)))
         with opened(first) as again:
-            assert again.load_progress() == progress(1)
-            again.save_progress(progress(2))
+            restarted = generations_of(again)
+            assert restarted.load_progress() == progress(1)
+            restarted.save_progress(progress(2))
 
 
 def _patiently(save: Callable[[], object]) -> None:
@@ -279,34 +286,37 @@ def test_after_a_restart_the_job_begins_again_only_where_something_may_be_lost(t
     port = str(ports.pick(None, taken=()))
     kept = ("--appendonly", "yes", "--port", port)
     with opened(int(port)) as sink:
+        generations = generations_of(sink)
         with _server(tmp_path / "server", *kept):
             sink.prepare([table()])
-            sink.save_progress(progress(1))
+            generations.save_progress(progress(1))
         with _server(tmp_path / "server", *kept):
-            _patiently(lambda: sink.save_progress(progress(2)))
+            _patiently(lambda: generations.save_progress(progress(2)))
         with _server(tmp_path / "empty", *kept), pytest.raises(DataLost, match="without its last"):
-            _patiently(lambda: sink.save_progress(progress(3)))
+            _patiently(lambda: generations.save_progress(progress(3)))
 
 
 def test_a_server_without_a_log_comes_back_as_it_was_when_it_was_saved(tmp_path: Path) -> None:
     port = str(ports.pick(None, taken=()))
     with opened(int(port)) as sink:
+        generations = generations_of(sink)
         with _server(tmp_path / "server", "--port", port):
             sink.prepare([table()])
-            sink.save_progress(progress(1))
+            generations.save_progress(progress(1))
             with Redis(port=int(port)) as client:
                 client.save()
             sink.apply(batch(order(1, 1)))
         with _server(tmp_path / "server", "--port", port), pytest.raises(DataLost):
-            _patiently(lambda: sink.save_progress(progress(2)))
+            _patiently(lambda: generations.save_progress(progress(2)))
 
 
 def test_keys_that_somebody_removes_under_a_running_job_are_noticed(start: Start) -> None:
     port = start("flushed")
     with opened(port) as sink:
+        generations = generations_of(sink)
         sink.prepare([table()])
-        sink.save_progress(progress(1))
+        generations.save_progress(progress(1))
         with Redis(port=port) as client:
             client.flushall()
         with pytest.raises(DataLost, match="is gone"):
-            sink.save_progress(progress(2))
+            generations.save_progress(progress(2))

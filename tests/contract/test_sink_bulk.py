@@ -135,8 +135,8 @@ def test_bulk_keeps_every_value(destination: Destination, name: str) -> None:
     for _ in range(2):
         assert _judged(opened.sink.apply(batch(*(upsert(row, 1, of=VALUES) for row in rows)))) == (len(rows), 0)
     opened.generations.end_bulk()
-    found = {stored.key["id"]: dict(stored.row) for stored in opened.sink.scan(VALUES)}
-    assert found == {row["id"]: row for row in rows}
+    rows_by_id = {stored.key["id"]: dict(stored.row) for stored in opened.sink.scan(VALUES)}
+    assert rows_by_id == {row["id"]: row for row in rows}
 
 
 @pytest.mark.layouts

@@ -122,19 +122,19 @@ def test_a_reader_misses_nothing_while_generations_are_switched(
     reads = [0, 0, 0]
     over = threading.Event()
 
-    def poll(place: int) -> None:
+    def poll(index: int) -> None:
         try:
             with destination.reader(name) as find:
                 while not over.is_set():
-                    number = reads[place] % 20
-                    reads[place] += 1
+                    number = reads[index] % 20
+                    reads[index] += 1
                     note = find(number)
                     if note != f"n{number}":
                         failures.append((number, note))
         except BaseException as error:
             failures.append(error)
 
-    readers = [threading.Thread(target=poll, args=(place,)) for place in range(len(reads))]
+    readers = [threading.Thread(target=poll, args=(index,)) for index in range(len(reads))]
     for reader in readers:
         reader.start()
     seen = 0
@@ -263,9 +263,9 @@ def test_a_writer_that_was_replaced_is_fenced(destination: Destination, name: st
 
 def test_who_writes_beside_the_writer_takes_nobodys_place(destination: Destination, name: str) -> None:
     writer, beside = destination.sink(name, 1, ITEMS), destination.sink(name, 1)
-    held = writer.claim()
-    assert beside.fence() == held
+    claimed = writer.claim()
+    assert beside.fence() == claimed
     assert counts(beside.apply(batch(item(1, "beside", 1), fence=beside.fence()))) == (1, 0, 0)
-    assert counts(writer.apply(batch(item(2, "writer", 2), fence=held))) == (1, 0, 0)
+    assert counts(writer.apply(batch(item(2, "writer", 2), fence=claimed))) == (1, 0, 0)
     assert rows_of(writer) == {"(1,)": "beside", "(2,)": "writer"}
     assert destination.sink(name, 1).claim() == beside.fence()

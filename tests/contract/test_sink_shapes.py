@@ -26,21 +26,27 @@ HELD = TableName("public", "items*")
 
 @pytest.mark.layouts
 def test_tables_that_are_not_kept_are_gone_and_no_others(destination: Destination, name: str) -> None:
-    held = replace(ITEMS, name=HELD)
-    opened = destination.opened(name, 1, ITEMS, OTHERS, held)
-    beside = destination.opened(name, 2, ITEMS, OTHERS, held)
-    neighbour = destination.opened(f"{name}x", 1, ITEMS, OTHERS, held)
-    for one in (opened, beside, neighbour):
-        one.sink.apply(batch(*(_named(of) for of in (ITEMS, OTHERS, held)), fence=one.sink.claim()))
-        one.records.save("g1.a", "kept")
+    held_table = replace(ITEMS, name=HELD)
+    opened = destination.opened(name, 1, ITEMS, OTHERS, held_table)
+    beside = destination.opened(name, 2, ITEMS, OTHERS, held_table)
+    neighbour = destination.opened(f"{name}x", 1, ITEMS, OTHERS, held_table)
+    for neighbouring in (opened, beside, neighbour):
+        neighbouring.sink.apply(
+            batch(
+                *(_named(table_shape) for table_shape in (ITEMS, OTHERS, held_table)), fence=neighbouring.sink.claim()
+            )
+        )
+        neighbouring.records.save("g1.a", "kept")
     opened.generations.save_progress(progress(7))
     assert opened.generations.keep_only([ITEMS.name]) == [OTHERS.name, HELD]
     assert rows_of(opened.sink) == {"(1,)": "public.items"}
     assert opened.generations.live() == 1
-    for of in (OTHERS, held):
+    for table_shape in (OTHERS, held_table):
         with pytest.raises(LockstepError):
-            rows_of(destination.sink(name, 1), of)
-        assert rows_of(beside.sink, of) == rows_of(neighbour.sink, of) == {"(1,)": str(of.name)}
+            rows_of(destination.sink(name, 1), table_shape)
+        assert (
+            rows_of(beside.sink, table_shape) == rows_of(neighbour.sink, table_shape) == {"(1,)": str(table_shape.name)}
+        )
     assert (opened.generations.load_progress(), opened.records.load("g1.a")) == (progress(7), "kept")
     assert destination.opened(name, 1).generations.keep_only([ITEMS.name]) == []
     with destination.reader(name) as find:
@@ -89,8 +95,8 @@ def test_a_new_column_is_added_before_the_first_row_that_has_it(destination: Des
     wider = replace(ITEMS, columns=(*ITEMS.columns, column("added", "jsonb")))
     sink.prepare([wider])
     sink.apply(batch(upsert({"id": 2, "note": "b", "number": 1, "added": '{"x": 1}'}, 2, of=wider)))
-    found = {stored.row["id"]: stored.row["added"] for stored in sink.scan(wider)}
-    assert found == {1: None, 2: '{"x": 1}'}
+    added = {stored.row["id"]: stored.row["added"] for stored in sink.scan(wider)}
+    assert added == {1: None, 2: '{"x": 1}'}
 
 
 GRADED = replace(ITEMS, columns=(*ITEMS.columns, column("grade", "int4")))
@@ -137,20 +143,26 @@ def test_a_newer_event_wins_over_a_row_that_is_carried_over(destination: Destina
             return sink.apply(given)
 
     carried(cast("Sink", Overtaken()), GRADED, left)
-    found = {stored.row["id"]: (stored.row["note"], stored.row["grade"]) for stored in sink.scan(GRADED)}
+    stored_rows = {stored.row["id"]: (stored.row["note"], stored.row["grade"]) for stored in sink.scan(GRADED)}
     if left:
-        assert found == {0: ("old", 5), 1: ("newer", 7), 3: ("old", 5), 4: ("old", 5), 5: ("old", 5)}
+        assert stored_rows == {0: ("old", 5), 1: ("newer", 7), 3: ("old", 5), 4: ("old", 5), 5: ("old", 5)}
     else:
-        assert found == dict.fromkeys(range(6), ("old", 5))
+        assert stored_rows == dict.fromkeys(range(6), ("old", 5))
 
 
 @pytest.mark.layouts
 def test_what_a_column_was_added_with_is_the_same_value_in_every_type(destination: Destination, name: str) -> None:
     pairs = [pair for row in (PLAIN, *ODD) for pair in row.items()]
-    values = [(of, value) for of, value in pairs if of != "id" and value is not None and len(str(value)) < 50_000]
-    columns = [replace(VALUES.column(of), name=f"added {place}") for place, (of, _) in enumerate(values)]
+    values = [
+        (column_name, value)
+        for column_name, value in pairs
+        if column_name != "id" and value is not None and len(str(value)) < 50_000
+    ]
+    columns = [
+        replace(VALUES.column(column_name), name=f"added {index}") for index, (column_name, _) in enumerate(values)
+    ]
     wider = replace(ITEMS, columns=(*ITEMS.columns, *columns))
-    added = {f"added {place}": value for place, (_, value) in enumerate(values)}
+    added = {f"added {index}": value for index, (_, value) in enumerate(values)}
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "from before", 1)))
     carried(sink, wider, sink.prepare([wider], added={ITEMS.name: added}))
@@ -221,9 +233,9 @@ def test_tables_of_the_same_name_in_two_schemas_are_kept_apart(destination: Dest
             destination.sink(name, 1, *tables)
         tables = tables[:2]
     sink = destination.sink(name, 1, *tables)
-    for number, of in enumerate(tables):
-        sink.apply(batch(upsert({"id": 1, "note": f"n{number}", "number": 1}, 1, of=of)))
-    assert [rows_of(sink, of) for of in tables] == [{"(1,)": f"n{number}"} for number, _ in enumerate(tables)]
+    for number, shape in enumerate(tables):
+        sink.apply(batch(upsert({"id": 1, "note": f"n{number}", "number": 1}, 1, of=shape)))
+    assert [rows_of(sink, shape) for shape in tables] == [{"(1,)": f"n{number}"} for number, _ in enumerate(tables)]
 
 
 PRIVATE = "secret-word"
@@ -263,7 +275,7 @@ def test_what_a_column_was_added_with_stays_away_where_the_column_is_left_out(
     destination: Destination, name: str
 ) -> None:
     """One that was dropped and comes again, by a name that the sink leaves out."""
-    narrower = replace(VALUES, columns=tuple(held for held in VALUES.columns if held.name != "prose"))
+    narrower = replace(VALUES, columns=tuple(column for column in VALUES.columns if column.name != "prose"))
     _projecting(destination, name).prepare([VALUES])
     sink = _projecting(destination, name)
     sink.prepare([narrower])

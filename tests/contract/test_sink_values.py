@@ -20,23 +20,25 @@ def test_every_value_comes_back_as_it_was_applied(destination: Destination, name
     rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]
     outcome = sink.apply(batch(*(upsert(row, 1, of=VALUES) for row in rows)))
     assert [(rejection.reason, rejection.event.key) for rejection in outcome.rejections] == []
-    found = {stored.key["id"]: stored for stored in sink.scan(VALUES)}
+    stored_rows = {stored.key["id"]: stored for stored in sink.scan(VALUES)}
     for row in rows:
-        stored = found.pop(row["id"])
+        stored = stored_rows.pop(row["id"])
         assert (dict(stored.row), stored.tag) == (row, tag(1))
         assert repr(stored.row["a_float"]) == repr(row["a_float"])  # -0.0 equals 0.0
-    assert found == {}
+    assert stored_rows == {}
 
 
 def test_odd_keys_stay_apart(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, KEYED)
     parts = ["a", "a:b", "b", ":", "/", "a/b", '"', "'", "a,b", "%3A", "ü", "🙂", "", " ", "*", "[x]", "\n", "x" * 600]
     rows: list[dict[str, JsonValue]] = [
-        {"a": one, "b": other, "note": f"{one}|{other}"} for one in parts for other in parts
+        {"a": first, "b": other, "note": f"{first}|{other}"} for first in parts for other in parts
     ]
     assert counts(sink.apply(batch(*(upsert(row, 1, of=KEYED) for row in rows)))) == (len(rows), 0, 0)
-    found = sorted((str(stored.key["b"]), str(stored.key["a"]), str(stored.row["note"])) for stored in sink.scan(KEYED))
-    assert found == sorted((str(row["b"]), str(row["a"]), str(row["note"])) for row in rows)
+    stored_rows = sorted(
+        (str(stored.key["b"]), str(stored.key["a"]), str(stored.row["note"])) for stored in sink.scan(KEYED)
+    )
+    assert stored_rows == sorted((str(row["b"]), str(row["a"]), str(row["note"])) for row in rows)
     assert next(list(stored.key) for stored in sink.scan(KEYED)) == ["b", "a"]
 
 
@@ -51,7 +53,7 @@ def test_odd_single_keys_stay_apart(destination: Destination, name: str) -> None
     assert rows_of(sink, single) == {}
 
 
-def _found(sink: Sink, of: Table, keys: Sequence[Mapping[str, JsonValue]]) -> list[tuple[Any, ...]]:
+def _rows_of_keys(sink: Sink, of: Table, keys: Sequence[Mapping[str, JsonValue]]) -> list[tuple[Any, ...]]:
     return sorted((tuple(row.key.values()), dict(row.row), row.tag) for row in sink.rows(of, keys))
 
 
@@ -64,7 +66,7 @@ def test_rows_of_keys_are_the_live_ones_as_of_now(destination: Destination, name
         ((0,), {"id": 0, "note": "n0", "number": 1}, tag(1)),
         ((2,), {"id": 2, "note": "newer", "number": 1}, tag(2)),
     ]
-    assert _found(sink, ITEMS, keys) == expected
+    assert _rows_of_keys(sink, ITEMS, keys) == expected
     assert list(sink.rows(ITEMS, [])) == []
     assert list(sink.rows(ITEMS, [{"id": 1}])) == []
 
@@ -79,19 +81,19 @@ def test_rows_of_keys_have_the_values_that_a_scan_gives(destination: Destination
     sink = destination.sink(name, 1, VALUES)
     rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]
     sink.apply(batch(*(upsert(row, 1, of=VALUES) for row in rows)))
-    found = list(sink.rows(VALUES, [{"id": row["id"]} for row in rows]))
-    assert sorted(map(repr, found)) == sorted(map(repr, sink.scan(VALUES)))
-    assert len(found) == len(rows)
+    rows_of_keys = list(sink.rows(VALUES, [{"id": row["id"]} for row in rows]))
+    assert sorted(map(repr, rows_of_keys)) == sorted(map(repr, sink.scan(VALUES)))
+    assert len(rows_of_keys) == len(rows)
 
 
 def test_rows_of_odd_keys_are_found(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, KEYED)
     parts = ["a", "a:b", ":", '"', "'", "{a,b}", "%3A", "%s", "\\", "ü", "🙂", "", " ", "NULL", "\n", "x" * 600]
-    rows: list[dict[str, JsonValue]] = [{"a": one, "b": other, "note": one} for one in parts for other in parts]
+    rows: list[dict[str, JsonValue]] = [{"a": first, "b": other, "note": first} for first in parts for other in parts]
     sink.apply(batch(*(upsert(row, 1, of=KEYED) for row in rows)))
     wanted = rows[::3]
-    found = _found(sink, KEYED, [{"b": row["b"], "a": row["a"]} for row in wanted])
-    assert found == sorted(((row["b"], row["a"]), row, tag(1)) for row in wanted)
+    stored_rows = _rows_of_keys(sink, KEYED, [{"b": row["b"], "a": row["a"]} for row in wanted])
+    assert stored_rows == sorted(((row["b"], row["a"]), row, tag(1)) for row in wanted)
 
 
 @pytest.mark.parametrize(
@@ -115,5 +117,5 @@ def test_rows_are_found_by_keys_of_any_type(
     keyed = table(of, column("note"), name=TableName("public", "keyed"), key=("k",))
     sink = destination.sink(name, 1, keyed)
     sink.apply(batch(*(upsert({"k": value, "note": str(value)}, 1, of=keyed) for value in values)))
-    found = {str(row.key["k"]): row.row["note"] for row in sink.rows(keyed, [{"k": value} for value in values])}
-    assert found == {str(value): str(value) for value in values}
+    notes = {str(row.key["k"]): row.row["note"] for row in sink.rows(keyed, [{"k": value} for value in values])}
+    assert notes == {str(value): str(value) for value in values}

@@ -30,7 +30,7 @@ from sinks.redis.sink import open_redis
 from sinks.stored_format import STORED_FORMAT
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
-from tests.builders import batch, table, upsert
+from tests.builders import batch, progress, table, upsert
 
 pytestmark = pytest.mark.live
 
@@ -44,6 +44,8 @@ class Store:
     known: int = STORED_FORMAT
     make_earlier: Callable[[], object] = lambda: None
     close: Callable[[], object] = lambda: None
+    fences: bool = False
+    loads_in_bulk: bool = True
 
 
 def _redis(endpoints: Any, name: str) -> Store:
@@ -59,6 +61,7 @@ def _redis(endpoints: Any, name: str) -> Store:
         lambda number: client.set(f"{name}:format", number),
         make_earlier=make_earlier,
         close=client.close,
+        loads_in_bulk=False,
     )
 
 
@@ -72,7 +75,7 @@ def _opensearch(endpoints: Any, name: str) -> Store:
         client.indices.create(index=f"{name}.lockstep_progress")
 
     def close() -> None:
-        indexes = [found["index"] for found in client.cat.indices(index=f"{name}.*", format="json", h="index")]
+        indexes = [index["index"] for index in client.cat.indices(index=f"{name}.*", format="json", h="index")]
         client.indices.delete(index=",".join(indexes))
         client.close()
 
@@ -93,7 +96,13 @@ def _duckdb(_endpoints: Any, name: str) -> Store:
         with duckdb.connect(file) as connection:
             connection.execute(f"update lockstep.schema_version set version_num = '{number:04}'")
 
-    return Store(lambda: open_warehouse(name, settings, 1), set_format, known=HEAD, close=lambda: shutil.rmtree(root))
+    return Store(
+        lambda: open_warehouse(name, settings, 1),
+        set_format,
+        known=HEAD,
+        close=lambda: shutil.rmtree(root),
+        fences=True,
+    )
 
 
 def _delta(_endpoints: Any, name: str) -> Store:
@@ -113,6 +122,7 @@ def _delta(_endpoints: Any, name: str) -> Store:
         lambda number: change(format=number),
         make_earlier=lambda: change(format=None, coordination_records=None, notes={}),
         close=lambda: shutil.rmtree(root),
+        fences=True,
     )
 
 
@@ -142,7 +152,16 @@ def _refusals(store: Store) -> Iterator[LockstepError]:
         lambda opened: opened.generations.drop(),
         lambda opened: opened.records.load("previous"),
         lambda opened: opened.records.save("previous", "2"),
+        lambda opened: opened.records.save("previous", None),
+        lambda opened: opened.records.create("next", "1"),
+        lambda opened: opened.generations.switch(),
+        lambda opened: opened.generations.keep_only([]),
+        lambda opened: opened.generations.save_progress(progress()),
     ]
+    if store.fences:
+        calls.append(lambda opened: opened.sink.claim())
+    if store.loads_in_bulk:
+        calls += [lambda opened: opened.generations.begin_bulk(), lambda opened: opened.generations.end_bulk()]
     for call in calls:
         opened = store.open()
         try:
@@ -247,7 +266,7 @@ def test_a_warehouse_of_an_earlier_version_is_migrated_with_all_that_jobs_agreed
         assert load_record(opened.records, 1) == Record(
             "shop", {"computed": {"public.a.shown": "true"}}, Phase.BUILDING, False, 5, exposed=True
         )
-        assert [opened.records.load(found) for found in ("previous", "g1.runner")] == ["previous", None]
+        assert [opened.records.load(record_name) for record_name in ("previous", "g1.runner")] == ["previous", None]
         assert opened.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1
     finally:
         opened.sink.close()

@@ -17,12 +17,15 @@ from sqlalchemy import make_url
 from cdc.model.errors import LockstepError
 from sinks.access import Tls
 from sinks.contract import Sink
+from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
+from sinks.redis.tables import RedisTables
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, table, upsert
 from tests.proxies import Address, tls_proxy
 
@@ -78,17 +81,21 @@ def _through(kind: str, endpoints: Any, port: int, tls: Tls) -> Iterator[Sink]:
     sink: Sink
     if kind == "search":
         sink = OpenSearchSink(
-            name, OpenSearchSettings(urls=(f"https://127.0.0.1:{port}",), tls=tls, replicas=0, timeout_s=5), 1
+            OpenSearchIndexes(
+                name, OpenSearchSettings(urls=(f"https://127.0.0.1:{port}",), tls=tls, replicas=0, timeout_s=5), 1
+            )
         )
     elif kind == "cache":
         url = endpoints.redis_url.replace("redis://", "rediss://").replace(
             str(urlsplit(endpoints.redis_url).port), str(port)
         )
-        sink = RedisSink(name, RedisSettings(url=SecretStr(url), tls=tls, timeout_s=5), 1)
+        sink = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(url), tls=tls, timeout_s=5), 1))
     else:
         to_proxy = make_url(endpoints.warehouse_url).set(host="127.0.0.1", port=port)
         sink = WarehouseSink(
-            name, WarehouseSettings(url=SecretStr(to_proxy.render_as_string(hide_password=False)), tls=tls), 1
+            WarehouseTables(
+                name, WarehouseSettings(url=SecretStr(to_proxy.render_as_string(hide_password=False)), tls=tls), 1
+            )
         )
     try:
         yield sink
@@ -110,21 +117,21 @@ def test_a_server_that_is_another_is_not_spoken_to(
     tls = Tls(ca_file=files["stranger"], certificate_file=files["client"], key_file=files["client_key"])
     with (
         _through(kind, endpoints, port, tls) as sink,
-        pytest.raises(LockstepError, match=r"isn't trusted|certificate verify failed") as told,
+        pytest.raises(LockstepError, match=r"isn't trusted|certificate verify failed") as caught,
     ):
         sink.prepare([table()])
-    assert type(told.value) is LockstepError, "asking again wouldn't help"
-    assert "ca_file" in (told.value.hint or "")
+    assert type(caught.value) is LockstepError, "asking again wouldn't help"
+    assert "ca_file" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("shown", ["nothing", "stranger"])
-def test_who_shows_no_certificate_that_is_known_is_told(
+def test_who_shows_no_certificate_that_is_known_gets_the_reason(
     kind: str, endpoints: Any, port: int, files: dict[str, Path], shown: str
 ) -> None:
     own = {} if shown == "nothing" else {"certificate_file": files[shown], "key_file": files[f"{shown}_key"]}
     with (
         _through(kind, endpoints, port, Tls(ca_file=files["server"], **own)) as sink,
-        pytest.raises(LockstepError) as told,
+        pytest.raises(LockstepError) as caught,
     ):
         sink.prepare([table()])
-    assert "certificate_file" in f"{told.value.message} {told.value.hint}"
+    assert "certificate_file" in f"{caught.value.message} {caught.value.hint}"

@@ -199,8 +199,8 @@ def follow(steps: list[tuple[object, ...]], memory: DurableMemory, reopened: Cal
                 assert (known if name == "close" else kept) <= position_of(memory) <= known
                 commits = position_of(memory)
                 seen = dict(committed)
-        found = {(topic, key): memory.get(topic, key) for topic in TOPICS for key in KEYS}
-        assert {row: values for row, values in found.items() if values is not None} == seen
+        values_by_row = {(topic, key): memory.get(topic, key) for topic in TOPICS for key in KEYS}
+        assert {row: values for row, values in values_by_row.items() if values is not None} == seen
     with suppress(AttributeError):
         memory.close()  # type: ignore[attr-defined]
 

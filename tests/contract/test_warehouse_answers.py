@@ -17,7 +17,9 @@ from migrations.warehouse import HEAD, upgrade
 from sinks.access import Login
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, column, delete, table, upsert
+from tests.contract.beside import generations_of, records_of
 
 pytestmark = pytest.mark.live
 
@@ -29,7 +31,7 @@ def settings(endpoints: Any) -> WarehouseSettings:
 
 @pytest.fixture
 def sink(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]:
-    sink = WarehouseSink(name, settings, 1)
+    sink = WarehouseSink(WarehouseTables(name, settings, 1))
     sink.prepare([table()])
     yield sink
     sink.close()
@@ -41,9 +43,9 @@ def test_the_view_shows_live_rows_of_the_live_generation(
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), upsert({"id": 2, "note": "b"}, 1), delete({"id": 3}, 1)))
     sink.apply(batch(delete({"id": 2}, 2)))
     assert warehouse.execute(f"select * from {name}.orders").fetchall() == [(1, "a")]
-    second = WarehouseSink(name, settings, 2)
+    second = WarehouseSink(WarehouseTables(name, settings, 2))
     second.prepare([replace(table(), columns=(column("note"), column("id", "int8"), column("extra")))])
-    second.switch()
+    generations_of(second).switch()
     second.close()
     assert warehouse.execute(f"select * from {name}.orders").fetchall() == []
 
@@ -63,10 +65,10 @@ def test_a_table_on_which_somebody_built_a_view_is_not_removed(warehouse: Any, s
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     warehouse.execute(f"create view {name}_somebodys as select * from {name}.orders")
     with pytest.raises(LockstepError, match="2BP01"):
-        sink.keep_only([OTHER.name])
+        generations_of(sink).keep_only([OTHER.name])
     assert warehouse.execute(f"select * from {name}_somebodys").fetchall() == [(1, "a")]
     warehouse.execute(f"drop view {name}_somebodys")
-    assert sink.keep_only([OTHER.name]) == [table().name]
+    assert generations_of(sink).keep_only([OTHER.name]) == [table().name]
 
 
 def test_a_table_is_not_removed_while_it_is_read(
@@ -76,16 +78,16 @@ def test_a_table_is_not_removed_while_it_is_read(
     with psycopg.connect(endpoints.warehouse_dsn) as reader:
         reader.execute(f"select * from {name}.orders")
         with pytest.raises(Unavailable):
-            sink.keep_only([OTHER.name])
+            generations_of(sink).keep_only([OTHER.name])
         assert reader.execute(f"select * from {name}.orders").fetchall() == []
-    assert sink.keep_only([OTHER.name]) == [table().name]
+    assert generations_of(sink).keep_only([OTHER.name]) == [table().name]
     assert warehouse.execute("select to_regclass(%s)", (f"{name}.orders",)).fetchone() == (None,)
 
 
 @pytest.fixture
 def second(settings: WarehouseSettings, name: str, sink: WarehouseSink) -> Iterator[WarehouseSink]:
     """A second generation whose views have other columns."""
-    second = WarehouseSink(name, settings, 2)
+    second = WarehouseSink(WarehouseTables(name, settings, 2))
     second.prepare([replace(table(), columns=(column("note"), column("id", "int8"), column("extra")))])
     yield second
     second.close()
@@ -102,7 +104,7 @@ def test_a_switch_to_other_columns_keeps_grants_and_options(
         warehouse.execute(f"grant select (note) on {name}.orders to {roles[1]}")
         warehouse.execute(f"alter view {name}.orders set (security_barrier = true)")
         for target in (second, sink):
-            target.switch()
+            generations_of(target).switch()
             query = (
                 "select has_table_privilege(%s, %s, 'select with grant option'),"
                 " has_any_column_privilege(%s, %s, 'select')"
@@ -130,15 +132,15 @@ def test_readers_of_several_views_in_one_transaction_are_never_ended(
 ) -> None:
     """They take their locks in the other order, which is what deadlocks are made of."""
     shapes = [replace(table(), name=TableName("public", letter)) for letter in "abc"]
-    sinks = [WarehouseSink(name, settings, generation) for generation in (1, 2)]
+    sinks = [WarehouseSink(WarehouseTables(name, settings, generation)) for generation in (1, 2)]
     for sink in sinks:
         sink.prepare(shapes)
-        sink.apply(batch(*(upsert({"id": 1, "note": "n"}, 1, of=of) for of in shapes)))
+        sink.apply(batch(*(upsert({"id": 1, "note": "n"}, 1, of=shape) for shape in shapes)))
     failures: list[object] = []
     over = threading.Event()
     reads = [0, 0]
 
-    def read(place: int) -> None:
+    def read(index: int) -> None:
         try:
             with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
                 connection.execute("set deadlock_timeout = '100ms'")
@@ -148,18 +150,18 @@ def test_readers_of_several_views_in_one_transaction_are_never_ended(
                             if connection.execute(f"select note from {name}.{view}").fetchall() != [("n",)]:
                                 failures.append(view)
                             time.sleep(0.01)
-                    reads[place] += 1
+                    reads[index] += 1
         except psycopg.errors.Error as error:
             failures.append(error)
 
-    readers = [threading.Thread(target=read, args=(place,)) for place in range(2)]
+    readers = [threading.Thread(target=read, args=(index,)) for index in range(2)]
     for reader in readers:
         reader.start()
     try:
         for turn in range(20):
             while True:
                 try:
-                    sinks[(turn + 1) % 2].switch()
+                    generations_of(sinks[(turn + 1) % 2]).switch()
                     break
                 except Unavailable:
                     time.sleep(0.05)
@@ -179,11 +181,11 @@ def test_a_long_query_keeps_the_switch_waiting_and_is_not_ended(
     with psycopg.connect(endpoints.warehouse_dsn) as report:
         report.execute(f"select * from {name}.orders")
         with pytest.raises(Unavailable):
-            second.switch()
-        assert second.live() == 1
+            generations_of(second).switch()
+        assert generations_of(second).live() == 1
         report.execute(f"select * from {name}.orders")
-    second.switch()
-    assert second.live() == 2
+    generations_of(second).switch()
+    assert generations_of(second).live() == 2
 
 
 @pytest.mark.parametrize(
@@ -203,15 +205,20 @@ def test_a_view_that_was_replaced_is_left_alone(
     warehouse.execute(f"drop view {name}.orders")
     warehouse.execute(instead.format(name=name))
     before = warehouse.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone()
-    for act in (second.switch, second.live, sink.switch, lambda: sink.prepare([table()])):
+    for act in (
+        generations_of(second).switch,
+        generations_of(second).live,
+        generations_of(sink).switch,
+        lambda: sink.prepare([table()]),
+    ):
         with pytest.raises(LockstepError, match=r"orders, is (no view|a view of something else) now") as raised:
             act()
         assert raised.value.hint is not None
     assert warehouse.execute("select %s::regclass::oid", (f"{name}.orders",)).fetchone() == before
     warehouse.execute(f"drop {kind} {name}.orders")
-    assert second.live() == 1
-    second.switch()
-    assert second.live() == 2
+    assert generations_of(second).live() == 1
+    generations_of(second).switch()
+    assert generations_of(second).live() == 2
 
 
 def test_a_view_that_was_moved_to_another_generation_is_noticed(
@@ -220,16 +227,16 @@ def test_a_view_that_was_moved_to_another_generation_is_noticed(
     warehouse.execute(f"drop view {name}.orders")
     warehouse.execute(f"create view {name}.orders as select * from {name}_g2.orders")
     with pytest.raises(LockstepError, match="reads generation 2, generation 1 was made live"):
-        sink.live()
-    sink.switch()
-    assert sink.live() == 1
+        generations_of(sink).live()
+    generations_of(sink).switch()
+    assert generations_of(sink).live() == 1
 
 
 def test_a_view_of_another_table_of_the_schema_is_nobodys_business(
     warehouse: Any, second: WarehouseSink, name: str
 ) -> None:
     warehouse.execute(f"create view {name}.report as select 1 as one")
-    second.switch()
+    generations_of(second).switch()
     assert warehouse.execute(f"select * from {name}.report").fetchone() == (1,)
 
 
@@ -246,11 +253,11 @@ def test_a_note_needs_no_tables(endpoints: Any, warehouse: Any, name: str) -> No
     scratch = f"m{uuid.uuid4().hex[:12]}"
     warehouse.execute(f"create database {scratch}")
     url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
-    sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url)), 1)
+    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url)), 1))
     try:
-        assert (sink.load("a"), sink.numbers()) == (None, [])
-        sink.save("a", "text")
-        assert (sink.load("a"), sink.numbers()) == ("text", [])
+        assert (records_of(sink).load("a"), generations_of(sink).numbers()) == (None, [])
+        records_of(sink).save("a", "text")
+        assert (records_of(sink).load("a"), generations_of(sink).numbers()) == ("text", [])
     finally:
         sink.close()
         warehouse.execute(f"drop database {scratch}")
@@ -264,37 +271,37 @@ def _keys(warehouse: Any, name: str) -> int:
 def test_in_bulk_there_is_no_key_and_no_switch(
     warehouse: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
 ) -> None:
-    second = WarehouseSink(name, settings, 2)
+    second = WarehouseSink(WarehouseTables(name, settings, 2))
     second.prepare([table()], go_live=False)
     assert _keys(warehouse, name) == 1
-    second.begin_bulk()
+    generations_of(second).begin_bulk()
     second.prepare([table(), replace(table(), name=TableName("public", "items"))])
     assert _keys(warehouse, name) == 0
     second.apply(batch(upsert({"id": 1, "note": "a"}, 1), next_offsets={("t", 0): 20}))
     second.apply(batch(upsert({"id": 1, "note": "b"}, 2), next_offsets={("t", 0): 21}))
     assert warehouse.execute(f"select count(*) from {name}_g2.orders").fetchone() == (2,)
     with pytest.raises(LockstepError, match="still being loaded in bulk"):
-        second.switch()
-    assert sink.live() == 1
-    second.end_bulk()
+        generations_of(second).switch()
+    assert generations_of(sink).live() == 1
+    generations_of(second).end_bulk()
     assert _keys(warehouse, name) == 2
     assert warehouse.execute(f"select id, note from {name}_g2.orders").fetchall() == [(1, "b")]
     query = "select next_offset from lockstep.applied_offset where view_schema = %s and generation = 2"
     assert warehouse.execute(query, (name,)).fetchall() == [(21,)]
-    second.switch()
-    assert sink.live() == 2
+    generations_of(second).switch()
+    assert generations_of(sink).live() == 2
     second.close()
 
 
 def test_the_first_generation_goes_live_after_its_bulk_only(settings: WarehouseSettings, name: str) -> None:
-    sink = WarehouseSink(name, settings, 1)
+    sink = WarehouseSink(WarehouseTables(name, settings, 1))
     sink.prepare([table()], go_live=False)
-    sink.begin_bulk()
+    generations_of(sink).begin_bulk()
     sink.prepare([table()])
-    assert sink.live() is None
-    sink.end_bulk()
+    assert generations_of(sink).live() is None
+    generations_of(sink).end_bulk()
     sink.prepare([table()])
-    assert sink.live() == 1
+    assert generations_of(sink).live() == 1
     sink.close()
 
 
@@ -302,14 +309,14 @@ def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: Warehou
     keyed = table(column("k"), column("note"), key=("k",))
     refused = []
     for generation in (1, 2):
-        sink = WarehouseSink(name, settings, generation)
+        sink = WarehouseSink(WarehouseTables(name, settings, generation))
         sink.prepare([keyed], go_live=False)
         if generation == 2:
-            sink.begin_bulk()
+            generations_of(sink).begin_bulk()
         incompressible = "".join(str(uuid.UUID(int=number * 2**90 + number**3)) for number in range(1, 500))
         keys = ["short", "x" * 400, "x" * 100_000, incompressible, incompressible[:2000]]
         outcome = sink.apply(batch(*(upsert({"k": key, "note": "n"}, 1, of=keyed) for key in keys)))
-        sink.end_bulk()
+        generations_of(sink).end_bulk()
         assert outcome.applied == len({stored.key["k"] for stored in sink.scan(keyed)})
         refused.append([len(str(rejection.event.key["k"])) for rejection in outcome.rejections])
         assert all(rejection.reason.startswith("54000") for rejection in outcome.rejections)
@@ -320,18 +327,18 @@ def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: Warehou
 def test_an_end_of_bulk_that_fails_can_be_repeated(
     warehouse: Any, endpoints: Any, settings: WarehouseSettings, name: str
 ) -> None:
-    second = WarehouseSink(name, settings, 2)
+    second = WarehouseSink(WarehouseTables(name, settings, 2))
     second.prepare([table()], go_live=False)
-    second.begin_bulk()
+    generations_of(second).begin_bulk()
     for at in (1, 2):
         second.apply(batch(upsert({"id": 1, "note": f"v{at}"}, at)))
     with psycopg.connect(endpoints.warehouse_dsn) as report:
         report.execute(f"select * from {name}_g2.orders")
         with pytest.raises(Unavailable):
-            second.end_bulk()
+            generations_of(second).end_bulk()
     assert _keys(warehouse, name) == 0
     second.apply(batch(upsert({"id": 1, "note": "v3"}, 3)))
-    second.end_bulk()
+    generations_of(second).end_bulk()
     assert [stored.row["note"] for stored in second.scan(table())] == ["v3"]
     second.close()
 
@@ -343,7 +350,7 @@ def test_offsets_are_stored_with_the_rows_and_never_go_back(warehouse: Any, sink
     assert warehouse.execute(query, (name,)).fetchall() == [(0, 20), (1, 3)]
 
 
-def test_a_batch_that_fails_leaves_nothing_behind(warehouse: Any, sink: WarehouseSink, name: str) -> None:
+def test_a_batch_that_fails_writes_nothing(warehouse: Any, sink: WarehouseSink, name: str) -> None:
     broken = replace(table(), name=TableName("public", "zzz"))
     sink.prepare([broken])
     sink.apply(batch(upsert({"id": 0, "note": "z"}, 1, of=broken)))
@@ -374,9 +381,9 @@ def test_a_lock_on_a_row_is_waited_for_by_the_caller(sink: WarehouseSink, endpoi
 
 
 def test_tables_that_would_share_a_name_are_refused(settings: WarehouseSettings, name: str) -> None:
-    sink = WarehouseSink(name, settings, 1)
+    sink = WarehouseSink(WarehouseTables(name, settings, 1))
     tables = [replace(table(), name=TableName(*parts)) for parts in (("public", "sales__orders"), ("sales", "orders"))]
-    with pytest.raises(LockstepError, match="would both be called 'sales__orders'"):
+    with pytest.raises(LockstepError, match="would both have the name 'sales__orders'"):
         sink.prepare(tables)
     sink.close()
 
@@ -384,7 +391,7 @@ def test_tables_that_would_share_a_name_are_refused(settings: WarehouseSettings,
 def test_a_missing_right_stops_the_job(warehouse: Any, endpoints: Any, name: str) -> None:
     warehouse.execute(f"create role {name} login")
     settings = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), login=Login(user=name))
-    sink = WarehouseSink(name, settings, 1)
+    sink = WarehouseSink(WarehouseTables(name, settings, 1))
     try:
         with pytest.raises(LockstepError, match="42501"):
             sink.prepare([table()])
@@ -400,7 +407,7 @@ def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink
     warehouse.execute(f"create role {name} login")
     warehouse.execute(f"create database {scratch} owner {name}")
     url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
-    sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url), login=Login(user=name)), 1)
+    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=Login(user=name)), 1))
     sink.prepare([table()])
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     try:
@@ -413,7 +420,7 @@ def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink
 
 def _as_owner(endpoints: Any, sink: WarehouseSink, *statements: str) -> list[Any]:
     """Statements in the database of the limited user; the rows of the last one."""
-    address = sink._settings.url.get_secret_value().rpartition("/")[2]
+    address = sink._tables._settings.url.get_secret_value().rpartition("/")[2]
     with psycopg.connect(endpoints.warehouse_dsn, dbname=address, autocommit=True) as owner:
         for statement in statements:
             cursor = owner.execute(statement)
@@ -483,9 +490,9 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, limited: WarehouseS
 def test_a_wrong_database_stops_the_job_and_shows_no_password(endpoints: Any, name: str) -> None:
     url = endpoints.warehouse_url.rpartition("/")[0] + "/nowhere"
     login = Login(password=SecretStr("secret-word"))
-    sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url), login=login), 1)
+    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=login), 1))
     with pytest.raises(LockstepError, match="does not exist") as raised:
-        sink.live()
+        generations_of(sink).live()
     assert not isinstance(raised.value, Unavailable)
     assert "secret-word" not in str(raised.value)
 
@@ -495,7 +502,7 @@ def test_two_jobs_that_prepare_at_once_agree(settings: WarehouseSettings, name: 
     failures: list[BaseException] = []
 
     def prepare() -> None:
-        sink = WarehouseSink(name, patient, 1)
+        sink = WarehouseSink(WarehouseTables(name, patient, 1))
         try:
             sink.prepare([table()])
         except BaseException as error:
@@ -511,7 +518,7 @@ def test_two_jobs_that_prepare_at_once_agree(settings: WarehouseSettings, name: 
     assert failures == []
 
 
-def test_a_failed_migration_leaves_nothing_behind_and_the_next_one_succeeds(endpoints: Any, warehouse: Any) -> None:
+def test_a_failed_migration_changes_nothing_and_the_next_one_succeeds(endpoints: Any, warehouse: Any) -> None:
     from sqlalchemy import create_engine, text
 
     scratch = f"m{uuid.uuid4().hex[:12]}"
@@ -536,12 +543,12 @@ def _numbered(*columns: Column) -> Table:
     return replace(table(), columns=columns, oid=7)
 
 
-NUMBERED = tuple(replace(held, number=number) for number, held in enumerate((*table().columns, column("extra")), 1))
+NUMBERED = tuple(replace(column, number=number) for number, column in enumerate((*table().columns, column("extra")), 1))
 
 
 @pytest.fixture
 def following(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]:
-    sink = WarehouseSink(name, settings.model_copy(update={"schema_changes": "follow"}), 1)
+    sink = WarehouseSink(WarehouseTables(name, settings.model_copy(update={"schema_changes": "follow"}), 1))
     sink.prepare([_numbered(*NUMBERED)])
     yield sink
     sink.close()
@@ -551,23 +558,23 @@ def following(settings: WarehouseSettings, name: str) -> Iterator[WarehouseSink]
 def test_columns_are_renamed_and_dropped_where_that_is_wanted(
     warehouse: Any, settings: WarehouseSettings, name: str, in_bulk: bool
 ) -> None:
-    sink = WarehouseSink(name, settings.model_copy(update={"schema_changes": "follow"}), 1)
+    sink = WarehouseSink(WarehouseTables(name, settings.model_copy(update={"schema_changes": "follow"}), 1))
     identity, note, _ = NUMBERED
     sink.prepare([_numbered(*NUMBERED)], go_live=not in_bulk)
     if in_bulk:
-        sink.begin_bulk()
+        generations_of(sink).begin_bulk()
     sink.apply(batch(upsert({"id": 1, "note": "a", "extra": "gone"}, 1)))
     file = f"select pg_relation_filenode('{name}_g1.orders')"
     before = warehouse.execute(file).fetchone()
     later = _numbered(identity, replace(note, name="remark"), replace(column("grade", "int4"), number=4))
     sink.prepare([later], go_live=not in_bulk, added={later.name: {"grade": 5}})
-    assert warehouse.execute(file).fetchone() == before, "no row is written anew"
+    assert warehouse.execute(file).fetchone() == before, "no row is written again"
     sink.apply(batch(upsert({"id": 2, "remark": "b", "grade": None}, 2), delete({"id": 3}, 2)))
-    sink.end_bulk()
+    generations_of(sink).end_bulk()
     sink.prepare([later])
     assert {tuple(stored.row.values()) for stored in sink.scan(later)} == {(1, "a", 5), (2, "b", None)}
     shown = warehouse.execute(f"select * from {name}.orders order by id")
-    assert [held.name for held in shown.description] == ["id", "remark", "grade"]
+    assert [column.name for column in shown.description] == ["id", "remark", "grade"]
     assert shown.fetchall() == [(1, "a", 5), (2, "b", None)]
     default = "select column_default from information_schema.columns where table_schema = %s and column_name = 'grade'"
     assert warehouse.execute(default, (f"{name}_g1",)).fetchone() == (None,)

@@ -23,7 +23,9 @@ from cdc.model.table import Table, TableName
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, column, delete, progress, table, tag, upsert
+from tests.contract.beside import generations_of, records_of
 from tests.examples import examples
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -41,7 +43,7 @@ def open_sink(file: Path) -> Iterator[Open]:
 
     def open_(*tables: Table, generation: int = 1, **more: Any) -> WarehouseSink:
         chosen = WarehouseSettings(**{"url": SecretStr(f"duckdb:///{file}"), "lock_timeout_s": 0.5, **more})
-        sink = WarehouseSink("shop", chosen, generation)
+        sink = WarehouseSink(WarehouseTables("shop", chosen, generation))
         opened.append(sink)
         if tables:
             sink.prepare(tables)
@@ -103,8 +105,8 @@ def test_a_process_that_does_not_let_go_is_named_and_the_batch_can_be_tried_agai
 def test_a_reader_in_this_process_is_waited_for_as_well(file: Path, open_sink: Open) -> None:
     sink = open_sink(table())
     with duckdb.connect(str(file)), pytest.raises(Unavailable, match="something else in this process"):
-        sink.load_progress()
-    assert sink.load_progress() is None
+        generations_of(sink).load_progress()
+    assert generations_of(sink).load_progress() is None
 
 
 def test_between_batches_the_file_is_free_and_whole(file: Path, open_sink: Open, tmp_path: Path) -> None:
@@ -124,8 +126,10 @@ import sys
 from pydantic import SecretStr
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, upsert
-sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1]), lock_timeout_s=60), 1)
+settings = WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1]), lock_timeout_s=60)
+sink = WarehouseSink(WarehouseTables("shop", settings, 1))
 for at in range(1, 31):
     rows = ({"id": key, "note": f"{at} by {sys.argv[2]}"} for key in range(20))
     sink.apply(batch(*(upsert(row, 2 * at + int(sys.argv[2])) for row in rows)))
@@ -135,8 +139,8 @@ print("done", flush=True)
 
 def test_writers_in_several_processes_take_turns(file: Path, open_sink: Open) -> None:
     open_sink(table())
-    with other_process(WRITING, file, 0) as one, other_process(WRITING, file, 1) as other:
-        assert [line_of(one), line_of(other)] == ["done", "done"]
+    with other_process(WRITING, file, 0) as writer, other_process(WRITING, file, 1) as other:
+        assert [line_of(writer), line_of(other)] == ["done", "done"]
     assert set(read(file, "select note, count(*) from shop.orders group by 1")) == {("30 by 1", 20)}
 
 
@@ -146,9 +150,10 @@ from pydantic import SecretStr
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, upsert
 WarehouseBookkeeping.save_offsets = lambda self, offsets: (print("written", flush=True), time.sleep(600))
-sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1])), 1)
+sink = WarehouseSink(WarehouseTables("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1])), 1))
 sink.apply(batch(*(upsert({"id": key, "note": "half"}, 2) for key in range(50_000)), next_offsets={("t", 0): 9}))
 """
 
@@ -184,7 +189,7 @@ def test_what_was_committed_and_not_yet_in_the_file_is_there_after_a_crash(file:
     assert [stored.key["id"] for stored in sink.scan(table())] == [7]
 
 
-def test_a_batch_that_fails_leaves_nothing_behind(file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_fails_writes_nothing(file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = open_sink(table())
 
     def fail(*_: object) -> None:
@@ -205,7 +210,7 @@ def test_a_batch_that_fails_leaves_nothing_behind(file: Path, open_sink: Open, m
 
 def test_a_file_that_cannot_be_used_stops_the_job(tmp_path: Path) -> None:
     def said(path: Path) -> str:
-        sink = WarehouseSink("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{path}")), 1)
+        sink = WarehouseSink(WarehouseTables("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{path}")), 1))
         with pytest.raises(LockstepError) as raised:
             sink.prepare([table()])
         assert not isinstance(raised.value, Unavailable)
@@ -228,17 +233,19 @@ def test_a_file_that_cannot_be_used_stops_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stem", ["shop", "SHOP_g12", "lockstep"])
-def test_a_file_that_is_called_as_one_of_its_schemas_is_refused(tmp_path: Path, stem: str) -> None:
+def test_a_file_with_the_name_of_one_of_its_schemas_is_refused(tmp_path: Path, stem: str) -> None:
     with pytest.raises(ConfigurationError, match="couldn't tell them apart"):
-        WarehouseSink("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{tmp_path}/{stem}.duckdb")), 1)
+        WarehouseSink(
+            WarehouseTables("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{tmp_path}/{stem}.duckdb")), 1)
+        )
 
 
 # Names
 
 
 def test_a_sink_is_one_whatever_letters_its_name_has(file: Path, open_sink: Open) -> None:
-    open_sink(table(), schema="Shop").save("a", "b")
-    assert open_sink().load("a") == "b"
+    records_of(open_sink(table(), schema="Shop")).save("a", "b")
+    assert records_of(open_sink()).load("a") == "b"
     assert read(file, "select * from SHOP.Orders") == []
 
 
@@ -254,7 +261,7 @@ def test_a_view_that_was_replaced_is_left_alone(file: Path, open_sink: Open) -> 
     sink = open_sink(table())
     with duckdb.connect(str(file)) as connection:
         connection.execute("create or replace view shop.orders as select 1 as id")
-    for call in (sink.live, open_sink(table(), generation=2).switch):
+    for call in (generations_of(sink).live, generations_of(open_sink(table(), generation=2)).switch):
         with pytest.raises(LockstepError, match="a view of something else"):
             call()
     assert read(file, "select * from shop.orders") == [(1,)]
@@ -280,7 +287,7 @@ def odd(number: int, **values: JsonValue) -> RowEvent:
     return upsert({"id": number, "price": "1.10", "at": None, "grid": [1, None], "doc": None, **values}, 1, of=ODD)
 
 
-def test_what_a_column_cannot_hold_stands_beside_it(file: Path, open_sink: Open) -> None:
+def test_what_a_column_cannot_hold_is_beside_it(file: Path, open_sink: Open) -> None:
     sink = open_sink(ODD)
     rows = [
         odd(1, at="infinity"),
@@ -316,7 +323,8 @@ def test_a_row_that_does_not_fit_is_rejected_without_its_values(open_sink: Open)
     bad = [odd(1, doc='{"secret": '), odd(2, at="2026-02-30T00:00:00Z"), odd(3, grid=[2**40]), odd(4, doc="[1]")]
     outcome = sink.apply(batch(*bad))
     assert [
-        (one.event.key["id"], one.reason) for one in sorted(outcome.rejections, key=lambda one: str(one.event.key))
+        (rejection.event.key["id"], rejection.reason)
+        for rejection in sorted(outcome.rejections, key=lambda rejection: str(rejection.event.key))
     ] == [
         (1, "column 'doc': no JSON"),
         (2, "column 'at': no timestamp"),
@@ -325,15 +333,17 @@ def test_a_row_that_does_not_fit_is_rejected_without_its_values(open_sink: Open)
     assert [stored.key["id"] for stored in sink.scan(ODD)] == [4]
 
 
-def test_what_stands_beside_a_column_follows_its_name_and_goes_with_it(file: Path, open_sink: Open) -> None:
+def test_what_is_beside_a_column_follows_its_name_and_goes_with_it(file: Path, open_sink: Open) -> None:
     numbered = replace(
-        ODD, columns=tuple(replace(one, number=place) for place, one in enumerate(ODD.columns, 1)), oid=7
+        ODD, columns=tuple(replace(column, number=number) for number, column in enumerate(ODD.columns, 1)), oid=7
     )
     sink = open_sink(numbered, schema_changes="follow", history=True)
     event = odd(1, price="NaN", grid=[[1]])
     sink.apply(Batch([event], versions=[TableVersions(Events.of([event]).tables[0], "c", [0])]))
     columns = [
-        replace(one, name="cost") if one.name == "price" else one for one in numbered.columns if one.name != "grid"
+        replace(column, name="cost") if column.name == "price" else column
+        for column in numbered.columns
+        if column.name != "grid"
     ]
     later = replace(numbered, columns=tuple(columns))
     sink.prepare([later])
@@ -365,11 +375,11 @@ def minute_of(event: RowEvent) -> int:
 def versioned(*events: RowEvent, minutes: Any = (), complete_from: int | None = None, **more: Any) -> Batch:
     """What a job makes of these records of one table."""
     newest = {str(event.key): event for event in sorted(events, key=lambda event: event.tag)}
-    (of_table,) = Events.of(events).tables
+    (table_events,) = Events.of(events).tables
     letters = "".join("d" if event.row is None else "u" for event in events)
     times = [BEGIN + timedelta(minutes=at) for at in minutes or map(minute_of, events)]
     since = None if complete_from is None else int((BEGIN + timedelta(minutes=complete_from)).timestamp() * 1000)
-    versions = TableVersions(of_table, letters, [int(time_.timestamp() * 1000) for time_ in times], since)
+    versions = TableVersions(table_events, letters, [int(time_.timestamp() * 1000) for time_ in times], since)
     return Batch(list(newest.values()), versions=[versions], **more)
 
 
@@ -392,9 +402,9 @@ def as_of(file: Path, at: int) -> dict[int, str]:
         f"select id, note from shop.orders_history where valid_from <= {moment}"
         f" and (valid_to is null or {moment} < valid_to)"
     )
-    found = read(file, query)
-    assert len(found) == len(dict(found)), "a row was there twice at one time"
-    return dict(found)
+    state_rows = read(file, query)
+    assert len(state_rows) == len(dict(state_rows)), "a row was there twice at one time"
+    return dict(state_rows)
 
 
 def test_any_row_at_any_time(file: Path, open_sink: Open) -> None:
@@ -424,7 +434,7 @@ def test_a_history_says_from_when_on_it_is_complete(file: Path, open_sink: Open)
         assert minute(read(file, query)[0][3]) == complete
 
 
-def test_the_earliest_time_known_stays_and_a_replay_makes_versions_anew(file: Path, open_sink: Open) -> None:
+def test_the_earliest_time_known_stays_and_a_replay_makes_versions_again(file: Path, open_sink: Open) -> None:
     sink = open_sink(table(), history=True)
     sink.apply(versioned(row(1, "wrong", 10)))
     for known, expected in ((30, 30), (20, 20), (25, 20)):
@@ -470,22 +480,22 @@ def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
     events, batches = history
     file = tmp_path / f"{uuid.uuid4()}.duckdb"
     chosen = WarehouseSettings(url=SecretStr(f"duckdb:///{file}"), history=True)
-    writers = [WarehouseSink("shop", chosen, 1) for _ in range(2)]
+    writers = [WarehouseSink(WarehouseTables("shop", chosen, 1)) for _ in range(2)]
     writers[0].prepare([table()], go_live=not in_bulk)
     if in_bulk:
-        writers[0].begin_bulk()
+        generations_of(writers[0]).begin_bulk()
     for turn, of_batch in enumerate(batches):
         writers[turn % 2].apply(versioned(*of_batch))
-    writers[0].end_bulk()
+    generations_of(writers[0]).end_bulk()
     writers[0].prepare([table()])
     for key in {event.key["id"] for event in events}:
-        of_key = [event for event in events if event.key["id"] == key]
-        ends = [minute_of(event) for event in of_key[1:]] + [None]
+        events_of_key = [event for event in events if event.key["id"] == key]
+        ends = [minute_of(event) for event in events_of_key[1:]] + [None]
         assert story(file, int(str(key))) == [
             (minute_of(event), minute_of(event), "delete", None)
             if event.row is None
             else (minute_of(event), end, "update", event.row["note"])
-            for event, end in zip(of_key, ends, strict=True)
+            for event, end in zip(events_of_key, ends, strict=True)
         ]
     for writer in writers:
         writer.close()
@@ -494,16 +504,16 @@ def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
 def test_a_switch_shows_the_other_generation_and_its_history(file: Path, open_sink: Open) -> None:
     first = open_sink(table(), history=True)
     first.apply(versioned(row(1, "old", 1)))
-    first.save_progress(progress(7))
+    generations_of(first).save_progress(progress(7))
     second = open_sink(table(), TABLE_BESIDE, generation=2)
     second.apply(batch(row(1, "new", 1)))
-    second.switch()
+    generations_of(second).switch()
     assert read(file, "select note from shop.orders") == [("new",)]
     assert read(file, "select view_name from duckdb_views() where schema_name = 'shop' order by 1") == [
         ("beside",),
         ("orders",),
     ]
-    first.drop()
+    generations_of(first).drop()
     assert read(file, "select schema_name from duckdb_schemas() where starts_with(schema_name, 'shop')") == [
         ("shop",),
         ("shop_g2",),

@@ -21,7 +21,9 @@ from cdc.model.table import Column, Table, TableName
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from tests.builders import column, delete, table, tag, upsert
+from tests.contract.beside import generations_of
 from tests.examples import examples
 
 pytestmark = pytest.mark.live
@@ -46,13 +48,15 @@ def minute_of(event: RowEvent) -> int:
 def versions(
     *events: RowEvent, minutes: Sequence[int] = (), operations: str = "", complete_from: int | None = None
 ) -> list[TableVersions]:
-    found = []
-    for of_table in Events.of(events).tables:
-        known = [minute_of(event) for event in of_table]
-        letters = operations or "".join("d" if row is None else "u" for row in of_table.rows)
+    versions_by_table = []
+    for table_events in Events.of(events).tables:
+        known = [minute_of(event) for event in table_events]
+        letters = operations or "".join("d" if row is None else "u" for row in table_events.rows)
         times_ms = [ms(minute) for minute in minutes or known]
-        found.append(TableVersions(of_table, letters, times_ms, None if complete_from is None else ms(complete_from)))
-    return found
+        versions_by_table.append(
+            TableVersions(table_events, letters, times_ms, None if complete_from is None else ms(complete_from))
+        )
+    return versions_by_table
 
 
 def batch(*events: RowEvent, **more: Any) -> Batch:
@@ -85,7 +89,7 @@ def open_sink(endpoints: Any, name: str) -> Iterator[Open]:
 
     def open_(generation: int = 1, *tables: Table, **more: Any) -> WarehouseSink:
         values: dict[str, Any] = {"url": SecretStr(endpoints.warehouse_url), "lock_timeout_s": 1, "history": True}
-        sink = WarehouseSink(name, WarehouseSettings(**{**values, **more}), generation)
+        sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(**{**values, **more}), generation))
         opened.append(sink)
         if tables:
             sink.prepare(tables)
@@ -103,9 +107,9 @@ def sink(open_sink: Open) -> WarehouseSink:
 
 def as_of(database: Any, name: str, minute: int) -> dict[int, str]:
     query = f"select id, note from {name}.orders_history where valid_from <= %s and (valid_to is null or %s < valid_to)"
-    found = database.execute(query, (at(minute), at(minute))).fetchall()
-    assert len(found) == len(dict(found)), "a row was there twice at one time"
-    return dict(found)
+    state_rows = database.execute(query, (at(minute), at(minute))).fetchall()
+    assert len(state_rows) == len(dict(state_rows)), "a row was there twice at one time"
+    return dict(state_rows)
 
 
 def story(database: Any, name: str, number: int = 1) -> list[tuple[Any, ...]]:
@@ -194,23 +198,23 @@ def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
     events, batches = history
     name = f"t{uuid.uuid4().hex[:12]}"
     chosen = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), history=True)
-    writers = [WarehouseSink(name, chosen, 1) for _ in range(2)]
+    writers = [WarehouseSink(WarehouseTables(name, chosen, 1)) for _ in range(2)]
     try:
         writers[0].prepare([table()], go_live=not in_bulk)
         if in_bulk:
-            writers[0].begin_bulk()
+            generations_of(writers[0]).begin_bulk()
         for turn, of_batch in enumerate(batches):
             writers[turn % 2].apply(batch(*of_batch))
-        writers[0].end_bulk()
+        generations_of(writers[0]).end_bulk()
         writers[0].prepare([table()])
         for key in {event.key["id"] for event in events}:
-            of_key = [event for event in events if event.key["id"] == key]
-            ends = [minute_of(event) for event in of_key[1:]] + [None]
+            events_of_key = [event for event in events if event.key["id"] == key]
+            ends = [minute_of(event) for event in events_of_key[1:]] + [None]
             expected = [
                 (minute_of(event), minute_of(event), "delete", None)
                 if event.row is None
                 else (minute_of(event), end, "update", event.row["note"])
-                for event, end in zip(of_key, ends, strict=True)
+                for event, end in zip(events_of_key, ends, strict=True)
             ]
             assert story(database, name, int(str(key))) == expected
     finally:
@@ -256,7 +260,7 @@ def test_a_deletion_of_which_the_tombstone_alone_is_left_has_the_earliest_time_k
         times = [(22, 20)]
 
 
-def test_a_replay_makes_versions_anew_and_a_repetition_does_not(database: Any, sink: WarehouseSink, name: str) -> None:
+def test_a_replay_makes_versions_again_and_a_repetition_does_not(database: Any, sink: WarehouseSink, name: str) -> None:
     sink.apply(batch(row(1, "wrong", 10), row(1, "wrong too", 20)))
     sink.apply(batch(row(1, "other", 10)))
     assert story(database, name)[0] == (10, 20, "update", "wrong")
@@ -321,14 +325,14 @@ def test_a_version_that_no_index_takes_is_counted_and_its_neighbours_are_kept(
     sink = open_sink(1)
     sink.prepare([keyed], go_live=not in_bulk)
     if in_bulk:
-        sink.begin_bulk()
+        generations_of(sink).begin_bulk()
     # 2,700 bytes are few enough for the key, and too many with the tag.
     keys = ["short", LONG, LONG[:2672], "other"]
     events = [upsert({"k": key, "note": "n"}, commit, of=keyed) for commit in (1, 2) for key in keys]
     for _ in range(2):
         outcome = sink.apply(batch(*events))
         assert [len(str(rejection.event.key["k"])) for rejection in outcome.rejections] == [len(LONG)]
-    sink.end_bulk()
+    generations_of(sink).end_bulk()
     sink.prepare([keyed])
     kept = database.execute(f"select k, count(*) from {name}.orders_history group by 1 order by 1").fetchall()
     assert kept == [("other", 2), ("short", 2)]
@@ -356,14 +360,14 @@ def test_a_switch_shows_the_other_generations_history(
 ) -> None:
     sink.apply(batch(row(1, "old", 1)))
     second = open_sink(2, table())
-    second.apply(batch(row(1, "made anew", 1)))
+    second.apply(batch(row(1, "written again", 1)))
     assert story(database, name)[0][3] == "old"
-    second.switch()
-    assert (story(database, name)[0][3], second.live()) == ("made anew", 2)
+    generations_of(second).switch()
+    assert (story(database, name)[0][3], generations_of(second).live()) == ("written again", 2)
     assert [row[1:3] for row in complete_from(database, name)] == [(1, False), (2, True)]
-    sink.drop()
+    generations_of(sink).drop()
     assert [row[1:3] for row in complete_from(database, name)] == [(2, True)]
-    assert second.keep_only([]) == [table().name]
+    assert generations_of(second).keep_only([]) == [table().name]
     assert complete_from(database, name) == []
     assert database.execute("select to_regclass(%s)", (f"{name}.orders_history",)).fetchone() == (None,)
 
@@ -372,10 +376,10 @@ def test_a_generation_without_a_history_takes_its_view_away(
     database: Any, sink: WarehouseSink, open_sink: Open, name: str
 ) -> None:
     second = open_sink(2, table(), history=False)
-    second.switch()
+    generations_of(second).switch()
     gone_view = "select to_regclass(%s)"
     assert database.execute(gone_view, (f"{name}.orders_history",)).fetchone() == (None,)
-    sink.switch()
+    generations_of(sink).switch()
     assert database.execute(f"select * from {name}.orders_history").fetchall() == []
 
 
@@ -383,7 +387,7 @@ def _numbered(*columns: Column) -> Table:
     return replace(table(), columns=columns, oid=7)
 
 
-IDENTITY, NOTE = (replace(held, number=number) for number, held in enumerate(table().columns, 1))
+IDENTITY, NOTE = (replace(column, number=number) for number, column in enumerate(table().columns, 1))
 EXTRA = replace(column("extra"), number=3)
 
 

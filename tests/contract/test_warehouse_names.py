@@ -1,4 +1,4 @@
-"""What tables are called in a real warehouse, where that was chosen."""
+"""Names of tables in a real warehouse, where that was chosen."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +11,9 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName, quote_identifier
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, table, upsert
+from tests.contract.beside import generations_of
 
 pytestmark = pytest.mark.live
 
@@ -25,7 +27,9 @@ def open_sink(endpoints: Any, name: str) -> Iterator[Open]:
 
     def open_(generation: int, **names: str) -> WarehouseSink:
         chosen = {f"public.{table}": called for table, called in names.items()}
-        sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(endpoints.warehouse_url), names=chosen), generation)
+        sink = WarehouseSink(
+            WarehouseTables(name, WarehouseSettings(url=SecretStr(endpoints.warehouse_url), names=chosen), generation)
+        )
         opened.append(sink)
         return sink
 
@@ -45,7 +49,7 @@ def shown(warehouse: Any, name: str) -> dict[str, list[str]]:
 
 def filled(sink: WarehouseSink, generation: int) -> WarehouseSink:
     sink.prepare([ORDERS, ITEMS])
-    notes = [upsert({"id": 1, "note": f"{of.name.name} {generation}"}, 1, of=of) for of in (ORDERS, ITEMS)]
+    notes = [upsert({"id": 1, "note": f"{shape.name.name} {generation}"}, 1, of=shape) for shape in (ORDERS, ITEMS)]
     assert sink.apply(batch(*notes)).applied == 2
     return sink
 
@@ -61,24 +65,24 @@ def test_a_switch_leads_from_any_names_to_any_others(warehouse: Any, open_sink: 
         (first, {"orders": ["orders 1"], "items": ["items 1"]}),
     ]
     for sink, expected in steps:
-        sink.switch()
+        generations_of(sink).switch()
         assert shown(warehouse, name) == expected
-        assert sink.live() == first.live()
+        assert generations_of(sink).live() == generations_of(first).live()
     assert [row.row["note"] for row in second.scan(ORDERS)] == ["orders 2"]
     assert [row.row["note"] for row in second.rows(ITEMS, [{"id": 1}])] == ["items 2"]
-    assert second.keep_only([ORDERS.name]) == [ITEMS.name]
-    second.drop()
-    assert first.keep_only([ITEMS.name]) == [ORDERS.name]
+    assert generations_of(second).keep_only([ORDERS.name]) == [ITEMS.name]
+    generations_of(second).drop()
+    assert generations_of(first).keep_only([ITEMS.name]) == [ORDERS.name]
     assert shown(warehouse, name) == {"items": ["items 1"]}
 
 
-def test_a_table_is_not_called_otherwise_while_its_generation_lives(open_sink: Open) -> None:
+def test_a_table_keeps_its_name_while_its_generation_lives(open_sink: Open) -> None:
     filled(open_sink(1), 1)
-    with pytest.raises(LockstepError, match=r"is called 'orders' in generation 1, and names says 'o'"):
+    with pytest.raises(LockstepError, match=r"has the name 'orders' in generation 1, and names says 'o'"):
         open_sink(1, orders="o").prepare([ORDERS, ITEMS])
 
 
-def test_names_of_tables_that_are_not_there_are_told_of_at_once(open_sink: Open) -> None:
+def test_names_of_tables_that_are_not_there_are_reported_at_once(open_sink: Open) -> None:
     with pytest.raises(ConfigurationError) as raised:
         open_sink(1, order="a", item="b").prepare([ORDERS, ITEMS])
     assert [problem.partition(": ")[2] for problem in raised.value.problems] == [
@@ -87,19 +91,21 @@ def test_names_of_tables_that_are_not_there_are_told_of_at_once(open_sink: Open)
     ]
 
 
-def test_all_names_that_collide_are_told_of_at_once(open_sink: Open) -> None:
+def test_all_names_that_collide_are_reported_at_once(open_sink: Open) -> None:
     others = [replace(ORDERS, name=TableName(*parts)) for parts in (("public", "a__b"), ("a", "b"))]
-    with pytest.raises(LockstepError, match=r"both be called 'a__b'.*both be called 'orders'"):
+    with pytest.raises(LockstepError, match=r"both have the name 'a__b'.*both have the name 'orders'"):
         open_sink(1, items="orders").prepare([ORDERS, ITEMS, *others])
 
 
 def test_a_bulk_load_ends_under_the_chosen_names(warehouse: Any, open_sink: Open, name: str) -> None:
     sink = open_sink(1, orders="lockstep_bulk_0", items="lockstep_bulk_1")
     sink.prepare([ORDERS, ITEMS], go_live=False)
-    sink.begin_bulk()
+    generations_of(sink).begin_bulk()
     for commit in (1, 2):
-        sink.apply(batch(*(upsert({"id": 1, "note": f"{of.name} {commit}"}, commit, of=of) for of in (ORDERS, ITEMS))))
-    sink.end_bulk()
-    sink.switch()
+        sink.apply(
+            batch(*(upsert({"id": 1, "note": f"{shape.name} {commit}"}, commit, of=shape) for shape in (ORDERS, ITEMS)))
+        )
+    generations_of(sink).end_bulk()
+    generations_of(sink).switch()
     expected = {"lockstep_bulk_0": ["public.orders 2"], "lockstep_bulk_1": ["public.items 2"]}
     assert shown(warehouse, name) == expected

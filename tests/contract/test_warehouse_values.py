@@ -22,6 +22,7 @@ from sinks.warehouse.duckdb.values import rows_of
 from sinks.warehouse.postgres.tables import column_type
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
 from snapshot.table_reader import SnapshotReader
 from stack import versions
 from tests.builders import delete, tag, upsert
@@ -53,7 +54,7 @@ def test_values_of_every_type_come_back_exactly(database: Database, endpoints: A
     everything, rows = _rows(database)
     url = endpoints.warehouse_url if kind == "postgresql" else f"duckdb:///{tmp_path}/dwh.duckdb"
     name = f"t{uuid.uuid4().hex[:12]}"
-    sink = WarehouseSink(name, WarehouseSettings(url=SecretStr(url), history=True), 1)
+    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), history=True), 1))
     try:
         sink.prepare([everything])
         events = Events.of([upsert(row, 1, of=everything) for row in rows])
@@ -61,9 +62,11 @@ def test_values_of_every_type_come_back_exactly(database: Database, endpoints: A
         outcome = sink.apply(Batch(events, versions=kept))
         assert [rejection.reason for rejection in outcome.rejections] == []
         stored = {row.row["id"]: row for row in sink.scan(everything)}
-        assert {row["id"]: repr(row) for row in rows} == {key: repr(dict(found.row)) for key, found in stored.items()}
-        found = {row.row["id"]: row for row in sink.rows(everything, [{"id": row["id"]} for row in rows])}
-        assert found == stored
+        assert {row["id"]: repr(row) for row in rows} == {
+            key: repr(dict(found_row.row)) for key, found_row in stored.items()
+        }
+        found_rows = {row.row["id"]: row for row in sink.rows(everything, [{"id": row["id"]} for row in rows])}
+        assert found_rows == stored
         gone = Events.of([delete({"id": row["id"]}, tag(2), of=everything) for row in rows])
         sink.apply(Batch(gone, versions=[TableVersions(gone.tables[0], "d" * len(rows), [1] * len(rows))]))
         assert list(sink.scan(everything)) == []
@@ -100,7 +103,7 @@ def _check_history(endpoints: Any, name: str, everything: Any, rows: list[dict[s
 
 
 def _check_history_in_file(file: Path, name: str, everything: Table, rows: list[dict[str, Any]]) -> None:
-    """As of the time at which the rows were there; what a column can't hold stands beside it."""
+    """As of the time at which the rows were there; what a column can't hold is beside it."""
     stored = rows_of(Shape.of(everything))
     with duckdb.connect(str(file), read_only=True) as warehouse:
         names = ", ".join(f'kept."{column}"' for column in stored.columns_for(everything))
@@ -108,5 +111,7 @@ def _check_history_in_file(file: Path, name: str, everything: Table, rows: list[
             f"select {names} from {name}_g1.everything_history as kept join {name}.everything_history as seen "
             "using (id, _tag) where seen.valid_from = 'epoch' and seen.valid_to > 'epoch'"
         ).to_arrow_table()
-    found = {row.row["id"]: dict(row.row) for batch in data.to_batches() for row in stored.decode(batch, everything)}
-    assert {key: repr(row) for key, row in found.items()} == {row["id"]: repr(row) for row in rows}
+    history_rows = {
+        row.row["id"]: dict(row.row) for batch in data.to_batches() for row in stored.decode(batch, everything)
+    }
+    assert {key: repr(row) for key, row in history_rows.items()} == {row["id"]: repr(row) for row in rows}

@@ -1,7 +1,7 @@
 """Records pgoutput messages of a real server: ``python -m tests.corpus.record <dsn>``.
 
 Each message becomes ``pgoutput/<name>.bin`` beside ``pgoutput/<name>.json``, which says what it means. The meaning is
-written by our own decoder: read it against the SQL below before you commit it. The database is made anew and dropped.
+written by our own decoder: read it against the SQL below before you commit it. The database is recreated and dropped.
 """
 
 import enum

@@ -34,7 +34,7 @@ def prose(page: Path) -> str:
 
 
 def spans(page: Path) -> list[str]:
-    """What stands between single backquotes, outside of code blocks."""
+    """What is between single backquotes, outside of code blocks."""
     return _SPAN.findall(prose(page))
 
 
@@ -42,8 +42,8 @@ def blocks(page: Path, language: str) -> list[str]:
     """The contents of the page's code blocks of one language, without their indentation."""
     return [
         "\n".join(line.removeprefix(indent) for line in body.splitlines())
-        for indent, found, body in _FENCE.findall(text_of(page))
-        if found == language
+        for indent, language_of_block, body in _FENCE.findall(text_of(page))
+        if language_of_block == language
     ]
 
 

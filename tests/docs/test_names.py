@@ -75,30 +75,30 @@ SECTIONS: dict[str, type[BaseModel]] = {
 
 def command(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
     """The command that these words lead to, and the words after it."""
-    found: Any = typer.main.get_command(app)
+    subcommand: Any = typer.main.get_command(app)
     rest = list(words)
-    while rest and rest[0] in getattr(found, "commands", {}):
-        found = found.commands[rest.pop(0)]
-    return found, rest
+    while rest and rest[0] in getattr(subcommand, "commands", {}):
+        subcommand = subcommand.commands[rest.pop(0)]
+    return subcommand, rest
 
 
-def options_of(found: Any) -> set[str]:
-    return {name for parameter in found.params for name in parameter.opts} | {"--help", "-h"}
+def options_of(subcommand: Any) -> set[str]:
+    return {name for parameter in subcommand.params for name in parameter.opts} | {"--help", "-h"}
 
 
-def all_options(found: Any) -> set[str]:
-    inner = getattr(found, "commands", {}).values()
-    return options_of(found).union(*(all_options(one) for one in inner))
+def all_options(subcommand: Any) -> set[str]:
+    inner = getattr(subcommand, "commands", {}).values()
+    return options_of(subcommand).union(*(all_options(member) for member in inner))
 
 
 def wrong_words(line: str) -> list[str]:
     """What of a ``lockstep ...`` line the command doesn't know."""
     words = shlex.split(line.replace("[", "").replace("]", ""))
-    found, rest = command(words[1:])
-    if hasattr(found, "commands") and rest and not rest[0].startswith("-") and rest[0] != "...":
+    subcommand, rest = command(words[1:])
+    if hasattr(subcommand, "commands") and rest and not rest[0].startswith("-") and rest[0] != "...":
         return [rest[0]]
     given = [word.partition("=")[0] for word in rest if word.startswith("-") and len(word) > 1]
-    known = options_of(found) | options_of(command(())[0])
+    known = options_of(subcommand) | options_of(command(())[0])
     return [option for option in given if option not in known]
 
 
@@ -132,7 +132,7 @@ def test_the_operations_page_has_every_command() -> None:
 def test_every_target_of_make_exists(page: Path) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    named = {found for line in commands(page) for found in re.findall(r"^make ([a-z]+)", line)}
+    named = {target for line in commands(page) for target in re.findall(r"^make ([a-z]+)", line)}
     assert sorted(named - targets) == []
 
 

@@ -33,15 +33,15 @@ def directory() -> Iterator[Path]:
 
 def processes_of(directory: Path) -> list[psutil.Process]:
     """Processes with this directory in their command line: servers, writer, capture, Spark, its workers' parents."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             known = str(directory) in " ".join([*process.cmdline(), process.cwd()])
         except psutil.Error:
             continue
         if known and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def start(directory: Path, *options: str) -> subprocess.Popen[str]:
@@ -95,8 +95,8 @@ def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
     }
     for sink in result["sinks"].values():
         assert sink["rejected"] == 0
-        assert {table: found["rows"] for table, found in sink["tables"].items()} == result["source"]
-        assert all(found["equal"] for found in sink["tables"].values())
+        assert {table: comparison["rows"] for table, comparison in sink["tables"].items()} == result["source"]
+        assert all(comparison["equal"] for comparison in sink["tables"].values())
     assert processes_of(directory) == []
 
 
@@ -108,7 +108,7 @@ def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
         pytest.param(r"in Kafka \d", id="stream"),
     ],
 )
-def test_two_signals_leave_nothing_behind(directory, message):
+def test_two_signals_leave_no_process_running(directory, message):
     demo = start(directory)
     wait_for_message(directory, demo, message)
 

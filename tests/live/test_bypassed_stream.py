@@ -156,7 +156,7 @@ def test_a_table_that_is_captured_no_longer_is_left_alone(database: Database, ca
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_table_that_left_the_publication_is_copied_anew_when_it_is_back(
+def test_a_table_that_left_the_publication_is_copied_again_when_it_is_back(
     database: Database, capture: Capturing, restarted: bool
 ) -> None:
     database.execute("create table t (id int primary key, a text)", "create table u (id int primary key, a text)")
@@ -178,7 +178,7 @@ def test_a_table_that_left_the_publication_is_copied_anew_when_it_is_back(
     captured.assert_equal()
 
 
-def test_a_table_that_left_and_came_back_at_once_is_copied_anew(database: Database, capture: Capturing) -> None:
+def test_a_table_that_left_and_came_back_at_once_is_copied_again(database: Database, capture: Capturing) -> None:
     database.execute(
         "create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 20) n"
     )
@@ -299,7 +299,7 @@ def test_origin_none_leaves_out_what_was_replicated_here(database: Database, cap
         database.execute(f"select pg_replication_origin_drop('{origin}')")
 
 
-def test_vacuum_full_is_no_reason_to_copy_anew(database: Database, capture: Capturing) -> None:
+def test_vacuum_full_is_no_reason_to_copy_again(database: Database, capture: Capturing) -> None:
     database.execute(
         "create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 20) n"
     )

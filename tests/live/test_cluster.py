@@ -111,7 +111,7 @@ def test_a_lost_worker_costs_no_row_and_the_next_start_goes_on_at_the_checkpoint
 def lose(lost: Sequence[ProcessId], pipeline: Pipeline, job: JobProcess, sinks: Iterable[str]) -> None:
     """kill -9 of processes and their families while tasks run there; returns when all of the log is applied."""
     # Frozen first: they take tasks and don't finish them, so the kill can't fall between two batches.
-    for member in {member for one in lost for member in process.family(one)}:
+    for member in {member for worker in lost for member in process.family(worker)}:
         process.send(member, signal.SIGSTOP)
     lsn = pipeline.write_traffic(20, seed=next(SEEDS))
     time.sleep(1)

@@ -49,12 +49,12 @@ def computed_rows(
         .projection()
         .computed.get(T.name, ())
     )
-    found: list[object] = []
+    results: list[object] = []
     for text, result in zip(texts, RowComputer(spark, plans).compute(T.name, texts), strict=True):
         shown = computed_row(text, result, columns)
         row = None if shown.row is None else orjson.loads(shown.row)
-        found.append(shown.refused or (None if row is None else {name: row[name] for name in computed}))
-    return found
+        results.append(shown.refused or (None if row is None else {name: row[name] for name in computed}))
+    return results
 
 
 def test_columns_have_natural_types_and_results_the_form_of_events(spark: SparkSession) -> None:
@@ -72,8 +72,8 @@ def test_columns_have_natural_types_and_results_the_form_of_events(spark: SparkS
         "random": Computed(sql="concat('now() random', `name`)"),
         "first": Computed(sql="get(from_json(tags, 'array<string>'), 0)"),
     }
-    [found] = computed_rows(spark, computed, {})
-    assert found == {
+    [result] = computed_rows(spark, computed, {})
+    assert result == {
         "gross": "12.495", "whole": "110", "upper": "X", "next": "2026-02-01", "later": "2026-01-02T04:04:05.123456Z",
         "sooner": "2026-01-02T03:04:04", "half": 0.25, "odd": "odd", "twice": 4, "much": True,
         "random": "now() randomx", "first": "a",
@@ -106,16 +106,16 @@ def test_what_fails_for_one_row_fails_for_that_row_alone(spark: SparkSession) ->
 def test_a_value_that_spark_cannot_hold_is_never_taken_for_null(
     spark: SparkSession, sql: str, row: dict[str, object]
 ) -> None:
-    [found] = computed_rows(spark, {"c": Computed(sql=sql)}, row)
-    assert found == "expression: computed column 'c' can't be evaluated for this row"
+    [result] = computed_rows(spark, {"c": Computed(sql=sql)}, row)
+    assert result == "expression: computed column 'c' can't be evaluated for this row"
     assert computed_rows(spark, {"c": Computed(sql="name")}, {**row, "name": "n"}) == [
         {"c": "n"}
     ]  # which doesn't use the column
 
 
 def test_a_condition_takes_rows_away(spark: SparkSession) -> None:
-    found = computed_rows(spark, {}, {"name": "a"}, {"name": "b"}, {"name": None}, where="name <> 'b'")
-    assert found == [{}, None, None]
+    results = computed_rows(spark, {}, {"name": "a"}, {"name": "b"}, {"name": None}, where="name <> 'b'")
+    assert results == [{}, None, None]
 
 
 def test_rows_of_earlier_shapes_have_the_values_that_they_are_carried_over_with(spark: SparkSession) -> None:
@@ -130,8 +130,8 @@ def test_rows_of_earlier_shapes_have_the_values_that_they_are_carried_over_with(
     ]
     records = pa.table({"place": range(4), "topic": ["t"] * 4, "value": pa.array(values, pa.binary())})
     frame = with_computed(spark.createDataFrame(records), {"t": plan, "other": replace(plan, history=None)})
-    found = {row.place: row[COMPUTED] for row in frame.select("place", COMPUTED).collect()}
-    assert found == {
+    by_index = {row.place: row[COMPUTED] for row in frame.select("place", COMPUTED).collect()}
+    assert by_index == {
         0: '{"c":{"v":"a-7.000000000000000000"}}',
         1: '{"c":{"v":"b-8.000000000000000000"}}',
         2: None,
@@ -155,13 +155,13 @@ def test_expressions_that_cannot_be_are_all_named_at_once(spark: SparkSession) -
         "explode(array(1))": "generator",
         "array(id)": "cannot cast",
     }
-    computed = {f"c{place}": Computed(sql=sql, type="int4") for place, sql in enumerate(wrong)}
+    computed = {f"c{index}": Computed(sql=sql, type="int4") for index, sql in enumerate(wrong)}
     with pytest.raises(ConfigurationError) as raised:
         checked_plans(spark, {T.name: Expressions(computed, "name = ")}, {T.name: T})
     assert len(raised.value.problems) == len(wrong) + 1
-    for place, (told, why) in enumerate(zip(raised.value.problems, wrong.values(), strict=False)):
-        assert told.startswith(f"computed column public.things.c{place}: ")
-        assert why in told
+    for index, (problem, why) in enumerate(zip(raised.value.problems, wrong.values(), strict=False)):
+        assert problem.startswith(f"computed column public.things.c{index}: ")
+        assert why in problem
     assert raised.value.problems[-1].startswith("where of public.things: not an expression")
 
 

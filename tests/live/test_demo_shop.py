@@ -63,7 +63,7 @@ def test_the_same_seed_makes_the_same_shop(shop, database):
 
 
 def test_preflight_finds_nothing_that_would_stop_capture(shop):
-    found = check_source(
+    findings = check_source(
         shop.connection,
         tables=TABLES,
         publication="shop",
@@ -72,7 +72,9 @@ def test_preflight_finds_nothing_that_would_stop_capture(shop):
     )
 
     wrong = [
-        (one.severity, one.subject) for one in found if one.severity is not Severity.OK and "public." in one.subject
+        (finding.severity, finding.subject)
+        for finding in findings
+        if finding.severity is not Severity.OK and "public." in finding.subject
     ]
     # A sku could be long, and then an update of order_items without the old row would lack it. In this shop none is.
     assert wrong == [(Severity.WARNING, "table public.order_items")]

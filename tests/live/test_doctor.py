@@ -86,9 +86,9 @@ topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
 
     def wrong(self) -> list[tuple[Severity, str, str]]:
         return [
-            (found.severity, found.subject, found.what)
-            for found in examine(self.config)
-            if found.severity is not Severity.OK
+            (finding.severity, finding.subject, finding.what)
+            for finding in examine(self.config)
+            if finding.severity is not Severity.OK
         ]
 
 
@@ -101,15 +101,15 @@ def test_a_pipeline_before_its_first_start_is_healthy(case: Case) -> None:
     findings = examine(case.config)
     assert is_healthy(findings)
     assert case.wrong() == []
-    assert "replication connection" in [found.subject for found in findings]
+    assert "replication connection" in [finding.subject for finding in findings]
 
 
-def test_a_history_that_compaction_may_thin_out_is_told_of(case: Case, endpoints: Endpoints) -> None:
+def test_a_history_that_compaction_may_thin_out_is_reported(case: Case, endpoints: Endpoints) -> None:
     sink = f'[sinks.{case.name}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\nhistory = true\n'
     case.path.write_text(case.path.read_text() + sink)
 
     def told() -> list[str]:
-        return [found.what for found in examine(load(case.path)) if found.severity is Severity.WARNING]
+        return [finding.what for finding in examine(load(case.path)) if finding.severity is Severity.WARNING]
 
     assert "keeps every version of a row, and its topics may be compacted at once" in told()
     case.path.write_text(
@@ -134,9 +134,9 @@ def test_a_pipeline_that_runs_is_healthy(case: Case) -> None:
 def test_a_slot_that_nobody_knows_is_found_and_its_sql_removes_it(case: Case) -> None:
     case.create_topics()
     case.make_slot()
-    (found,) = [one for one in examine(case.config) if one.severity is Severity.ERROR]
-    assert found.what == "exists, but Kafka holds no state of this pipeline for it"
-    case.database.execute(found.fix)
+    (finding,) = [finding for finding in examine(case.config) if finding.severity is Severity.ERROR]
+    assert finding.what == "exists, but Kafka holds no state of this pipeline for it"
+    case.database.execute(finding.fix)
     assert case.wrong() == []
 
 
@@ -168,8 +168,8 @@ def test_a_slot_that_another_client_reads_is_found(case: Case) -> None:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"started\n", reader.read_text()
-        found = [one for one in case.wrong() if "is read by" in one[2]]
-        assert [(severity, what.split(" (")[0]) for severity, _, what in found] == [
+        findings = [finding for finding in case.wrong() if "is read by" in finding[2]]
+        assert [(severity, what.split(" (")[0]) for severity, _, what in findings] == [
             (Severity.ERROR, "is read by intruder")
         ]
     finally:
@@ -222,8 +222,8 @@ def test_the_command_fails_when_something_would(case: Case) -> None:
         text=True,
         check=False,
     )
-    findings = [Finding(**found) for found in json.loads(done.stdout)]
-    (error,) = [found for found in findings if found.severity == "error"]
+    findings = [Finding(**fields) for fields in json.loads(done.stdout)]
+    (error,) = [finding for finding in findings if finding.severity == "error"]
     assert (done.returncode, error.subject, error.what) == (1, "table public.t", "has no primary key")
     assert error.fix.startswith('alter table "public"."t" add primary key (id);')
 

@@ -30,7 +30,7 @@ T = TableName("public", "t")
 
 def wrong_server(database: Database, *, user: str | None = None) -> list[Finding]:
     with closing(database.pinned(user=user)) as connection:
-        return [found for found in server_findings(connection) if found.severity is not Severity.OK]
+        return [finding for finding in server_findings(connection) if finding.severity is not Severity.OK]
 
 
 def settings(dsn: str, **changed: object) -> SourceSettings:
@@ -76,9 +76,9 @@ def test_settings_that_cost_the_slot_are_found(alone: Database, name: str, value
     if alone.connection.info.server_version < since:
         pytest.skip("not in this version")
     alone.execute(f"alter system set {name} = '{value}'", "select pg_reload_conf()")
-    (found,) = until(lambda: wrong_server(alone))
-    assert (found.subject, found.severity, found.what) == (name, Severity.WARNING, f"is {value}")
-    alone.execute(*(line.split("  --")[0] for line in found.fix.splitlines()))
+    (finding,) = until(lambda: wrong_server(alone))
+    assert (finding.subject, finding.severity, finding.what) == (name, Severity.WARNING, f"is {value}")
+    alone.execute(*(line.split("  --")[0] for line in finding.fix.splitlines()))
     until(lambda: not wrong_server(alone))
 
 
@@ -89,23 +89,23 @@ def test_settings_that_cost_the_slot_are_found(alone: Database, name: str, value
 def test_settings_that_hinder_the_stream_are_found(database: Database, name: str, value: str) -> None:
     database.execute(f"alter database {database.name} set {name} = '{value}'")
     role = database.role()
-    (found,) = wrong_server(database, user=role)
-    assert (found.severity, value in found.what) == (Severity.WARNING, True)
-    database.execute(found.fix)
+    (finding,) = wrong_server(database, user=role)
+    assert (finding.severity, value in finding.what) == (Severity.WARNING, True)
+    database.execute(finding.fix)
     assert wrong_server(database, user=role) == []
 
 
 def test_a_time_limit_of_the_dsn_is_to_be_taken_out_of_it(database: Database) -> None:
     source = settings(database.dsn, options="-c statement_timeout=5s")
     with connect(source, application="test") as connection:
-        (found,) = [found for found in server_findings(connection) if found.severity is not Severity.OK]
-    assert found.fix == "take them out of source.dsn"
+        (finding,) = [finding for finding in server_findings(connection) if finding.severity is not Severity.OK]
+    assert finding.fix == "take them out of source.dsn"
 
 
 def test_a_server_that_keeps_too_little_in_its_wal_is_found(endpoints: Endpoints) -> None:
     with connect(settings(endpoints.warehouse_dsn), application="test") as connection:
-        found = [found for found in server_findings(connection) if found.subject == "wal_level"]
-    assert [(one.severity, one.what) for one in found] == [(Severity.ERROR, "wal_level is replica")]
+        findings = [finding for finding in server_findings(connection) if finding.subject == "wal_level"]
+    assert [(finding.severity, finding.what) for finding in findings] == [(Severity.ERROR, "wal_level is replica")]
 
 
 def test_a_database_without_an_encoding_is_found(database: Database) -> None:
@@ -113,23 +113,23 @@ def test_a_database_without_an_encoding_is_found(database: Database) -> None:
     database.execute(f"create database {name} template template0 encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'")
     try:
         with connect(settings(database.dsn, dbname=name), application="test") as connection:
-            found = [found for found in server_findings(connection) if found.subject == "encoding"]
+            findings = [finding for finding in server_findings(connection) if finding.subject == "encoding"]
     finally:
         database.execute(f"drop database {name} with (force)")
-    assert [one.severity for one in found] == [Severity.WARNING]
+    assert [finding.severity for finding in findings] == [Severity.WARNING]
 
 
 # In between.
 
 
 def test_a_direct_connection_is_fine(database: Database) -> None:
-    assert [found.severity for found in reached(settings(database.dsn))] == [Severity.OK]
+    assert [finding.severity for finding in reached(settings(database.dsn))] == [Severity.OK]
 
 
 def test_a_role_that_may_not_ask_for_the_system_is_fine(database: Database) -> None:
     role = database.role()
     database.execute("revoke execute on function pg_control_system() from public")
-    assert [found.severity for found in reached(settings(database.dsn, user=role))] == [Severity.OK]
+    assert [finding.severity for finding in reached(settings(database.dsn, user=role))] == [Severity.OK]
 
 
 def test_a_pooler_is_found(database: Database) -> None:
@@ -137,31 +137,31 @@ def test_a_pooler_is_found(database: Database) -> None:
         proxy([address(database.dsn)], other_process) as port,
         connect(settings(database.dsn, port=port), application="test") as connection,
     ):
-        found = [found for found in server_findings(connection) if found.severity is not Severity.OK]
-    assert [(one.severity, one.what) for one in found] == [
-        (Severity.WARNING, "a pooler or proxy stands between us and PostgreSQL")
+        findings = [finding for finding in server_findings(connection) if finding.severity is not Severity.OK]
+    assert [(finding.severity, finding.what) for finding in findings] == [
+        (Severity.WARNING, "a pooler or proxy is between us and PostgreSQL")
     ]
 
 
 def test_a_proxy_that_only_passes_bytes_on_is_fine(database: Database) -> None:
     with proxy([address(database.dsn)]) as port:
         source = settings(database.dsn, port=port)
-        assert [found.severity for found in reached(source)] == [Severity.OK]
+        assert [finding.severity for finding in reached(source)] == [Severity.OK]
         with connect(source, application="test") as connection:
-            assert [found for found in server_findings(connection) if found.severity is not Severity.OK] == []
+            assert [finding for finding in server_findings(connection) if finding.severity is not Severity.OK] == []
 
 
 def test_settings_that_a_pooler_drops_are_found(database: Database) -> None:
     with psycopg.connect(database.dsn, autocommit=True, options="-c TimeZone=Europe/Berlin") as connection:
-        (found,) = [found for found in server_findings(connection) if found.severity is Severity.ERROR]
-    assert "TimeZone = Europe/Berlin" in found.what
+        (finding,) = [finding for finding in server_findings(connection) if finding.severity is Severity.ERROR]
+    assert "TimeZone = Europe/Berlin" in finding.what
 
 
 def test_a_load_balancer_over_several_servers_is_found(endpoints: Endpoints) -> None:
     targets = [address(endpoints.source_dsn), address(endpoints.warehouse_dsn)]
     with proxy(targets) as port:
-        (found,) = reached(settings(endpoints.source_dsn, port=port, dbname="postgres"))
-    assert (found.severity, found.what.split(":")[0]) == (Severity.ERROR, "connections reach different servers")
+        (finding,) = reached(settings(endpoints.source_dsn, port=port, dbname="postgres"))
+    assert (finding.severity, finding.what.split(":")[0]) == (Severity.ERROR, "connections reach different servers")
 
 
 @pytest.fixture
@@ -183,10 +183,10 @@ def standby() -> Iterator[SourceSettings]:
 
 def test_a_standby_is_found(standby: SourceSettings) -> None:
     with connect(standby, application="test") as connection:
-        found = check_source(
+        findings = check_source(
             connection, tables=[T], publication="p", slot="s", create_publication="create publication p for table t;"
         )
-    assert "the server is a standby" in [one.what for one in found if one.severity is Severity.ERROR]
+    assert "the server is a standby" in [finding.what for finding in findings if finding.severity is Severity.ERROR]
 
 
 # Refusals: what the server itself says, and the SQL that mends it.

@@ -369,8 +369,9 @@ def test_lag_tells_open_rejections_from_all_there_were_and_what_needs_a_rebuild(
 
 PASSWORD = "not-this-one"
 
-ANEW, WIDER, KEPT = (
-    table(column("id", "int8"), column("note"), name=TableName("public", name)) for name in ("anew", "wider", "kept")
+RECREATED, WIDER, KEPT = (
+    table(column("id", "int8"), column("note"), name=TableName("public", name))
+    for name in ("recreated", "wider", "kept")
 )
 
 
@@ -380,15 +381,15 @@ def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
     """At the start: logins and addresses. While it runs: topics and destinations that somebody changes by hand."""
     name = f"hand{uuid.uuid4().hex[:8]}"
     with ExitStack() as closing:
-        log = Log(kafka_settings(endpoints.kafka_bootstrap), name, [ANEW, WIDER, KEPT])
+        log = Log(kafka_settings(endpoints.kafka_bootstrap), name, [RECREATED, WIDER, KEPT])
         closing.callback(log.close)
         doorkeeper = closing.enter_context(FaultyProxy("127.0.0.1", 1))
         doorkeeper.refuse(401)
         running = _sinks(name, endpoints)
         refused = _refused_sinks(name, endpoints, doorkeeper)
-        for of in (ANEW, WIDER, KEPT):
+        for shape in (RECREATED, WIDER, KEPT):
             # So many that every partition has some: the next offset is then past the start of a recreated topic.
-            log.commit([_put(key, of) for key in range(30)])
+            log.commit([_put(key, shape) for key in range(30)])
         job = closing.enter_context(
             Job(
                 spark,
@@ -413,10 +414,10 @@ def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
         for sink in running:
             job.wait_for("StatusReport", sink=sink)
         _change_by_hand(name, endpoints, log)
-        for of in (ANEW, WIDER, KEPT):
-            lsn = log.commit([_put(key, of) for key in range(30, 60)])
+        for shape in (RECREATED, WIDER, KEPT):
+            lsn = log.commit([_put(key, shape) for key in range(30, 60)])
         for sink, words in (
-            (f"{name}anew", "was created anew .*lockstep snapshot table TABLE.*lockstep rebuild"),
+            (f"{name}recreated", "was recreated .*lockstep snapshot table TABLE.*lockstep rebuild"),
             (f"{name}wider", "has 5 partitions.*rebuild the sink"),
             (f"{name}search", "restart the job"),
             (f"{name}dropped", "lockstep rebuild"),
@@ -440,7 +441,7 @@ def _sinks(name: str, endpoints: Endpoints) -> dict[str, SinkSettings]:
     """Those that start; all but ``kept`` are to be stopped."""
     return {
         f"{name}kept": _settings("redis", KEPT, url=endpoints.redis_url),
-        f"{name}anew": _settings("redis", ANEW, url=endpoints.redis_url),
+        f"{name}recreated": _settings("redis", RECREATED, url=endpoints.redis_url),
         f"{name}wider": _settings("redis", WIDER, url=endpoints.redis_url),
         f"{name}dropped": _settings("warehouse", KEPT, url=endpoints.warehouse_url),
         f"{name}search": _settings("opensearch", KEPT, urls=[endpoints.opensearch_url], replicas=0),
@@ -459,7 +460,7 @@ def _refused_sinks(name: str, endpoints: Endpoints, doorkeeper: FaultyProxy) -> 
 
 
 def _change_by_hand(name: str, endpoints: Endpoints, log: Log) -> None:
-    log.recreate_topic(ANEW)
+    log.recreate_topic(RECREATED)
     topic = log.topic(WIDER)
     admin = AdminClient({**log.kafka.client()})
     admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)

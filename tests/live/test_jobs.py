@@ -221,7 +221,7 @@ def test_a_sink_that_is_down_is_waited_for(pipeline: Pipeline, stack: Services, 
     assert pipeline.rows() == pipeline.expected
 
 
-def test_a_topic_that_was_created_anew_is_refused_and_the_other_sinks_go_on(
+def test_a_topic_that_was_recreated_is_refused_and_the_other_sinks_go_on(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
     pipeline.write(put(1, "before"))
@@ -231,7 +231,7 @@ def test_a_topic_that_was_created_anew_is_refused_and_the_other_sinks_go_on(
     job = pipeline.apply_once(spark, sinks={"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse})
     assert job.poll() == 1
     failure = job.wait_for("SinkFailed", sink="cache")
-    assert "was created anew" in failure["error"]
+    assert "was recreated" in failure["error"]
     assert "lockstep snapshot table TABLE" in failure["error"]
     job.wait_for("SinkStopped", sink=pipeline.warehouse_name)
     assert list(pipeline.rows(pipeline.warehouse_name, pipeline.warehouse)) == [2]

@@ -46,7 +46,9 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 def _generations(pipeline: Pipeline) -> list[tuple[int, bool, str]]:
     opened = open_sink(pipeline.name, pipeline.config.sinks[pipeline.name], 1)
     try:
-        return [(one.number, one.is_live, one.phase.value) for one in list_generations(opened)]
+        return [
+            (generation.number, generation.is_live, generation.phase.value) for generation in list_generations(opened)
+        ]
     finally:
         opened.sink.close()
 
@@ -56,10 +58,10 @@ def _balance(pipeline: Pipeline, root: Path) -> Any:
 
     def read(key: int) -> int | None:
         live = DeltaTable(root / f"{pipeline.name}_live").to_pyarrow_table().to_pylist()
-        path = next(one["path"] for one in live if one["table_name"] == "account")
+        path = next(live_table["path"] for live_table in live if live_table["table_name"] == "account")
         rows = DeltaTable(root / path).to_pyarrow_dataset()
-        found = rows.to_table(["balance"], filter=(ds.field("id") == key) & ~ds.field("_deleted")).to_pylist()
-        return int(found[0]["balance"]) if found else None
+        balances = rows.to_table(["balance"], filter=(ds.field("id") == key) & ~ds.field("_deleted")).to_pylist()
+        return int(balances[0]["balance"]) if balances else None
 
     return read
 

@@ -148,7 +148,7 @@ class _Killed(BaseException):
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
-@pytest.mark.parametrize("at", range(1, 7))
+@pytest.mark.parametrize("at", [pytest.param(at, marks=() if at in (1, 4) else pytest.mark.soak) for at in range(1, 7)])
 def test_a_crash_between_any_two_steps(captured: Captured, at: int, before: bool) -> None:
     class DiesAt:
         """Ends the process at its n-th commit: after it, Kafka has what the store hasn't."""

@@ -60,12 +60,12 @@ class Log:
         """As Spark is told of them: of what is committed."""
         consumer = LogReader(self.kafka.client())._consumer
         try:
-            found: Offsets = {}
+            offsets: Offsets = {}
             for topic in topics:
                 for partition in consumer.list_topics(topic).topics[topic].partitions:
                     _, end = consumer.get_watermark_offsets(log_reader.Assigned(topic, partition), timeout=30)
-                    found[topic, partition] = end
-            return found
+                    offsets[topic, partition] = end
+            return offsets
         finally:
             consumer.close()
 
@@ -83,8 +83,8 @@ def reader(log: Log) -> Iterator[LogReader]:
 
 
 def rows(batches: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
-    found = [row for batch in batches for row in batch.to_pylist()]
-    return sorted(found, key=lambda row: (row["topic"], row["partition"], row["offset"]))
+    log_rows = [row for batch in batches for row in batch.to_pylist()]
+    return sorted(log_rows, key=lambda row: (row["topic"], row["partition"], row["offset"]))
 
 
 def task_rows(*wanted: Range) -> pa.RecordBatch:
@@ -94,15 +94,15 @@ def task_rows(*wanted: Range) -> pa.RecordBatch:
 
 def through_spark(spark: SparkSession, log: Log, topics: Sequence[str], directory: Path) -> list[dict[str, Any]]:
     """What a job with expressions gets to see."""
-    found: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
 
     def batch(frame: Any, _number: int) -> None:
-        found.extend(frame.select(*NAMES).toArrow().to_batches())
+        batches.extend(frame.select(*NAMES).toArrow().to_batches())
 
     frame = read_topics(spark, log.kafka, topics, max_offsets_per_trigger=1_000_000, with_times=True)
     query = frame.writeStream.foreachBatch(batch).option("checkpointLocation", str(directory / "checkpoint"))
     query.trigger(availableNow=True).start().awaitTermination()
-    return rows(found)
+    return rows(batches)
 
 
 def through_tasks(
@@ -119,22 +119,27 @@ def through_tasks(
 
 
 def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log, tmp_path: Path) -> None:
-    one, other = log.topic(3), log.topic(2)
+    three_partitions, two_partitions = log.topic(3), log.topic(2)
     numbers = itertools.count()
 
     def some(count: int, topic: str, partitions: int, *, value: bytes | None = b"value %d") -> list[Any]:
         return [(topic, n % partitions, b"key %d" % n, value and value % n) for n in itertools.islice(numbers, count)]
 
     log.publish(
-        (True, some(50, one, 2)),  # its third partition stays empty
-        (False, some(7, one, 2)),
-        (True, [*some(5, one, 2, value=None), *some(20, other, 2), (other, 0, b"", b"")]),
-        (True, [(other, 1, b"large", b"x" * 900_000)]),
-        (False, some(3, other, 2)),  # what aborted transactions have left is all that stands before the end
+        (True, some(50, three_partitions, 2)),  # its third partition stays empty
+        (False, some(7, three_partitions, 2)),
+        (
+            True,
+            [*some(5, three_partitions, 2, value=None), *some(20, two_partitions, 2), (two_partitions, 0, b"", b"")],
+        ),
+        (True, [(two_partitions, 1, b"large", b"x" * 900_000)]),
+        (False, some(3, two_partitions, 2)),  # what aborted transactions have left is all that is before the end
     )
-    topics = [one, other]
+    topics = [three_partitions, two_partitions]
     wanted = ranges({}, log.ends(*topics))
-    assert {(one, 0), (one, 1), (other, 0), (other, 1)} == {part.at for part in wanted}
+    assert {(three_partitions, 0), (three_partitions, 1), (two_partitions, 0), (two_partitions, 1)} == {
+        part.at for part in wanted
+    }
     expected = through_spark(spark, log, topics, tmp_path)
     assert len(expected) == 50 + 5 + 20 + 1 + 1
     assert [row["tombstone_tag"] for row in expected if row["value"] is None] == [
@@ -151,7 +156,7 @@ def test_a_range_has_both_its_ends(log: Log, reader: LogReader) -> None:
     for start, end in ((0, 1), (0, 1_000), (10, 20), (999, 1_000), (999, 1_001), (1_000, 1_001)):
         wanted = [Range(topic, 0, start, end), Range(topic, 1, start, end)]
         read = rows(list(reader.read(wanted)))
-        of_each = list(range(start, min(end, 1_000)))  # the transaction's marker stands at 1,000
+        of_each = list(range(start, min(end, 1_000)))  # the transaction's marker is at 1,000
         assert [(row["partition"], row["offset"]) for row in read] == [(n, at) for n in (0, 1) for at in of_each]
         assert rows(list(reader.read(wanted[:1]))) == [row for row in read if row["partition"] == 0]
 
@@ -212,7 +217,7 @@ def test_a_beginning_that_was_deleted_since_it_was_read_is_not_asked_for_again(l
         assert read(Range(topic, 0, 8, 10)) == [8, 9]
 
 
-def test_what_was_lost_to_one_task_is_not_told_to_the_next(log: Log) -> None:
+def test_what_was_lost_to_one_task_is_not_reported_to_the_next(log: Log) -> None:
     trimmed, whole = log.topic(6), log.topic(1)
     log.publish((True, [(trimmed, partition, b"k", b"v") for partition in range(6)]), (True, [(whole, 0, b"k", b"v")]))
     gone = [log_reader.Assigned(trimmed, partition, 1) for partition in range(6)]

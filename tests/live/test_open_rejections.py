@@ -31,7 +31,7 @@ def _record(number: int, **changes: object) -> tuple[bytes, bytes]:
     return dead_letter_key("search", 1, TOPIC, key, tag), orjson.dumps(orjson.loads(value) | changes)
 
 
-def test_dead_letters_of_another_version_are_told_beside_the_open_ones(endpoints: Endpoints) -> None:
+def test_dead_letters_of_another_version_are_reported_beside_the_open_ones(endpoints: Endpoints) -> None:
     kafka = kafka_settings(endpoints.kafka_bootstrap)
     source = SourceSettings(dsn=endpoints.source_dsn, tables=("public.orders",))
     pipeline = Pipeline(f"t{uuid.uuid4().hex[:12]}", source, kafka, CaptureSettings())

@@ -42,11 +42,11 @@ def findings(
 
 
 def wrong(database: Database, *tables: TableName, **more: Any) -> list[Finding]:
-    return [found for found in findings(database, *tables, **more) if found.severity is not Severity.OK]
+    return [finding for finding in findings(database, *tables, **more) if finding.severity is not Severity.OK]
 
 
-def whats(found: Sequence[Finding]) -> list[str]:
-    return [one.what for one in found]
+def whats(findings: Sequence[Finding]) -> list[str]:
+    return [finding.what for finding in findings]
 
 
 def fixes(text: str) -> list[str]:
@@ -54,8 +54,8 @@ def fixes(text: str) -> list[str]:
     return [re.sub(r"\s+--.*$", "", line) for line in text.splitlines() if not line.startswith("--")]
 
 
-def mend(database: Database, found: Finding) -> None:
-    database.execute(*fixes(found.fix))
+def mend(database: Database, finding: Finding) -> None:
+    database.execute(*fixes(finding.fix))
 
 
 def make(database: Database, *statements: str) -> None:
@@ -80,11 +80,15 @@ def refused(database: Database, statement: str) -> bool:
 def assert_mended(database: Database, what: str, severity: Severity, *tables: TableName, **more: Any) -> Finding:
     """The finding is there; its SQL runs, and it is gone without another in its place."""
     before = wrong(database, *tables, **more)
-    (found,) = [one for one in before if one.what == what]
-    assert found.severity is severity
-    mend(database, found)
-    assert [one.what for one in wrong(database, *tables, **more) if one not in before or one == found] == []
-    return found
+    (finding,) = [candidate for candidate in before if candidate.what == what]
+    assert finding.severity is severity
+    mend(database, finding)
+    assert [
+        remaining.what
+        for remaining in wrong(database, *tables, **more)
+        if remaining not in before or remaining == finding
+    ] == []
+    return finding
 
 
 def test_a_source_that_is_ready_has_nothing_wrong(database: Database) -> None:
@@ -228,16 +232,16 @@ def test_the_sql_of_a_finding_mends_it(
 )  # fmt: skip
 def test_what_is_no_table_is_found(database: Database, spoiled: tuple[str, ...], what: str, mended: str) -> None:
     database.execute(*spoiled)
-    before = [(found.subject, found.what) for found in wrong(database) if found.severity is Severity.ERROR]
+    before = [(finding.subject, finding.what) for finding in wrong(database) if finding.severity is Severity.ERROR]
     database.execute(mended)
-    after = [(found.subject, found.what) for found in wrong(database) if found.severity is Severity.ERROR]
+    after = [(finding.subject, finding.what) for finding in wrong(database) if finding.severity is Severity.ERROR]
     assert (before, after) == ([("table public.t", what)], [])
 
 
 def test_a_name_in_other_capitals_is_pointed_out(database: Database) -> None:
     database.execute('create table "T" (id int primary key)')
-    (found,) = [one for one in wrong(database) if one.what == "doesn't exist"]
-    assert found.fix.endswith('; there is public."T"')
+    (finding,) = [finding for finding in wrong(database) if finding.what == "doesn't exist"]
+    assert finding.fix.endswith('; there is public."T"')
 
 
 def test_a_foreign_table_is_found(database: Database) -> None:
@@ -286,14 +290,14 @@ def test_a_configured_key_within_the_primary_key_is_fine(database: Database) -> 
 
 def test_all_that_a_configured_key_lacks_is_found_at_once(database: Database) -> None:
     database.execute("create table t (id int primary key, a int, b int)", KEYED[1])
-    found = wrong(database, keys=KEY)
-    assert whats(found) == [
+    findings = wrong(database, keys=KEY)
+    assert whats(findings) == [
         "the configured key can be null: a, b",
         "no unique index covers exactly the configured key a, b",
         "its replica identity (DEFAULT) doesn't deliver a, b of the key a, b",
     ]
-    for one in found:
-        mend(database, one)
+    for finding in findings:
+        mend(database, finding)
     assert wrong(database, keys=KEY) == []
 
 
@@ -315,9 +319,9 @@ def test_an_index_that_does_not_make_the_key_unique_is_not_taken(database: Datab
 
 def test_columns_that_a_configured_key_names_and_the_table_lacks_are_found(database: Database) -> None:
     database.execute(*KEYED)
-    (found,) = wrong(database, keys={T: ("a", "c", "d")})
-    assert found.what == "the configured key names columns that it doesn't have: c, d"
-    assert "the columns are id, a, b, v" in found.fix
+    (finding,) = wrong(database, keys={T: ("a", "c", "d")})
+    assert finding.what == "the configured key names columns that it doesn't have: c, d"
+    assert "the columns are id, a, b, v" in finding.fix
 
 
 def test_a_deferrable_configured_key_needs_the_full_identity(database: Database) -> None:
@@ -342,8 +346,8 @@ def test_replica_identity_by_an_index_that_holds_the_key_is_fine(database: Datab
 
 def test_a_table_without_a_key_shows_the_key_that_it_could_have(database: Database) -> None:
     database.execute(*KEYED, "create unique index k on t (a, b)")
-    (found,) = wrong(database)
-    assert """[source.options.'public.t'] key = ["a", "b"]""" in found.fix
+    (finding,) = wrong(database)
+    assert """[source.options.'public.t'] key = ["a", "b"]""" in finding.fix
 
 
 def test_a_not_null_that_was_never_validated_does_not_count(database: Database) -> None:
@@ -387,8 +391,8 @@ def test_odd_names_are_quoted_in_every_fix(database: Database) -> None:
     role = database.role()
     key = {odd: ("a;b", 'C"')}
     for _ in range(4):
-        for found in wrong(database, odd, keys=key, user=role):
-            mend(database, found)
+        for finding in wrong(database, odd, keys=key, user=role):
+            mend(database, finding)
     assert wrong(database, odd, keys=key, user=role) == []
 
 
@@ -427,8 +431,8 @@ def test_odd_names_are_quoted_in_every_fix(database: Database) -> None:
 def test_what_postgresql_would_refuse_is_found_and_mended(database: Database, made: tuple[str, ...], what: str) -> None:
     make(database, *made, "insert into t (id, v) values (1, 1)")
     assert refused(database, "update t set v = 2")
-    (found,) = [one for one in wrong(database) if one.what == what]
-    mend(database, found)
+    (finding,) = [finding for finding in wrong(database) if finding.what == what]
+    mend(database, finding)
     assert (refused(database, "update t set v = 2"), what in whats(wrong(database))) == (False, False)
 
 
@@ -538,9 +542,9 @@ def test_a_partition_published_as_its_root_is_found(database: Database) -> None:
     database.execute(*PARTITIONED, VIA_ROOT)
     leaf = TableName("public", "p21")
     what = "sends changes of public.p21 under the name of public.p"
-    found = wrong(database, leaf)
-    (one,) = [one for one in found if one.what == what]
-    mend(database, one)
+    findings = wrong(database, leaf)
+    (finding,) = [finding for finding in findings if finding.what == what]
+    mend(database, finding)
     assert what not in whats(wrong(database, leaf))
 
 
@@ -598,10 +602,10 @@ def test_foreign_and_unlogged_partitions_are_found(database: Database) -> None:
         "create foreign table pf partition of p for values in (1) server s",
         "create unlogged table pu partition of p for values in (2)",
     )
-    found = [one for one in wrong(database, P) if "partitions" in one.what]
-    assert whats(found) == ["has foreign tables as partitions: public.pf", "has unlogged partitions: public.pu"]
-    for one in found:
-        mend(database, one)
+    findings = [finding for finding in wrong(database, P) if "partitions" in finding.what]
+    assert whats(findings) == ["has foreign tables as partitions: public.pf", "has unlogged partitions: public.pu"]
+    for finding in findings:
+        mend(database, finding)
     assert [what for what in whats(wrong(database, P)) if "partitions" in what] == []
 
 
@@ -632,9 +636,9 @@ def test_other_tables_of_a_wide_publication_are_only_pointed_out(database: Datab
     if "schema" in scope and database.connection.info.server_version < PUBLICATION_LISTS:
         pytest.skip("publications of schemas came with 15")
     database.execute(GOOD[0], "create table other (id int primary key)", f"create publication {PUBLICATION} {scope}")
-    (found,) = wrong(database)
-    assert (found.what, found.severity) == ("holds tables that aren't captured: public.other", Severity.WARNING)
-    assert "source.publication" in found.fix
+    (finding,) = wrong(database)
+    assert (finding.what, finding.severity) == ("holds tables that aren't captured: public.other", Severity.WARNING)
+    assert "source.publication" in finding.fix
 
 
 def test_preflight_changes_nothing(database: Database) -> None:
@@ -676,8 +680,8 @@ def test_a_role_needs_to_read_the_published_columns_only(database: Database) -> 
         f"create publication {PUBLICATION} for table t (id, v) with ({WHOLE})",
     )
     role = database.role()
-    found = assert_mended(database, f"role {role} can't read it", Severity.ERROR, user=role)
-    assert found.fix == f'grant select ("id", "v") on "public"."t" to "{role}";'
+    finding = assert_mended(database, f"role {role} can't read it", Severity.ERROR, user=role)
+    assert finding.fix == f'grant select ("id", "v") on "public"."t" to "{role}";'
     assert wrong(database, user=role) == []
 
 
@@ -708,16 +712,16 @@ def test_rows_hidden_from_the_role_are_found(database: Database) -> None:
 def test_a_missing_publication_is_the_owners_to_create(database: Database) -> None:
     database.execute(GOOD[0])
     role = least_privileged(database)
-    found = assert_mended(database, "doesn't exist", Severity.ERROR, user=role)
-    assert found.fix.endswith("-- as postgres")
+    finding = assert_mended(database, "doesn't exist", Severity.ERROR, user=role)
+    assert finding.fix.endswith("-- as postgres")
 
 
 def test_a_missing_publication_that_our_role_can_create_is_fine(database: Database) -> None:
     database.execute(GOOD[0])
     role = least_privileged(database)
     database.execute(f"alter table t owner to {role}")
-    found = assert_mended(database, "doesn't exist", Severity.ERROR, user=role)
-    assert found.fix == f'grant create on database "{database.name}" to "{role}";'
+    finding = assert_mended(database, "doesn't exist", Severity.ERROR, user=role)
+    assert finding.fix == f'grant create on database "{database.name}" to "{role}";'
     assert any(
         what.startswith("doesn't exist yet; capture creates it: create publication")
         for what in whats(findings(database, user=role))
@@ -729,8 +733,8 @@ def test_a_missing_publication_that_our_role_can_create_is_fine(database: Databa
 
 def test_a_fix_says_who_has_to_run_it(database: Database) -> None:
     database.execute(*GOOD, f"alter publication {PUBLICATION} set (publish = 'insert')")
-    (found,) = wrong(database, user=least_privileged(database))
-    assert found.fix.endswith(";  -- as postgres")
+    (finding,) = wrong(database, user=least_privileged(database))
+    assert finding.fix.endswith(";  -- as postgres")
 
 
 def test_time_limits_of_the_role_are_found(database: Database) -> None:
@@ -757,4 +761,6 @@ def test_a_slot_of_another_plugin_is_found(database: Database) -> None:
 def test_a_slot_of_ours_is_fine(database: Database) -> None:
     database.execute(*GOOD)
     name, _ = database.create_slot()
-    assert [found.what for found in findings(database, slot=name) if found.subject == f"slot {name}"] == ["exists"]
+    assert [finding.what for finding in findings(database, slot=name) if finding.subject == f"slot {name}"] == [
+        "exists"
+    ]

@@ -88,7 +88,7 @@ def assert_found(database: Database) -> None:
     )
     with closing(database.pinned()) as connection:
         connection.execute("set default_transaction_read_only = on")
-        found = check_source(
+        findings = check_source(
             connection,
             tables=TABLES,
             publication=PUBLICATION,
@@ -96,14 +96,14 @@ def assert_found(database: Database) -> None:
             create_publication=publication_sql(PUBLICATION, TABLES),
         )
     wrong = {
-        (one.severity, one.subject, one.what)
-        for one in found
-        if one.severity is not Severity.OK and one.subject.startswith(("table", "publication"))
+        (finding.severity, finding.subject, finding.what)
+        for finding in findings
+        if finding.severity is not Severity.OK and finding.subject.startswith(("table", "publication"))
     }
     expected = EVERYWHERE | (WITH_LISTS if version >= PUBLICATION_LISTS else set())
     assert wrong == expected | (WITH_GENERATED if version >= GENERATED_COLUMNS else set())
     with connect(database.source(), application="test") as connection:
-        assert [one.severity for one in endpoint_findings(connection, database.source())] == [Severity.OK]
+        assert [finding.severity for finding in endpoint_findings(connection, database.source())] == [Severity.OK]
 
 
 def test_the_newest_server_is_judged(database: Database) -> None:
@@ -122,16 +122,16 @@ def test_a_slot_is_warned_of_before_it_is_lost_and_named_after() -> None:
         psycopg.connect(dsn, autocommit=True) as connection,
     ):
         connection.execute("select pg_create_logical_replication_slot('held', 'pgoutput')")
-        seen = [found.what for found in slot_findings(connection, "held")]
+        seen = [finding.what for finding in slot_findings(connection, "held")]
         connection.execute("alter system set max_slot_wal_keep_size = '1MB'")
         connection.execute("select pg_reload_conf()")
         connection.execute("create table t (v text)")
         while not seen[-1].startswith("is lost"):
             connection.execute("insert into t select repeat('x', 1000) from generate_series(1, 1000)")
             connection.execute("select pg_switch_wal()")
-            seen += [found.what.split(":")[0] for found in slot_findings(connection, "held")]
+            seen += [finding.what.split(":")[0] for finding in slot_findings(connection, "held")]
             connection.execute("checkpoint")
-            seen += [found.what.split(":")[0] for found in slot_findings(connection, "held")]
+            seen += [finding.what.split(":")[0] for finding in slot_findings(connection, "held")]
     assert list(dict.fromkeys(seen)) == ["exists", "is about to be lost", "is lost"]
 
 
@@ -144,11 +144,13 @@ def test_a_prepared_transaction_that_a_new_slot_would_wait_for_is_found() -> Non
     ):
 
         def subjects() -> list[str]:
-            return [found.subject for found in slot_findings(connection, "new") if found.severity is not Severity.OK]
+            return [
+                finding.subject for finding in slot_findings(connection, "new") if finding.severity is not Severity.OK
+            ]
 
         connection.execute("create table t (v int)")
         connection.execute("begin; insert into t values (1); prepare transaction 'it''s open'")
         assert subjects() == ["prepared transactions"]
-        (found,) = [one for one in slot_findings(connection, "new") if one.severity is Severity.WARNING]
-        connection.execute(found.fix.encode())
+        (finding,) = [finding for finding in slot_findings(connection, "new") if finding.severity is Severity.WARNING]
+        connection.execute(finding.fix.encode())
         assert subjects() == []

@@ -51,7 +51,9 @@ def pipeline(stack: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     )
     yield made
     made.close()
-    for variable in [one for one in os.environ if one.startswith(f"LOCKSTEP_SINK_{name}_".upper())]:
+    for variable in [
+        variable_name for variable_name in os.environ if variable_name.startswith(f"LOCKSTEP_SINK_{name}_".upper())
+    ]:
         del os.environ[variable]
 
 
@@ -68,8 +70,8 @@ def _verify(pipeline: Pipeline, kind: str, against: str = "source") -> VerifyRep
 def _cached(pipeline: Pipeline, table: str, key: str) -> dict[str, Any] | None:
     with redis.Redis.from_url(pipeline.endpoints.redis_url) as client:
         value: Any = client.hget(f"{pipeline.name}_cache:g1:{pipeline.name}.{table}:{key}", "v")
-    found: dict[str, Any] | None = None if value is None else json.loads(value)
-    return found
+    document: dict[str, Any] | None = None if value is None else json.loads(value)
+    return document
 
 
 def _searched(pipeline: Pipeline, number: int) -> dict[str, Any] | None:
@@ -134,13 +136,13 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
 
     # A row of which an expression fails is refused, by every sink, and nothing else is.
     refused = json.loads(pipeline.run("rejections", "list", "--json"))
-    rejected = {(one["sink"], json.dumps(one["key"])) for one in refused["rejections"]}
+    rejected = {(rejection["sink"], json.dumps(rejection["key"])) for rejection in refused["rejections"]}
     assert {sink for sink, _ in rejected} == {f"{name}_{kind}" for kind in ("search", "cache", "warehouse")}
     assert len(rejected) == 3
 
     for against in ("source", "topic"):
         report = _verify(pipeline, "cache", against)
-        [difference] = [one for of_table in report.tables for one in of_table.differences]
+        [difference] = [difference for table_report in report.tables for difference in table_report.differences]
         assert (difference.key, difference.kind) == (b'{"id":4}', Kind.MISSING)
         assert "expression: computed column 'inverse'" in difference.note
 
@@ -179,7 +181,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
     assert "the salt of this sink's hashes isn't the one" in other.wait_for("SinkFailed")["error"]
 
 
-def test_expressions_that_mean_nothing_are_all_told_at_once(pipeline: Pipeline, spark: SparkSession) -> None:
+def test_expressions_that_mean_nothing_are_all_reported_at_once(pipeline: Pipeline, spark: SparkSession) -> None:
     name = pipeline.name
     text = (
         pipeline.path.read_text().replace("balance / 4", "balanec / 4").replace("owner <> 'nobody'", "owner <> rand()")

@@ -126,7 +126,9 @@ def _changed(pipeline: Pipeline, kind: str, line: str) -> Path:
 def _generations(config: Config, sink: str) -> list[tuple[int, bool, str]]:
     opened = open_sink(sink, config.sinks[sink], 1)
     try:
-        return [(one.number, one.is_live, one.phase.value) for one in list_generations(opened)]
+        return [
+            (generation.number, generation.is_live, generation.phase.value) for generation in list_generations(opened)
+        ]
     finally:
         opened.sink.close()
 
@@ -171,7 +173,7 @@ def test_a_rebuild_with_another_mapping_is_switched_and_switched_back_while_read
         counters.finish()
     with LagCollector(pipeline.config.as_pipeline(), pipeline.config.sinks) as collector:
         stages = [stage.sink for stage in collector.collect().stages if stage.sink is not None]
-    assert {(one.generation, one.is_live) for one in stages if one.name == sink} == {(old, False), (new, True)}
+    assert {(stage.generation, stage.is_live) for stage in stages if stage.name == sink} == {(old, False), (new, True)}
     _verified(config, sink)
     drop(config, sink, old)
     assert _generations(config, sink) == [(new, True, "ready")]
@@ -205,14 +207,14 @@ def test_a_live_generation_is_written_again_in_place(pipeline: Followed, kind: s
     sink = f"{pipeline.name}_{kind}"
     config = pipeline.config
     table = read_tables(pipeline.client, pipeline.name)[config.source.table_names[0]]
-    found = _live_sink(config, sink)
+    live = _live_sink(config, sink)
     try:
         pipeline.wait_applied(pipeline.job)
-        victim = next(found.rows(table, [{"id": 1}]))
+        victim = next(live.rows(table, [{"id": 1}]))
         wrong = {**victim.row, "owner": "what the bug made of it"}
         position = Position("", 0, 0)
-        fence = found.claim()  # from here on the running job is refused by the warehouse, as by any other writer
-        found.apply(
+        fence = live.claim()  # from here on the running job is refused by the warehouse, as by any other writer
+        live.apply(
             Batch(
                 [
                     RowEvent(table.name, {"id": 1}, victim.tag, wrong, position),
@@ -222,21 +224,21 @@ def test_a_live_generation_is_written_again_in_place(pipeline: Followed, kind: s
                 overwrite_equal_tags=True,
             )
         )
-        assert next(found.rows(table, [{"id": 1}])).row["owner"] == "what the bug made of it"
+        assert next(live.rows(table, [{"id": 1}])).row["owner"] == "what the bug made of it"
         pipeline.restart()
         with traffic(pipeline, seed=60 + KINDS.index(kind), pause_s=0.1):
             replay = pipeline.rebuild(pipeline.spark, sink, in_place=True)
             assert replay.finish().report.is_equal
         assert "removing 1 rows" in replay.said
-        assert next(found.rows(table, [{"id": 1}])).row["owner"] != "what the bug made of it"
-        assert not list(found.rows(table, [{"id": -7}]))
+        assert next(live.rows(table, [{"id": 1}])).row["owner"] != "what the bug made of it"
+        assert not list(live.rows(table, [{"id": -7}]))
     finally:
-        found.close()
+        live.close()
     pipeline.wait_applied(pipeline.job)
 
 
 def _live_sink(config: Config, name: str) -> Sink:
-    generation = next(one for one in list_of(config, name) if one.is_live)
+    generation = next(generation for generation in list_of(config, name) if generation.is_live)
     return open_sink(name, settings_of_generation(config, name, generation), generation.number).sink
 
 
@@ -245,7 +247,7 @@ def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(own_pipelin
     """Long after the snapshot: rows were deleted, keys changed, and compaction has left each key's last event."""
     pipeline = own_pipeline
     topics = list(pipeline.config.topics().values())
-    # Without any time for deletes the sinks that are a moment behind may miss some: this test doesn't compare those.
+    # Without any time for deletes the sinks that are a moment late may miss some: this test doesn't compare those.
     compact_soon(pipeline.client, *topics)
     with traffic(pipeline, seed=40, pause_s=0.02) as writes:
         wait_until(lambda: writes.transactions > 100, what="some traffic")
@@ -291,16 +293,16 @@ def test_the_log_is_read_from_any_position_and_the_watermark_never_lies(
     assert pipeline.job.stop() == 0
     before = _progress(pipeline, sink)
 
-    told = applied("--from-lsn", "0/0")
-    assert f"{sum(before.next_offsets.values()):,} records of the log are read again" in told
-    assert "are left out" not in told
+    messages = applied("--from-lsn", "0/0")
+    assert f"{sum(before.next_offsets.values()):,} records of the log are read again" in messages
+    assert "are left out" not in messages
     assert _progress(pipeline, sink).watermark_lsn >= before.watermark_lsn
 
     with traffic(pipeline, seed=50, pause_s=0.02) as writes:
         wait_until(lambda: writes.transactions > 20, what="some traffic")
     capture_end = _wal_end(pipeline)
     with pipeline.sql() as sql:
-        sql.execute(f"update {pipeline.name}.account set owner = 'behind the gap' where id = 1")
+        sql.execute(f"update {pipeline.name}.account set owner = 'after the gap' where id = 1")
     assert "records are left out" in applied("--from-lsn", capture_end)
     with_gap = _progress(pipeline, sink)
     assert with_gap.skipped
@@ -358,11 +360,11 @@ def test_after_a_column_was_renamed_and_one_added_a_rebuild_is_the_way_out(own_p
     assert pipeline.job.finish() == 1
     assert pipeline.rebuild(pipeline.spark, sink, switch_over=True).finish().is_live
     table = read_tables(pipeline.client, pipeline.name)[pipeline.config.source.table_names[0]]
-    found = _live_sink(pipeline.config, sink)
+    live = _live_sink(pipeline.config, sink)
     try:
-        rows = {stored.key["id"]: stored.row for stored in found.rows(table, [{"id": 2}, {"id": -1}])}
+        rows = {stored.key["id"]: stored.row for stored in live.rows(table, [{"id": 2}, {"id": -1}])}
     finally:
-        found.close()
+        live.close()
     assert (rows[2]["holder"], rows[2]["grade"]) == ("counter", 5)
     assert (rows[-1]["holder"], rows[-1]["grade"]) == ("new", 7)
     assert "owner" not in rows[2]

@@ -6,6 +6,8 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import psycopg
 import pytest
@@ -16,8 +18,11 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
+from cdc.model.errors import PositionMismatch
+from cdc.model.table import TableName
 from jobs.generations.record import list_generations
 from lockstep.cli.main import exit_code
+from lockstep.rebuild.generation_build import RebuildContext, check_not_trimmed
 from lockstep.rebuild.outcome import Interrupted
 from sinks.contract import Progress
 from sinks.registry import open_sink
@@ -99,7 +104,9 @@ def _interrupt(build: Rebuild) -> None:
 def _generations(pipeline: Pipeline, sink: str) -> list[tuple[int, bool, str]]:
     opened = open_sink(sink, pipeline.config.sinks[sink], 1)
     try:
-        return [(one.number, one.is_live, one.phase.value) for one in list_generations(opened)]
+        return [
+            (generation.number, generation.is_live, generation.phase.value) for generation in list_generations(opened)
+        ]
     finally:
         opened.sink.close()
 
@@ -110,7 +117,7 @@ def _offered(text: str) -> list[list[str]]:
     return [command.split() for command in re.findall(r"lockstep ((?:snapshot|generations|rebuild) [^,\n]+)", hint)]
 
 
-def test_a_column_that_is_retyped_in_the_middle_lets_the_build_begin_anew(pipeline: Captured) -> None:
+def test_a_column_that_is_retyped_in_the_middle_lets_the_build_begin_again(pipeline: Captured) -> None:
     sink = f"{pipeline.name}_warehouse"
     with traffic(pipeline, seed=1, pause_s=0.2):
         build = pipeline.build(sink)
@@ -149,15 +156,15 @@ class _Retyping(threading.Thread):
                 self.changes += 1
 
 
-def test_a_build_begins_anew_a_few_times_and_no_more(pipeline: Captured) -> None:
+def test_a_build_begins_again_a_few_times_and_no_more(pipeline: Captured) -> None:
     sink = f"{pipeline.name}_cache"
     build = pipeline.build(sink)
     retyping = _Retyping(pipeline, build)
     retyping.start()
-    told = str(build.failed())
+    message = str(build.failed())
     retyping.join()
     assert retyping.changes == 4
-    assert "nor could the 3 before it" in told
+    assert "nor could the 3 before it" in message
     assert _generations(pipeline, sink) == [(4, False, "building")]
     again = pipeline.build(sink)
     assert again.finish().is_live
@@ -172,7 +179,7 @@ def _delete_topic(pipeline: Pipeline, table: str) -> None:
     wait_until(lambda: topic not in TopicAdmin(pipeline.client).partition_counts(), what=f"{topic} is gone")
 
 
-def test_a_topic_that_is_made_anew_ends_the_build_that_reads_it(pipeline: Captured) -> None:
+def test_a_topic_that_is_recreated_ends_the_build_that_reads_it(pipeline: Captured) -> None:
     sink, account = f"{pipeline.name}_cache", f"{pipeline.name}.account"
     # Without capture no comparison ends: the build stays where it is.
     pipeline.stop_capture()
@@ -185,15 +192,15 @@ def test_a_topic_that_is_made_anew_ends_the_build_that_reads_it(pipeline: Captur
         sql.execute(f"delete from {account} where id = 1")
         sql.execute(f"update {account} set owner = 'new' where id = 2")
 
-    told = str(pipeline.build(sink).failed())
-    assert "was deleted or recreated" in told
-    assert _offered(told) == [
+    message = str(pipeline.build(sink).failed())
+    assert "was deleted or recreated" in message
+    assert _offered(message) == [
         ["snapshot", "table", account],
         ["generations", sink, "--drop", "1"],
         ["rebuild", sink],
     ]
     assert _generations(pipeline, sink) == [(1, False, "building")]
-    *first, last = _offered(told)
+    *first, last = _offered(message)
     pipeline.carry_out(first)
 
     pipeline.wait_published(pipeline.capture)
@@ -201,21 +208,21 @@ def test_a_topic_that_is_made_anew_ends_the_build_that_reads_it(pipeline: Captur
     build = pipeline.build(*last[1:])
     build.wait_says("comparing with the source")
     _delete_topic(pipeline, "account")
-    told = str(build.failed())
-    assert "was deleted or recreated" in told
+    message = str(build.failed())
+    assert "was deleted or recreated" in message
     assert _generations(pipeline, sink) == [(2, False, "building")]
 
     pipeline.stream()
     with traffic(pipeline, seed=2, pause_s=0.2):
-        mended = pipeline.carry_out(_offered(told))
+        mended = pipeline.carry_out(_offered(message))
     assert mended is not None
     assert mended.finish().is_live
     assert _generations(pipeline, sink) == [(3, True, "ready")]
 
     _delete_topic(pipeline, "account")
-    told = str(pipeline.build(sink, "--in-place").failed())
-    assert "was deleted or recreated" in told
-    assert _offered(told) == [["snapshot", "table", account], ["rebuild", sink]]
+    message = str(pipeline.build(sink, "--in-place").failed())
+    assert "was deleted or recreated" in message
+    assert _offered(message) == [["snapshot", "table", account], ["rebuild", sink]]
     assert _generations(pipeline, sink) == [(3, True, "ready")]
     pipeline.stop_capture()
     pipeline.stream()
@@ -239,6 +246,26 @@ def _trim(pipeline: Pipeline) -> None:
     configure(pipeline.client, topics, {"cleanup.policy": "compact"})
 
 
+def test_a_build_that_is_to_be_dropped_has_all_trimmed_tables_copied_and_not_only_those_it_has_not_read(
+    pipeline: Captured,
+) -> None:
+    account, entry = (TableName(pipeline.name, table) for table in ("account", "entry"))
+    pipeline.wait_published(pipeline.capture)
+    _trim(pipeline)
+    topic = pipeline.config.topics()[account]
+    cluster = TopicAdmin(pipeline.client)
+    read = cluster.end_offsets([(topic, number) for number in range(cluster.partition_counts()[topic])])
+    context = cast("RebuildContext", SimpleNamespace(config=pipeline.config, tables=(account, entry)))
+
+    def copied(*, afresh: bool) -> list[str]:
+        with pytest.raises(PositionMismatch) as caught:
+            check_not_trimmed(context, Progress(read, 0, 0, 0, {}), commands=["lockstep rebuild s"], afresh=afresh)
+        return _offered(str(caught.value))[0]
+
+    assert copied(afresh=False) == ["snapshot", "table", str(entry)]
+    assert copied(afresh=True) == ["snapshot", "table", str(account), str(entry)]
+
+
 def test_from_topics_that_were_trimmed_a_sink_is_built_once_the_tables_were_copied_again(pipeline: Captured) -> None:
     sink, account, entry = f"{pipeline.name}_cache", f"{pipeline.name}.account", f"{pipeline.name}.entry"
     pipeline.wait_published(pipeline.capture)
@@ -246,11 +273,11 @@ def test_from_topics_that_were_trimmed_a_sink_is_built_once_the_tables_were_copi
     with pipeline.sql() as sql:
         sql.execute(f"update {account} set owner = 'later' where id = 2")
         sql.execute(f"delete from {entry} where account_id = 3")
-    told = str(pipeline.build(sink).failed())
-    assert "which are still to be read, were deleted" in told
-    assert _offered(told) == [["snapshot", "table", account, entry], ["rebuild", sink, "--trimmed"]]
+    message = str(pipeline.build(sink).failed())
+    assert "which are still to be read, were deleted" in message
+    assert _offered(message) == [["snapshot", "table", account, entry], ["rebuild", sink, "--trimmed"]]
     with traffic(pipeline, seed=3, pause_s=0.2):
-        mended = pipeline.carry_out(_offered(told))
+        mended = pipeline.carry_out(_offered(message))
     assert mended is not None
     assert mended.finish().is_live
     assert _generations(pipeline, sink) == [(1, True, "ready")]
@@ -265,21 +292,21 @@ def test_from_topics_that_were_trimmed_a_sink_is_built_once_the_tables_were_copi
         sql.execute(f"update {entry} set note = 'again'")
     pipeline.wait_published(pipeline.capture)
     _trim(pipeline)
-    told = str(pipeline.build(warehouse).failed())
-    assert _offered(told)[-2:] == [
+    message = str(pipeline.build(warehouse).failed())
+    assert _offered(message)[-2:] == [
         ["generations", warehouse, "--drop", "1"],
         ["rebuild", warehouse, "--trimmed"],
     ]
-    pipeline.carry_out(_offered(told))
+    pipeline.carry_out(_offered(message))
     assert _generations(pipeline, warehouse) == [(2, True, "ready")]
 
 
 def _relations(pipeline: Pipeline, schema: str) -> list[str]:
     with psycopg.connect(pipeline.endpoints.warehouse_dsn) as warehouse:
-        found = warehouse.execute(
+        relations = warehouse.execute(
             "select relname from pg_class where relnamespace = to_regnamespace(%s) and relkind in ('r', 'v')", (schema,)
         )
-        return sorted(name for (name,) in found)
+        return sorted(name for (name,) in relations)
 
 
 def test_a_table_that_left_the_settings_is_removed_by_a_replay_in_place_and_comes_back(pipeline: Captured) -> None:

@@ -240,26 +240,36 @@ def test_a_row_that_a_store_cant_hold_is_kept_and_its_neighbours_are_applied(run
     assert "very secret" not in dead_letter.reason
     # The transaction lies in several partitions, which may come in two batches, but not in more.
     reports = running.job.reports[seen_before:]
-    batches = [one for one in reports if one["report"] == "StatusReport" and one["sink"] == running.sink(kind)]
-    assert (sum(one["applied"] for one in batches), sum(one["rejected"] for one in batches)) == (2, 1)
+    batches = [
+        report for report in reports if report["report"] == "StatusReport" and report["sink"] == running.sink(kind)
+    ]
+    assert (sum(batch["applied"] for batch in batches), sum(batch["rejected"] for batch in batches)) == (2, 1)
     assert len(batches) <= 2
     assert_job_goes_on(running, kind)
 
 
 def test_they_are_listed_without_their_values(running: Running, command: Command) -> None:
     bad = [poison("search"), poison("search"), poison("cache")]
-    running.apply(*(one.bad for one in bad))
+    running.apply(*(example.bad for example in bad))
     code, text, _ = command("list", "--json")
     assert code == 0
     assert "secret" not in text
-    found = json.loads(text)
-    sinks = {(one["sink"], json.dumps(one["key"], separators=(",", ":"))) for one in found["rejections"]}
-    assert sinks >= {(running.sink("search"), one.key) for one in bad[:2]} | {(running.sink("cache"), bad[2].key)}
-    assert {one["table"] for one in found["rejections"]} <= {"public.orders", "public.labels", "public.extras"}
+    listing = json.loads(text)
+    sinks = {
+        (rejection["sink"], json.dumps(rejection["key"], separators=(",", ":"))) for rejection in listing["rejections"]
+    }
+    assert sinks >= {(running.sink("search"), example.key) for example in bad[:2]} | {
+        (running.sink("cache"), bad[2].key)
+    }
+    assert {rejection["table"] for rejection in listing["rejections"]} <= {
+        "public.orders",
+        "public.labels",
+        "public.extras",
+    }
 
     code, text, _ = command("list", running.sink("search"), "--json", "--table", "public.orders", "--generation", "1")
     of_search = json.loads(text)
-    assert {one["sink"] for one in of_search["rejections"]} == {running.sink("search")}
+    assert {rejection["sink"] for rejection in of_search["rejections"]} == {running.sink("search")}
     [counted] = of_search["reasons"]
     assert counted["count"] == len(of_search["rejections"]) == len(running.open("search"))
     assert "note" in counted["reason"]
@@ -343,7 +353,7 @@ def set_leniency(running: Running, index: str, *, lenient: bool) -> None:
 
 def test_a_retry_takes_them_once_the_store_is_mended(running: Running, command: Command) -> None:
     bad = [poison("search") for _ in range(3)]
-    running.apply(*(one.bad for one in bad))
+    running.apply(*(example.bad for example in bad))
     code, text, _ = command("retry", running.sink("search"), "--reason", "'note' of type LONG")
     assert code == 1
     assert "secret" not in text
@@ -352,15 +362,15 @@ def test_a_retry_takes_them_once_the_store_is_mended(running: Running, command: 
     try:
         code, _, message = command("retry", running.sink("search"), "--all")
         assert (code, running.open("search")) == (0, {}), message
-        for one in bad:
-            assert running.row("search", one.bad) == one.bad.row
+        for example in bad:
+            assert running.row("search", example.bad) == example.bad.row
     finally:
         set_leniency(running, index, lenient=False)
 
 
 def test_two_retries_at_once_do_it_once(running: Running) -> None:
     bad = [poison("cache") for _ in range(20)]
-    running.apply(*(one.bad for one in bad))
+    running.apply(*(example.bad for example in bad))
     config = load(running.write_config("mended.toml", max_value_bytes=100_000))
     failures: list[Exception] = []
 
@@ -377,8 +387,8 @@ def test_two_retries_at_once_do_it_once(running: Running) -> None:
         thread.join()
     assert failures == []
     assert running.open("cache") == {}
-    for one in bad:
-        assert running.row("cache", one.bad) == one.bad.row
+    for example in bad:
+        assert running.row("cache", example.bad) == example.bad.row
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -388,9 +398,9 @@ def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command:
     now, gone = neighbour(kind), neighbour(kind)
     running.apply(now, gone)
     running.apply(Delete(gone.table, {name: gone.row[name] for name in gone.table.key}))
-    stale = [replace(one, row={**one.row, "note": "3"}) for one in (now, gone)]
-    running.dead_letters(kind).publish([running.rejected(one, lsn=older_lsn) for one in stale], rejected_at_ms=1)
-    keys = [key_bytes(one.table, one.row).decode() for one in stale]
+    stale = [replace(event, row={**event.row, "note": "3"}) for event in (now, gone)]
+    running.dead_letters(kind).publish([running.rejected(event, lsn=older_lsn) for event in stale], rejected_at_ms=1)
+    keys = [key_bytes(event.table, event.row).decode() for event in stale]
     assert set(keys) <= running.open(kind).keys()
     code, _, message = command("retry", running.sink(kind), "--key", keys[0], "--key", keys[1])
     assert (code, "took 2" in message) == (0, True)
@@ -410,8 +420,8 @@ def test_a_retry_beside_the_job_doesnt_take_its_place(running: Running, command:
     assert (code, result["taken"]) == (1, 1), message
     assert running.row("warehouse", taken) == taken.row
     # Which row it is tells its key, and here that is all it takes to refuse it.
-    assert bad.bad.row["name"] in [one["key"]["name"] for one in result["refused"]]
-    assert {one["reason"] for one in result["refused"]} == {"54000 ProgramLimitExceeded"}
+    assert bad.bad.row["name"] in [refusal["key"]["name"] for refusal in result["refused"]]
+    assert {refusal["reason"] for refusal in result["refused"]} == {"54000 ProgramLimitExceeded"}
     assert_job_goes_on(running, "warehouse")
 
 
@@ -460,11 +470,11 @@ def test_a_rejection_of_a_newer_version_survives_whoever_closes_the_older(runnin
     key = key_bytes(ORDERS, put.row).decode()
     job, book = running.dead_letters("search"), RejectionBook(running.config)
     job.publish([running.rejected(put, lsn=8 * 10)], rejected_at_ms=1)
-    found = book.one(running.sink("search"), Selection(keys=(key,)))
+    dead_letter = book.single(running.sink("search"), Selection(keys=(key,)))
     job.publish([running.rejected(put, lsn=8 * 11)], rejected_at_ms=2)
-    book.close([found])
+    book.close([dead_letter])
     assert running.open("search")[key].rejected_at_ms == 2
-    book.close([book.one(running.sink("search"), Selection(keys=(key,)))])
+    book.close([book.single(running.sink("search"), Selection(keys=(key,)))])
     assert key not in running.open("search")
 
 
@@ -521,7 +531,7 @@ def test_a_job_learns_what_commands_have_closed_before_it_stops(idle: Running) -
         keep(job, events[2], max_open=2)
     assert idle.open("cache").keys() == {event.key.decode() for event in events[:2]}
     book = RejectionBook(idle.config)
-    book.close([book.one(idle.sink("cache"), Selection(keys=(events[0].key.decode(),)))])
+    book.close([book.single(idle.sink("cache"), Selection(keys=(events[0].key.decode(),)))])
     keep(job, events[2], max_open=2)
     assert idle.open("cache").keys() == {event.key.decode() for event in events[1:3]}
     # What the batch itself makes void makes room.
@@ -559,7 +569,7 @@ def test_a_generation_that_is_dropped_takes_its_rejections_along(idle: Running) 
     assert [dead_letter.generation for dead_letter in idle.open("cache").values()] == [2]
 
 
-def test_other_records_of_the_topic_are_told_and_disturb_nobody(
+def test_other_records_of_the_topic_are_reported_and_disturb_nobody(
     idle: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = DeadLetterTopic(idle.log.kafka.client(), idle.name)
@@ -635,7 +645,7 @@ def test_a_sink_that_is_gone_has_rejections_that_can_be_discarded(idle: Running)
     assert RejectionBook(idle.config).read(None) == ([], [])
 
 
-def test_a_sink_that_nobody_has_applied_to_yet_is_told_so(idle: Running) -> None:
+def test_a_sink_that_nobody_has_applied_to_yet_is_reported_so(idle: Running) -> None:
     idle.dead_letters("cache").publish([idle.rejected(order("1"))], rejected_at_ms=1)
     with pytest.raises(LockstepError, match="no live generation"):
         retried(idle, "cache")

@@ -83,7 +83,7 @@ def forge(captured: Captured, table: str, key: Key, row: Key | None) -> None:
     assert producer.flush(10) == 0
 
 
-def of_key(events: Sequence[Published], key: Key) -> list[Published]:
+def events_of_key(events: Sequence[Published], key: Key) -> list[Published]:
     return [event for event in events if orjson.loads(event.key) == key]
 
 
@@ -112,16 +112,16 @@ def test_what_the_log_has_wrong_is_right_after_a_repair(database: Database, repa
     captured.wait_for(_DONE)
     captured.assert_equal()
     events = captured.events("public.t")
-    assert [event.op for event in of_key(events, {"id": 6})] == ["r", "u", "r"]
-    assert [event.op for event in of_key(events, {"id": 5})[-2:]] == ["d", "tombstone"]
-    assert [event.op for event in of_key(events, {"id": 99})] == ["u", "d", "tombstone"]
-    repaired = {of_key(events, {"id": 1})[-1].tag, of_key(events, {"id": 99})[-2].tag}
+    assert [event.op for event in events_of_key(events, {"id": 6})] == ["r", "u", "r"]
+    assert [event.op for event in events_of_key(events, {"id": 5})[-2:]] == ["d", "tombstone"]
+    assert [event.op for event in events_of_key(events, {"id": 99})] == ["u", "d", "tombstone"]
+    repaired = {events_of_key(events, {"id": 1})[-1].tag, events_of_key(events, {"id": 99})[-2].tag}
     assert len(repaired) == 1  # all have the tag of one snapshot
     assert repaired.pop()[-8:] == "00000000"
     assert lsn > 0
-    assert [event.op for event in of_key(events, {"id": 2})] == ["r"]
+    assert [event.op for event in events_of_key(events, {"id": 2})] == ["r"]
     assert any("published 2 rows and 2 deletes again" in line for line in captured.said)
-    assert tombstone_tags(captured, {"id": 99}) == [of_key(events, {"id": 99})[-2].tag]
+    assert tombstone_tags(captured, {"id": 99}) == [events_of_key(events, {"id": 99})[-2].tag]
 
 
 def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, repairs: Repairing) -> None:
@@ -135,8 +135,8 @@ def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, r
     captured.wait_for("copying public.t at")
     wait(captured, lambda: captured.rows("public.t") == captured.source_rows("public.t"))
     events = captured.events("public.t")
-    assert [event.op for event in of_key(events, {"id": 6})] == ["r", "u", "r"]
-    assert [event.op for event in of_key(events, {"id": 99})] == ["u", "d", "tombstone"]
+    assert [event.op for event in events_of_key(events, {"id": 6})] == ["r", "u", "r"]
+    assert [event.op for event in events_of_key(events, {"id": 99})] == ["u", "d", "tombstone"]
     assert_in_order(events)
 
 
@@ -146,12 +146,12 @@ def tombstone_tags(captured: Captured, key: Key) -> list[str]:
     ends = TopicAdmin(captured.client).end_offsets([(topic, partition) for partition in range(3)])
     consumer = Consumer({**captured.client, "group.id": "test", "isolation.level": "read_committed"})
     consumer.assign([TopicPartition(topic, partition, 0) for _, partition in ends])
-    found = []
+    tags = []
     while (message := consumer.poll(3)) is not None:
         if message.value() is None and orjson.loads(message.key() or b"") == key:
-            found.append(dict(message.headers() or [])["tag"].decode())  # type: ignore[union-attr]
+            tags.append(dict(message.headers() or [])["tag"].decode())  # type: ignore[union-attr]
     consumer.close()
-    return found
+    return tags
 
 
 def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Repairing) -> None:
@@ -183,7 +183,7 @@ def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Rep
     assert_in_order(events)
     repaired = [event for event in events if event.op == "r"]
     assert len({event.tag for event in repaired}) == 5  # the first copy and four repairs
-    assert len(of_key(events, {"id": 65})) == 8  # never there: a delete and a tombstone each time
+    assert len(events_of_key(events, {"id": 65})) == 8  # never there: a delete and a tombstone each time
 
 
 _ODD = ["", " ", "a\tb\\n", "l1\nl2\r", "'q\"", "%s %d %%", "{1,2}", "\\N", "NULL", "ü 中 🐘", "\x01\x7f", "x" * 2000]
@@ -258,9 +258,9 @@ def test_a_key_of_several_columns(database: Database, repairs: Repairing) -> Non
     other = {"b": "2020-01-02T00:00:00Z", "c": 2, "a": "x"}
     repairs.repair(captured, [first, other])
     events = captured.events("public.t")
-    assert [event.op for event in of_key(events, first)] == ["r", "r"]
-    assert [event.op for event in of_key(events, other)] == ["d", "tombstone"]
-    assert {event.key for event in of_key(events, other)} == {b'{"c":2,"a":"x","b":"2020-01-02T00:00:00Z"}'}
+    assert [event.op for event in events_of_key(events, first)] == ["r", "r"]
+    assert [event.op for event in events_of_key(events, other)] == ["d", "tombstone"]
+    assert {event.key for event in events_of_key(events, other)} == {b'{"c":2,"a":"x","b":"2020-01-02T00:00:00Z"}'}
     captured.assert_equal()
 
 
@@ -275,8 +275,8 @@ def test_a_longer_key_is_not_cut_off(database: Database, repairs: Repairing) -> 
     database.execute("create table t (id varchar(3) primary key)", "insert into t values ('abc')")
     captured = repairs.capture("public.t")
     repairs.repair(captured, [{"id": "abcd"}])
-    assert [event.op for event in of_key(captured.events("public.t"), {"id": "abcd"})] == ["d", "tombstone"]
-    assert [event.op for event in of_key(captured.events("public.t"), {"id": "abc"})] == ["r"]
+    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": "abcd"})] == ["d", "tombstone"]
+    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": "abc"})] == ["r"]
 
 
 def test_a_row_that_the_publication_hides_counts_as_gone(database: Database, repairs: Repairing) -> None:
@@ -288,8 +288,8 @@ def test_a_row_that_the_publication_hides_counts_as_gone(database: Database, rep
     captured = repairs.capture("public.t", source="publication = 'p'")
     repairs.repair(captured, [{"id": 3}, {"id": 4}])
     events = captured.events("public.t")
-    assert [event.op for event in of_key(events, {"id": 3})] == ["d", "tombstone"]
-    assert [event.after for event in of_key(events, {"id": 4})] == [{"id": 4}] * 2
+    assert [event.op for event in events_of_key(events, {"id": 3})] == ["d", "tombstone"]
+    assert [event.after for event in events_of_key(events, {"id": 4})] == [{"id": 4}] * 2
 
 
 def test_rows_of_partitions_and_not_of_heirs(database: Database, repairs: Repairing) -> None:
@@ -314,7 +314,7 @@ def test_a_request_is_only_for_its_slot(database: Database, repairs: Repairing) 
     first, second = repairs.capture("public.t"), repairs.capture("public.t")
     repairs.repair(first, [{"id": 1}])
     second.wait_quiet()
-    assert [len(of_key(captured.events("public.t"), {"id": 1})) for captured in (first, second)] == [2, 1]
+    assert [len(events_of_key(captured.events("public.t"), {"id": 1})) for captured in (first, second)] == [2, 1]
     assert not any("repair" in line for line in second.said)
 
 
@@ -357,7 +357,7 @@ def test_keys_that_cannot_be_are_ignored_and_the_others_repaired(
     repairs.repair(captured, [{"id": 2}, *keys, {"id": 3}])
     captured.wait_for(words)
     events = captured.events("public.t")
-    assert [len(of_key(events, {"id": number})) for number in (1, 2, 3, 4)] == [1, 2, 2, 1]
+    assert [len(events_of_key(events, {"id": number})) for number in (1, 2, 3, 4)] == [1, 2, 2, 1]
     assert not any("abc" in line for line in captured.said)
     captured.assert_equal()
 
@@ -404,13 +404,13 @@ def test_requests_that_wait_for_a_long_transaction_are_merged(database: Database
         repairs.ask(captured, [{"id": number} for number in range(1, 1501)])
         captured.settle()  # the stream goes on
         assert not any(_DONE in line for line in captured.said)
-        assert [event.op for event in of_key(captured.events("public.t"), {"id": 1})] == ["r", "u"]
+        assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "u"]
         holder.execute("commit")
     captured.wait_for(_DONE)
     captured.wait_quiet()
     events = captured.events("public.t")
-    assert [event.op for event in of_key(events, {"id": 1})] == ["r", "u", "r"]
-    assert [event.op for event in of_key(events, {"id": 1000})] == ["c", "r"]
+    assert [event.op for event in events_of_key(events, {"id": 1})] == ["r", "u", "r"]
+    assert [event.op for event in events_of_key(events, {"id": 1000})] == ["c", "r"]
     assert sum(_DONE in line for line in captured.said) == 1
     assert_in_order(events)
     captured.assert_equal()
@@ -432,7 +432,7 @@ def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Databas
     database.execute(f"grant select on t to {role}")
     captured.wait_for(_DONE)
     assert sum("a repair waits" in line for line in captured.said) == 1
-    assert [event.op for event in of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
+    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
     assert not any("starting over" in line for line in captured.said)
 
 
@@ -442,7 +442,7 @@ def test_a_table_with_a_new_column_that_no_row_has_shown(database: Database, rep
     database.execute("alter table t add b int default 7", "alter table t rename a to c")
     repairs.repair(captured, [{"id": 1}])
     captured.assert_equal()
-    assert of_key(captured.events("public.t"), {"id": 1})[-1].after == {"id": 1, "c": "x", "b": 7}
+    assert events_of_key(captured.events("public.t"), {"id": 1})[-1].after == {"id": 1, "c": "x", "b": 7}
     database.execute("update t set c = 'after' where id < 4")
     captured.assert_equal()
     assert sum(event.op == "r" for event in captured.events("public.t")) == 51
@@ -577,7 +577,7 @@ def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
     assert_in_order(captured.events("public.t"))
 
 
-def test_a_process_that_dies_behind_the_copy_of_a_table_leaves_no_older_values(
+def test_a_process_that_dies_after_the_copy_of_a_table_leaves_no_older_values(
     database: Database, repairs: Repairing
 ) -> None:
     database.execute(*_LARGE)
@@ -604,4 +604,4 @@ def test_a_lost_connection_does_not_lose_the_request(database: Database, repairs
     captured.wait_for("starting over")
     captured.wait_for(_DONE)
     captured.assert_equal()
-    assert [event.op for event in of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
+    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]

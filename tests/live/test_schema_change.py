@@ -48,7 +48,7 @@ CHANGES = {
     "several at once": ("alter table t add d int default 1, drop c, alter b type bigint, add e text",),
     "one after the other": ("alter table t add d int", "alter table t drop d", "alter table t add d text default 'x'"),
     "rolled back": ("begin; alter table t add d int; update t set a = 'never'; rollback",),
-    "made anew": (
+    "recreated": (
         "begin; drop table t; create table t (a text, id int primary key, b int, other date);"
         " insert into t (id, a) values (3, 'again'), (77, 'new'); alter publication {publication} add table t; commit",
     ),
@@ -103,15 +103,15 @@ def test_a_table_that_is_renamed_or_moved_keeps_its_topic(database: Database, ca
         " insert into s.t values (12, 'x'); commit"
     )
     database.execute(f"update {name} set a = 'after' where id = 3", f"alter table {name} add d int default 5")
-    captured.wait_for("is called")
+    captured.wait_for("is named")
     captured.settle()
     captured.stop()
     captured.start()
     database.execute(f"insert into {name} values (13, 'y')", f"delete from {name} where id = 4")
     captured.settle()
-    found = captured.rows("public.t")
+    rows = captured.rows("public.t")
     expected = captured.source_rows(name if "." in name else f"public.{name}")
-    assert found == expected
+    assert rows == expected
     back = "alter table renamed rename to t" if name == "renamed" else "alter table s.t set schema public"
     database.execute(back, "insert into t values (14, 'z')")
     captured.wait_quiet()

@@ -118,8 +118,8 @@ class Followed:
         name = self.sinks[kind]
         if kind == "cache":
             with Redis.from_url(self.endpoints.redis_url) as cache:
-                found: Any = cache.hget(f"{name}:g1:public.t:{key}", "v")
-                return None if found is None else dict(orjson.loads(found))
+                document: Any = cache.hget(f"{name}:g1:public.t:{key}", "v")
+                return None if document is None else dict(orjson.loads(document))
         if kind == "search":
             with OpenSearch(hosts=[self.endpoints.opensearch_url]) as search:
                 return dict(search.get(index=f"{name}.public.t", id=str(key))["_source"])
@@ -269,8 +269,8 @@ def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
         followed.captured.wait_quiet()
         assert followed.rebuild(kind).finish().report.is_equal
         wider = followed.captured.schemas("public.t")[-1].table
-        found = {stored.row["id"]: stored.row["d"] for stored in sink.scan(wider)}
-        assert found == {key: 7 if key == 1 else 5 for key in range(1, rows + 1)}
+        defaults = {stored.row["id"]: stored.row["d"] for stored in sink.scan(wider)}
+        assert defaults == {key: 7 if key == 1 else 5 for key in range(1, rows + 1)}
     finally:
         if build.poll() is None:
             os.killpg(build.pid, signal.SIGKILL)

@@ -48,15 +48,15 @@ def test_messages_of_configured_prefixes_are_published_in_order(
         captured.start()
         database.execute("select pg_logical_emit_message(false, 'audit', 'last')", "insert into t values (3)")
         captured.assert_equal()
-        found = _messages(captured)
-    assert [_content(message) for message in found] == [
+        messages = _messages(captured)
+    assert [_content(message) for message in messages] == [
         b"in a transaction", b"\x00\xff", b"although it is rolled back", b"", b"last",
     ]  # fmt: skip
-    assert [message["key"]["prefix"] for message in found] == ["audit", "audit", "audit", "other", "audit"]  # type: ignore[index]
-    tags = [str(message["tag"]) for message in found]
+    assert [message["key"]["prefix"] for message in messages] == ["audit", "audit", "audit", "other", "audit"]  # type: ignore[index]
+    tags = [str(message["tag"]) for message in messages]
     assert tags == sorted(set(tags))
-    assert [message["source"]["txId"] is None for message in found] == [False, True, True, False, True]  # type: ignore[index]
-    # Within its transaction it stands between the two rows.
+    assert [message["source"]["txId"] is None for message in messages] == [False, True, True, False, True]  # type: ignore[index]
+    # Within its transaction it is between the two rows.
     inserted = {event.key: event.tag for event in captured.events("public.t") if event.op == "c"}
     assert inserted[b'{"id":1}'] < tags[0] < inserted[b'{"id":2}']
 
@@ -68,11 +68,11 @@ def _records(captured: Captured, topic: str) -> list[tuple[bytes, bytes | None, 
         {**captured.client, "group.id": "test", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
     )
     consumer.assign([TopicPartition(topic, p, 0) for _, p in ends])
-    found = []
+    records = []
     while (message := consumer.poll(3)) is not None:
-        found.append((message.key(), message.value(), dict(message.headers() or [])))
+        records.append((message.key(), message.value(), dict(message.headers() or [])))
     consumer.close()
-    return found  # type: ignore[return-value]
+    return records  # type: ignore[return-value]
 
 
 def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(

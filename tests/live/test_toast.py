@@ -149,13 +149,13 @@ def texts(database: Database, type_name: str, shape: str) -> list[tuple[bytes, i
         )
         result = cursor.pgresult
         assert result is not None
-        found = []
+        sizes = []
         for row in range(result.ntuples):
             text, size = result.get_value(row, 0), result.get_value(row, 1)
             assert text is not None
             assert size is not None
-            found.append((text, int(size)))
-        return found
+            sizes.append((text, int(size)))
+        return sizes
 
 
 def rule_of(database: Database, published: frozenset[str] | None = None) -> ToastRule:
@@ -204,8 +204,8 @@ def rows(database: Database) -> dict[Any, list[bytes | None]]:
         result = connection.execute("select * from t").pgresult
         assert result is not None
         count = result.nfields
-        found = [[result.get_value(row, field) for field in range(count)] for row in range(result.ntuples)]
-        return {int(row[0] or b""): row for row in found}
+        values = [[result.get_value(row, field) for field in range(count)] for row in range(result.ntuples)]
+        return {int(row[0] or b""): row for row in values}
 
 
 TABLES: dict[str, tuple[str, str, str]] = {

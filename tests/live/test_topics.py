@@ -61,14 +61,14 @@ def test_a_key_goes_to_the_partition_that_javas_clients_choose(endpoints: Endpoi
     publisher.close()
     consumer = Consumer({**settings.client(), "group.id": prefix, "isolation.level": "read_committed"})
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    found: dict[bytes, int | None] = {}
-    while len(found) < len(KNOWN_HASHES):
+    partitions: dict[bytes, int | None] = {}
+    while len(partitions) < len(KNOWN_HASHES):
         message = consumer.poll(30)
         assert message is not None
         assert message.error() is None
-        found[bytes(message.key() or b"")] = message.partition()
+        partitions[bytes(message.key() or b"")] = message.partition()
     consumer.close()
-    assert found == {key: (hashed & 0x7FFF_FFFF) % PARTITIONS for key, hashed in KNOWN_HASHES.items()}
+    assert partitions == {key: (hashed & 0x7FFF_FFFF) % PARTITIONS for key, hashed in KNOWN_HASHES.items()}
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_a_topic_is_made_as_planned(endpoints: Endpoints, prefix: str) -> None:
 def test_two_names_that_kafka_takes_for_one_are_refused_with_the_reason(endpoints: Endpoints, prefix: str) -> None:
     settings = kafka_settings(endpoints.kafka_bootstrap)
     cluster = TopicAdmin(settings.client())
-    one, other = TableName("a_b", "c"), TableName("a", "b_c")
-    cluster.create([table_topic_plan(table_topic(prefix, one), settings.topics)])
+    name, other = TableName("a_b", "c"), TableName("a", "b_c")
+    cluster.create([table_topic_plan(table_topic(prefix, name), settings.topics)])
     with pytest.raises(LockstepError, match="collides with existing topic") as caught:
         cluster.create([table_topic_plan(table_topic(prefix, other), settings.topics)])
     assert "'.' and '_' are the same" in (caught.value.hint or "")

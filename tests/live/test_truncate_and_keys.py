@@ -99,7 +99,7 @@ class _DiesAt:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
-@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("at", [pytest.param(at, marks=() if at in (1, 4) else pytest.mark.soak) for at in range(1, 9)])
 def test_a_truncate_goes_on_where_it_was_interrupted(
     database: Database, endpoints: Endpoints, directory: Path, at: int, before: bool
 ) -> None:

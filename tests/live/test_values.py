@@ -89,7 +89,10 @@ def _copied(database: Database, tables: dict[str, Table], user: str | None = Non
     with ReplicationConnection(source) as holder:
         created = holder.create_slot(database.slot_name(), temporary=True)
         with SnapshotReader(source, created.snapshot_name) as reader:
-            encoders = {kind: found.encoder for kind, found in zip(tables, _published(tables).values(), strict=True)}
+            encoders = {
+                kind: published_table.encoder
+                for kind, published_table in zip(tables, _published(tables).values(), strict=True)
+            }
             return {
                 kind: {int(fields[0]): encoders[kind].row(fields) for fields in reader.rows(table)}  # type: ignore[arg-type]
                 for kind, table in tables.items()

@@ -44,8 +44,8 @@ ROWS, ENTRIES = 40, 2000
 
 MISSING, OLD, TYPE, RESURRECTED, NULLED, MOVED, DOUBLED, JSON, MICROSECOND, OLD_TAG, NEWEST_TAG, REJECTED = range(1, 13)
 # Rows that nobody ever wrote. Others for each sink: a repair of one tells the others through the topic.
-EXTRA = {kind: 9000 + place for place, kind in enumerate(KINDS)}
-MOVED_TO = {kind: 9100 + place for place, kind in enumerate(KINDS)}
+EXTRA = {kind: 9000 + index for index, kind in enumerate(KINDS)}
+MOVED_TO = {kind: 9100 + index for index, kind in enumerate(KINDS)}
 NOBODYS_TAG = "f" * TEXT_LENGTH
 FIRST_TAG = "0" * TEXT_LENGTH
 
@@ -171,8 +171,8 @@ class Search:
         return self.client.transport.perform_request(method, f"/{self.prefix}.{table}_g1/{path}", body=body)
 
     def source(self, row: object, table: str = "account") -> dict[str, Any]:
-        found: dict[str, Any] = self.call("GET", f"_doc/{quote(str(row))}", table=table)["_source"]
-        return found
+        document: dict[str, Any] = self.call("GET", f"_doc/{quote(str(row))}", table=table)["_source"]
+        return document
 
     def remove(self, row: int) -> None:
         assert self.call("DELETE", f"_doc/{row}")["result"] == "deleted"
@@ -218,8 +218,8 @@ class Warehouse:
     def put(self, row: int, tag: str, values: Mapping[str, Any]) -> None:
         given = {**values, "_tag": tag, "_deleted": False}
         self.changed_rows(f"delete from {self.account} where id = %s", row)
-        places = ", ".join(["%s"] * len(given))
-        self.run(f"insert into {self.account} ({', '.join(given)}) values ({places})", *given.values())
+        placeholders = ", ".join(["%s"] * len(given))
+        self.run(f"insert into {self.account} ({', '.join(given)}) values ({placeholders})", *given.values())
 
     def change(self, row: int, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -284,7 +284,7 @@ class Broken:
     said: list[str]
 
     def at(self, row: int) -> list[Difference]:
-        return [one for one in self.account.differences if one.key == orjson.dumps({"id": row})]
+        return [difference for difference in self.account.differences if difference.key == orjson.dumps({"id": row})]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -296,16 +296,16 @@ def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
     is_doubled = break_in_all_ways(running, kind)
     dead_letters.publish([event], rejected_at_ms=1)
     said: list[str] = []
-    found = verified(running.config, running.options(kind))
+    report = verified(running.config, running.options(kind))
     from_topic = verified(running.config, running.options(kind, against="topic", tables=(f"{running.schema}.account",)))
     repaired = verified(running.config, running.options(kind, repair=True, repair_timeout_s=20.0), said=said.append)
     dead_letters.close([(topic, orjson.dumps({"id": REJECTED}))])
     return Broken(
         kind,
         is_doubled,
-        found,
-        running.table(found),
-        running.table(found, "entry"),
+        report,
+        running.table(report),
+        running.table(report, "entry"),
         running.table(from_topic),
         repaired,
         said,
@@ -357,76 +357,78 @@ def test_a_right_sink_is_equal_while_everything_is_being_written(running: Runnin
 
 
 def test_missing_rows_are_found(broken: Broken) -> None:
-    (found,) = broken.at(MISSING)
-    assert (found.kind, found.sink_tag, found.columns) == (Kind.MISSING, None, ())
-    assert found.topic_tag is not None
+    (difference,) = broken.at(MISSING)
+    assert (difference.kind, difference.sink_tag, difference.columns) == (Kind.MISSING, None, ())
+    assert difference.topic_tag is not None
 
 
 def test_rows_that_nobody_wrote_are_found(broken: Broken) -> None:
-    (found,) = broken.at(EXTRA[broken.kind])
-    assert (found.kind, found.sink_tag, found.topic_tag) == (Kind.EXTRA, FIRST_TAG, None)
+    (difference,) = broken.at(EXTRA[broken.kind])
+    assert (difference.kind, difference.sink_tag, difference.topic_tag) == (Kind.EXTRA, FIRST_TAG, None)
 
 
 def test_old_values_are_found(broken: Broken) -> None:
-    (found,) = broken.at(OLD)
-    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("owner",))
-    assert found.sink_tag == found.topic_tag is not None
+    (difference,) = broken.at(OLD)
+    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("owner",))
+    assert difference.sink_tag == difference.topic_tag is not None
 
 
 def test_the_same_value_of_another_type_is_found(broken: Broken) -> None:
-    (found,) = broken.at(TYPE)
-    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("balance",))
+    (difference,) = broken.at(TYPE)
+    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("balance",))
 
 
 def test_deleted_rows_that_are_back_are_found(broken: Broken) -> None:
-    (found,) = broken.at(RESURRECTED)
-    assert found.kind is Kind.EXTRA
-    assert found.topic_tag is not None
-    assert found.topic_tag > FIRST_TAG
+    (difference,) = broken.at(RESURRECTED)
+    assert difference.kind is Kind.EXTRA
+    assert difference.topic_tag is not None
+    assert difference.topic_tag > FIRST_TAG
 
 
 def test_a_column_that_has_become_null_is_found(broken: Broken) -> None:
-    (found,) = broken.at(NULLED)
-    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("owner",))
+    (difference,) = broken.at(NULLED)
+    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("owner",))
 
 
 def test_a_row_that_has_got_another_key_is_found_under_both(broken: Broken) -> None:
     (gone,) = broken.at(MOVED)
     (come,) = broken.at(MOVED_TO[broken.kind])
     assert (gone.kind, come.kind) == (Kind.MISSING, Kind.EXTRA)
-    # In the warehouse the key is where the row stands.
+    # In the warehouse the key is where the row is.
     assert come.note == ("" if broken.kind == "warehouse" else "stored where its key isn't looked for")
 
 
 def test_a_second_copy_is_found(broken: Broken) -> None:
-    found = broken.at(DOUBLED)
-    assert [(one.kind, one.note) for one in found] == [(Kind.EXTRA, "a second copy of the row")] * broken.is_doubled
+    differences = broken.at(DOUBLED)
+    assert [(difference.kind, difference.note) for difference in differences] == [
+        (Kind.EXTRA, "a second copy of the row")
+    ] * broken.is_doubled
 
 
 def test_another_text_of_the_same_json_is_found(broken: Broken) -> None:
-    (found,) = broken.entry.differences
-    assert found.key == orjson.dumps({"account_id": JSON, "line": 1})
-    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("doc",))
+    (difference,) = broken.entry.differences
+    assert difference.key == orjson.dumps({"account_id": JSON, "line": 1})
+    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("doc",))
 
 
 def test_a_microsecond_is_found(broken: Broken) -> None:
-    (found,) = broken.at(MICROSECOND)
-    assert (found.kind, found.columns) == (Kind.DIFFERENT, ("changed",))
+    (difference,) = broken.at(MICROSECOND)
+    assert (difference.kind, difference.columns) == (Kind.DIFFERENT, ("changed",))
 
 
 def test_an_old_tag_with_the_right_values_is_equal(broken: Broken) -> None:
     assert broken.at(OLD_TAG) == []
 
 
-def test_a_tag_that_nothing_can_replace_is_told(broken: Broken) -> None:
-    (found,) = broken.at(NEWEST_TAG)
-    assert (found.kind, found.columns, found.sink_tag) == (Kind.DIFFERENT, ("owner",), NOBODYS_TAG)
-    assert "rebuild" in found.note
+def test_a_tag_that_nothing_can_replace_is_reported(broken: Broken) -> None:
+    (difference,) = broken.at(NEWEST_TAG)
+    assert (difference.kind, difference.columns, difference.sink_tag) == (Kind.DIFFERENT, ("owner",), NOBODYS_TAG)
+    assert "rebuild" in difference.note
 
 
 def test_a_rejected_row_says_so(broken: Broken) -> None:
-    (found,) = broken.at(REJECTED)
-    assert (found.kind, found.note) == (Kind.MISSING, "rejected: a field has no room")
+    (difference,) = broken.at(REJECTED)
+    assert (difference.kind, difference.note) == (Kind.MISSING, "rejected: a field has no room")
 
 
 def test_nothing_else_is_found(broken: Broken) -> None:
@@ -444,14 +446,14 @@ def test_nothing_else_is_found(broken: Broken) -> None:
         REJECTED,
     }
     ways |= {DOUBLED} if broken.is_doubled else set()
-    assert {orjson.loads(one.key)["id"] for one in broken.account.differences} == ways
+    assert {orjson.loads(difference.key)["id"] for difference in broken.account.differences} == ways
     assert not broken.found.is_equal
     assert broken.account.undecided == ()
 
 
 def test_the_topic_finds_the_same(broken: Broken) -> None:
-    assert [(one.key, one.kind, one.columns) for one in broken.from_topic.differences] == [
-        (one.key, one.kind, one.columns) for one in broken.account.differences
+    assert [(difference.key, difference.kind, difference.columns) for difference in broken.from_topic.differences] == [
+        (difference.key, difference.kind, difference.columns) for difference in broken.account.differences
     ]
 
 
@@ -464,7 +466,7 @@ def test_no_value_is_shown(broken: Broken) -> None:
 def test_a_repair_mends_all_that_an_event_can_mend(running: Running, broken: Broken) -> None:
     account = running.table(broken.repaired)
     left = {NEWEST_TAG} | ({DOUBLED} if broken.is_doubled else set())
-    assert {orjson.loads(one.key)["id"] for one in account.differences} == left
+    assert {orjson.loads(difference.key)["id"] for difference in account.differences} == left
     mended = {
         MISSING,
         EXTRA[broken.kind],
@@ -487,7 +489,7 @@ def test_a_repair_mends_all_that_an_event_can_mend(running: Running, broken: Bro
 
 
 @pytest.mark.parametrize("changes", [{"generation": 7}, {"against": "7"}], ids=str)
-def test_a_generation_that_is_not_there_is_told_at_once(running: Running, changes: dict[str, Any]) -> None:
+def test_a_generation_that_is_not_there_is_reported_at_once(running: Running, changes: dict[str, Any]) -> None:
     with pytest.raises(LockstepError, match="has no generation 7") as caught:
         verified(running.config, running.options("warehouse", **changes))
 
@@ -502,8 +504,8 @@ def test_chosen_keys_are_compared_without_reading_the_tables(running: Running) -
     right = verified(running.config, running.options("cache", tables=tables, keys=('{"id": 21}', '{"id": 777}')))
     mended = verified(running.config, running.options("cache", tables=tables, keys=('{"id": 20}',), repair=True))
 
-    (found,) = running.table(wrong).differences
-    assert (found.key, found.columns) == (b'{"id":20}', ("owner",))
+    (difference,) = running.table(wrong).differences
+    assert (difference.key, difference.columns) == (b'{"id":20}', ("owner",))
     assert (running.table(wrong).keys, running.table(wrong).expected_rows) == (2, None)
     assert right.is_equal
     assert running.table(right).absent == (b'{"id":777}',)
@@ -550,8 +552,8 @@ def test_a_generation_is_compared_with_another(running: Running, second_generati
     assert equal.is_equal, equal.to_json()
     assert (equal.against, equal.lsn) == ("generation 1", None)
     assert dict(running.table(equal).left_out).keys() == {"owner"}
-    (found,) = running.table(differs).differences
-    assert (found.key, found.columns) == (b'{"id":30}', ("balance",))
+    (difference,) = running.table(differs).differences
+    assert (difference.key, difference.columns) == (b'{"id":30}', ("balance",))
 
 
 @pytest.mark.parametrize("keys", [(), ('{"id": 30}',)])
@@ -576,7 +578,7 @@ def test_a_wrong_row_is_found_while_others_are_written(running: Running) -> None
         chosen = running.options("cache", tables=(f"{running.schema}.account",), keys=(key.decode(),), repair=True)
         repaired = verified(running.config, chosen)
 
-    assert key in [one.key for one in running.table(report).differences]
+    assert key in [difference.key for difference in running.table(report).differences]
     assert running.table(report).undecided == ()
     assert repaired.is_equal
     assert running.table(repaired).repaired == (key,)
@@ -602,12 +604,12 @@ def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running
         writer.join()
 
     assert any("compared with the log" in step.what for step in steps)
-    found = running.table(report)
+    table_report = running.table(report)
     hot = {b'{"id":%d}' % number for number in (35, 36, 37)}
-    assert not hot & {*found.undecided, *(one.key for one in found.differences)}
+    assert not hot & {*table_report.undecided, *(difference.key for difference in table_report.differences)}
 
 
-def test_what_comes_behind_the_mark_is_not_read_with_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_comes_after_the_mark_is_not_read_with_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink that is just at the mark has the version before, which must be among the expected ones."""
     key, table = b'{"id":38}', running.shape(TableName(running.schema, "account"))
     side = TopicSide(
@@ -645,8 +647,8 @@ def test_a_server_that_goes_away_while_it_is_read_is_read_again(
 
     def scan(sink: RedisSink, table: Table) -> Iterator[StoredRow]:
         end = next(breaks, None)
-        for place, row in enumerate(real(sink, table)):
-            if place == end:
+        for index, row in enumerate(real(sink, table)):
+            if index == end:
                 raise Unavailable("redis: connection lost")
             yield row
 
@@ -669,7 +671,7 @@ def test_without_capture_it_says_what_must_run_and_the_topic_still_helps(running
     report = verified(running.config, options, said=said.append)
 
     assert "`lockstep capture` must be running" in (caught.value.hint or "")
-    assert [one.key for one in running.table(report).differences] == [b'{"id":32}']
+    assert [difference.key for difference in running.table(report).differences] == [b'{"id":32}']
     assert running.table(report).repaired == ()
     assert any("must be running" in sentence for sentence in said)
 

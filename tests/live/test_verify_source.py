@@ -89,11 +89,11 @@ def test_a_key_of_any_type_is_paged_by_and_found_again(database: Database, key_t
     with_pages = side(database, load=Load(pause_ratio=0.0, first_rows=1))
     table = shape_of(with_pages)
     scanned = dict(with_pages.scan(table))
-    found = with_pages.rows(table, list(scanned))
+    versions = with_pages.rows(table, list(scanned))
 
     assert len(scanned) == 2 * len(KEY_TYPES[key_type])
-    assert {key: version.fingerprint for key, (version, _) in found.items()} == scanned
-    assert {key: fingerprint(table, key, row) for key, (_, row) in found.items()} == scanned
+    assert {key: version.fingerprint for key, (version, _) in versions.items()} == scanned
+    assert {key: fingerprint(table, key, row) for key, (_, row) in versions.items()} == scanned
     with_pages.close()
 
 

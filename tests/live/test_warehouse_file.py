@@ -35,19 +35,19 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 
 def _read(file: Path, query: str) -> list[tuple[object, ...]]:
     """As people do it beside a job: open, ask, close, and again when somebody else has the file."""
-    found: list[tuple[object, ...]] = []
+    rows: list[tuple[object, ...]] = []
 
     def asked() -> bool:
-        nonlocal found
+        nonlocal rows
         try:
             with duckdb.connect(str(file), read_only=True) as connection:
-                found = connection.execute(query).fetchall()
+                rows = connection.execute(query).fetchall()
         except duckdb.Error:
             return False
         return True
 
     wait_until(asked, what=f"an answer to {query}")
-    return found
+    return rows
 
 
 def test_a_file_follows_its_source_through_a_kill_and_a_rebuild(

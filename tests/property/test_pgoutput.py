@@ -71,7 +71,7 @@ def test_a_cut_message_is_malformed(message: Message, data: st.DataObject) -> No
 
 
 @given(messages, st.binary(min_size=1, max_size=8))
-def test_a_message_with_more_behind_it_is_malformed(message: Message, more: bytes) -> None:
+def test_a_message_with_more_after_it_is_malformed(message: Message, more: bytes) -> None:
     with pytest.raises(MalformedMessage):
         decode(encode(message) + more)
 

@@ -65,14 +65,14 @@ def test_a_run_that_is_cut_at_any_commit_goes_on_where_it_was(history: History, 
 @given(histories, st.data())
 def test_batches_of_any_size_hold_the_same_events(history: History, data: st.DataObject) -> None:
     frames = frames_from(history, 0)
-    one = Capture(frames, shapes=SHAPES).run().publisher.events
+    events = Capture(frames, shapes=SHAPES).run().publisher.events
     other = Capture(
         *data.draw(bursts(frames)),
         shapes=SHAPES,
         batch_rows=data.draw(st.integers(1, 5)),
         batch_bytes=data.draw(st.integers(1024, 2048)),
     ).run()
-    assert other.publisher.events == one
+    assert other.publisher.events == events
 
 
 @given(histories)

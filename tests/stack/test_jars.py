@@ -73,7 +73,7 @@ def test_a_download_with_the_wrong_hash_never_enters_the_cache(tmp_path: Path, m
 
 
 def test_an_unknown_set_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(StackError, match=r"no jar set is called 'flink'[\s\S]*kafka"):
+    with pytest.raises(StackError, match=r"no jar set is named 'flink'[\s\S]*kafka"):
         fetch(["flink"], cache=tmp_path)
 
 
@@ -127,5 +127,5 @@ def test_no_set_has_a_library_twice() -> None:
     ],
 )
 def test_the_lock_follows_the_versions(set_name: str, artifact: str, version: str) -> None:
-    (found,) = (jar.version for jar in read_lock() if (jar.set_name, jar.artifact) == (set_name, artifact))
-    assert found == version
+    (version_of_jar,) = (jar.version for jar in read_lock() if (jar.set_name, jar.artifact) == (set_name, artifact))
+    assert version_of_jar == version

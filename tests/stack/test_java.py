@@ -9,7 +9,7 @@ import pytest
 from stack import java
 from stack.java import Java, choose, installed, java_home_for_spark
 
-# A launcher that shows how it was called.
+# A launcher that shows its arguments.
 ECHO = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 
 
@@ -65,7 +65,7 @@ def test_a_java_that_was_never_run_with_this_is_left_alone(tmp_path: Path, versi
 def test_the_same_java_under_two_names_counts_once(tmp_path: Path) -> None:
     home = fake_java(tmp_path / "17", "17.0.15")
     (tmp_path / "default").symlink_to(home)
-    assert [found.home for found in installed(environment(JAVA_HOME=home), tmp_path)] == [home]
+    assert [java.home for java in installed(environment(JAVA_HOME=home), tmp_path)] == [home]
 
 
 def test_java_is_fetched_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +90,8 @@ def test_spark_gets_a_complete_java_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.live
 def test_the_fetched_java_runs(tmp_path: Path) -> None:
-    found = choose(environment=environment(), system=tmp_path / "none")
-    wrapped = java_home_for_spark(found, cache=tmp_path)
+    java = choose(environment=environment(), system=tmp_path / "none")
+    wrapped = java_home_for_spark(java, cache=tmp_path)
     command = [str(wrapped / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=dict(os.environ))
     assert 'version "21.' in done.stderr

@@ -54,7 +54,7 @@ def test_a_damaged_copy_of_the_server_is_noticed(tmp_path: Path) -> None:
     assert not postgres._is_complete(tmp_path)
 
 
-def test_an_older_major_is_called_by_its_own_version() -> None:
+def test_an_older_major_has_its_own_version() -> None:
     # It is part of the data directory's name: a cluster of one major must never meet the server of another.
     names = {
         major: Postgres("source", database="app", settings={}, major=major).version

@@ -36,31 +36,31 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started = []
 
     def run(code: str) -> ProcessId:
-        found, tail = process.spawn(launch(tmp_path, code))
-        assert found is not None
-        started.append(found)
+        process_id, tail = process.spawn(launch(tmp_path, code))
+        assert process_id is not None
+        started.append(process_id)
         deadline = time.monotonic() + 30
         while "up" not in tail.text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        return found
+        return process_id
 
     yield run
     process.kill(*started)
 
 
 def test_a_started_process_is_alive_until_it_is_ended(start: Start) -> None:
-    found = start(SLEEPER)
-    assert process.is_alive(found)
-    assert process.end(found, stop_signal=signal.SIGTERM, grace_seconds=10)
-    assert not process.is_alive(found)
-    assert not psutil.pid_exists(found.pid)
+    process_id = start(SLEEPER)
+    assert process.is_alive(process_id)
+    assert process.end(process_id, stop_signal=signal.SIGTERM, grace_seconds=10)
+    assert not process.is_alive(process_id)
+    assert not psutil.pid_exists(process_id.pid)
 
 
 def test_a_process_that_ignores_the_request_is_killed(start: Start) -> None:
-    found = start(STUBBORN)
-    assert not process.end(found, stop_signal=signal.SIGTERM, grace_seconds=0.2)
-    assert not psutil.pid_exists(found.pid)
+    process_id = start(STUBBORN)
+    assert not process.end(process_id, stop_signal=signal.SIGTERM, grace_seconds=0.2)
+    assert not psutil.pid_exists(process_id.pid)
 
 
 def test_a_reused_number_is_never_signalled(start: Start) -> None:
@@ -83,22 +83,22 @@ def test_killing_takes_the_children_too(start: Start) -> None:
 
 
 def test_a_frozen_process_is_seen_and_can_be_ended(start: Start) -> None:
-    found = start(SLEEPER)
-    process.send(found, signal.SIGSTOP)
+    process_id = start(SLEEPER)
+    process.send(process_id, signal.SIGSTOP)
     deadline = time.monotonic() + 10
-    while not process.is_frozen(found):
+    while not process.is_frozen(process_id):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert process.is_alive(found)
-    assert process.end(found, stop_signal=signal.SIGTERM, grace_seconds=10)
+    assert process.is_alive(process_id)
+    assert process.end(process_id, stop_signal=signal.SIGTERM, grace_seconds=10)
 
 
 def test_the_tail_shows_this_start_only(tmp_path: Path) -> None:
     tails = []
     for word in ("first", "second"):
-        found, tail = process.spawn(launch(tmp_path, f"print('{word}')"))
-        if found is not None:
-            assert process.wait_gone([found], seconds=30)
+        process_id, tail = process.spawn(launch(tmp_path, f"print('{word}')"))
+        if process_id is not None:
+            assert process.wait_gone([process_id], seconds=30)
         tails.append(tail)
     assert tails[1].text() == "second\n"
     assert tails[1].log.read_text() == "first\nsecond\n"
@@ -106,8 +106,8 @@ def test_the_tail_shows_this_start_only(tmp_path: Path) -> None:
 
 def test_a_server_has_a_session_of_its_own(start: Start) -> None:
     # Ctrl-C goes to the terminal's process group; servers must not be in it.
-    found = start(SLEEPER)
+    process_id = start(SLEEPER)
     session = subprocess.run(
-        ["ps", "-o", "sid=", "-p", str(found.pid)], check=True, capture_output=True, text=True
+        ["ps", "-o", "sid=", "-p", str(process_id.pid)], check=True, capture_output=True, text=True
     ).stdout
-    assert int(session) == found.pid
+    assert int(session) == process_id.pid

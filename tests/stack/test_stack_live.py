@@ -63,7 +63,7 @@ def pids(stack: Stack) -> dict[str, int | None]:
 def members(numbers: Iterable[int | None]) -> list[ProcessId]:
     """The processes with these numbers and all that they started."""
     named = [ProcessId.of(number) for number in numbers if number is not None]
-    return [member for found in named if found is not None for member in family_of(found)]
+    return [member for server in named if server is not None for member in family_of(server)]
 
 
 def write_row(endpoints: Endpoints) -> None:
@@ -99,8 +99,8 @@ def messages(endpoints: Endpoints, topic: str) -> list[bytes | None]:
     )
     try:
         consumer.subscribe([topic])
-        found = consumer.consume(1, timeout=30)
-        return [message.value() for message in found]
+        polled = consumer.consume(1, timeout=30)
+        return [message.value() for message in polled]
     finally:
         consumer.close()
 
@@ -145,9 +145,9 @@ def test_nothing_listens_beyond_this_machine(mine: Stack, up: Endpoints) -> None
     for server in mine.status():
         assert server.pid is not None
         listening = [
-            found.laddr.ip
-            for found in psutil.Process(server.pid).net_connections("tcp")
-            if found.status == psutil.CONN_LISTEN
+            connection.laddr.ip
+            for connection in psutil.Process(server.pid).net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
         ]
         assert listening
         assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}, server.name

@@ -1,7 +1,8 @@
 """What would make capture fail or lose something, found before it starts. Reads only.
 
-``relation`` reads what the catalogue says about the captured tables. ``server``, ``role``, ``slots``, ``tables`` and
-``publication`` judge their part. ``endpoint`` compares the server with the one that a replication connection reaches.
+``catalogue_facts`` reads what the catalogue says about the captured tables. ``server``, ``privileges``, ``slots``,
+``tables`` and ``publication`` judge their part. ``endpoint`` compares the server with the one that a replication
+connection reaches.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,13 +32,13 @@ def check_source(
     keys: Mapping[TableName, tuple[str, ...]] = _NO_KEYS,
     append_only: Collection[TableName] = (),
 ) -> list[Finding]:
-    """Every finding about the source database.
+    """Every finding about the source database. Raises as ``connect`` when another connection to it fails.
 
     ``create_publication`` is the SQL that would create the publication, ``keys`` are the configured ones, and
     ``append_only`` the tables that may have none.
     """
     relations = load_relations(connection, tables)
-    found = load_publication(connection, publication, relations)
+    source_publication = load_publication(connection, publication, relations)
     capturable = [
         relations[name]
         for name in tables
@@ -52,7 +53,9 @@ def check_source(
     user, database, may_create = row
     return [
         *server_findings(connection),
-        *role_findings(connection, capturable, {of.name: found.published(of) for of in capturable}),
+        *role_findings(
+            connection, capturable, {relation.name: source_publication.published(relation) for relation in capturable}
+        ),
         *slot_findings(connection, slot),
         *table_findings(
             tables,
@@ -62,9 +65,14 @@ def check_source(
             similar=_similar(connection, [name for name in tables if name not in relations]),
         ),
         *missing_publication(
-            found, capturable, database=database, user=user, may_create=may_create, create_sql=create_publication
+            source_publication,
+            capturable,
+            database=database,
+            user=user,
+            may_create=may_create,
+            create_sql=create_publication,
         ),
-        *publication_findings(found, capturable, keys=keys, version=connection.info.server_version),
+        *publication_findings(source_publication, capturable, keys=keys, version=connection.info.server_version),
     ]
 
 

@@ -15,7 +15,7 @@ ORDINARY = "r"
 
 _STRINGS = frozenset({"text", "varchar", "bpchar", "name", "char"})
 _SHORT_ENOUGH = 512
-"""A declared length up to which a column is not called large."""
+"""A declared length up to which a column doesn't count as large."""
 
 _TREE = """
 with recursive captured as (
@@ -182,8 +182,8 @@ def load_relations(connection: psycopg.Connection[Any], names: Sequence[TableNam
     types = load_types(connection)
     attributes: dict[int, list[Attribute]] = defaultdict(list)
     for row in connection.execute(_ATTRIBUTES, (oids,)).fetchall():
-        of, name, type_name, type_oid, is_not_null, generated, varies, is_short, length, is_readable = row
-        attributes[of].append(
+        owner_oid, name, type_name, type_oid, is_not_null, generated, varies, is_short, length, is_readable = row
+        attributes[owner_oid].append(
             Attribute(
                 name,
                 type_name,
@@ -197,8 +197,8 @@ def load_relations(connection: psycopg.Connection[Any], names: Sequence[TableNam
         )
     indexes: dict[int, list[Index]] = defaultdict(list)
     for row in connection.execute(_INDEXES, (oids,)).fetchall():
-        of, name, is_unique, is_primary, is_valid, is_plain, is_immediate, is_identity, columns = row
-        indexes[of].append(
+        owner_oid, name, is_unique, is_primary, is_valid, is_plain, is_immediate, is_identity, columns = row
+        indexes[owner_oid].append(
             Index(name, is_unique, is_primary, is_valid, is_plain, is_immediate, is_identity, tuple(columns))
         )
     leaves: dict[int, list[Relation]] = defaultdict(list)
@@ -247,13 +247,13 @@ def _is_opaque(types: dict[int, PgType], oid: int) -> bool:
     """Whether values are PostgreSQL's own text that only PostgreSQL can take apart: neither strings nor enums."""
     if value_type(types, oid)[0] != "text":
         return False
-    found = types.get(oid)
-    while found is not None:
-        if found.kind == "d":
-            found = types.get(found.base_oid)
+    pg_type = types.get(oid)
+    while pg_type is not None:
+        if pg_type.kind == "d":
+            pg_type = types.get(pg_type.base_oid)
             continue
-        element = types.get(found.element_oid)
-        if element is None or element.array_oid != found.oid:
+        element = types.get(pg_type.element_oid)
+        if element is None or element.array_oid != pg_type.oid:
             break
-        found = element
-    return found is None or not (found.kind == "e" or found.name in _STRINGS)
+        pg_type = element
+    return pg_type is None or not (pg_type.kind == "e" or pg_type.name in _STRINGS)

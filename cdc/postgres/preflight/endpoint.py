@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import quote_identifier
 from cdc.postgres.connection import connect
+from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.preflight.finding import Finding, error, ok
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.versions import ORIGINS
@@ -24,7 +24,10 @@ _POOLER = "point source.dsn at PostgreSQL itself, not at a pooler"
 
 
 def endpoint_findings(connection: psycopg.Connection[Any], source: SourceSettings) -> list[Finding]:
-    """Opens a replication connection and others beside ``connection``; no slot is touched."""
+    """Opens a replication connection and others beside ``connection``; no slot is touched.
+
+    A refused replication connection is a finding. Raises as ``connect`` when another connection fails.
+    """
     return origin_findings(source.origin, connection.info.server_version) + _one_server(connection, source)
 
 
@@ -88,7 +91,7 @@ def _elsewhere(difference: str) -> Finding:
     return error(
         "connection",
         f"connections reach different servers: {difference}",
-        "slot, snapshot and stream must be of one server; a load balancer stands in between, or source.dsn names"
+        "slot, snapshot and stream must be of one server; a load balancer is in between, or source.dsn names"
         " several hosts",
         "point source.dsn at the primary itself; with several hosts add target_session_attrs=read-write to it",
     )
@@ -96,34 +99,34 @@ def _elsewhere(difference: str) -> Finding:
 
 def refusal(text: str, source: SourceSettings, *, subject: str = "replication connection") -> Finding:
     """What PostgreSQL, or whatever answered in its place, said when it refused the connection, and what mends that."""
-    given = conninfo_to_dict(source.dsn)
+    given = parse_dsn(source.dsn)
     user, database = str(given.get("user", "")), str(given.get("dbname", given.get("user", "")))
     why = "nothing works without it"
-    found = re.search(
+    match = re.search(
         r"(?:no pg_hba\.conf entry|pg_hba\.conf rejects connection) for (replication connection from )?"
         r'host "([^"]+)", user "([^"]+)"'
         r'(?:, database "([^"]+)")?',
         text,
     )
-    if found:
-        address = found[2] + ("/128" if ":" in found[2] else "/32")
-        place = "replication" if found[1] else f'"{found[4] or database}"'
+    if match:
+        address = match[2] + ("/128" if ":" in match[2] else "/32")
+        entry_database = "replication" if match[1] else f'"{match[4] or database}"'
         return error(
             subject,
             text,
             "pg_hba.conf on the server says who may connect from where; lines for a database count for its replication"
             " connections too",
-            f'add to pg_hba.conf: host {place} "{found[3]}" {address} scram-sha-256\nselect pg_reload_conf();',
+            f'add to pg_hba.conf: host {entry_database} "{match[3]}" {address} scram-sha-256\nselect pg_reload_conf();',
         )
     if "unsupported startup parameter" in text:
         return error(subject, text, "that is a pooler's answer, not PostgreSQL's", _POOLER)
-    if found := re.search(r'role "(.+)" does not exist', text):
-        return error(subject, text, why, f"create role {quote_identifier(found[1])} login replication;")
-    if found := re.search(r'role "(.+)" is not permitted to log in', text):
-        return error(subject, text, why, f"alter role {quote_identifier(found[1])} login;")
-    if found := re.search(r'permission denied for database "(.+)"', text):
+    if match := re.search(r'role "(.+)" does not exist', text):
+        return error(subject, text, why, f"create role {quote_identifier(match[1])} login replication;")
+    if match := re.search(r'role "(.+)" is not permitted to log in', text):
+        return error(subject, text, why, f"alter role {quote_identifier(match[1])} login;")
+    if match := re.search(r'permission denied for database "(.+)"', text):
         return error(
-            subject, text, why, f"grant connect on database {quote_identifier(found[1])} to {quote_identifier(user)};"
+            subject, text, why, f"grant connect on database {quote_identifier(match[1])} to {quote_identifier(user)};"
         )
     if re.search(r'database "(.+)" does not exist', text):
         return error(subject, text, why, "correct dbname in source.dsn")

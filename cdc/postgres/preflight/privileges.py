@@ -10,7 +10,7 @@ from cdc.postgres.preflight.catalogue_facts import Relation
 from cdc.postgres.preflight.finding import Finding, error, ok, one_per_statement, quoted_list, warning
 
 _MANAGED_REPLICATION = "rds_replication"
-"""Where nobody gets the attribute REPLICATION, membership in this role stands for it."""
+"""Where nobody gets the attribute REPLICATION, membership in this role replaces it."""
 
 
 def role_findings(
@@ -93,7 +93,7 @@ def partitions_readable(relation: Relation, *, user: str) -> list[Finding]:
 
 
 def row_security(relation: Relation, *, user: str) -> list[Finding]:
-    hiding = [of.name for of in (relation, *relation.leaves) if of.hides_rows]
+    hiding = [member.name for member in (relation, *relation.leaves) if member.hides_rows]
     if not hiding:
         return []
     where = "" if hiding == [relation.name] else f" ({', '.join(str(name) for name in hiding)})"

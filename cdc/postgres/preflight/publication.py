@@ -64,12 +64,12 @@ class Publication:
 
     def published(self, relation: Relation) -> frozenset[str]:
         """The columns that it sends of a table, or would send if the table were in it."""
-        found = self.columns.get(relation.name)
-        if found is None:
+        listed = self.columns.get(relation.name)
+        if listed is None:
             return frozenset(
                 a.name for a in relation.attributes if not a.generated or (a.generated == "s" and self.sends_generated)
             )
-        return found
+        return listed
 
 
 def planned(name: str) -> Publication:
@@ -140,12 +140,12 @@ def _columns(
     ).fetchall()
     columns = {}
     for schema, table, names in rows:
-        of = TableName(schema, table)
-        relation = relations.get(of)
+        table_name = TableName(schema, table)
+        relation = relations.get(table_name)
         ordinary = frozenset(a.name for a in relation.attributes if not a.generated) if relation else frozenset()
-        columns[of] = frozenset(names) if names is not None else ordinary
+        columns[table_name] = frozenset(names) if names is not None else ordinary
         if connection.info.server_version < GENERATED_COLUMNS and relation is not None:
-            columns[of] &= ordinary  # 15 names generated columns, and doesn't send them either
+            columns[table_name] &= ordinary  # 15 names generated columns, and doesn't send them either
     return columns
 
 
@@ -180,7 +180,7 @@ def publication_findings(
             findings += _filter(publication, relation)
             findings += _key_published(publication, relation, key_of(relation, keys.get(relation.name)), version)
             findings += _generated(publication, relation, key_of(relation, keys.get(relation.name)), version)
-    if publication.exists and not any(found.severity is not Severity.OK for found in findings):
+    if publication.exists and not any(finding.severity is not Severity.OK for finding in findings):
         findings.append(ok(publication.subject, f"publishes {len(relations)} tables"))
     if publication.exists and not publication.is_ours:
         findings.append(
@@ -299,10 +299,10 @@ def _listed(relations: Sequence[Relation]) -> str:
 
 
 def _extra(publication: Publication, relations: Sequence[Relation]) -> list[Finding]:
-    wanted = {relation.name for relation in relations}
+    wanted_names = {relation.name for relation in relations}
     if not publication.via_root:
-        wanted |= {leaf.name for relation in relations for leaf in relation.leaves}
-    extra = sorted(name for name in publication.columns if name not in wanted)
+        wanted_names |= {leaf.name for relation in relations for leaf in relation.leaves}
+    extra = sorted(name for name in publication.columns if name not in wanted_names)
     if not extra:
         return []
     shown = ", ".join(str(name) for name in extra[:10]) + (f" and {len(extra) - 10} more" if len(extra) > 10 else "")
@@ -331,7 +331,7 @@ def _filter(publication: Publication, relation: Relation) -> list[Finding]:
             "others are neither copied nor captured",
         )
     ]
-    lacking = sorted({c for of in _stored(relation) for c in entry.filter_columns - of.identity_columns()})
+    lacking = sorted({c for member in _stored(relation) for c in entry.filter_columns - member.identity_columns()})
     if lacking and publication.sends_old_rows:
         findings.append(
             warning(
@@ -339,9 +339,9 @@ def _filter(publication: Publication, relation: Relation) -> list[Finding]:
                 f"filters the rows of {relation.name} by {', '.join(lacking)}, which its replica identity doesn't hold",
                 _REFUSED,
                 "\n".join(
-                    as_owner([full_identity_sql(of)], owner=of.owner, is_ours=of.is_ours)
-                    for of in _with_root(relation)
-                    if entry.filter_columns - of.identity_columns()
+                    as_owner([full_identity_sql(member)], owner=member.owner, is_ours=member.is_ours)
+                    for member in _with_root(relation)
+                    if entry.filter_columns - member.identity_columns()
                 )
                 if entry.columns is None
                 else _relisted(publication, relation, entry.columns, None)
@@ -386,9 +386,9 @@ def _key_published(publication: Publication, relation: Relation, key: Sequence[s
     }
     lacking = [column for column in key if column not in entry.columns]
     full = relation.identity is ReplicaIdentity.FULL
-    delivered = frozenset(column for of in _stored(relation) for column in of.identity_columns())
-    wanted = {*entry.columns, *key, *(() if full else delivered)} & possible
-    listed = [a.name for a in relation.attributes if a.name in wanted]
+    delivered = frozenset(column for member in _stored(relation) for column in member.identity_columns())
+    wanted_columns = {*entry.columns, *key, *(() if full else delivered)} & possible
+    listed = [a.name for a in relation.attributes if a.name in wanted_columns]
     if lacking:
         findings.append(
             error(
@@ -400,8 +400,8 @@ def _key_published(publication: Publication, relation: Relation, key: Sequence[s
         )
     if not publication.sends_old_rows:
         return findings
-    if any(of.identity is ReplicaIdentity.FULL for of in _stored(relation)):
-        smaller = [identity_sql(of, key) for of in _with_root(relation)]
+    if any(member.identity is ReplicaIdentity.FULL for member in _stored(relation)):
+        smaller = [identity_sql(member, key) for member in _with_root(relation)]
         findings.append(
             error(
                 publication.subject,
@@ -450,7 +450,7 @@ def _generated(publication: Publication, relation: Relation, key: Sequence[str],
                 else f"configure a key without them: [source.options.'{relation.name}'] key = [...]",
             )
         )
-    in_identity = sorted({c for of in _stored(relation) for c in of.identity_columns() if c in names})
+    in_identity = sorted({c for member in _stored(relation) for c in member.identity_columns() if c in names})
     # With a column list, that finding says it already.
     if in_identity and not in_key and not listed and version >= GENERATED_COLUMNS and publication.sends_old_rows:
         findings.append(
@@ -461,8 +461,8 @@ def _generated(publication: Publication, relation: Relation, key: Sequence[str],
                 publish
                 if knows and publication.exists
                 else "\n".join(
-                    as_owner([_identity_without(of, key, names)], owner=of.owner, is_ours=of.is_ours)
-                    for of in _with_root(relation)
+                    as_owner([_identity_without(member, key, names)], owner=member.owner, is_ours=member.is_ours)
+                    for member in _with_root(relation)
                 ),
             )
         )

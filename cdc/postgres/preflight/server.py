@@ -95,8 +95,8 @@ def _encoding(connection: psycopg.Connection[Any]) -> list[Finding]:
 def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
     """Settings with which a slot or the stream can be lost."""
     findings = []
-    kept = _number(connection, "max_slot_wal_keep_size")
-    if kept is not None and kept >= 0:
+    kept_mb = _number(connection, "max_slot_wal_keep_size")
+    if kept_mb is not None and kept_mb >= 0:
         findings.append(
             warning(
                 "max_slot_wal_keep_size",
@@ -119,7 +119,7 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
                 f"alter system set idle_replication_slot_timeout = 0;\n{_RELOAD}",
             )
         )
-    ours = _for_our_role(connection)
+    alter_prefix = _for_our_role(connection)
     timeout_ms = _number(connection, "wal_sender_timeout") or 0
     if 0 < timeout_ms < _TIMEOUT_MIN_MS:
         findings.append(
@@ -127,7 +127,7 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
                 "wal_sender_timeout",
                 f"is {setting(connection, 'wal_sender_timeout')}",
                 "a short pause of capture or of the network ends the stream, and it starts again and again",
-                f"{ours} set wal_sender_timeout = '60s';",
+                f"{alter_prefix} set wal_sender_timeout = '60s';",
             )
         )
     memory_kb = _number(connection, "logical_decoding_work_mem") or 0
@@ -137,7 +137,7 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
                 "logical_decoding_work_mem",
                 f"is {setting(connection, 'logical_decoding_work_mem')}",
                 "nearly every transaction is written to disk before it is decoded",
-                f"{ours} set logical_decoding_work_mem = '64MB';",
+                f"{alter_prefix} set logical_decoding_work_mem = '64MB';",
             )
         )
     return findings
@@ -203,7 +203,7 @@ def _proxy(connection: psycopg.Connection[Any]) -> list[Finding]:
     return [
         warning(
             "connection",
-            "a pooler or proxy stands between us and PostgreSQL",
+            "a pooler or proxy is between us and PostgreSQL",
             "the replication stream, the exported snapshot and session settings belong to one server process; most"
             " poolers pass none of them through",
             "point source.dsn at PostgreSQL itself",

@@ -103,12 +103,12 @@ def _prepared(connection: psycopg.Connection[Any]) -> list[Finding]:
     ).fetchall()
     if not rows:
         return []
-    gid, database, since = rows[0]
+    gid, database, prepared_since = rows[0]
     quoted = gid.replace("'", "''")
     return [
         warning(
             "prepared transactions",
-            f"{len(rows)} are open, the oldest since {since}",
+            f"{len(rows)} are open, the oldest since {prepared_since}",
             "a new slot waits until every transaction that has written is over; capture can't start before",
             f"commit prepared '{quoted}';"
             f"  -- or rollback prepared, in database {database}: its application knows which",

@@ -42,7 +42,7 @@ def table_findings(
         problems += _append_only(relation) if name in append_only else _keyed(relation, keys.get(name))
         problems += _fits_root(relation, is_keyed=name not in append_only)
         # PostgreSQL refuses any update of a table without identity, so none leaves a large value as it was.
-        updates = any(of.identity_columns() for of in (relation, *relation.leaves))
+        updates = any(member.identity_columns() for member in (relation, *relation.leaves))
         advice = [*(_toast(relation) if updates else ()), *_heirs(relation)]
         findings += (
             problems or advice or [ok(relation.subject, _described(relation, keys.get(name), name in append_only))]
@@ -174,7 +174,7 @@ def _append_only(relation: Relation) -> list[Finding]:
                 f"take append_only out of [source.options.'{relation.name}']",
             )
         ]
-    if any(of.identity_columns() for of in (relation, *relation.leaves)):
+    if any(member.identity_columns() for member in (relation, *relation.leaves)):
         return []
     return [_no_identity(relation, _all_full(relation), "it has no key and no replica identity")]
 
@@ -182,9 +182,9 @@ def _append_only(relation: Relation) -> list[Finding]:
 def _all_full(relation: Relation) -> str:
     """REPLICA IDENTITY FULL for a table and its partitions, which ALTER TABLE doesn't reach through it."""
     return "\n".join(
-        as_owner([full_identity_sql(of)], owner=of.owner, is_ours=of.is_ours)
-        for of in (relation, *(leaf for leaf in relation.leaves if leaf.is_table))
-        if of.identity is not ReplicaIdentity.FULL
+        as_owner([full_identity_sql(member)], owner=member.owner, is_ours=member.is_ours)
+        for member in (relation, *(leaf for leaf in relation.leaves if leaf.is_table))
+        if member.identity is not ReplicaIdentity.FULL
     )
 
 
@@ -221,8 +221,8 @@ def _index_name(relation: Relation, key: Sequence[str]) -> str:
 
 def _index_over(relation: Relation, key: Sequence[str]) -> Index | None:
     """The index that makes the key one; an immediate one where there are several."""
-    found = [index for index in relation.indexes if index.tells_rows_apart and set(index.columns) == set(key)]
-    return next((index for index in found if index.is_immediate), found[0] if found else None)
+    candidates = [index for index in relation.indexes if index.tells_rows_apart and set(index.columns) == set(key)]
+    return next((index for index in candidates if index.is_immediate), candidates[0] if candidates else None)
 
 
 def _no_key(relation: Relation) -> Finding:
@@ -367,23 +367,24 @@ def _columns(names: Sequence[str]) -> str:
 
 def _fits_root(relation: Relation, *, is_keyed: bool) -> list[Finding]:
     """Partitions whose old rows look other than the root's: the stream describes them as the root."""
-    wanted = relation.identity_columns()
-    if not relation.leaves or (is_keyed and not wanted):  # what the root itself lacks is a finding already
+    root_columns = relation.identity_columns()
+    if not relation.leaves or (is_keyed and not root_columns):  # what the root itself lacks is a finding already
         return []
     full = relation.identity is ReplicaIdentity.FULL
     wrong = [
         leaf
         for leaf in relation.leaves
         if leaf.is_table
-        and ((leaf.identity is ReplicaIdentity.FULL) != full or (not full and leaf.identity_columns() != wanted))
+        and ((leaf.identity is ReplicaIdentity.FULL) != full or (not full and leaf.identity_columns() != root_columns))
     ]
     if not wrong:
         return []
-    if full or not wanted:
+    if full or not root_columns:
         fix = _all_full(relation)
     else:
         fix = "\n".join(
-            as_owner([identity_sql(leaf, sorted(wanted))], owner=leaf.owner, is_ours=leaf.is_ours) for leaf in wrong
+            as_owner([identity_sql(leaf, sorted(root_columns))], owner=leaf.owner, is_ours=leaf.is_ours)
+            for leaf in wrong
         )
     return [
         error(

@@ -1,7 +1,8 @@
 """Counts and sums of rows per range of keys: the same for two sides with the same rows, in whatever order. Pure.
 
 A range is a set of keys with the same hash. Ranges in key order would be the obvious choice, but Redis and OpenSearch
-can't be read by them: one gives its keys in no order at all, the other would sort by a field that needn't be indexed.
+can't be read by them. Redis gives its keys in no order at all. OpenSearch would sort by a field that needn't be
+indexed.
 """
 
 from array import array
@@ -85,11 +86,11 @@ class Ranges:
         ranges: list[int] = []
         keys = 0
         for index in differing:
-            held = max(self._expected[index], self._stored[index])
-            if ranges and keys + held > keys_max:
+            range_keys = max(self._expected[index], self._stored[index])
+            if ranges and keys + range_keys > keys_max:
                 yield RangeGroup(frozenset(ranges), keys)
                 ranges, keys = [], 0
             ranges.append(index)
-            keys += held
+            keys += range_keys
         if ranges:
             yield RangeGroup(frozenset(ranges), keys)

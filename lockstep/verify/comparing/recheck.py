@@ -1,7 +1,7 @@
 """Which candidates really differ, while rows go on changing.
 
-A round reads the expected rows, takes a sync point after them, waits until the sink has applied everything up to it,
-reads the sink's rows, and reads the expected rows again. Then, for one key:
+A round reads the expected rows and takes a sync point after them. It waits until the sink has applied everything up to
+that. Then it reads the sink's rows, and the expected rows again. Then, for one key:
 
 * The sink has what was expected before, afterwards, or at a look in between: equal. It is at least as far as the first
   look, so what it has is no old version.
@@ -113,14 +113,16 @@ def recheck(
             break
         if index:
             waiting.sleep(min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** (index - 1)))
-        seen = _observe(table, remaining, expected, sink, applied)
-        verdicts = {key: verdict(observation, suspicions.get(key)) for key, observation in seen.items()}
-        certain = {key: seen[key] for key, result in verdicts.items() if result is Verdict.DIFFERENT}
+        observations = _observe(table, remaining, expected, sink, applied)
+        verdicts = {key: verdict(observation, suspicions.get(key)) for key, observation in observations.items()}
+        certain = {key: observations[key] for key, result in verdicts.items() if result is Verdict.DIFFERENT}
         rechecked.different |= _details(table, certain, expected, sink)
-        rechecked.copies |= {key: seen[key].copies for key, result in verdicts.items() if result is Verdict.EQUAL}
+        rechecked.copies |= {
+            key: observations[key].copies for key, result in verdicts.items() if result is Verdict.EQUAL
+        }
         # A key that changed while its details were read stays a suspect: the next round decides.
         suspicions = {
-            key: seen[key]
+            key: observations[key]
             for key, result in verdicts.items()
             if result is Verdict.SUSPECT or (result is Verdict.DIFFERENT and key not in rechecked.different)
         }
@@ -142,16 +144,18 @@ def _observe(
         for key in keys:
             between.setdefault(key, set()).add(_fingerprint(versions.get(key)))
 
-    before = expected.versions(table, keys)
+    versions_before = expected.versions(table, keys)
     point = expected.sync_point()
     is_cheap = expected.can_be_asked_often and len(keys) <= _LOOKS_IN_BETWEEN_KEYS_MAX
     applied.wait(point, look_again if is_cheap else None)
     copies = sink.copies(table, keys)
-    after = expected.versions(table, keys)
+    versions_after = expected.versions(table, keys)
     for key, versions in expected.versions_between().items():
         between.setdefault(key, set()).update(versions)
     return {
-        key: Observation(before.get(key), after.get(key), copies.get(key, ()), frozenset(between.get(key, ())))
+        key: Observation(
+            versions_before.get(key), versions_after.get(key), copies.get(key, ()), frozenset(between.get(key, ()))
+        )
         for key in keys
     }
 
@@ -162,10 +166,10 @@ def _details(
     """The values of rows that differ, to say in which columns. Left out are keys of which a side has moved on since."""
     findings: dict[Key, Finding] = {}
     for portion in portions(certain, _DETAILS_AT_ONCE):
-        wanted = expected.rows(table, portion)
+        expected_rows = expected.rows(table, portion)
         stored = sink.rows(table, portion)
         for key in portion:
-            version, row = wanted.get(key, (None, None))
+            version, row = expected_rows.get(key, (None, None))
             copies = stored.get(key, [])
             if version == certain[key].after and tuple(copy for copy, _ in copies) == certain[key].copies:
                 first = copies[0] if copies else None

@@ -70,11 +70,11 @@ class Search:
 
     def candidates(self) -> Iterator[Candidates]:
         """Portions of candidates; each is forgotten before the next is looked for. Raises what the sides raise."""
-        rows, kept = self._read_expected()
-        if kept is not None:
+        rows, kept_rows = self._read_expected()
+        if kept_rows is not None:
             candidates = Candidates()
-            sink_rows = self._compare(kept, self._summed_sink_rows(), candidates)
-            kept.clear()
+            sink_rows = self._compare(kept_rows, self._summed_sink_rows(), candidates)
+            kept_rows.clear()
             self._count(rows, sink_rows)
             yield candidates
             return
@@ -86,16 +86,16 @@ class Search:
 
     def _read_expected(self) -> tuple[int, dict[Key, Fingerprint] | None]:
         """Sum up the expected side. Its keys come along as long as they are few."""
-        kept: dict[Key, Fingerprint] | None = {}
+        kept_rows: dict[Key, Fingerprint] | None = {}
         rows = 0
         for key, fingerprint in self._reported(self._expected.name, self._expected.scan(self._table)):
             rows += 1
             self._ranges.add_expected(key, fingerprint)
-            if kept is not None:
-                kept[key] = fingerprint
-                if len(kept) > self._keys_max:
-                    kept = None
-        return rows, kept
+            if kept_rows is not None:
+                kept_rows[key] = fingerprint
+                if len(kept_rows) > self._keys_max:
+                    kept_rows = None
+        return rows, kept_rows
 
     def _summed_sink_rows(self) -> Iterator[tuple[Key, Copy]]:
         for key, copy in self._reported("sink", self._sink.scan(self._table)):
@@ -111,32 +111,34 @@ class Search:
         def within(rows: Iterable[tuple[Key, _Row]]) -> Iterator[tuple[Key, _Row]]:
             return (pair for pair in rows if range_of(pair[0], self._ranges.count) in group.ranges)
 
-        kept: dict[Key, Fingerprint] = {}
+        kept_rows: dict[Key, Fingerprint] = {}
         candidates = Candidates()
         expected = self._reported(f"{self._expected.name}, {what}", self._expected.scan(self._table))
         for key, fingerprint in within(expected):
-            if len(kept) >= 2 * self._keys_max:  # it has grown that much, or one range is that large
+            if len(kept_rows) >= 2 * self._keys_max:  # it has grown that much, or one range is that large
                 candidates.is_complete = False
                 break
-            kept[key] = fingerprint
-        self._compare(kept, within(self._reported(f"sink, {what}", self._sink.scan(self._table))), candidates)
+            kept_rows[key] = fingerprint
+        self._compare(kept_rows, within(self._reported(f"sink, {what}", self._sink.scan(self._table))), candidates)
         return candidates
 
-    def _compare(self, kept: dict[Key, Fingerprint], stored: Iterable[tuple[Key, Copy]], candidates: Candidates) -> int:
+    def _compare(
+        self, kept_rows: dict[Key, Fingerprint], stored: Iterable[tuple[Key, Copy]], candidates: Candidates
+    ) -> int:
         """Compare the sink's rows with the kept ones, which become seen or candidates. Returns the rows' count."""
         rows = 0
         for key, copy in stored:
             rows += 1
-            expected = kept.get(key)
+            expected = kept_rows.get(key)
             if expected == copy.fingerprint:
-                kept[key] = _SEEN
+                kept_rows[key] = _SEEN
                 continue
             if expected == _SEEN or key in candidates.shown:
                 candidates.doubled.add(key)
             if expected is not None:
-                kept[key] = _SEEN
+                kept_rows[key] = _SEEN
             self._add(candidates, key, copy)
-        for key, fingerprint in kept.items():
+        for key, fingerprint in kept_rows.items():
             if fingerprint != _SEEN:
                 self._add(candidates, key)
         return rows

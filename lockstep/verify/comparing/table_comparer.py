@@ -43,7 +43,7 @@ class TableComparer:
     def compare(self, table: Table) -> TableReport:
         """Compare the chosen keys of a table, else all of its rows.
 
-        It begins again when a server goes away meanwhile. Raises Unavailable when that happens too often,
+        It begins again when a server goes away meanwhile, and raises Unavailable when that happens too often. Raises
         ConfigurationError for keys that no row can have, Stalled when nothing is applied, and LockstepError when a stop
         is asked for.
         """
@@ -153,8 +153,8 @@ class TableComparer:
         """Some rows of a table."""
         rechecked = self.recheck(table, keys)
         second = second_copies({}, (), rechecked)
-        there = self._sides.expected.versions(table, keys)
-        absent = [key for key, copies in rechecked.copies.items() if not copies and key not in there]
+        expected_versions = self._sides.expected.versions(table, keys)
+        absent = [key for key, copies in rechecked.copies.items() if not copies and key not in expected_versions]
         return TableReport(
             table.name,
             keys=len(keys),

@@ -54,10 +54,10 @@ def compared_columns(
     ``origin`` is the table's shape on the expected side, ``logged`` the newest one in the log. ``ours`` and ``theirs``
     are the columns that the sink's settings and the expected side's leave out.
     """
-    known = {column.name for column in logged.columns}
+    logged_names = {column.name for column in logged.columns}
     compared, reasons = [], []
     for name in (column.name for column in origin.columns):
-        if name not in known:
+        if name not in logged_names:
             reasons.append((name, "no event has it yet: no row was changed since it was added or renamed"))
         elif name in ours or name in theirs:
             reasons.append((name, f"{'the sink' if name in ours else against} was built without it (setting exclude)"))

@@ -103,7 +103,7 @@ def open_sides(
             return TopicSide(client, topics, earlier_shapes, keys_max=options.keys_max, waiting=waiting, view=view)
 
         expected: Expected
-        origins, theirs = shapes, settings
+        origins, other_settings = shapes, settings
         if options.against == SOURCE:
             expected = source
             origins = _source_tables(source, names, shapes, view)
@@ -111,13 +111,13 @@ def open_sides(
             expected = new_topic_side()
         else:
             number = generation_number(options.against)
-            theirs = options.other_settings or settings
-            other_sink, other_applied = generations.open(theirs, number)
+            other_settings = options.other_settings or settings
+            other_sink, other_applied = generations.open(other_settings, number)
             expected = GenerationSide(number, other_sink, other_applied, log_ends)
         yield Sides(
             generation,
             settings,
-            theirs,
+            other_settings,
             sink,
             applied,
             expected,
@@ -125,7 +125,9 @@ def open_sides(
             new_topic_side,
             log_ends,
             tuple(
-                compared_table(origins[name], shapes[name], view, ours=settings, theirs=theirs, against=expected.name)
+                compared_table(
+                    origins[name], shapes[name], view, ours=settings, theirs=other_settings, against=expected.name
+                )
                 for name in names
             ),
         )
@@ -196,10 +198,10 @@ def _source_tables(
 ) -> dict[TableName, Table]:
     """The tables' shapes in the source. Raises LockstepError for one that is gone, or that can't be compared yet."""
     tables = source.tables()
-    gone = [name for name in names if name not in tables]
-    if gone:
+    missing = [name for name in names if name not in tables]
+    if missing:
         raise LockstepError(
-            f"table {gone[0]} isn't in the source any more",
+            f"table {missing[0]} isn't in the source any more",
             hint="compare the other tables with --table, or with --against topic",
         )
     for name in names:

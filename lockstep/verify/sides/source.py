@@ -181,15 +181,19 @@ class SourceSide:
         origin = self._origins[table.name]
         read = self._read(table)
         encoder = _encoder(read)
-        wanted = set(keys)
+        wanted_keys = set(keys)
         values = [list(key_values(key).values()) for key in keys]
         # A sink that was tampered with may hold anything; no row has a null in its key.
         texts = [
-            list(map(_text, of_key)) for of_key in values if not any(v is None or isinstance(v, dict) for v in of_key)
+            list(map(_text, values_of_key))
+            for values_of_key in values
+            if not any(v is None or isinstance(v, dict) for v in values_of_key)
         ]
         # Names that no table has, since the filter's columns aren't qualified.
-        aliases = [f"lockstep_key_{at}" for at in range(len(table.key))]
-        arrays = ", ".join(self._literal([text[at] for text in texts]) + "::text[]" for at in range(len(table.key)))
+        aliases = [f"lockstep_key_{index}" for index in range(len(table.key))]
+        arrays = ", ".join(
+            self._literal([text[index] for text in texts]) + "::text[]" for index in range(len(table.key))
+        )
         matches = [
             f"t.{quote_identifier(name)} = {alias}::{of_type}"
             for name, alias, of_type in zip(table.key, aliases, origin.key_types, strict=True)
@@ -206,7 +210,7 @@ class SourceSide:
             row: Row = orjson.loads(encoder.row(fields))
             key = key_of(table, row)
             # Another text of the same value is another key to everybody downstream.
-            if key in wanted:
+            if key in wanted_keys:
                 assert isinstance(stamp, bytes)
                 rows[key], stamps[key] = row, stamp.decode()
         return {

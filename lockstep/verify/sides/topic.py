@@ -83,7 +83,7 @@ class TopicSide:
         if not is_continued:
             self._known_table, self._known, self._known_ends = table.name, dict.fromkeys(keys), {}
         start = self._known_ends
-        seen: list[tuple[Key, Row | None, str]] = []
+        versions: list[tuple[Key, Row | None, str]] = []
         newest: dict[Key, tuple[Key, Row | None, str]] = {}
         for record in self._reader.records(self._topics[table.name], start):
             if record.offset >= ends.get(record.partition, AFTER_EVERY_END):
@@ -93,10 +93,10 @@ class TopicSide:
                 _, row = self._row(table, record)
                 event = (key, row, _tag(record.value))
                 if is_continued:
-                    seen.append(event)
+                    versions.append(event)
                 else:
                     newest[key] = event
-        for key, version in self._versions(table, seen if is_continued else list(newest.values())):
+        for key, version in self._versions(table, versions if is_continued else list(newest.values())):
             self._known[key] = version
             if is_continued:
                 self._between.setdefault(key, set()).add(None if version is None else version.fingerprint)
@@ -119,11 +119,11 @@ class TopicSide:
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         self._fix_ends(table)
-        wanted = set(keys)
+        wanted_keys = set(keys)
         newest: dict[Key, tuple[Row, str]] = {}
         for record in self._reader.records(self._topics[table.name]):
             key = _canonical(table, record)
-            if key in wanted and record.value is not None:
+            if key in wanted_keys and record.value is not None:
                 _, row = self._row(table, record)
                 if row is None:
                     newest.pop(key, None)
@@ -139,10 +139,10 @@ class TopicSide:
             return self._newest(
                 table, partition, count, number, lambda key, row: fingerprint(table, key, seen_by_sink(table.name, row))
             )
-        kept = self._newest(table, partition, count, number, lambda _, row: row, bytes_max=_BYTES_MAX)
-        if kept is None:
+        live_rows = self._newest(table, partition, count, number, lambda _, row: row, bytes_max=_BYTES_MAX)
+        if live_rows is None:
             return None
-        return {key: fingerprint(table, key, row) for key, row in self._view.rows(table.name, kept.items())}
+        return {key: fingerprint(table, key, row) for key, row in self._view.rows(table.name, live_rows.items())}
 
     def _newest(
         self,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult, Engine
 
 _FILE: Final = "lockstep_file"
-"""What the file is called here; by its own name one of its schemas could be meant."""
+"""The name of the attached file. By its own name one of its schemas could be meant."""
 
 _FIRST_WAIT_S: Final = 0.01
 _WAIT_S_MAX: Final = 0.05
@@ -42,6 +42,7 @@ class DuckDbConnection:
 
     @contextmanager
     def transaction(self) -> "Iterator[Connection]":
+        """A transaction on the file, attached for it. Raises Unavailable when others have it for too long."""
         deadline = time.monotonic() + self._settings.lock_timeout_s
         if not self._turn.acquire(timeout=self._settings.lock_timeout_s):
             raise Unavailable(f"another thread of this process is busy with {str(self._path)!r}", retry_after_s=1.0)

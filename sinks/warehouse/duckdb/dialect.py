@@ -8,7 +8,7 @@ ready before the file is opened. All of them have to be on one machine, with a f
 inserted whose key isn't there. What can't be a row of the table is known before, so no statement fails for the sake of
 a row.
 
-A value that its column can't hold stands in ``_exact``, beside it (``values``). So renaming a column renames it in
+A value that its column can't hold goes into ``_exact``, beside it (``values``). So renaming a column renames it in
 there as well.
 """
 
@@ -130,7 +130,7 @@ class DuckDb:
                     )
 
     def create(self, held: HeldTable) -> None:
-        self.connection.run(create_table_sql(self._qualified(held.called), held.shape))
+        self.connection.run(create_table_sql(self._qualified(held.name), held.shape))
 
     def create_history(self, held: HeldTable) -> None:
         self.connection.run(create_history_sql(self._history(held), held.shape))
@@ -158,8 +158,8 @@ class DuckDb:
         if not names:
             return
         for name in names:
-            self.connection.run(f"alter table {self._qualified(held.called)} drop column {quote_identifier(name)}")
-        self._rename_exact(self._qualified(held.called), dict.fromkeys(names))
+            self.connection.run(f"alter table {self._qualified(held.name)} drop column {quote_identifier(name)}")
+        self._rename_exact(self._qualified(held.name), dict.fromkeys(names))
         if has_history:
             begin = 1 + self._set_aside(held)
             asides = {name: aside_name(name, number) for number, name in enumerate(names, begin)}
@@ -168,13 +168,13 @@ class DuckDb:
             self._rename_exact(self._history(held), asides)
 
     def has_rows(self, held: HeldTable) -> bool:
-        return bool(self.connection.run(f"select exists (select 1 from {self._qualified(held.called)})").scalar())
+        return bool(self.connection.run(f"select exists (select 1 from {self._qualified(held.name)})").scalar())
 
     def drop_key(self, held: HeldTable) -> None:
         """No table has one."""
 
     def add_keys(self, tables: Collection[HeldTable]) -> None:
-        for held in sorted(tables, key=lambda held: held.called):
+        for held in sorted(tables, key=lambda held: held.name):
             self.connection.run(self._statements(held).tidy)
 
     def look_at(self, tables: Sequence[HeldTable]) -> None:
@@ -194,7 +194,7 @@ class DuckDb:
     def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
         """Rows become columns before the file is opened: that takes longer than writing them."""
         self._given = {events.table: self._encoded(events) for events in tables}
-        self._given_versions = {of_table.events.table: self._encoded(of_table.events) for of_table in versions}
+        self._given_versions = {history.events.table: self._encoded(history.events) for history in versions}
 
     def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
         statements = self._written[events.table].statements
@@ -244,8 +244,8 @@ class DuckDb:
             rows = self._rows(table)
             query = rows_by_key_sql(self._qualified(relation), rows.shape, rows.columns_for(table))
             with self._registered(pa.table(rows.key_arrays(keys))):
-                found = self.connection.driver.sql(query).to_arrow_table()
-        for batch in found.to_batches():
+                stored = self.connection.driver.sql(query).to_arrow_table()
+        for batch in stored.to_batches():
             yield from rows.decode(batch, table)
 
     def _encoded(self, events: TableEvents) -> _Given:
@@ -304,7 +304,7 @@ class DuckDb:
         self.connection.run(f"alter table {target} rename column {quote_identifier(old)} to {quote_identifier(new)}")
 
     def _rename_exact(self, target: str, names: Mapping[str, str | None]) -> None:
-        """What stands beside columns that have other names now, or are gone."""
+        """What ``_exact`` holds for columns that have other names now, or are gone."""
         exact = quote_identifier(EXACT_COLUMN)
         texts = [
             str(row[0])
@@ -331,15 +331,15 @@ class DuckDb:
                 ":schema "
                 "and table_name = :relation and starts_with(column_name, '_dropped_')",
                 schema=self._schema,
-                relation=held.called + HISTORY_SUFFIX,
+                relation=held.name + HISTORY_SUFFIX,
             ).scalar_one()
         )
 
     def _statements(self, held: HeldTable) -> Statements:
-        return Statements(self._qualified(held.called), self._history(held), held.shape)
+        return Statements(self._qualified(held.name), self._history(held), held.shape)
 
     def _history(self, held: HeldTable) -> str:
-        return self._qualified(held.called + HISTORY_SUFFIX)
+        return self._qualified(held.name + HISTORY_SUFFIX)
 
     def _qualified(self, relation: str) -> str:
         return qualified(self._schema, relation)
@@ -350,7 +350,7 @@ def _check_schemas(settings: WarehouseSettings, views: str) -> None:
     stem = settings.file.stem.lower()
     if stem in (views, "lockstep") or re.fullmatch(rf"{re.escape(views)}_g\d+", stem):
         raise ConfigurationError(
-            f"the warehouse's file is called {stem!r} as one of the schemas in it is: DuckDB couldn't tell them apart "
-            "in a query",
+            f"the warehouse's file has the name {stem!r}, as one of the schemas in it has: DuckDB couldn't tell "
+            "them apart in a query",
             hint="give the file another name, or set schema of this sink",
         )

@@ -19,8 +19,7 @@ _WORDS: Final = {
     "Is a directory": ("it is a directory", "mend url of this sink: it has to name a file"),
     "not a valid DuckDB database file": (
         "it is no DuckDB file",
-        "mend url of this sink; a file that was damaged is built anew from the log: move it away, then lockstep "
-        "rebuild",
+        "mend url of this sink; a file that was damaged is rebuilt from the log: move it away, then lockstep rebuild",
     ),
     "Corrupt database file": (
         "it was damaged",
@@ -40,12 +39,12 @@ _WORDS: Final = {
     ),
 }
 _HINTS: Final = {
-    "OutOfMemoryException": "give it more, ?memory_limit=4GB behind the address of this sink, or take smaller batches",
+    "OutOfMemoryException": "give it more, ?memory_limit=4GB after the address of this sink, or take smaller batches",
     "CatalogException": "a table or view was removed or replaced by hand; restart the job, or rebuild it: lockstep "
     "rebuild",
     "BinderException": "a column was removed or renamed by hand; rebuild it: lockstep rebuild",
     "SerializationException": "the file is damaged: move it away and rebuild it from the log: lockstep rebuild",
-    "FatalException": "look at the file's disk; a file that was damaged is built anew from the log: lockstep rebuild",
+    "FatalException": "look at the file's disk; a file that was damaged is rebuilt from the log: lockstep rebuild",
 }
 # The text of these may hold values.
 _SILENT: Final = frozenset(

@@ -14,7 +14,7 @@ arrays                          lists of these, of one dimension
 everything else                 VARCHAR: PostgreSQL's own text (json, interval, timetz, ranges, enums, ...)
 ==============================  ===========================================================================
 
-What such a column can't hold stands in ``_exact`` (``sinks.columns.exact_columns``): ``NaN`` in a decimal, years above
+What such a column can't hold is in ``_exact`` (``sinks.columns.exact_columns``): ``NaN`` in a decimal, years above
 294246, arrays of several dimensions or with bounds of their own. The column is null then.
 
 Key columns decide which row is meant, and texts that differ are keys that differ in the log: floats, numerics and
@@ -131,14 +131,14 @@ def _write_uuid(values: Sequence[JsonValue]) -> Written:
 
 
 def _list(element: Form) -> Form:
-    """Arrays of one dimension. Others, and those that an element's type can't hold, stand beside the column."""
+    """Arrays of one dimension. Others, and those that an element's type can't hold, are beside the column."""
 
     def write(values: Sequence[JsonValue]) -> Written:
         exact: dict[int, JsonValue] = {}
         lists: list[list[JsonValue] | None] = []
         bad = []
         for index, value in enumerate(values):
-            is_plain = isinstance(value, list) and not any(isinstance(one, list) for one in value)
+            is_plain = isinstance(value, list) and not any(isinstance(item, list) for item in value)
             lists.append(value if is_plain else None)  # type: ignore[arg-type]  # it is a list then
             if value is not None and not is_plain:
                 if isinstance(value, list) or (isinstance(value, str) and BOUNDS.match(value)):
@@ -150,7 +150,7 @@ def _list(element: Form) -> Form:
         while True:
             owners = [index for index, of in enumerate(lists) for _ in of or ()]
             try:
-                flat, beside = element.write([one for of in lists for one in of or ()])
+                flat, beside = element.write([item for of in lists for item in of or ()])
             except Unfit as unfit:
                 raise Unfit({owners[index] for index in unfit.indexes}, unfit.why) from None
             if not beside:
@@ -204,16 +204,16 @@ def _moments(kind: pa.DataType, pattern: str, zone: str) -> Form:
         """The number of a moment; None where DuckDB has none for it. Raises ValueError."""
         if text in _INFINITE:
             return _INFINITE[text] * infinite
-        found = _MOMENT.fullmatch(text)
-        if found is None or found["zone"] != zone or (found[4] is None) is not is_date:
+        moment = _MOMENT.fullmatch(text)
+        if moment is None or moment["zone"] != zone or (moment[4] is None) is not is_date:
             raise ValueError
-        year, month, day = map(int, found.group(1, 2, 3))
-        days = _days(1 - year if found["before"] else year, month, day)
+        year, month, day = map(int, moment.group(1, 2, 3))
+        days = _days(1 - year if moment["before"] else year, month, day)
         if _civil(days)[1:] != (month, day):
             raise ValueError
         if is_date:
             return days if abs(days) < infinite else None
-        value = days * _DAY_US + _clock(f"{found[4]}:{found[5]}:{found[6]}.{found[7] or ''}")
+        value = days * _DAY_US + _clock(f"{moment[4]}:{moment[5]}:{moment[6]}.{moment[7] or ''}")
         return value if abs(value) < infinite else None
 
     def print_(value: int) -> str:

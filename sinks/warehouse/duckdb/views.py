@@ -81,14 +81,14 @@ class DuckDbViews:
         """Those whose tables a view reads, none when it reads anything else."""
         driver: Any = self._connection.driver
         names: Sequence[str] = sorted(driver.get_table_names(_selection(query), qualified=True))
-        found = [self._generation_schema.fullmatch(_schema_of(name)) for name in names]
-        if None in found:
+        schemas = [self._generation_schema.fullmatch(_schema_of(name)) for name in names]
+        if None in schemas:
             return frozenset()
-        return frozenset(int(match["generation"]) for match in found if match is not None)
+        return frozenset(int(match["generation"]) for match in schemas if match is not None)
 
 
 def _selection(query: str) -> str:
-    """What stands behind ``create view ... as``: a quoted name may hold these words, too, and a column list."""
+    """What follows ``create view ... as``: a quoted name may hold these words, too, and a column list."""
     name = r'(?:"(?:[^"]|"")*"|[^\s".(]+)'
     match = re.match(
         rf"create\s+view\s+{name}(?:\.{name}){{0,2}}\s*(?:\((?:\"(?:[^\"]|\"\")*\"|[^\"()])*\))?\s*as\s", query, re.I

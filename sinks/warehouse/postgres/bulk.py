@@ -38,7 +38,7 @@ def add_keys(connection: WarehouseConnection, schema: str, tables: Iterable[Held
     taken = {relation for table in ordered for relation in table.relations}
     spare = next(name for name in (f"lockstep_bulk_{number}" for number in count()) if name not in taken)
     for table in ordered:
-        _add_key(connection, table, qualified(schema, table.called), qualified(schema, spare))
+        _add_key(connection, table, qualified(schema, table.name), qualified(schema, spare))
 
 
 def _add_key(connection: WarehouseConnection, held: HeldTable, target: str, spare: str) -> None:
@@ -53,11 +53,11 @@ def _add_key(connection: WarehouseConnection, held: HeldTable, target: str, spar
         if state_of(error) != UNIQUE_VIOLATION:
             raise
         stored, newest = newest_rows_sql(target, held.shape)
-        # Written anew rather than deleted from, which would leave a table of holes.
+        # Rewritten rather than deleted from: that would leave a table of holes.
         connection.run(f"create table {spare} (like {target})")
         connection.run(f"insert into {spare} ({stored}) {newest}")
         connection.run(f"drop table {target}")
-        connection.run(f"alter table {spare} rename to {quote_identifier(held.called)}")
+        connection.run(f"alter table {spare} rename to {quote_identifier(held.name)}")
         connection.run(add_key)
     else:
         savepoint.commit()

@@ -163,13 +163,13 @@ def _engine(settings: WarehouseSettings) -> "Engine":
 
     try:
         url = make_url(settings.url.get_secret_value())
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # the latter for a port that is no number
         raise ConfigurationError(
             "the warehouse's address isn't an SQLAlchemy URL", hint="postgresql+psycopg://user@host:5432/database"
         ) from error
-    if url.get_backend_name() != "postgresql":
+    if url.drivername not in ("postgresql", "postgresql+psycopg"):
         raise ConfigurationError(
-            f"no warehouse sink for {url.get_backend_name()!r}",
+            f"no warehouse sink for {url.drivername!r}",
             hint="use an address that begins with postgresql+psycopg://",
         )
     if url.drivername == "postgresql":

@@ -46,7 +46,7 @@ class PostgreSql:
                 check_history_columns(held.shape)
 
     def create(self, held: HeldTable) -> None:
-        self.connection.run(create_table_sql(self._qualified(held.called), held.shape))
+        self.connection.run(create_table_sql(self._qualified(held.name), held.shape))
 
     def create_history(self, held: HeldTable) -> None:
         self.connection.run(create_history_sql(self._history(held), held.shape))
@@ -64,7 +64,7 @@ class PostgreSql:
 
     def drop_columns(self, held: HeldTable, names: Sequence[str], *, has_history: bool) -> None:
         for name in names:
-            self.connection.run(f"alter table {self._qualified(held.called)} drop column {quote_identifier(name)}")
+            self.connection.run(f"alter table {self._qualified(held.name)} drop column {quote_identifier(name)}")
             if has_history:
                 number = self.connection.execute(
                     "select attnum from pg_attribute where attrelid = to_regclass(:relation) and attname = :name",
@@ -74,10 +74,10 @@ class PostgreSql:
                 self.connection.run(set_aside_sql(self._history(held), name, number))
 
     def has_rows(self, held: HeldTable) -> bool:
-        return has_rows(self.connection, self._qualified(held.called))
+        return has_rows(self.connection, self._qualified(held.name))
 
     def drop_key(self, held: HeldTable) -> None:
-        drop_key(self.connection, self._qualified(held.called))
+        drop_key(self.connection, self._qualified(held.name))
 
     def add_keys(self, tables: Collection[HeldTable]) -> None:
         add_keys(self.connection, self._schema, tables)
@@ -86,7 +86,7 @@ class PostgreSql:
         """Makes staging tables, which last as long as the connection."""
         for held in tables:
             name = held.shape.table.name
-            statements = Statements(self._qualified(held.called), held.shape, self._staging())
+            statements = Statements(self._qualified(held.name), held.shape, self._staging())
             self.connection.run(statements.create_staging)
             self._statements[name] = statements
             if held.has_history:
@@ -168,11 +168,11 @@ class PostgreSql:
                 cursor.execute(query, [list(column) for column in zip(*texts, strict=True)])
                 # The texts as the server sent them: the same as COPY's, and nothing that the driver made of them.
                 result = cursor.pgresult
-                found = [
+                rows = [
                     tuple(result.get_value(number, field) for field in range(result.nfields))
                     for number in range(result.ntuples)
                 ]
-        yield from map(stored_row(table), found)
+        yield from map(stored_row(table), rows)
 
     def _indexable(self, statements: Statements, events: TableEvents, rejections: list[Rejection]) -> TableEvents:
         """The events without those whose key is too long for an index, which nothing else would find out before the
@@ -202,7 +202,7 @@ class PostgreSql:
         return qualified(self._schema, relation)
 
     def _history(self, held: HeldTable) -> str:
-        return self._qualified(held.called + HISTORY_SUFFIX)
+        return self._qualified(held.name + HISTORY_SUFFIX)
 
 
 def _refuse(rejections: list[Rejection]) -> "partial[None]":

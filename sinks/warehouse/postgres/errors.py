@@ -62,8 +62,8 @@ def reason_of(error: BaseException) -> str:
     diagnostics: Any = getattr(original, "diag", None)
     column = getattr(diagnostics, "column_name", None)
     if column is None:
-        found = _COPY_COLUMN.search(getattr(diagnostics, "context", None) or "")
-        column = found["name"] if found else None
+        match = _COPY_COLUMN.search(getattr(diagnostics, "context", None) or "")
+        column = match["name"] if match else None
     where = "" if column is None else f" in column {column!r}"
     return f"{state_of(error)} {type(original).__name__}{where}"
 

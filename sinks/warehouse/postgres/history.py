@@ -73,7 +73,7 @@ class HistoryStatements(Rows):
 
 
 def _times(times_ms: Iterable[int]) -> Iterator[str]:
-    """Timestamps as text. Those of one transaction are the same and stand together."""
+    """Timestamps as text. Those of one transaction are the same, one after the other."""
     known_ms, text = 0, EPOCH.isoformat()
     for time_ms in times_ms:
         if time_ms != known_ms:

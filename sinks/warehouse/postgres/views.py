@@ -22,7 +22,7 @@ from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.errors import INVALID_TABLE_DEFINITION, LOCK_NOT_AVAILABLE, state_of
 from sinks.warehouse.reader_views import ViewDefinition
 
-# Readers of a view wait behind us while we wait for it, so not for long at a time; and much less than deadlock_timeout
+# Readers of a view wait for us while we wait for it, so not for long at a time; and much less than deadlock_timeout
 # (1 s) while we hold others.
 _FIRST_LOCK_MS: Final = 500
 _SECOND_LOCK_MS: Final = 10

@@ -13,6 +13,6 @@ def test_rates_count_from_process_first_event_and_half() -> None:
 
 
 def test_one_batch_has_no_second_half() -> None:
-    found = rates(started=0.0, first_event=1.0, steps=[Step(at=2.0, events=1000)], rows=1000)
-    assert found.from_first_event == 1000.0
-    assert math.isnan(found.second_half)
+    measured = rates(started=0.0, first_event=1.0, steps=[Step(at=2.0, events=1000)], rows=1000)
+    assert measured.from_first_event == 1000.0
+    assert math.isnan(measured.second_half)

@@ -7,9 +7,9 @@ from bench.sizes import FULL, QUICK
 
 
 def test_everything_is_measured_in_full_by_default() -> None:
-    found = arguments([])
-    assert found.only == ["drain", "latency", "sinks", "replay", "bootstrap"]
-    assert chosen_sizes(found) == FULL
+    options = arguments([])
+    assert options.only == ["drain", "latency", "sinks", "replay", "bootstrap"]
+    assert chosen_sizes(options) == FULL
 
 
 def test_single_sizes_win_over_the_chosen_set() -> None:

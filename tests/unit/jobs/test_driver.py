@@ -69,7 +69,7 @@ def test_two_that_apply_to_a_new_sink_at_once_go_on_with_one_generation() -> Non
     store = MemoryStore()
     late = replace(open_memory(store), records=_Late(store, lambda: _wanted(open_memory(store))))
     assert _wanted(late) == [1]
-    assert [one.number for one in list_generations(late)] == [1]
+    assert [generation.number for generation in list_generations(late)] == [1]
 
 
 def test_a_rebuild_of_a_new_sink_that_was_quicker_is_waited_for() -> None:
@@ -77,7 +77,7 @@ def test_a_rebuild_of_a_new_sink_that_was_quicker_is_waited_for() -> None:
     records = _Late(store, lambda: begin_generation(open_memory(store), _record(Phase.BUILDING)))
     late = replace(open_memory(store), records=records)
     assert _wanted(late) == []
-    assert [one.number for one in list_generations(late)] == [1]
+    assert [generation.number for generation in list_generations(late)] == [1]
 
 
 def test_a_rebuild_that_comes_later_has_the_next_number() -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from lockstep.config import load
+from sinks.redis.settings import RedisSettings
 
 VALID = """
 [pipeline]
@@ -43,6 +44,24 @@ def test_relative_checkpoints_count_from_the_file(write, tmp_path: Path) -> None
     assert config.spark.checkpoint_directory == str(tmp_path / "somewhere")
 
 
+def test_every_path_counts_from_the_file(write, tmp_path: Path) -> None:
+    kafka = '[kafka]\nsecurity_protocol = "sasl_ssl"\npassword_file = "kafka"\nca_file = "ca"'
+    text = VALID.replace("[kafka]", f'password_file = "source"\n{kafka}')
+    cache = (
+        'url = "rediss://cache"\nlogin = { password_file = "cache" }\ntls = { ca_file = "ca", key_file = "/etc/key" }\n'
+    )
+    spark = '[spark]\njava_home = "java"\nlog_file = "log"\npackage = "package.zip"\njars = ["a.jar"]\n'
+    config = load(write(text + cache + spark))
+    assert config.source.password_file == tmp_path / "source"
+    assert (config.kafka.password_file, config.kafka.ca_file) == (tmp_path / "kafka", tmp_path / "ca")
+    sink = config.sinks["cache"]
+    assert isinstance(sink, RedisSettings)
+    assert sink.login.password_file == tmp_path / "cache"
+    assert (sink.tls.ca_file, sink.tls.key_file) == (tmp_path / "ca", Path("/etc/key"))
+    assert (config.spark.java_home, config.spark.log_file) == (tmp_path / "java", tmp_path / "log")
+    assert (config.spark.package, config.spark.jars) == (tmp_path / "package.zip", (tmp_path / "a.jar",))
+
+
 def test_checkpoints_on_another_file_system_keep_their_address(write) -> None:
     config = load(write(VALID + '[spark]\ncheckpoint_directory = "s3a://bucket/x"\n'))
     assert config.spark.checkpoint_directory == "s3a://bucket/x"
@@ -66,6 +85,23 @@ def test_a_sink_cannot_ask_for_a_table_that_is_not_captured(write) -> None:
         load(write(VALID.replace('tables = ["public.orders"]', 'tables = ["public.customers"]')))
 
 
+@pytest.mark.parametrize(
+    ("settings", "place"),
+    [
+        ('type = "opensearch"\nurls = ["http://a:1", "http://b:1"]', "prefix"),
+        ('type = "redis"\nurl = "redis://a:1/0"', "prefix"),
+        ('type = "warehouse"\nurl = "postgresql+psycopg://a/w"', "schema"),
+        ('type = "warehouse"\nurl = "duckdb:////a/w.duckdb"', "schema"),
+        ('type = "delta"\nroot = "/a"', "prefix"),
+    ],
+)
+def test_two_sinks_cannot_be_in_the_same_place(write, settings: str, place: str) -> None:
+    text = VALID + f"[sinks.one]\n{settings}\n[sinks.two]\n{settings}\n"
+    load(write(text))
+    with pytest.raises(ConfigurationError, match=r"sinks\.one and sinks\.two write to the same place"):
+        load(write(text + f'{place} = "one"\n'))
+
+
 def test_a_warehouse_in_a_file_is_written_by_one_machine(write) -> None:
     text = (
         VALID + '[sinks.dwh]\ntype = "warehouse"\nurl = "duckdb:////var/lib/shop/dwh.duckdb"\n[spark]\nmaster = "{}"\n'
@@ -79,6 +115,11 @@ def test_a_warehouse_in_a_file_is_written_by_one_machine(write) -> None:
     ("old", "new", "path"),
     [
         ("user=lockstep", "user=lockstep password=geheim", "source.dsn"),
+        ("host=db dbname=shop user=lockstep", "postgresql://lockstep:geheim@db/shop", "source.dsn"),
+        ("user=lockstep", "user=lockstep password\\t=\\tgeheim", "source.dsn"),
+        ("user=lockstep", "user=lockstep password=very geheim", "source.dsn"),
+        ("host=db dbname=shop user=lockstep", "postgresql://lockstep:ge%zzgeheim@db/shop", "source.dsn"),
+        ('type = "redis"', 'type = "redis"\nurl = "redis://cache:6379/0?password=geheim"', "sinks.cache.url"),
         ('type = "redis"', 'type = "redis"\nlogin = { password = "geheim" }', "sinks.cache.login.password"),
         ('type = "redis"', 'type = "redis"\nurl = "redis://:geheim@cache:6379/0"', "sinks.cache.url"),
     ],
@@ -111,6 +152,120 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
         load(tmp_path / "nowhere.toml")
 
 
+@pytest.mark.parametrize("name", ["", "lockstep.toml/below", "n" * 300])
+def test_what_is_no_file_is_a_configuration_error(write, tmp_path: Path, name: str) -> None:
+    write(VALID)
+    with pytest.raises(ConfigurationError, match=r"can't be read: .*\n.*--config"):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", [f"a = {'[' * 5000}{']' * 5000}", f"a = {'9' * 5000}"])
+def test_toml_beyond_all_measure_is_a_configuration_error(write, text: str) -> None:
+    with pytest.raises(ConfigurationError, match="not valid TOML"):
+        load(write(text))
+
+
+def test_a_byte_order_mark_before_the_file_is_no_part_of_it(write) -> None:
+    assert load(write("\ufeff" + VALID)).pipeline.name == "shop"
+
+
+def test_a_connection_string_that_is_none_is_told_at_once_with_all_else(write) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(VALID.replace("host=db", "hostt=db") + "colour = 1\n"))
+    assert 'source.dsn: is not a libpq connection string: invalid connection option "hostt"' in caught.value.problems
+    assert len(caught.value.problems) == 2
+
+
+def test_the_tables_of_all_sinks_are_checked_at_once(write) -> None:
+    text = VALID.replace('tables = ["public.orders"]', 'tables = ["public.nowhere"]')
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(text + '[sinks.search]\ntype = "opensearch"\ntables = ["public.neither"]\n'))
+    assert "sinks.cache.tables names tables that aren't captured with a key: public.nowhere" in str(caught.value)
+    assert "sinks.search.tables names tables that aren't captured with a key: public.neither" in str(caught.value)
+
+
+def test_texts_that_are_no_tables_are_named_where_they_are(write) -> None:
+    text = VALID.replace("public.items", "items").replace(
+        'tables = ["public.orders"]', 'tables = ["nonsense", "orders"]'
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(text))
+    source, cache = caught.value.problems
+    assert source.startswith("source.tables: not a table name: 'items'")
+    assert cache.startswith("sinks.cache.tables: not a table name: 'nonsense'")
+    assert "not a table name: 'orders'" in cache
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('bootstrap_servers = "kafka:9092"\n', "", "kafka.bootstrap_servers: is missing"),
+        ('type = "redis"\n', "", "sinks.cache.type: is missing: 'opensearch', 'redis', 'warehouse', 'delta'"),
+        (
+            'type = "redis"',
+            'type = "rediss"',
+            "sinks.cache.type: 'rediss' is none of 'opensearch', 'redis', 'warehouse', 'delta'",
+        ),
+        ('tables = ["public.orders"]', 'tables = "public.orders"', "sinks.cache.tables: must be a list, in [ ]"),
+        ('type = "redis"', 'type = "redis"\nlogin = "me"', "sinks.cache.login: must be a section, or a table in { }"),
+        (
+            'type = "redis"',
+            'type = "redis"\nmask = { "public.orders.phone" = "hash" }',
+            "sinks.cache: mask: a hash needs a salt",
+        ),
+    ],
+)
+def test_problems_speak_of_the_file_and_not_of_our_code(write, old: str, new: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(VALID.replace(old, new)))
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(problem)
+
+
 def test_broken_toml_is_a_configuration_error(write) -> None:
     with pytest.raises(ConfigurationError, match="not valid TOML"):
         load(write("[pipeline"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("[kafka]", '[kafka]\nca_file = "ca.pem"', "kafka: security_protocol 'plaintext' doesn't use ca_file"),
+        (
+            "[kafka]",
+            '[kafka]\nsecurity_protocol = "ssl"\nusername = "u"\npassword_file = "p"',
+            "kafka: security_protocol 'ssl' doesn't use username, password_file",
+        ),
+        ('type = "redis"', 'type = "redis"\ntls = { ca_file = "ca" }', "sinks.cache: tls is set"),
+        (
+            'type = "redis"',
+            'type = "opensearch"\nurls = ["https://a:1", "http://b:1"]\ntls = { verify = false }',
+            "sinks.cache: tls is set",
+        ),
+        ("[kafka]", 'slot = ""\n[kafka]', "source.slot: "),
+        ('type = "redis"', 'type = "redis"\nprefix = ""', "sinks.cache.prefix: "),
+        ("[kafka]", 'publication = ""\n[kafka]', "source.publication: "),
+        ("[kafka]", "heartbeat_interval_s = inf\n[kafka]", "source.heartbeat_interval_s: "),
+        ('type = "redis"', 'type = "redis"\ntimeout_s = inf', "sinks.cache.timeout_s: "),
+        (
+            "[kafka]",
+            'options = { "public.orders" = { key = ["a"] }, "\\"public\\".orders" = { key = ["b"] } }\n[kafka]',
+            "source: options names a table twice",
+        ),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused(write, old: str, new: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(VALID.replace(old, new)))
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(problem)
+
+
+def test_a_secret_that_is_no_text_is_told_and_not_shown(write, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"geheim\xff")
+    text = VALID.replace("[kafka]", 'password_file = "secret"\n[kafka]') + 'login = { password_file = "secret" }\n'
+    config = load(write(text))
+    for read in (config.source.password, config.sinks["cache"].login.read_password):
+        with pytest.raises(LockstepError, match="can't be read: it isn't text") as caught:
+            read()
+        assert "geheim" not in str(caught.value)

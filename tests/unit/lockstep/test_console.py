@@ -1,9 +1,15 @@
 """Exit codes, and what goes where."""
 
-import pytest
+import subprocess
+import sys
+from pathlib import Path
 
-from cdc.model.errors import ConfigurationError, LockstepError
+import pytest
+from rich.table import Table
+
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from lockstep.console import exit_code_of
+from lockstep.terminal import out
 
 
 def _raise(error: BaseException):
@@ -24,6 +30,52 @@ def test_a_wrong_configuration_is_two_and_goes_to_standard_error(capsys: pytest.
 
 def test_a_failure_is_one() -> None:
     assert exit_code_of(lambda: _raise(LockstepError("gone"))) == 1
+
+
+def test_a_file_that_the_system_refuses_is_named_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert exit_code_of((tmp_path / "file" / "below").mkdir) == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}/file/below: Not a directory\n")
+
+
+def test_a_full_disk_is_told_without_a_traceback() -> None:
+    code = "import sys; from lockstep.console import exit_code_of; sys.exit(exit_code_of(lambda: print('result')))"
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (ended.returncode, ended.stderr) == (1, "error: No space left on device\n")
+
+
+def test_an_unanswered_call_of_our_own_is_a_bug() -> None:
+    with pytest.raises(ConnectionRefusedError):
+        exit_code_of(lambda: _raise(ConnectionRefusedError(111, "refused")))
+
+
+def test_where_nobody_answers_the_way_out_is_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(lambda: _raise(Unavailable("Kafka doesn't answer"))) == 1
+    assert exit_code_of(lambda: _raise(Unavailable("Kafka doesn't answer", hint="start it"))) == 1
+    assert capsys.readouterr().err == (
+        "error: Kafka doesn't answer\n`lockstep doctor` looks at every server and says what to do\n"
+        "error: Kafka doesn't answer\nstart it\n"
+    )
+
+
+def test_square_brackets_and_colons_of_a_name_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table()
+    table.add_column("name")
+    table.add_row("a[/b] [bold]c :key: d")
+    out.file = sys.stdout
+    try:
+        out.print(table)
+        out.print("[/x]")
+    finally:
+        out.file = sys.__stdout__  # type: ignore[assignment]
+    printed = capsys.readouterr().out
+    assert "a[/b] [bold]c :key: d" in printed
+    assert "[/x]" in printed
 
 
 def test_a_bug_keeps_its_traceback() -> None:

@@ -3,16 +3,18 @@
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
 
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.postgres.settings import TableOptions
 from lockstep.config import Config
-from lockstep.init import config_text
+from lockstep.init import config_text, write_config
 from sinks.registry import SinkSettings
 
 SINKS: dict[str, Any] = {model.model_fields["type"].default: model for model in get_args(get_args(SinkSettings)[0])}
@@ -34,7 +36,7 @@ def _uncommented() -> str:
     """The file with all that is commented out in it switched on."""
     tables = [TableName("public", name) for name in ("orders", "items", "log")]
     text = config_text("shop", "host=127.0.0.1 dbname=shop", tables)
-    lines = [found[1] if (found := _SETTING.fullmatch(line)) else line for line in text.splitlines()]
+    lines = [match[1] if (match := _SETTING.fullmatch(line)) else line for line in text.splitlines()]
     return "\n".join(lines)
 
 
@@ -47,7 +49,7 @@ def _document() -> dict[str, Any]:
 
 
 def _section(kind: str) -> dict[str, Any]:
-    (section,) = (one for one in _document()["sinks"].values() if one["type"] == kind)
+    (section,) = (sink_settings for sink_settings in _document()["sinks"].values() if sink_settings["type"] == kind)
     return dict(section)
 
 
@@ -104,10 +106,10 @@ def test_it_says_which_settings_take_a_rebuild(kind: str) -> None:
     for line in _uncommented().splitlines():
         if line.startswith("[sinks."):
             section = line
-        elif found := re.match(r"([a-z_]+) = ", line):
+        elif match := re.match(r"([a-z_]+) = ", line):
             is_mine = section == f"[sinks.{COMMON}]" or section == _header(kind)
             if is_mine:
-                lines[found[1]] = "(rebuild)" in line
+                lines[match[1]] = "(rebuild)" in line
     assert {name for name, is_marked in lines.items() if is_marked} == SINKS[kind].SHAPING
 
 
@@ -120,3 +122,42 @@ def test_what_is_left_out_would_be_missed_otherwise(monkeypatch: pytest.MonkeyPa
     left_out = set(LEFT_OUT)
     monkeypatch.setattr(f"{__name__}.LEFT_OUT", {})
     assert {name for kind, model in SINKS.items() for name in _missing(model, _section(kind))} == left_out
+
+
+@pytest.mark.parametrize(
+    ("dsn", "name", "where", "message"),
+    [
+        ("host=nowhere", "Bad Name", "lockstep.toml", "--name: must be a lower-case letter"),
+        ("host=nowhere", None, "nowhere/lockstep.toml", "nowhere isn't a directory"),
+        ("host=nowhere password=very geheim", None, "lockstep.toml", "--dsn is not a libpq connection string"),
+        ("postgresql://me:ge%zzgeheim@nowhere/x", None, "lockstep.toml", "--dsn is not a libpq connection string"),
+        ("host=nowhere sslpassword=geheim", None, "lockstep.toml", "--dsn holds a password"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_told_before_the_database_is_asked(
+    tmp_path: Path, dsn: str, name: str | None, where: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        write_config(dsn=dsn, path=tmp_path / where, name=name, schemas=())
+    assert message in str(caught.value)
+    assert "geheim" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_of_any_name_is_in_the_file_as_it_is_called() -> None:
+    names = [TableName("public", name) for name in ("\U0001f600", 'quo"ted', "back\\slash", "t\x7fab")]
+    skipped = [(TableName("public", "two\nlines"), "unlogged")]
+    document = tomllib.loads(config_text("shop", "host=x", names, skipped))
+    assert [TableName.parse(text) for text in document["source"]["tables"]] == names
+
+
+def test_a_database_that_does_not_answer_needs_no_file_for_its_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("PostgreSQL is not available: refused")
+
+    monkeypatch.setattr("lockstep.init.connect", refuse)
+    with pytest.raises(LockstepError) as caught:
+        write_config(dsn="host=nowhere", path=tmp_path / "lockstep.toml", name=None, schemas=())
+    assert caught.value.hint == "check host and port in --dsn, and that the server runs"

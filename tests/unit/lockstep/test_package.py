@@ -36,13 +36,21 @@ def test_an_older_archive_is_replaced_and_nothing_else_is_left(tmp_path: Path) -
     assert [file.name for file in tmp_path.iterdir()] == ["made.zip"]
 
 
-def test_a_place_that_cant_be_written_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cant_be_written_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="can't be written"):
         package(tmp_path / "missing" / "made.zip")
 
 
 # It compresses some hundred megabytes.
 @pytest.mark.busy
+def test_what_is_no_file_is_not_replaced_by_the_archive(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigurationError, match=r"pipe can't be written: what is there is no file\nname another"):
+        package(pipe)
+    assert pipe.is_fifo()
+
+
 def test_with_its_packages_it_is_all_that_a_bare_python_needs(tmp_path: Path) -> None:
     venv.create(tmp_path / "python", with_pip=False)
     with ZipFile(package(tmp_path / "made.zip", environment=True)) as made:
@@ -67,7 +75,7 @@ assert all("unpacked" in sys.modules[name].__file__ for name in ours), ours
 
 
 def test_what_only_the_driver_imports_stays_here() -> None:
-    names = {one.name.lower() for one in required(distribution("lockstep"))}
+    names = {package.name.lower() for package in required(distribution("lockstep"))}
     assert {"pyarrow", "redis", "psycopg-binary", "urllib3"} <= names
     assert not names & {"pyspark", "alembic", "lmdb", "typer", "rich", "lockstep", "pytest", "jgo"}
 
@@ -75,13 +83,13 @@ def test_what_only_the_driver_imports_stays_here() -> None:
 def requiring(directory: Path, *requirements: str) -> Distribution:
     folder = directory / "some-1.dist-info"
     folder.mkdir()
-    lines = ["Name: some", *(f"Requires-Dist: {one}" for one in requirements)]
+    lines = ["Name: some", *(f"Requires-Dist: {requirement}" for requirement in requirements)]
     (folder / "METADATA").write_text("\n".join(lines))
     return PathDistribution(folder)
 
 
 @pytest.mark.parametrize(
-    ("requirement", "found"),
+    ("requirement", "expected"),
     [
         ("orjson>=3", ["orjson"]),
         ("ORJSON (>=3) ; python_version >= '3'", ["orjson"]),
@@ -91,11 +99,11 @@ def requiring(directory: Path, *requirements: str) -> Distribution:
         ("not-installed-here", []),
     ],
 )
-def test_requirements_are_followed_with_their_extras(tmp_path: Path, requirement: str, found: list[str]) -> None:
-    names = [one.name for one in required(requiring(tmp_path, requirement))]
-    assert [name for name in names if name != "tzdata"] == found
+def test_requirements_are_followed_with_their_extras(tmp_path: Path, requirement: str, expected: list[str]) -> None:
+    names = [package.name for package in required(requiring(tmp_path, requirement))]
+    assert [name for name in names if name != "tzdata"] == expected
 
 
 def test_an_extra_that_is_asked_for_later_counts_too(tmp_path: Path) -> None:
-    names = [one.name for one in required(requiring(tmp_path, "psycopg", "psycopg[binary]"))]
+    names = [package.name for package in required(requiring(tmp_path, "psycopg", "psycopg[binary]"))]
     assert "psycopg-binary" in names

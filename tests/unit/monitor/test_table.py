@@ -24,7 +24,7 @@ def _shown(lag: LagReport) -> str:
     return capture.get()
 
 
-def test_open_rejections_stand_beside_all_there_ever_were() -> None:
+def test_open_rejections_are_beside_all_there_ever_were() -> None:
     lag = _lag(rejected={"cache": 7, "search": 2, "house": 0}, open_rejections={"cache": 3, "search": 0, "house": 0})
     assert "cache: 3 rejections open, 7 ever" in _shown(lag)
     assert "search: no rejection open, 2 ever" in _shown(lag)

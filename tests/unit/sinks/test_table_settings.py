@@ -46,7 +46,7 @@ def test_without_any_a_sink_sees_everything() -> None:
     ("values", "problem"),
     [
         ({"rename": {"orders.b": "x"}}, "not a column: 'orders.b'"),
-        ({"rename": {"public.orders.b": "x", "public.orders.c": "x"}}, "would both be called 'x'"),
+        ({"rename": {"public.orders.b": "x", "public.orders.c": "x"}}, "would both have the name 'x'"),
         ({"rename": {"public.orders.b": ""}}, "no name is given"),
         ({"mask": {"public.orders.b": "hash"}}, "a hash needs a salt"),
         ({"mask": {"public.orders.b": {"truncate": -1}}}, "greater than or equal to 0"),
@@ -66,7 +66,7 @@ def test_without_any_a_sink_sees_everything() -> None:
         ({"mask_salt": "a", "mask_salt_file": "b"}, "exclude each other"),
     ],
 )
-def test_what_does_not_fit_is_told(values: dict[str, object], problem: str) -> None:
+def test_what_does_not_fit_is_reported(values: dict[str, object], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         TableSettings.model_validate(values)
 

@@ -138,7 +138,7 @@ def test_the_position_stays_at_the_handoff() -> None:
 def test_a_table_is_in_the_ledger_only_with_its_last_row() -> None:
     copy = Copy(batch_rows=2)
     copy.run()
-    assert [set(found.copied) for found in copy.publisher.states] == [
+    assert [set(state.copied) for state in copy.publisher.states] == [
         set(),
         {ORDERS},
         {ORDERS, ITEMS.name},
@@ -160,8 +160,8 @@ def test_a_copy_that_failed_goes_on_with_the_tables_that_are_missing(fail_at: in
     begin = first.publisher.states[-1] if first.publisher.states else None
     second = Copy(begin=begin, batch_rows=2)
     second.run()
-    found = {(topic, key) for copy in (first, second) for topic, key, _, _ in copy.publisher.events}
-    assert found == {
+    keys = {(topic, key) for copy in (first, second) for topic, key, _, _ in copy.publisher.events}
+    assert keys == {
         ("shop.public.orders", b'{"id":1}'),
         ("shop.public.orders", b'{"id":2}'),
         ("shop.public.orders", b'{"id":3}'),
@@ -182,7 +182,7 @@ def test_an_empty_table_is_done_at_once() -> None:
 def test_progress_ends_with_all_rows() -> None:
     copy = Copy()
     copy.run()
-    assert [(found.table, found.rows, found.finished) for found in copy.reports] == [
+    assert [(report.table, report.rows, report.finished) for report in copy.reports] == [
         (ORDERS, 3, True),
         (ITEMS.name, 1, True),
     ]
@@ -191,7 +191,7 @@ def test_progress_ends_with_all_rows() -> None:
 def test_a_table_with_fewer_rows_than_estimated_is_still_finished() -> None:
     copy = Copy()
     copy.run()
-    assert [found.rows_estimated for found in copy.reports] == [3, 2]
+    assert [report.rows_estimated for report in copy.reports] == [3, 2]
 
 
 def test_a_row_that_is_not_utf8_stops_the_copy_without_showing_it() -> None:
@@ -246,8 +246,8 @@ class Repair:
 def test_chosen_keys_get_their_rows_or_a_delete_with_its_tombstone() -> None:
     repair = Repair()
     assert repair.run() == Republished(2, 1)
-    found = [(key, json.loads(value)["op"] if value else "tombstone") for _, key, value, _ in repair.publisher.events]
-    assert found == [(b'{"id":1}', "r"), (b'{"id":3}', "r"), (b'{"id":9}', "d"), (b'{"id":9}', "tombstone")]
+    events = [(key, json.loads(value)["op"] if value else "tombstone") for _, key, value, _ in repair.publisher.events]
+    assert events == [(b'{"id":1}', "r"), (b'{"id":3}', "r"), (b'{"id":9}', "d"), (b'{"id":9}', "tombstone")]
 
 
 def test_all_events_of_chosen_keys_have_the_tag_of_the_snapshot() -> None:

@@ -117,7 +117,7 @@ def test_a_key_change_under_full_identity_is_seen_by_the_old_row() -> None:
     assert [change.get("op") for change in changes] == ["d", None, "c"]
 
 
-def test_a_change_after_a_key_change_counts_behind_both_of_its_events() -> None:
+def test_a_change_after_a_key_change_counts_after_both_of_its_events() -> None:
     changes = of_one_transaction(update(b"2", b"x", key=(b"1", None)), insert(b"3", b"y"))
     assert changes[-1]["seq"] == 3
 
@@ -151,8 +151,8 @@ def test_the_source_lsn_is_that_of_the_change() -> None:
 def test_two_tables_share_the_numbers_of_their_transaction() -> None:
     shapes = (table(), ITEMS)
     history = History([insert(b"1", b"x"), insert(b"1", b"7", of=RELATION_ID + 1), update(b"1", b"y")])
-    found = events(assembler(*shapes), history.messages(*relations(*shapes)))
-    assert [(event[0], parsed(event)["seq"]) for event in found] == [
+    published = events(assembler(*shapes), history.messages(*relations(*shapes)))
+    assert [(event[0], parsed(event)["seq"]) for event in published] == [
         ("shop.public.orders", 1),
         ("shop.public.items", 2),
         ("shop.public.orders", 3),
@@ -223,9 +223,9 @@ def of_a_log(log: Log, *body: Message, at: Any = None) -> list[dict[str, Any]]:
 
 
 def test_truncate_is_a_delete_of_every_live_key_with_one_tag() -> None:
-    found = of_a_log(Log(b'{"id":1}', b'{"id":2}'), insert(b"5", b"x"), TRUNCATE, insert(b"6", b"x"))
+    changes = of_a_log(Log(b'{"id":1}', b'{"id":2}'), insert(b"5", b"x"), TRUNCATE, insert(b"6", b"x"))
     assert [(change.get("op"), change["key"]["id"],
-        change.get("seq", change.get("tombstone"))) for change in found] == [
+        change.get("seq", change.get("tombstone"))) for change in changes] == [
         ("c", 5, 1), ("d", 1, 2), (None, 1, 2), ("d", 2, 2), (None, 2, 2), ("c", 6, 3),
     ]  # fmt: skip
 
@@ -238,11 +238,11 @@ def test_truncate_of_a_table_that_nobody_captures_is_no_change() -> None:
 
 def test_a_truncate_that_was_published_is_not_repeated() -> None:
     log = Log(b'{"id":1}')
-    found = of_a_log(log, insert(b"5", b"x"), TRUNCATE, insert(b"6", b"x"), at=state(commit_lsn=FIRST, seq=2))
-    assert ([change["key"]["id"] for change in found], log.asked) == ([6], [])
+    changes = of_a_log(log, insert(b"5", b"x"), TRUNCATE, insert(b"6", b"x"), at=state(commit_lsn=FIRST, seq=2))
+    assert ([change["key"]["id"] for change in changes], log.asked) == ([6], [])
 
 
-def test_a_truncate_counts_only_behind_its_last_delete() -> None:
+def test_a_truncate_counts_only_after_its_last_delete() -> None:
     follower = assembler(log=Log(b'{"id":1}', b'{"id":2}'))
     events(follower, History([insert(b"5", b"x")]).messages(*relations())[:-1])
     seen = [follower.position[1] for _ in follower.truncate(TRUNCATE_ORDERS, 0)]
@@ -285,17 +285,17 @@ def test_a_message_for_capture_itself_is_handed_over_and_never_published() -> No
     channel = MessageChannel(("own", "p"), "messages", server="shop", database="app", version="1")
     follower = assembler(notices={"own": lambda content, _: got.append(content)}, messages=channel)
     body = [LogicalMessage(True, Lsn(1), "own", b"one"), LogicalMessage(True, Lsn(2), "p", b"x"), insert(b"1", b"x")]
-    found = events(follower, History(body).messages(*relations()))
+    published = events(follower, History(body).messages(*relations()))
     follower.feed(LogicalMessage(False, Lsn(FIRST + 0x1000), "own", b"two"), 0)
-    assert [topic for topic, *_ in found] == ["messages", "shop.public.orders"]
-    assert [json.loads(value or b"")["tag"][-8:] for _, _, value, _ in found] == ["00000001", "00000002"]
+    assert [topic for topic, *_ in published] == ["messages", "shop.public.orders"]
+    assert [json.loads(value or b"")["tag"][-8:] for _, _, value, _ in published] == ["00000001", "00000002"]
     assert got == [b"one", b"two"]
 
 
 def test_changes_of_a_table_that_nobody_captures_are_left_out() -> None:
     history = History([insert(b"1", b"7", of=RELATION_ID + 1), insert(b"1", b"x")])
-    found = events(assembler(), history.messages(relation(table()), relation(ITEMS, RELATION_ID + 1)))
-    assert [parsed(event)["seq"] for event in found] == [1]
+    published = events(assembler(), history.messages(relation(table()), relation(ITEMS, RELATION_ID + 1)))
+    assert [parsed(event)["seq"] for event in published] == [1]
 
 
 class Adopting:
@@ -338,8 +338,8 @@ def test_a_shape_without_a_row_is_not_recorded() -> None:
 def test_an_old_shape_that_is_seen_again_after_a_restart_is_not_recorded() -> None:
     body = [insert(b"1", b"x"), relation(WIDER), insert(b"2", b"y", b"z"), insert(b"3", b"y", b"z")]
     follower = assembler(WIDER, at=state(commit_lsn=FIRST, seq=2), shapes=Adopting(table(), WIDER))
-    found = events(follower, History(body).messages(relation(table())))
-    assert (len(found), follower.new_shapes) == (1, [])
+    published = events(follower, History(body).messages(relation(table())))
+    assert (len(published), follower.new_shapes) == (1, [])
 
 
 def test_a_table_keeps_its_topic_when_it_is_renamed() -> None:
@@ -389,9 +389,9 @@ class Memory(dict[tuple[str, bytes], Mapping[str, bytes]]):
 
 def with_rule() -> PublishedTable:
     """``public.orders``, whose notes may be out of line."""
-    (found,) = published().values()
+    (plain,) = published().values()
     facts = [ColumnFacts("id", "int8", 8, "d"), ColumnFacts("note", "text", -1, "i")]
-    return PublishedTable(found.topic, found.encoder, toast=ToastRule(facts, attributes=2))
+    return PublishedTable(plain.topic, plain.encoder, toast=ToastRule(facts, attributes=2))
 
 
 @pytest.mark.parametrize(("note", "kept"), [(b"x" * 50, b'"' + b"x" * 50 + b'"'), (b"short", None), (None, None)])
@@ -413,8 +413,8 @@ def test_what_is_forgotten_of_a_row_is_gone() -> None:
 
 def test_a_replica_identity_of_full_is_taken_while_running() -> None:
     history = History([update(b"1", UNCHANGED, full=(b"1", b"large"))])
-    found = events(assembler(), history.messages(with_identity(relation(table()), "f")))
-    assert parsed(found[0])["after"] == {"id": 1, "note": "large"}
+    published = events(assembler(), history.messages(with_identity(relation(table()), "f")))
+    assert parsed(published[0])["after"] == {"id": 1, "note": "large"}
 
 
 def test_a_relation_that_is_sent_again_is_taken_again() -> None:
@@ -521,9 +521,9 @@ def every_position() -> list[tuple[int, int, int, list[Event]]]:
     follower = assembler(*SHAPES)
     steps: list[tuple[int, int, int, list[Event]]] = [(HANDOFF, 0, HANDOFF, [])]
     for lsn, message in LONG.messages(*relations(*SHAPES)):
-        found = list(follower.feed(message, lsn))
+        pieces = list(follower.feed(message, lsn))
         for step in steps:
-            step[3].extend(found)
+            step[3].extend(pieces)
         steps.append((*follower.position, follower.end_lsn, []))
     return steps
 
@@ -538,7 +538,7 @@ def test_a_restart_anywhere_gives_exactly_the_remaining_events(step: tuple[int, 
 def test_a_restart_between_the_two_halves_of_a_key_change_gives_the_second() -> None:
     begin = state(commit_lsn=FIRST, seq=1)
     history = History([update(b"2", b"x", key=(b"1", None))])
-    found = events(assembler(at=begin), history.messages(*relations()))
-    assert [parsed(event) for event in found] == [
+    published = events(assembler(at=begin), history.messages(*relations()))
+    assert [parsed(event) for event in published] == [
         {"op": "c", "key": {"id": 2}, "seq": 2, "after": {"id": 2, "note": "x"}}
     ]

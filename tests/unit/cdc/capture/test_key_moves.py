@@ -80,7 +80,7 @@ def test_the_row_that_stays_is_the_one_that_is_there(contents: list[str], change
             moves.change(T, old[0].encode(), row(*old), row(*new))
             continue
         stays = moves.vacate(T, old[0].encode(), row(*old))
-        there = [row(*found) for found in rows.values() if found[0] == old[0]]
+        there = [row(*values) for values in rows.values() if values[0] == old[0]]
         if stays is KeyMoves.UNKNOWN:
             stays = before.get(old[0])
         assert (stays in there) if there else (stays is None)

@@ -60,8 +60,8 @@ def test_a_transaction_that_is_still_arriving_is_not_torn() -> None:
 def test_nothing_is_confirmed_before_it_is_committed() -> None:
     sent = frames(rows(2), rows(3))
     journal = Capture(sent[:5], sent[5:]).run().journal
-    for place, (what, lsn) in enumerate(journal):
-        assert what != "confirmed" or lsn == HANDOFF or ("committed", lsn) in journal[:place]
+    for index, (what, lsn) in enumerate(journal):
+        assert what != "confirmed" or lsn == HANDOFF or ("committed", lsn) in journal[:index]
 
 
 def test_what_is_confirmed_is_the_end_of_a_transaction() -> None:
@@ -110,7 +110,7 @@ def test_a_keepalive_in_the_middle_of_a_transaction_confirms_nothing_of_it() -> 
     assert capture.journal[0] == ("confirmed", HANDOFF)
 
 
-def test_a_commit_behind_a_keepalive_confirms_its_own_end_and_no_more() -> None:
+def test_a_commit_after_a_keepalive_confirms_its_own_end_and_no_more() -> None:
     sent = frames(rows(2))
     capture = Capture([*sent[:3], keepalive_frame(HANDOFF + 0x8000), *sent[3:]]).run()
     assert set(capture.journal.of("confirmed")) == {FIRST_END}
@@ -214,7 +214,7 @@ def test_stop_before_the_first_row_of_a_transaction_publishes_nothing() -> None:
     assert (capture.positions(), capture.journal) == ([], [("confirmed", HANDOFF)])
 
 
-def test_stop_of_an_idle_stream_says_where_it_stands() -> None:
+def test_stop_of_an_idle_stream_says_where_it_is() -> None:
     assert Capture().run().journal == [("confirmed", HANDOFF)]
 
 
@@ -334,7 +334,7 @@ def test_a_truncate_of_many_rows_is_committed_in_parts_that_a_restart_can_tell()
     assert [state.end_lsn for state in capture.publisher.states] == [HANDOFF, HANDOFF, HANDOFF, FIRST_END]
 
 
-def test_a_malformed_message_is_told_with_its_lsn_and_type() -> None:
+def test_a_malformed_message_is_reported_with_its_lsn_and_type() -> None:
     frame = data_frame(insert(b"1", b"secret"), 0x16B374D848)[:-3]
     with pytest.raises(MalformedMessage, match="type byte 49, at LSN 16/B374D848") as caught:
         Capture([frame]).run()

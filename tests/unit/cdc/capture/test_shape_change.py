@@ -20,7 +20,7 @@ OID = wal.RELATION_ID
 def numbered(*columns: Column, start: int = 1, **parts: Any) -> Table:
     """A table as the catalogue has it: with numbers and an oid."""
     return replace(
-        table(*(replace(found, number=start + place) for place, found in enumerate(columns)), **parts), oid=OID
+        table(*(replace(column, number=start + index) for index, column in enumerate(columns)), **parts), oid=OID
     )
 
 
@@ -43,7 +43,7 @@ def changed(
         described or wal.relation(now, now.oid),
         current=current or now,
         configured_key=key,
-        resolve=lambda found: now.column(found.name),
+        resolve=lambda column: now.column(column.name),
         added_value=lambda _: AddedValue(added),
         parse=orjson.loads,
     )
@@ -88,7 +88,7 @@ def test_a_column_that_was_dropped_and_added_is_another_one() -> None:
 
 
 def test_without_numbers_names_decide() -> None:
-    unknown = with_columns(*(replace(found, number=0) for found in BEFORE.columns))
+    unknown = with_columns(*(replace(column, number=0) for column in BEFORE.columns))
     now = with_columns(ID, replace(A, name="z"), B)
     assert changed(now, before=unknown)[1].renamed == {}
 
@@ -122,7 +122,7 @@ def test_another_key_means_a_rewrite() -> None:
     assert changed(now)[1].rewritten == "its key is another one"
 
 
-def test_a_key_whose_column_is_called_otherwise_is_another_one() -> None:
+def test_a_key_whose_column_has_another_name_is_another_key() -> None:
     now = with_columns(replace(ID, name="number"), A, B, key=("number",))
     table, change = changed(now)
     assert (table.key, change.rewritten) == (("number",), "its key is another one")
@@ -161,7 +161,7 @@ def test_a_table_under_full_identity_that_lost_its_key_stops_the_run() -> None:
         changed(full, current=replace(full, key=()))
 
 
-def test_a_table_that_was_made_anew_means_a_rewrite() -> None:
+def test_a_table_that_was_recreated_means_a_rewrite() -> None:
     now = replace(BEFORE, oid=OID + 1)
     assert changed(now)[1].rewritten == "it was dropped and made again"
 
@@ -172,7 +172,7 @@ def test_a_relation_that_is_gone_by_now_keeps_what_is_known() -> None:
         wal.relation(BEFORE, OID),
         current=None,
         configured_key=None,
-        resolve=lambda found: BEFORE.column(found.name),
+        resolve=lambda column: BEFORE.column(column.name),
         added_value=lambda _: AddedValue(None),
         parse=orjson.loads,
     )

@@ -26,9 +26,9 @@ def test_other_characters_are_escaped_as_their_bytes() -> None:
 
 
 @given(names, names)
-def test_two_tables_never_share_a_topic(one: TableName, other: TableName) -> None:
-    assume(one != other)
-    assert table_topic("shop", one) != table_topic("shop", other)
+def test_two_tables_never_share_a_topic(name: TableName, other: TableName) -> None:
+    assume(name != other)
+    assert table_topic("shop", name) != table_topic("shop", other)
 
 
 @given(names)

@@ -18,7 +18,7 @@ def event(table: TableName, key: int, note: str | None) -> RowEvent:
 
 def from_log(keys: Sequence[bytes], rows: Sequence[bytes | None]) -> TableEvents:
     tags = ["0" * 28] * len(keys)
-    return TableEvents.from_log(ORDERS, keys, tags, rows, lambda place: Position("public.orders", 0, place))
+    return TableEvents.from_log(ORDERS, keys, tags, rows, lambda index: Position("public.orders", 0, index))
 
 
 def test_events_of_the_log_are_parsed_when_they_are_asked_for() -> None:
@@ -50,7 +50,7 @@ def test_selected_events_are_the_same_events() -> None:
 def test_events_of_several_tables_are_kept_by_table() -> None:
     given = [event(ITEMS, 1, "a"), event(ORDERS, 1, "b"), event(ITEMS, 2, None)]
     events = Events.of(given)
-    assert [(of_table.table, len(of_table)) for of_table in events.tables] == [(ITEMS, 2), (ORDERS, 1)]
+    assert [(table_events.table, len(table_events)) for table_events in events.tables] == [(ITEMS, 2), (ORDERS, 1)]
     assert (len(events), list(events)) == (3, [given[0], given[2], given[1]])
     assert (events[2], events[-1], events[1:]) == (given[1], given[1], [given[2], given[1]])
     with pytest.raises(IndexError):

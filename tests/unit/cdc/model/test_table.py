@@ -72,7 +72,7 @@ def test_the_schema_id_changes_with_the_shape(other: Table) -> None:
 
 def test_key_columns_follow_the_key_not_the_columns() -> None:
     shape = table(column("a"), column("b"), column("c"), key=("c", "a"))
-    assert [found.name for found in shape.key_columns] == ["c", "a"]
+    assert [column.name for column in shape.key_columns] == ["c", "a"]
 
 
 def test_a_column_that_is_not_there_is_a_key_error() -> None:

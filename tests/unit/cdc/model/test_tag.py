@@ -32,8 +32,8 @@ def test_every_tag_has_28_digits(tag: Tag) -> None:
 
 
 @given(tags, tags)
-def test_text_order_is_tag_order(one: Tag, other: Tag) -> None:
-    assert (str(one) < str(other)) == (one < other)
+def test_text_order_is_tag_order(tag: Tag, other: Tag) -> None:
+    assert (str(tag) < str(other)) == (tag < other)
 
 
 def test_a_later_epoch_outweighs_any_lsn() -> None:
@@ -64,16 +64,16 @@ def test_an_external_version_packs_epoch_lsn_and_seq() -> None:
 
 
 @given(versioned, versioned)
-def test_external_versions_keep_the_order_of_tags(one: Tag, other: Tag) -> None:
-    first, second = sorted([one, other])
+def test_external_versions_keep_the_order_of_tags(tag: Tag, other: Tag) -> None:
+    first, second = sorted([tag, other])
     assert external_version(first).number <= external_version(second).number
 
 
 @given(versioned, versioned)
-def test_external_versions_are_equal_only_where_both_are_saturated(one: Tag, other: Tag) -> None:
-    first, second = external_version(one), external_version(other)
+def test_external_versions_are_equal_only_where_both_are_saturated(tag: Tag, other: Tag) -> None:
+    first, second = external_version(tag), external_version(other)
     both_saturated = first.saturated and second.saturated
-    assert one == other or first.number != second.number or both_saturated
+    assert tag == other or first.number != second.number or both_saturated
 
 
 @given(versioned)

@@ -46,8 +46,8 @@ SOURCE = SourceSettings(dsn="host=db dbname=shop user='the reader'", tables=("pu
     ],
 )
 def test_a_refusal_has_its_way_out(text: str, fix: str) -> None:
-    found = refusal(text, SOURCE)
-    assert (found.severity, found.what, found.fix) == (Severity.ERROR, text, fix)
+    finding = refusal(text, SOURCE)
+    assert (finding.severity, finding.what, finding.fix) == (Severity.ERROR, text, fix)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_an_origin_that_the_server_does_not_know_is_found(origin: str, version: 
 
 @pytest.mark.parametrize(("used", "severity"), [(8, Severity.OK), (9, Severity.ERROR), (10, Severity.ERROR)])
 def test_a_slot_for_the_stream_and_one_for_a_snapshot_have_to_be_free(used: int, severity: Severity) -> None:
-    found = room_finding("replication slots", "max_replication_slots", used=used, limit=10, needed=2)
-    assert found.severity is severity
+    finding = room_finding("replication slots", "max_replication_slots", used=used, limit=10, needed=2)
+    assert finding.severity is severity
     if severity is Severity.ERROR:
-        assert found.fix == "alter system set max_replication_slots = 14;  -- then restart the server"
+        assert finding.fix == "alter system set max_replication_slots = 14;  -- then restart the server"

@@ -58,8 +58,8 @@ def test_a_schema_record_reads_back_as_it_was_written() -> None:
 
 
 def test_schema_records_of_two_shapes_have_two_keys() -> None:
-    one, other = SchemaRecord(table(), 1), SchemaRecord(table(column("id", "int8")), 1)
-    assert one.key() != other.key()
+    record, other = SchemaRecord(table(), 1), SchemaRecord(table(column("id", "int8")), 1)
+    assert record.key() != other.key()
 
 
 def test_a_schema_record_tells_how_the_shape_came_about() -> None:

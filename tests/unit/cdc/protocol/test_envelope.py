@@ -78,11 +78,11 @@ def test_a_row_with_another_number_of_values_is_refused(fields: tuple[bytes, ...
 
 
 @pytest.mark.parametrize("op", [b"r", b"c", b"u", b"d"])
-def test_the_op_stands_at_a_fixed_offset(op: bytes) -> None:
+def test_the_op_is_at_a_fixed_offset(op: bytes) -> None:
     assert value(op)[OP_OFFSET : OP_OFFSET + 1] == op
 
 
-def test_the_tag_stands_at_a_fixed_offset() -> None:
+def test_the_tag_is_at_a_fixed_offset() -> None:
     assert value(seq=3)[TAG_START:TAG_END].decode() == str(Tag(1, 0x1000, 3))
 
 

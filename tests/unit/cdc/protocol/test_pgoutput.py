@@ -34,7 +34,7 @@ def test_nothing_of_a_message_is_dropped(message: bytes) -> None:
     assert message == encode(decode(message))
 
 
-def test_a_message_behind_a_frame_header_is_decoded_from_there(message: bytes) -> None:
+def test_a_message_after_a_frame_header_is_decoded_from_there(message: bytes) -> None:
     assert decode(message) == decode(b"header" + message, 6)
 
 

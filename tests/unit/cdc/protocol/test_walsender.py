@@ -23,7 +23,7 @@ def test_a_data_frame_says_where_its_payload_starts() -> None:
     assert wal_start(data_frame(insert(b"1"), 0x16_B374D848)) == 0x16_B374D848
 
 
-def test_the_payload_stands_behind_the_header() -> None:
+def test_the_payload_comes_after_the_header() -> None:
     assert decode(data_frame(insert(b"1")), WAL_DATA_OFFSET) == insert(b"1")
 
 

@@ -43,7 +43,7 @@ ROW = event(b"r", b"1", LONG, b"{1.50,-0,NaN}", b"x")
 VALUES = {"note": b'"' + LONG + b'"', "scores": b'[1.50,-0.0,"NaN"]'}
 
 
-def test_values_are_kept_as_they_stand_in_the_event() -> None:
+def test_values_are_kept_as_they_are_in_the_event() -> None:
     memory = MemoryStore()
     assert catch_up([record(7, b"1", ROW)], memory, {TOPIC: RULE}) == 1
     assert memory.get(TOPIC, b"1") == VALUES
@@ -75,7 +75,7 @@ def test_the_old_row_in_an_event_doesnt_matter() -> None:
     assert memory.get(TOPIC, b"1") == VALUES
 
 
-def test_offsets_are_those_behind_the_last_records_and_there_is_no_position() -> None:
+def test_offsets_are_those_after_the_last_records_and_there_is_no_position() -> None:
     memory = MemoryStore()
     memory.commit((5, 5), {(TOPIC, 2): 3})
     catch_up([record(7, b"1", ROW), record(3, b"2", ROW, 1), record(9, b"1", None)], memory, {TOPIC: RULE})
@@ -99,10 +99,10 @@ rows = st.tuples(
         [b"null", b'{"id":1}', b'{"after":{"note":1},"source":{}}', ENCODER.row([b"1", b'",', None, None])]
     ),
 )
-def test_the_row_is_found_wherever_it_stands(row: tuple[bytes | None, ...], before: bytes) -> None:
+def test_the_row_is_found_wherever_it_is(row: tuple[bytes | None, ...], before: bytes) -> None:
     value = event(b"u", row[0], row[1], None, row[2], before=before)
-    found = {name: orjson.dumps(member) for name, member in orjson.loads(value)["after"].items()}
-    expected = {name: json for name, json in found.items() if name != "id" and json != b"null" and len(json) + 4 > 24}
+    values = {name: orjson.dumps(member) for name, member in orjson.loads(value)["after"].items()}
+    expected = {name: json for name, json in values.items() if name != "id" and json != b"null" and len(json) + 4 > 24}
     memory = MemoryStore()
     catch_up([record(7, b"1", value)], memory, {TOPIC: RULE})
     assert (memory.get(TOPIC, b"1") or {}) == expected
@@ -144,7 +144,7 @@ def test_it_holds_a_bounded_amount_and_goes_on_after_an_interruption(monkeypatch
         memory.discard()
         memory.held = 0
         offsets = memory.offsets()
-        records = [found for found in records if found.offset >= offsets.get((TOPIC, found.partition), 0)]
+        records = [record for record in records if record.offset >= offsets.get((TOPIC, record.partition), 0)]
         assert len(records) < 300
     catch_up(records, memory, {TOPIC: RULE})
     expected = MemoryStore()

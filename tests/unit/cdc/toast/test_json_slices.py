@@ -1,4 +1,4 @@
-"""Slices of a JSON object: what orjson reads in it, byte for byte as it stands there."""
+"""Slices of a JSON object: what orjson reads in it, byte for byte as it is there."""
 
 import json
 from typing import Any

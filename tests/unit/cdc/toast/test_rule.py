@@ -17,10 +17,10 @@ def rule(
     )  # fmt: skip
 
 
-def longest_kept_in_line(found: ToastRule, item: bytes = b"x") -> int:
+def longest_kept_in_line(toast_rule: ToastRule, item: bytes = b"x") -> int:
     """The number of items in the longest value of which the rule says that it stays."""
     times = 0
-    while not found.out_of_line([b"1", item * (times + 1)]):
+    while not toast_rule.out_of_line([b"1", item * (times + 1)]):
         times += 1
     return times
 
@@ -31,8 +31,8 @@ def test_a_table_without_columns_of_variable_length_needs_no_memory() -> None:
 
 def test_columns_are_those_that_can_be_moved() -> None:
     vector = ColumnFacts("vector", "oidvector", -1, "i")
-    found = rule(vector, NOTE, ColumnFacts("at", "timestamptz", 8, "d"), OTHER)
-    assert (found.columns, found.positions) == (("note", "other"), (2, 4))
+    toast_rule = rule(vector, NOTE, ColumnFacts("at", "timestamptz", 8, "d"), OTHER)
+    assert (toast_rule.columns, toast_rule.positions) == (("note", "other"), (2, 4))
 
 
 @pytest.mark.parametrize(
@@ -57,42 +57,42 @@ def test_dropped_columns_make_the_header_longer() -> None:
 
 
 def test_all_columns_of_a_long_row_count() -> None:
-    found = rule(NOTE, OTHER)
-    assert found.out_of_line([b"1", b"x" * 30, b"x" * 2000]) == (1, 2)
+    toast_rule = rule(NOTE, OTHER)
+    assert toast_rule.out_of_line([b"1", b"x" * 30, b"x" * 2000]) == (1, 2)
 
 
 def test_but_not_values_that_are_shorter_than_a_pointer() -> None:
-    found = rule(NOTE, OTHER)
-    assert found.out_of_line([b"1", b"x" * 20, b"x" * 2000]) == (2,)
-    assert found.out_of_line([b"1", None, b"x" * 2000]) == (2,)
+    toast_rule = rule(NOTE, OTHER)
+    assert toast_rule.out_of_line([b"1", b"x" * 20, b"x" * 2000]) == (2,)
+    assert toast_rule.out_of_line([b"1", None, b"x" * 2000]) == (2,)
 
 
 def test_what_the_stream_left_out_is_out_of_line_however_short_the_row_is() -> None:
-    found = rule(NOTE, OTHER)
-    assert found.out_of_line([b"1", b"x" * 500, b"x" * 500], {1}) == (1,)
-    assert found.out_of_line([b"1", b"x" * 500, b"x" * 2000], {1}) == (1, 2)
+    toast_rule = rule(NOTE, OTHER)
+    assert toast_rule.out_of_line([b"1", b"x" * 500, b"x" * 500], {1}) == (1,)
+    assert toast_rule.out_of_line([b"1", b"x" * 500, b"x" * 2000], {1}) == (1, 2)
 
 
 def test_of_a_row_with_an_unknown_past_any_value_is_suspect() -> None:
-    found = rule(NOTE, OTHER)
-    assert found.suspects([b"1", b"x" * 20, b"x" * 21]) == (2,)
-    assert found.suspects([b"1", None, None]) == ()
+    toast_rule = rule(NOTE, OTHER)
+    assert toast_rule.suspects([b"1", b"x" * 20, b"x" * 21]) == (2,)
+    assert toast_rule.suspects([b"1", None, None]) == ()
 
 
 def test_a_value_of_an_unknown_type_may_be_anything() -> None:
-    found = rule(ColumnFacts("own", "", -1, "d"), NOTE)
-    assert found.out_of_line([b"1", b"x", b"x" * 30]) == (1, 2)
-    assert found.out_of_line([b"1", None, b"x" * 30]) == ()
-    assert found.safe_bytes == -1
+    toast_rule = rule(ColumnFacts("own", "", -1, "d"), NOTE)
+    assert toast_rule.out_of_line([b"1", b"x", b"x" * 30]) == (1, 2)
+    assert toast_rule.out_of_line([b"1", None, b"x" * 30]) == ()
+    assert toast_rule.safe_bytes == -1
 
 
 @pytest.mark.parametrize("hidden", [NOTE, ColumnFacts("own", "", -1, "d")])
 def test_so_may_one_that_isnt_published(hidden: ColumnFacts) -> None:
     unseen = ColumnFacts("hidden", hidden.type_name, -1, "d", published=False)
-    found = rule(unseen, NOTE)
-    assert found.columns == ("note",)
-    assert found.out_of_line([b"1", b"x" * 21]) == (1,)
-    assert found.safe_bytes == -1
+    toast_rule = rule(unseen, NOTE)
+    assert toast_rule.columns == ("note",)
+    assert toast_rule.out_of_line([b"1", b"x" * 21]) == (1,)
+    assert toast_rule.safe_bytes == -1
 
 
 def test_one_of_fixed_length_only_takes_its_space() -> None:
@@ -101,8 +101,8 @@ def test_one_of_fixed_length_only_takes_its_space() -> None:
 
 
 def test_a_row_within_the_safe_bytes_needs_no_look() -> None:
-    found = rule(NOTE, ColumnFacts("document", "jsonb", -1, "i"))
-    assert found.out_of_line([b"1", None, b"x" * found.safe_bytes]) == ()
+    toast_rule = rule(NOTE, ColumnFacts("document", "jsonb", -1, "i"))
+    assert toast_rule.out_of_line([b"1", None, b"x" * toast_rule.safe_bytes]) == ()
     assert rule(NOTE).safe_bytes == longest_kept_in_line(rule(NOTE))
     assert rule(ColumnFacts("address", "inet", -1, "i")).safe_bytes > 2**60
 
@@ -121,6 +121,6 @@ def test_items_are_counted_where_length_alone_says_little() -> None:
 
 
 def test_json_is_never_taken_for_less_than_the_text() -> None:
-    found = rule(NOTE)
-    length = longest_kept_in_line(found)
-    assert found.out_of_line([b"1", b'"%b"' % (b"x" * length)]) == (1,)
+    toast_rule = rule(NOTE)
+    length = longest_kept_in_line(toast_rule)
+    assert toast_rule.out_of_line([b"1", b'"%b"' % (b"x" * length)]) == (1,)

@@ -172,7 +172,7 @@ def test_a_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
     assert opened(tmp_path).position() == (1, 1)
 
 
-def test_but_the_position_doesnt_stay_behind_for_ever(tmp_path: Path) -> None:
+def test_but_the_position_doesnt_lag_for_ever(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.commit((1, 1), {("t", 0): LAZY_RECORDS // 2})
     store.commit((2, 1), {("t", 1): LAZY_RECORDS // 2})
@@ -209,9 +209,9 @@ def batch(number: int) -> list[tuple[bytes, dict[str, bytes] | None]]:
     return [
         (
             b"%d" % chosen.randrange(40) * chosen.choice((1, 300)),
-            {"a": b"%d" % number * chosen.randrange(4000)} if place == 0 or chosen.random() < 0.7 else None,
+            {"a": b"%d" % number * chosen.randrange(4000)} if index == 0 or chosen.random() < 0.7 else None,
         )
-        for place in range(chosen.randrange(1, 8))
+        for index in range(chosen.randrange(1, 8))
     ]
 
 
@@ -260,8 +260,8 @@ def test_a_killed_process_leaves_whole_commits(tmp_path: Path) -> None:
                 else:
                     expected[key] = values
         keys = {b"%d" % number * times for number in range(40) for times in (1, 300)}
-        found = {key: store.get("t", key) for key in keys}
-        assert {key: values for key, values in found.items() if values is not None} == expected
+        values_by_key = {key: store.get("t", key) for key in keys}
+        assert {key: values for key, values in values_by_key.items() if values is not None} == expected
         assert (store.offsets(), said) == ({("t", 0): last}, [])
         store.close()
 

@@ -71,11 +71,11 @@ def test_a_tombstone_has_no_value() -> None:
 
 
 @pytest.mark.parametrize("version", [2, "1", None])
-def test_a_record_of_another_format_is_told_with_its_sink(version: object) -> None:
+def test_a_record_of_another_format_is_reported_with_its_sink(version: object) -> None:
     other = orjson.dumps({**orjson.loads(VALUE), "format": version})
-    found = read_dead_letter(RECORD_KEY, other, 99)
+    dead_letter = read_dead_letter(RECORD_KEY, other, 99)
     why = "its format isn't 1, the one that this version of Lockstep reads"
-    assert found == UnreadableDeadLetter(RECORD_KEY, 99, "search", why)
+    assert dead_letter == UnreadableDeadLetter(RECORD_KEY, 99, "search", why)
 
 
 def test_a_fact_that_is_added_does_no_harm() -> None:
@@ -90,9 +90,9 @@ def without(name: str) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["partition", "offset", "tag", "reason", "rejected_at_ms", "value"])
-def test_a_record_that_lacks_something_is_told_with_its_sink(name: str) -> None:
-    found = read_dead_letter(RECORD_KEY, without(name), 99)
-    assert found == UnreadableDeadLetter(RECORD_KEY, 99, "search", f"it lacks {name}")
+def test_a_record_that_lacks_something_is_reported_with_its_sink(name: str) -> None:
+    dead_letter = read_dead_letter(RECORD_KEY, without(name), 99)
+    assert dead_letter == UnreadableDeadLetter(RECORD_KEY, 99, "search", f"it lacks {name}")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def test_a_record_that_lacks_something_is_told_with_its_sink(name: str) -> None:
     ],
 )
 def test_anything_else_is_no_dead_letter_and_no_error(record_key: bytes, value: bytes, sink: str | None) -> None:
-    found = read_dead_letter(record_key, value, 99)
-    assert isinstance(found, UnreadableDeadLetter)
-    assert (found.sink, found.record_key) == (sink, record_key)
-    assert found.why
+    dead_letter = read_dead_letter(record_key, value, 99)
+    assert isinstance(dead_letter, UnreadableDeadLetter)
+    assert (dead_letter.sink, dead_letter.record_key) == (sink, record_key)
+    assert dead_letter.why
 
 
 def test_the_newest_dead_letter_of_a_row_counts_and_knows_the_older_ones() -> None:

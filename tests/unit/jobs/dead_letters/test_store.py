@@ -21,10 +21,10 @@ TAGS = [f"{number:028x}" for number in range(4)]
 
 
 def known(*dead_letters: tuple[tuple[str, bytes], int]) -> KnownDeadLetters:
-    found = KnownDeadLetters()
+    known_now = KnownDeadLetters()
     for row, number in dead_letters:
-        found.add(row, TAGS[number], f"{row[1].decode()} {number}".encode(), f"reason {number}")
-    return found
+        known_now.add(row, TAGS[number], f"{row[1].decode()} {number}".encode(), f"reason {number}")
+    return known_now
 
 
 def test_of_a_row_with_several_dead_letters_the_newest_counts() -> None:

@@ -14,8 +14,8 @@ def results(**texts: str | None) -> str:
 
 
 def test_values_have_the_form_that_events_have() -> None:
-    found = computed_row(b'{"id":1}', results(), COLUMNS)
-    assert found == ComputedRow(b'{"id":1,"gross":"1.5","count":2,"share":0.5,"big":true}')
+    result = computed_row(b'{"id":1}', results(), COLUMNS)
+    assert result == ComputedRow(b'{"id":1,"gross":"1.5","count":2,"share":0.5,"big":true}')
     assert computed_row(b"{}", results(share="NaN", count=None), COLUMNS).row == (
         b'{"gross":"1.5","count":null,"share":"NaN","big":true}'
     )
@@ -35,7 +35,7 @@ def test_what_cannot_be_evaluated_is_named_unless_the_row_is_left_out_anyway() -
     assert "the condition of where" in computed_row(b"{}", '{"where":null}', ()).refused
 
 
-def test_a_column_may_be_called_as_the_condition_is() -> None:
+def test_a_column_may_have_the_name_of_the_condition() -> None:
     assert condition_name(["where", "where_"]) == "where__"
-    found = computed_row(b"{}", '{"where":{"v":"x"},"where_":{"v":"true"}}', (column("where"),))
-    assert found.row == b'{"where":"x"}'
+    result = computed_row(b"{}", '{"where":{"v":"x"},"where_":{"v":"true"}}', (column("where"),))
+    assert result.row == b'{"where":"x"}'

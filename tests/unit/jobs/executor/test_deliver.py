@@ -63,9 +63,7 @@ def test_what_is_superseded_makes_room_in_a_window(store: MemoryStore) -> None:
     assert delivered.commit_time_ms == 99 * 80
 
 
-def test_offsets_are_told_with_the_last_portion_of_a_window(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offsets_come_with_the_last_portion_of_a_window(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "PORTION_BYTES", 1)
     sink = Recording(store)
     records = [put(1, "a", lsn=8), put(2, "b", lsn=16), put(1, "c", lsn=24)]

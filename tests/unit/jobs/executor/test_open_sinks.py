@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from cdc.model.errors import LockstepError
 from jobs.executor import open_sinks
 from sinks.contract import OpenedSink
@@ -11,7 +13,7 @@ from sinks.registry import SinkSettings
 from tests.task_records import Failing, Recording, put, run, task
 
 
-def test_after_an_error_the_sink_is_opened_anew() -> None:
+def test_after_an_error_the_sink_is_opened_again() -> None:
     sink = Failing(LockstepError("the disk is full"))
     run(task(sink), [put(1, "a", lsn=8)])
     assert sink.closed
@@ -33,8 +35,30 @@ def test_a_sink_stays_open_from_task_to_task(store: MemoryStore) -> None:
     assert len(opened) == 2
 
 
-def test_another_run_opens_the_sink_anew(store: MemoryStore) -> None:
+def test_another_run_opens_the_sink_again(store: MemoryStore) -> None:
     first, second = MemorySink(store, 1), Recording(store)
     run(task(first), [put(1, "a", lsn=8)])
     run(replace(task(second), run="second"), [put(1, "b", lsn=16)])
     assert len(second.batches) == 1
+
+
+class _Closing(MemorySink):
+    """Knows whether it was closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_sink_that_no_task_uses_any_more_is_closed_when_another_is_opened(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped, used = _Closing(store, 1), Recording(store)
+    run(task(dropped), [put(1, "a", lsn=8)])
+    run(replace(task(used), sink="other"), [put(1, "a", lsn=8)])
+    monkeypatch.setattr(open_sinks, "_IDLE_S", 0.0)
+    run(replace(task(used), sink="other"), [put(1, "b", lsn=16)])
+    assert not dropped.closed, "nothing is opened, so nothing is closed"
+    run(replace(task(MemorySink(store, 2)), generation=2), [put(1, "a", lsn=8)])
+    assert dropped.closed

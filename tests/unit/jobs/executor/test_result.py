@@ -29,7 +29,7 @@ def test_an_error_travels_as_itself(error: LockstepError) -> None:
         assert arrived.retry_after_s == error.retry_after_s
 
 
-def test_a_bug_is_told_without_its_text() -> None:
+def test_a_bug_is_reported_without_its_text() -> None:
     [failure] = run(task(Failing(KeyError("a customer's name"))), [put(1, "a", lsn=8)]).failures
     assert "customer" not in str(failure.error())
     assert "KeyError in " in str(failure.error())

@@ -113,7 +113,7 @@ def test_a_shape_that_came_back_is_the_newest() -> None:
     assert newest_shapes([SchemaRecord(second, 2), SchemaRecord(FIRST, 3)])[FIRST.name] == FIRST
 
 
-def test_a_shape_that_nobody_told_of_is_an_error() -> None:
+def test_a_shape_that_nobody_has_recorded_is_an_error() -> None:
     history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
     with pytest.raises(LockstepError, match="not prepared for"):
         history.translate(_event({"id": 1}), _of(ID).schema_id)
@@ -160,7 +160,7 @@ def test_a_column_that_was_dropped_and_added_again_has_its_own_value() -> None:
 
 
 def _without_numbers(shape: Table) -> Table:
-    return replace(shape, columns=tuple(replace(held, number=0) for held in shape.columns))
+    return replace(shape, columns=tuple(replace(column, number=0) for column in shape.columns))
 
 
 def test_it_travels_to_other_machines() -> None:

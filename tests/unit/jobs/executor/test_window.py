@@ -15,16 +15,16 @@ def value(at: str, op: str = "u") -> bytes:
 
 
 def fold(*records: tuple[str, bytes, bytes | None, str | None]) -> list[int]:
-    """The places of the newest of these records of (topic, key, value, tombstone's tag), all of one partition."""
+    """The indexes of the newest of these records of (topic, key, value, tombstone's tag), all of one partition."""
     topics, keys, values, tags = zip(*records, strict=True)
-    places = range(len(records))
+    indexes = range(len(records))
     table = pa.table(
         {
             "key": pa.array(keys, pa.binary()),
             "value": pa.array(values, pa.binary()),
             "topic": pa.array(topics, pa.string()),
             "partition": pa.array([0] * len(records), pa.int32()),
-            "offset": pa.array(places, pa.int64()),
+            "offset": pa.array(indexes, pa.int64()),
             "tombstone_tag": pa.array([None if t is None else t.encode() for t in tags], pa.binary()),
         }
     )
@@ -76,6 +76,6 @@ def test_it_keeps_what_a_plain_fold_keeps(changes: list[tuple[str, int, int, boo
         for topic, key, at, dead in changes
     ]
     plain: dict[tuple[str, int], tuple[int, int]] = {}
-    for place, (topic, key, at, _) in enumerate(changes):
-        plain[topic, key] = max(plain.get((topic, key), (-1, -1)), (at, place))
-    assert (fold(*records) if records else []) == sorted(place for _, place in plain.values())
+    for index, (topic, key, at, _) in enumerate(changes):
+        plain[topic, key] = max(plain.get((topic, key), (-1, -1)), (at, index))
+    assert (fold(*records) if records else []) == sorted(index for _, index in plain.values())

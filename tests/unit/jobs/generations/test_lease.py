@@ -43,7 +43,7 @@ def test_a_pause_request_that_nobody_takes_back_is_removed_by_the_job() -> None:
     assert "g1.pause_request" not in store.records
 
 
-def test_a_job_stands_still_while_it_is_asked_to_and_not_for_ever() -> None:
+def test_a_job_pauses_while_it_is_asked_to_and_not_for_ever() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, gate, now)
     lease.heartbeat()
@@ -81,7 +81,7 @@ def _may_enter(gate: BatchGate) -> bool:
     return False
 
 
-def test_a_job_stands_still_only_when_its_batch_is_over() -> None:
+def test_a_job_pauses_only_when_its_batch_is_over() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, gate, now)
     assert gate.enter()

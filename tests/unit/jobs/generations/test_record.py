@@ -107,7 +107,7 @@ def test_of_two_that_begin_at_once_one_has_the_number_and_the_other_sees_its_rec
     theirs = Record("shop", {}, Phase.BUILDING)
     late = replace(open_memory(store), records=_Late(store, lambda: begin_generation(open_memory(store), theirs)))
     assert begin_unless_begun(late, Record("shop", {})) is None
-    assert [(one.number, one.record) for one in list_generations(late)] == [(1, theirs)]
+    assert [(generation.number, generation.record) for generation in list_generations(late)] == [(1, theirs)]
     late = replace(open_memory(store), records=_Late(store, lambda: begin_generation(open_memory(store), theirs)))
     assert begin_generation(late, Record("shop", {})) == 3
 

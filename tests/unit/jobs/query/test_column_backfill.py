@@ -113,7 +113,7 @@ def test_a_table_that_joins_a_generation_has_no_rows_to_lack_anything() -> None:
     assert _next(FRESH, RECORDS[0], *records).lacking == {}
 
 
-def test_a_column_that_is_left_out_is_not_told_of() -> None:
+def test_a_column_that_is_left_out_is_not_reported() -> None:
     columns = _next(FRESH, *RECORDS, exclude=("public.orders.grade",))
     assert _lacking(columns) == {"price": "1.50"}
     assert "grade" not in columns.to_json()

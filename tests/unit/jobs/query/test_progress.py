@@ -92,7 +92,7 @@ def test_a_sink_that_is_behind_does_not_look_as_if_it_had_been_here() -> None:
     assert kept.batch_applied({(TOPIC, 0): 26}, rejected=0).updated_at_ms == clock.now_ms
 
 
-def test_behind_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
+def test_after_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])
     opened.sink.claim()

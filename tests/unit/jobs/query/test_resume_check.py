@@ -59,8 +59,8 @@ def test_progress_ahead_of_the_checkpoint_is_a_crash_between_the_two() -> None:
     check(progress(), {(TOPIC, 0): 5, (TOPIC, 1): 20})
 
 
-def test_a_topic_that_was_created_anew_is_refused() -> None:
-    with pytest.raises(PositionMismatch, match=r"orders was created anew .*") as caught:
+def test_a_topic_that_was_recreated_is_refused() -> None:
+    with pytest.raises(PositionMismatch, match=r"orders was recreated .*") as caught:
         check(progress(topic_id="another"), STORED)
     assert "lockstep snapshot table TABLE" in str(caught.value)
 
@@ -97,7 +97,7 @@ def test_a_checkpoint_for_other_topics_is_refused() -> None:
         check(progress(), STORED, topics={"shop.public.items": FACTS})
 
 
-def test_what_lies_behind_a_gap_counts_as_there() -> None:
+def test_what_comes_after_a_gap_counts_as_there() -> None:
     check(replace(progress(), skipped={(TOPIC, 0): 40}), {(TOPIC, 0): 40, (TOPIC, 1): 20})
 
 
@@ -118,11 +118,11 @@ def same(*, topic_id: str = "first", partitions: int = 2) -> None:
 
 def test_a_running_job_goes_on_while_its_topics_are_the_same() -> None:
     same()
-    check_same_topics("search", {TOPIC: FACTS}, {})  # gone for now: the query says so, or it comes back anew
+    check_same_topics("search", {TOPIC: FACTS}, {})  # gone for now: the query says so, or it comes back recreated
 
 
-def test_a_topic_that_is_made_anew_under_a_running_job_is_refused() -> None:
-    with pytest.raises(PositionMismatch, match="was created anew") as caught:
+def test_a_topic_that_is_recreated_under_a_running_job_is_refused() -> None:
+    with pytest.raises(PositionMismatch, match="was recreated") as caught:
         same(topic_id="second")
     assert "lockstep rebuild search --switch" in str(caught.value)
 

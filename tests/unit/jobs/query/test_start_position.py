@@ -22,7 +22,7 @@ RECORDS = [
 ]
 
 
-def test_what_was_committed_after_an_lsn_lies_behind_the_newest_bounds_before_it() -> None:
+def test_what_was_committed_after_an_lsn_lies_after_the_newest_bounds_before_it() -> None:
     assert offsets_after_lsn(RECORDS, 250, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 3}
     assert offsets_after_lsn(RECORDS, 300, PARTITIONS) == {(ORDERS, 0): 9, (ORDERS, 1): 9, (ITEMS, 0): 3}
 
@@ -40,8 +40,10 @@ def test_a_start_position_comes_back_and_each_has_its_own_checkpoint() -> None:
     assert load_start_position(opened.records, 2) == second == StartPosition(2, None, True)
     assert first.offsets == {(ORDERS, 0): 5}
     assert load_start_position(opened.records, 1) == StartPosition()
-    places = [checkpoint_location("c", sink="s", generation=2, start=one) for one in (StartPosition(), first, second)]
-    assert places == ["c/s/g2", "c/s/g2-1", "c/s/g2-2"]
+    locations = [
+        checkpoint_location("c", sink="s", generation=2, start=start) for start in (StartPosition(), first, second)
+    ]
+    assert locations == ["c/s/g2", "c/s/g2-1", "c/s/g2-2"]
 
 
 def test_going_back_leaves_nothing_out() -> None:

@@ -62,7 +62,7 @@ def test_own_jars_archives_and_paths_come_after_those_that_the_jobs_need() -> No
     assert conf["spark.executorEnv.PYTHONPATH"] == "lockstep_package:e/packages"
 
 
-def test_own_lists_stand_alone_where_the_jobs_need_none() -> None:
+def test_an_own_list_of_archives_stays_as_it_is_where_the_jobs_need_none() -> None:
     conf = spark_conf(SparkSettings(master=CLUSTER, conf={"spark.archives": "e.tgz#e"}), log_settings=LOG)
     assert conf["spark.archives"] == "e.tgz#e"
 

@@ -56,7 +56,7 @@ def test_an_archive_of_other_code_is_refused(root: Path, tmp_path: Path, content
         check_archive(archive(tmp_path / "a.zip", content), root)
 
 
-def test_an_archive_that_is_missing_or_broken_is_told_as_such(tmp_path: Path) -> None:
+def test_an_archive_that_is_missing_or_broken_is_reported_as_such(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="doesn't exist"):
         check_archive(tmp_path / "none.zip")
     broken = tmp_path / "broken.zip"

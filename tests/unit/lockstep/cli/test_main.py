@@ -43,6 +43,18 @@ def _lockstep(*arguments: str, **options: Any) -> subprocess.CompletedProcess[st
     )
 
 
+def test_a_terminal_without_the_letters_of_a_table_gets_others(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "lockstep", "status", "--directory", str(tmp_path)],
+        capture_output=True,
+        check=False,
+        text=True,
+        env=os.environ | {"COLUMNS": "40", "PYTHONIOENCODING": "ascii"},
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "| pid |" in ended.stdout
+
+
 def test_the_groups_hold_every_command() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(
         path[0] for path in ALL if len(path) == 1
@@ -134,7 +146,7 @@ def test_a_wrong_call_is_exit_code_two_and_a_few_lines_that_say_what_and_where_t
     assert len(printed.err.splitlines()) <= 3
 
 
-def test_the_real_command_tells_a_wrong_call_without_a_traceback() -> None:
+def test_the_real_command_reports_a_wrong_call_without_a_traceback() -> None:
     done = _lockstep("verfy")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (

@@ -113,7 +113,7 @@ def test_a_child_that_ends_by_itself_is_shown_with_its_log(children):
         run()
 
 
-def test_an_error_in_the_log_of_a_child_that_lives_on_is_told_once(children):
+def test_an_error_in_the_log_of_a_child_that_lives_on_is_reported_once(children):
     children.start("one", "troubled", [])
     wait_for(lambda: "INFO" in children.last_line("one"))
 

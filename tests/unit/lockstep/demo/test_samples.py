@@ -7,10 +7,10 @@ from lockstep.demo import samples
 
 
 def test_the_same_seed_gives_the_same_rows():
-    one, other = (samples.product(random.Random(7)) for _ in range(2))
+    product, other = (samples.product(random.Random(7)) for _ in range(2))
 
-    assert one.pop("attributes").obj == other.pop("attributes").obj
-    assert one == other
+    assert product.pop("attributes").obj == other.pop("attributes").obj
+    assert product == other
 
 
 def test_a_long_text_is_stored_out_of_line():

@@ -43,7 +43,7 @@ def test_every_stage_is_there():
     assert "0/10" in text
 
 
-def test_rejections_are_told_when_there_are_some():
+def test_rejections_are_reported_when_there_are_some():
     report = LagReport((), True, 0, {"search": 2, "cache": 0})
 
     assert "rejected: search 2" in shown(screen(facts(lag=report)))
@@ -66,7 +66,7 @@ def test_one_query_per_sink_can_be_copied():
     assert "from shop.orders o join shop.customers c on c.id = o.customer_id" in text
 
 
-def test_every_address_and_the_configuration_are_told():
+def test_every_address_and_the_configuration_are_shown():
     text = shown(links({"Kafka": "127.0.0.1:3"}, directory=Path("here"), config=Path("here/lockstep.toml")))
 
     assert "127.0.0.1:3" in text

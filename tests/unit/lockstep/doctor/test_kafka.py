@@ -42,8 +42,8 @@ def test_records_of_ours_are_known(ours: NewestRecord) -> None:
     ids=["text", "array", "number", "odd tag", "no tag", "no key", "bare tombstone", "empty header", "odd header"],
 )
 def test_records_of_others_are_found(foreign: NewestRecord) -> None:
-    (found,) = foreign_record_findings([foreign, record(EVENT)])
-    assert (found.severity, found.what) == (
+    (finding,) = foreign_record_findings([foreign, record(EVENT)])
+    assert (finding.severity, finding.what) == (
         Severity.ERROR,
         "holds a record that isn't an event (partition 1, offset 42)",
     )

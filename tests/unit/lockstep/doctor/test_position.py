@@ -36,11 +36,11 @@ FACTS = SlotFacts("s", SLOT, frozenset({"other"}), SystemIdentity("77", 1, Lsn(2
 
 
 def whats(findings: list[Finding]) -> list[tuple[Severity, str]]:
-    return [(found.severity, found.what) for found in findings]
+    return [(finding.severity, finding.what) for finding in findings]
 
 
-def test_a_slot_that_stands_where_the_state_says_is_fine() -> None:
-    assert [found.severity for found in position_findings(FACTS, {"s": STATE})] == [Severity.OK]
+def test_a_slot_that_is_where_the_state_says_is_fine() -> None:
+    assert [finding.severity for finding in position_findings(FACTS, {"s": STATE})] == [Severity.OK]
 
 
 def test_before_the_first_start_there_is_nothing_to_say() -> None:
@@ -48,24 +48,26 @@ def test_before_the_first_start_there_is_nothing_to_say() -> None:
 
 
 def test_a_slot_without_a_state_is_found() -> None:
-    (found,) = position_findings(FACTS, {})
-    assert found.severity is Severity.ERROR
-    assert found.fix.startswith("select pg_drop_replication_slot('s');")
+    (finding,) = position_findings(FACTS, {})
+    assert finding.severity is Severity.ERROR
+    assert finding.fix.startswith("select pg_drop_replication_slot('s');")
 
 
 def test_a_state_without_its_slot_is_found() -> None:
-    (found,) = position_findings(replace(FACTS, slot=None), {"s": STATE})
-    assert (found.severity, found.what.split(";")[0]) == (Severity.ERROR, "is gone")
+    (finding,) = position_findings(replace(FACTS, slot=None), {"s": STATE})
+    assert (finding.severity, finding.what.split(";")[0]) == (Severity.ERROR, "is gone")
 
 
 def test_a_slot_that_is_still_to_be_made_is_fine() -> None:
     creating = replace(STATE, phase=SnapshotPhase.CREATING)
-    assert [found.severity for found in position_findings(replace(FACTS, slot=None), {"s": creating})] == [Severity.OK]
+    assert [finding.severity for finding in position_findings(replace(FACTS, slot=None), {"s": creating})] == [
+        Severity.OK
+    ]
 
 
 def test_a_slot_that_somebody_moved_on_is_found() -> None:
     moved = replace(FACTS, slot=replace(SLOT, confirmed=Lsn(1008)))
-    assert [found.severity for found in position_findings(moved, {"s": STATE})] == [Severity.ERROR]
+    assert [finding.severity for finding in position_findings(moved, {"s": STATE})] == [Severity.ERROR]
 
 
 @pytest.mark.parametrize(
@@ -79,18 +81,18 @@ def test_a_slot_that_somebody_moved_on_is_found() -> None:
     ids=["system", "timeline", "database", "publication"],
 )
 def test_another_source_than_the_one_published_from_is_found(changed: dict[str, object]) -> None:
-    (found,) = position_findings(replace(FACTS, **changed), {"s": STATE})  # type: ignore[arg-type]
-    assert (found.severity, found.subject) == (Severity.ERROR, "source")
+    (finding,) = position_findings(replace(FACTS, **changed), {"s": STATE})  # type: ignore[arg-type]
+    assert (finding.severity, finding.subject) == (Severity.ERROR, "source")
 
 
 def test_a_slot_of_an_earlier_configuration_is_pointed_out() -> None:
-    (found,) = position_findings(replace(FACTS, slot=None), {"other": replace(STATE, slot="other")})
-    assert (found.severity, found.subject) == (Severity.WARNING, "slot other")
+    (finding,) = position_findings(replace(FACTS, slot=None), {"other": replace(STATE, slot="other")})
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "slot other")
 
 
 def test_a_slot_that_another_pipeline_reads_is_found() -> None:
-    (found,) = shared_slot_findings(FACTS, "mine", {"theirs": {"s": STATE}})
-    assert (found.severity, found.what) == (Severity.ERROR, "belongs to the pipeline theirs")
+    (finding,) = shared_slot_findings(FACTS, "mine", {"theirs": {"s": STATE}})
+    assert (finding.severity, finding.what) == (Severity.ERROR, "belongs to the pipeline theirs")
 
 
 def test_a_slot_of_the_same_name_on_another_server_is_fine() -> None:

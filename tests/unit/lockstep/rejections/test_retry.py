@@ -43,7 +43,7 @@ def test_rejections_of_another_topic_of_the_same_name_cant_be_retried() -> None:
     assert lost_topics(["a"], None, {"a": "1"}) == {}
 
 
-def test_what_became_of_them_is_told_in_a_sentence() -> None:
+def test_a_sentence_says_what_became_of_them() -> None:
     dead_letter = rejected(reason="no room")
     assert Retried(1, taken=1).sentence("cache") == "cache took 1 rejected event"
     assert Retried(1, taken=1200, void=1, gone=2, refused=[dead_letter]).sentence("cache") == (

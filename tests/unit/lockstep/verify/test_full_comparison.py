@@ -27,19 +27,19 @@ def compared(*rows: Mapping[str, JsonValue]):
 
 
 def test_the_same_rows_are_equal_in_any_order():
-    found = compared(*reversed(ROWS))
+    comparison = compared(*reversed(ROWS))
 
-    assert found.is_equal
-    assert (found.source_rows, found.sink_rows) == (3, 3)
-    assert found.columns == ()
+    assert comparison.is_equal
+    assert (comparison.source_rows, comparison.sink_rows) == (3, 3)
+    assert comparison.columns == ()
 
 
 def test_a_missing_row_is_named_by_its_key():
-    found = compared(*ROWS[:2])
+    comparison = compared(*ROWS[:2])
 
-    assert not found.is_equal
-    assert found.missing.count == 1
-    assert found.missing.examples == ('{"id":3}',)
+    assert not comparison.is_equal
+    assert comparison.missing.count == 1
+    assert comparison.missing.examples == ('{"id":3}',)
 
 
 def test_a_deleted_row_is_missing():
@@ -53,10 +53,10 @@ def test_a_deleted_row_is_missing():
 
 
 def test_a_row_that_the_source_lacks_is_extra():
-    found = compared(*ROWS, {"id": 9, "note": "", "price": 0.0})
+    comparison = compared(*ROWS, {"id": 9, "note": "", "price": 0.0})
 
-    assert found.extra.examples == ('{"id":9}',)
-    assert found.missing.count == 0
+    assert comparison.extra.examples == ('{"id":9}',)
+    assert comparison.missing.count == 0
 
 
 def test_a_key_that_comes_twice_is_extra():
@@ -76,11 +76,11 @@ def test_a_key_that_comes_twice_is_extra():
     ],
 )
 def test_another_value_is_different(name, value):
-    found = compared(ROWS[0], {**ROWS[1], name: value}, ROWS[2])
+    comparison = compared(ROWS[0], {**ROWS[1], name: value}, ROWS[2])
 
-    assert found.different.examples == ('{"id":2}',)
-    assert found.columns == (name,)
-    assert (found.missing.count, found.extra.count) == (0, 0)
+    assert comparison.different.examples == ('{"id":2}',)
+    assert comparison.columns == (name,)
+    assert (comparison.missing.count, comparison.extra.count) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -92,34 +92,34 @@ def test_values_that_python_or_people_take_for_equal_are_different(wanted, actua
     shape = table(column("id", "int8"), column("value"))
     expected = by_key(shape, [{"id": 1, "value": wanted}])
 
-    found = compare_table(shape, expected, [StoredRow({"id": 1}, {"id": 1, "value": actual}, "")])
+    comparison = compare_table(shape, expected, [StoredRow({"id": 1}, {"id": 1, "value": actual}, "")])
 
-    assert found.different.count == 1
+    assert comparison.different.count == 1
 
 
 def test_a_column_that_is_not_there_is_not_null():
     shape = table(column("id", "int8"), column("value"))
 
-    found = compare_table(shape, by_key(shape, [{"id": 1, "value": None}]), [StoredRow({"id": 1}, {"id": 1}, "")])
+    comparison = compare_table(shape, by_key(shape, [{"id": 1, "value": None}]), [StoredRow({"id": 1}, {"id": 1}, "")])
 
-    assert found.columns == ("value",)
+    assert comparison.columns == ("value",)
 
 
 def test_a_composite_key_is_compared_in_key_order():
     shape = table(column("line", "int2"), column("order_id", "int8"), key=("order_id", "line"))
     row = {"line": 2, "order_id": 1}
 
-    found = compare_table(shape, by_key(shape, [row]), [StoredRow({"order_id": 2, "line": 1}, row, "")])
+    comparison = compare_table(shape, by_key(shape, [row]), [StoredRow({"order_id": 2, "line": 1}, row, "")])
 
-    assert found.missing.examples == ('{"order_id":1,"line":2}',)
-    assert found.extra.examples == ('{"order_id":2,"line":1}',)
+    assert comparison.missing.examples == ('{"order_id":1,"line":2}',)
+    assert comparison.extra.examples == ('{"order_id":2,"line":1}',)
 
 
 def test_only_a_few_keys_are_shown_and_no_other_value():
     rows = [{"id": n, "note": "secret", "price": 0.0} for n in range(100)]
 
-    found = compare_table(SHAPE, by_key(SHAPE, rows), [])
+    comparison = compare_table(SHAPE, by_key(SHAPE, rows), [])
 
-    assert found.missing.count == 100
-    assert len(found.missing.examples) == 5
-    assert "secret" not in str(found.to_json())
+    assert comparison.missing.count == 100
+    assert len(comparison.missing.examples) == 5
+    assert "secret" not in str(comparison.to_json())

@@ -19,8 +19,8 @@ def report(*tables: TableReport, lsn: int | None = 0x16_B374D848) -> VerifyRepor
     return VerifyReport("search", 3, "source", lsn, tables)
 
 
-def shown(of: VerifyReport) -> str:
-    console = Console(file=io.StringIO(), width=200)
+def shown(of: VerifyReport, width: int = 200) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(verify_table(of))
     return console.file.getvalue()
 
@@ -38,26 +38,26 @@ def test_row_counts_alone_make_no_difference():
 
 
 def test_the_json_holds_everything():
-    one = replace(
+    compared_table = replace(
         EQUAL,
         differences=(DIFFERENT, Difference(Kind.MISSING, b'{"id":2}', note="rejected: too large")),
         undecided=(b'{"id":3}',),
         left_out=(("secret", "the sink was built without it (setting exclude)"),),
         repaired=(b'{"id":4}',),
     )
-    found = report(one).to_json()
+    document = report(compared_table).to_json()
 
-    assert orjson.loads(orjson.dumps(found)) == found
-    assert (found["sink"], found["generation"], found["against"], found["lsn"]) == (
+    assert orjson.loads(orjson.dumps(document)) == document
+    assert (document["sink"], document["generation"], document["against"], document["lsn"]) == (
         "search",
         3,
         "source",
         "16/B374D848",
     )
-    (of_table,) = found["tables"]
-    assert (of_table["table"], of_table["equal"]) == ("public.orders", False)
-    assert (of_table["missing"], of_table["extra"], of_table["different"]) == (1, 0, 1)
-    assert of_table["differences"][0] == {
+    (table_document,) = document["tables"]
+    assert (table_document["table"], table_document["equal"]) == ("public.orders", False)
+    assert (table_document["missing"], table_document["extra"], table_document["different"]) == (1, 0, 1)
+    assert table_document["differences"][0] == {
         "kind": "different",
         "key": {"id": 1},
         "columns": ["note"],
@@ -65,9 +65,9 @@ def test_the_json_holds_everything():
         "topic_tag": tag(7),
         "note": None,
     }
-    assert of_table["undecided"] == [{"id": 3}]
-    assert of_table["repaired"] == [{"id": 4}]
-    assert of_table["left_out"].keys() == {"secret"}
+    assert table_document["undecided"] == [{"id": 3}]
+    assert table_document["repaired"] == [{"id": 4}]
+    assert table_document["left_out"].keys() == {"secret"}
 
 
 def test_people_see_key_columns_and_both_tags():
@@ -83,9 +83,9 @@ def test_people_see_that_it_is_equal_and_as_of_when():
 
 
 def test_markup_in_keys_is_shown_as_it_is():
-    one = Difference(Kind.EXTRA, b'{"name":"[bold]x[/bold]"}')
+    difference = Difference(Kind.EXTRA, b'{"name":"[bold]x[/bold]"}')
 
-    assert "[bold]x[/bold]" in shown(report(replace(EQUAL, differences=(one,))))
+    assert "[bold]x[/bold]" in shown(report(replace(EQUAL, differences=(difference,))))
 
 
 def test_only_the_first_of_many_differences_are_shown_to_people():
@@ -97,14 +97,14 @@ def test_only_the_first_of_many_differences_are_shown_to_people():
 
 
 def test_what_the_numbers_do_not_say_is_said():
-    one = replace(
+    compared_table = replace(
         EQUAL,
         undecided=(b'{"id":3}',),
         is_complete=False,
         absent=(b'{"id":9}',),
         left_out=(("c", "no event has it yet"),),
     )
-    text = "\n".join(sentences(one))
+    text = "\n".join(sentences(compared_table))
 
     for part in (
         "changed at every look",
@@ -115,3 +115,38 @@ def test_what_the_numbers_do_not_say_is_said():
     ):
         assert part in text
     assert list(sentences(EQUAL)) == []
+
+
+def test_all_of_it_can_be_read_at_80_columns():
+    """Nothing is cut off, and no heading or number is broken in two."""
+    table = replace(
+        EQUAL,
+        table=TableName("warehouse_of_the_north", "order_line_discounts"),
+        expected_rows=12_345_678,
+        sink_rows=12_345_677,
+        differences=(DIFFERENT,),
+        undecided=(b'{"id":3}',),
+        repaired=(b'{"id":4}',),
+    )
+    text = shown(report(table), width=80)
+
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    for word in (
+        "12,345,678",
+        "12,345,677",
+        "missing",
+        "different",
+        "changed at every look",
+        "repaired",
+        tag(5),
+        tag(7),
+    ):
+        assert word in text, word
+
+
+def test_dead_letters_that_cannot_be_read_are_told_where_they_may_be_the_reason():
+    table = replace(EQUAL, unreadable_dead_letters=2)
+
+    assert list(sentences(table)) == []
+    (sentence,) = sentences(replace(table, differences=(DIFFERENT,)))
+    assert "2 dead letters can't be read" in sentence

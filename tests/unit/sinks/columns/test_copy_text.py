@@ -34,11 +34,11 @@ def test_fields_are_separated_by_tabs() -> None:
 
 
 @pytest.mark.parametrize("special", ["\\", "\t", "\n", "\r", "\\N", "\\t"])
-@pytest.mark.parametrize("place", range(3))
-def test_nulls_and_odd_text_stand_side_by_side(special: str, place: int) -> None:
+@pytest.mark.parametrize("index", range(3))
+def test_nulls_and_odd_text_are_side_by_side(special: str, index: int) -> None:
     """Whichever way a row is written, it reads back as it was."""
     values: list[JsonValue] = ["N", None, "N"]
-    values[place] = special
+    values[index] = special
     for row in (values, ["N", None, "N"]):
         line = copy_line(row)
         assert line.endswith("\n")

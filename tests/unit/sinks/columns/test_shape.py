@@ -70,7 +70,7 @@ def test_a_column_whose_name_another_one_took_is_renamed() -> None:
         Shape.of(of(ID, NOTE, column("other"))).evolve(of(ID, called("other", NOTE), replace(NOTE, number=3)))
 
 
-def test_a_table_that_was_made_again_counts_its_columns_anew() -> None:
+def test_a_recreated_table_counts_its_columns_from_one() -> None:
     again = Shape.of(HELD).evolve(of(replace(NOTE, number=1), replace(ID, number=2), oid=8))
     assert names(again) == ["id", "note", "price"]
     assert names(

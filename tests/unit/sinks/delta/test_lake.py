@@ -7,9 +7,9 @@ from sinks.delta.lake import talking
 
 
 def failure(error: Exception) -> LockstepError:
-    with pytest.raises(LockstepError) as told, talking():
+    with pytest.raises(LockstepError) as caught, talking():
         raise error
-    return told.value
+    return caught.value
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,8 @@ def failure(error: Exception) -> LockstepError:
     ],
 )
 def test_what_only_a_person_can_mend_says_how(text: str, hint: str) -> None:
-    told = failure(OSError(text))
-    assert (isinstance(told, Unavailable), told.hint) == (False, hint)
+    error = failure(OSError(text))
+    assert (isinstance(error, Unavailable), error.hint) == (False, hint)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_what_ends_by_itself_is_tried_again(text: str) -> None:
 
 
 def test_a_message_tells_no_value_of_a_partition() -> None:
-    told = failure(OSError("No such file: /lake/shop_g1/items/region=secret-word/customer=another/part-0.parquet"))
-    assert "region=.../customer=.../part-0.parquet" in told.message
-    assert "secret-word" not in str(told)
+    error = failure(OSError("No such file: /lake/shop_g1/items/region=secret-word/customer=another/part-0.parquet"))
+    assert "region=.../customer=.../part-0.parquet" in error.message
+    assert "secret-word" not in str(error)
 
 
 def test_our_own_errors_pass_as_they_are() -> None:

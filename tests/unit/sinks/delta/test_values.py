@@ -20,7 +20,7 @@ def numeric(precision: int, scale: int) -> Column:
 
 
 def stored(of: Column, *values: JsonValue) -> tuple[list[object], list[str | None], list[JsonValue]]:
-    """What the column holds, what stands beside it, and what is read back."""
+    """What the column holds, what is beside it, and what is read back."""
     shape = table(column("id", "int8"), of)
     rows = rows_of(Shape.of(shape))
     events = [upsert({"id": number, "v": value}, 1, of=shape) for number, value in enumerate(values)]
@@ -65,12 +65,12 @@ def test_a_key_is_told_apart_by_its_text(value_type: str) -> None:
     assert form_of(column("v", value_type), is_key=True).type == pa.string()
 
 
-def test_a_decimal_keeps_every_digit_and_what_it_cannot_hold_stands_beside_it() -> None:
+def test_a_decimal_keeps_every_digit_and_what_it_cannot_hold_is_beside_it() -> None:
     held, exact, back = stored(numeric(6, 2), "1.10", "-9999.99", "0.00", "NaN", "1.1", "10000.00", "0.001", None)
     assert [None if value is None else str(value) for value in held] == [
         *("1.10", "-9999.99", "0.00", None, "1.10", None, None, None)
     ]
-    assert [place for place, text in enumerate(exact) if text is not None] == [3, 4, 5, 6]
+    assert [index for index, text in enumerate(exact) if text is not None] == [3, 4, 5, 6]
     assert back == ["1.10", "-9999.99", "0.00", "NaN", "1.1", "10000.00", "0.001", None]
 
 
@@ -79,7 +79,7 @@ def test_a_small_fraction_of_many_digits_is_not_written_with_an_exponent() -> No
     assert stored(numeric(38, 38), text) == ([pytest.approx(0)], [None], [text])
 
 
-def test_times_beyond_what_readers_know_stand_beside_their_column() -> None:
+def test_times_beyond_what_readers_know_are_beside_their_column() -> None:
     values: list[JsonValue] = ["2016-11-04T13:51:30.123456Z", "2016-11-04T13:50:00Z", "9999-12-31T23:59:59.5Z"]
     odd: list[JsonValue] = ["infinity", "-infinity", "21016-11-04T13:51:30Z", "0044-03-15T00:00:00Z BC"]
     held, exact, back = stored(column("v", "timestamptz"), *values, *odd)
@@ -95,7 +95,7 @@ def test_a_float_comes_back_as_postgresql_prints_it(number: JsonValue) -> None:
     assert isinstance(held[0], float)
 
 
-def test_a_float4_that_is_printed_otherwise_than_a_double_stands_beside_its_column() -> None:
+def test_a_float4_that_is_printed_otherwise_than_a_double_is_beside_its_column() -> None:
     """1e6 is 1e+06 in one and 1000000 in the other."""
     held, exact, back = stored(column("v", "float4"), 1e6)
     assert (held, exact, repr(back)) == ([1e6], ['{"v":1000000.0}'], "[1000000.0]")
@@ -154,11 +154,13 @@ def test_a_partition_may_have_few_types() -> None:
     good = [column("v", kind) for kind in ("bool", "int4", "date", "text", "uuid")]
     bad = [column("v", kind) for kind in ("float8", "timestamptz", "bytea")]
     bad += [numeric(5, 2), column("v", "int4", is_array=True)]
-    assert [may_partition(one, is_key=False) for one in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
+    assert [may_partition(partition_type, is_key=False) for partition_type in (*good, *bad)] == [True] * len(good) + [
+        False
+    ] * len(bad)
     assert not may_partition(column("v", "float8"), is_key=True)
 
 
-def test_a_partition_of_an_empty_text_stands_beside_it_and_a_long_one_is_rejected() -> None:
+def test_a_partition_of_an_empty_text_is_beside_it_and_a_long_one_is_rejected() -> None:
     shape = table(column("id", "int8"), column("region"))
     texts = ["", "north", None, "x" * 300, "ü" * 100]
     events = [upsert({"id": number, "region": text}, 1, of=shape) for number, text in enumerate(texts)]

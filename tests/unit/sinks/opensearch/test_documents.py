@@ -37,7 +37,7 @@ def _parsed(target: Target, event: RowEvent) -> list[Any]:
     return [orjson.loads(line) for line in target.lines(TableEvents.of(event.table, [event]), 0).splitlines()]
 
 
-def test_a_document_is_called_and_routed_by_its_key() -> None:
+def test_a_document_has_its_id_and_routing_from_its_key() -> None:
     orders = table(column("region"), column("id", "int8"), column("note"), key=("region", "id"))
     target = Target("w", Shape.of(orders), id_template=IdTemplate.parse("{region}/{id}"), routing=("region",))
     row: dict[str, JsonValue] = {"region": "eu/1", "id": 7, "note": "n"}

@@ -59,7 +59,7 @@ def test_an_empty_or_long_id_is_hashed() -> None:
         ("}-{id}", "no partner at '}-{id}'"),
         ("{a}{b}", r"between \{a\} and \{b\}"),
         ("{a}x{b}%{c}", r"between \{a\} and \{b\}.*between \{b\} and \{c\}"),
-        ("{a}-{a}", r"\{a\} stands in it twice"),
+        ("{a}-{a}", r"it has \{a\} twice"),
     ],
 )
 def test_a_template_that_cannot_be_is_refused(template: str, problem: str) -> None:

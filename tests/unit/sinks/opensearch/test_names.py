@@ -15,9 +15,9 @@ def test_a_plain_table_keeps_its_name() -> None:
 
 def test_different_tables_have_different_indexes_and_no_index_looks_like_another_ones_generation() -> None:
     parts = ["orders", "Orders", "orders_g1", "orders_g1_w", "a.b", "a", "b", "ü", "~4f", "a b", "_", "-", "*"]
-    names = [alias_name("shop", TableName(one, other)) for one in parts for other in parts]
+    names = [alias_name("shop", TableName(schema_name, other)) for schema_name in parts for other in parts]
     indexes = [index for name in names for index in (name, f"{name}_g1", f"{name}_g1_W")]
-    assert all(one != other for one, other in combinations(indexes, 2))
+    assert all(first != other for first, other in combinations(indexes, 2))
     assert all(not set(index) & set('\\/*?"<>| ,#:') for index in indexes)
     assert all(name == name.lower() for name in names)
 
@@ -27,13 +27,13 @@ def test_a_name_that_is_too_long_is_an_error() -> None:
         alias_name("shop", TableName("Ü" * 31, "Ü" * 31))
 
 
-def test_a_table_is_called_as_was_chosen() -> None:
+def test_a_table_has_the_name_that_was_chosen() -> None:
     orders = TableName("public", "orders")
     assert alias_name("shop", orders, {orders: "all-orders"}) == "shop.all-orders"
     assert alias_name("shop", TableName("public", "items"), {orders: "all-orders"}) == "shop.public.items"
 
 
-def test_all_names_that_cannot_be_are_told() -> None:
+def test_all_names_that_cannot_be_are_reported() -> None:
     names = {
         "a.a": "x",
         "a.b": "x",
@@ -51,7 +51,7 @@ def test_all_names_that_cannot_be_are_told() -> None:
         "'lockstep_bookkeeping'",
         "'a.b'",
     ]
-    assert problems[0] == "a.a and a.b are both called 'x'"
+    assert problems[0] == "a.a and a.b both have the name 'x'"
 
 
 def test_indexes_of_ours_have_a_generation_and_a_writing_alias() -> None:
@@ -61,5 +61,5 @@ def test_indexes_of_ours_have_a_generation_and_a_writing_alias() -> None:
         "s.orders_g3": ["s.orders"],
         "s.x": ["s.x_W"],
     }
-    found = [(index.name, index.alias, index.generation, index.is_live) for index in own_indexes(aliases)]
-    assert found == [("s.orders_g1", "s.orders", 1, True), ("s.orders_g2", "s.orders", 2, False)]
+    facts = [(index.name, index.alias, index.generation, index.is_live) for index in own_indexes(aliases)]
+    assert facts == [("s.orders_g1", "s.orders", 1, True), ("s.orders_g2", "s.orders", 2, False)]

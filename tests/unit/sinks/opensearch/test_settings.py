@@ -15,7 +15,18 @@ from sinks.registry import definition, with_definition
 from tests.builders import column, table
 
 
-@pytest.mark.parametrize("url", ["localhost:9200", "ftp://h", "https://user:secret-word@host:9200"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:9200",
+        "ftp://h",
+        "https://user:secret-word@host:9200",
+        "http://h:secret-word",
+        "http://h:99999",
+        "http://[secret-word",
+        "http://secret word",
+    ],
+)
 def test_a_wrong_address_is_refused_without_being_shown(url: str) -> None:
     with pytest.raises(ValidationError) as raised:
         OpenSearchSettings(urls=(url,))
@@ -38,7 +49,7 @@ def test_a_field_can_be_indexed_in_another_way() -> None:
         ({"fields": {"public.orders.note": {"type": 1}, "public.orders.id": {"copy_to": "a.b"}}},
          r"orders.note: its type.*orders.id: copy_to"),
         ({"fields": {"public.orders.note": {"copy_to": ["_tag"]}}}, "copy_to names a field"),
-        ({"names": {"public.orders": "a", "public.items": "a"}}, "both called 'a'"),
+        ({"names": {"public.orders": "a", "public.items": "a"}}, "both have the name 'a'"),
         ({"names": {"orders": "a", 'public."orders"': "b", "public.orders": "c"}}, r"'orders'.*are the same table"),
         ({"names": {"public.orders": "A"}, "ids": {"public.orders": "x"}, "routing": {"public.orders": []}},
          r"(?s)names.*ids.*no key column.*routing.*name columns of its key"),
@@ -89,7 +100,7 @@ def test_what_is_said_of_a_table_must_fit_it() -> None:
         "ids: table public.orders: 'note' isn't a column of the key (region, id)",
         "ids: table public.orders: key column 'region' is missing, so that different rows would have the same id",
         "routing: 'note' isn't a column of the key of table public.orders (region, id): "
-        "when it changes, the row's old document would stay behind on another shard",
+        "when it changes, the row's old document would stay on another shard",
         "routing: table public.orders has no column 'regoin'",
     ]
     assert settings.problems_of(table(name=TableName("public", "items"))) == []

@@ -41,7 +41,7 @@ def test_what_ends_by_itself_is_waited_for(error: Exception) -> None:
     ],
 )
 def test_what_only_a_person_ends_stops_the_job_with_a_hint(error: Exception, words: str) -> None:
-    found = translated(error)
-    assert words in found.message
-    assert not isinstance(found, Unavailable)
-    assert found.hint
+    raised = translated(error)
+    assert words in raised.message
+    assert not isinstance(raised, Unavailable)
+    assert raised.hint

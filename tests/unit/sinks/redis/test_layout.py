@@ -85,7 +85,7 @@ _VALUES = ["", "a", "b", "ab", "aab", ":", "%", "a:b", "%3A", "\n"]
 
 
 def _template(parts: list[str]) -> Template | None:
-    text = ":".join(part.replace("{}", f"{{c{place}}}") for place, part in enumerate(parts))
+    text = ":".join(part.replace("{}", f"{{c{index}}}") for index, part in enumerate(parts))
     return Template.parse(text) if "{" in text else None
 
 
@@ -98,10 +98,10 @@ def _texts(template: Template) -> dict[str, tuple[str, ...]]:
     return texts
 
 
-@given(one=_TEMPLATES, other=_TEMPLATES)
+@given(template=_TEMPLATES, other=_TEMPLATES)
 @settings(deadline=None, max_examples=examples(60))
-def test_templates_that_may_not_be_equal_never_share_a_key(one: list[str], other: list[str]) -> None:
-    first, second = _template(one), _template(other)
+def test_templates_that_may_not_be_equal_never_share_a_key(template: list[str], other: list[str]) -> None:
+    first, second = _template(template), _template(other)
     if first is None or second is None:
         return
     ours, theirs = _texts(first), _texts(second)
@@ -113,7 +113,7 @@ def test_templates_that_may_not_be_equal_never_share_a_key(one: list[str], other
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "may"),
+    ("template", "other", "may"),
     [
         ("order:{id}", "order:{id}:lines", False),
         ("order:{id}", "orders:{id}", False),
@@ -124,8 +124,8 @@ def test_templates_that_may_not_be_equal_never_share_a_key(one: list[str], other
         ("{x}-a", "{x}-b", False),
     ],
 )
-def test_whether_two_templates_collide(one: str, other: str, may: bool) -> None:
-    assert Template.parse(one).may_equal(Template.parse(other)) == may
+def test_whether_two_templates_collide(template: str, other: str, may: bool) -> None:
+    assert Template.parse(template).may_equal(Template.parse(other)) == may
 
 
 def _layout(**changes: Any) -> Layout:
@@ -170,11 +170,11 @@ def test_a_template_takes_its_values_in_any_order() -> None:
         ({"sets": {LINES: (Template.parse("s:{note}"), Template.parse("s:{b}"))}}, "could be the same"),
     ],
 )
-def test_what_does_not_fit_the_tables_is_told(changes: dict[str, Any], problem: str) -> None:
+def test_what_does_not_fit_the_tables_is_reported(changes: dict[str, Any], problem: str) -> None:
     columns = (column("a"), column("b"), column("note"))
     tables = [table(*columns, name=name, key=("a", "b")) for name in (LINES, TableName("public", "orders"))]
-    (found,) = _layout(**changes).problems_with(tables)
-    assert problem in found
+    (told_problem,) = _layout(**changes).problems_with(tables)
+    assert problem in told_problem
 
 
 def test_a_set_beside_the_rows_of_a_named_table_fits() -> None:
@@ -182,13 +182,13 @@ def test_a_set_beside_the_rows_of_a_named_table_fits() -> None:
     assert layout.problems_with([table(column("id"), column("note"), name=LINES)]) == []
 
 
-def test_a_table_with_name_and_template_is_told() -> None:
+def test_a_table_with_name_and_template_is_reported() -> None:
     (problem,) = _layout(names={LINES: "l"}, keys={LINES: Template.parse("l:{a}")}).problems()
     assert "both names and keys" in problem
 
 
 @pytest.mark.parametrize("called", ["", "a:b", "a b", "a*", "a%"])
-def test_a_name_that_cannot_be_part_of_a_key_is_told(called: str) -> None:
+def test_a_name_that_cannot_be_part_of_a_key_is_reported(called: str) -> None:
     assert len(_layout(names={LINES: called}).problems()) == 1
 
 
@@ -223,9 +223,9 @@ COLUMNS = (
 )
 def test_values_come_back_from_fields_as_they_were(row: dict[str, JsonValue]) -> None:
     flat = [part if isinstance(part, bytes) else part.encode() for part in fields_of(row)]
-    found, lacks = row_of(dict(zip(flat[::2], flat[1::2], strict=True)), COLUMNS)
-    assert {name: value for name, value in found.items() if name in row} == row
-    assert repr(found["ratio"]) == repr(row["ratio"])
+    decoded, lacks = row_of(dict(zip(flat[::2], flat[1::2], strict=True)), COLUMNS)
+    assert {name: value for name, value in decoded.items() if name in row} == row
+    assert repr(decoded["ratio"]) == repr(row["ratio"])
     assert sorted(lacks) == sorted({column.name for column in COLUMNS} - row.keys())
 
 

@@ -3,9 +3,12 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
+from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
+from sinks.redis.connection import RedisConnection
+from sinks.redis.keys import RedisKeys
 from sinks.redis.settings import RedisSettings
 from sinks.registry import definition, with_definition
 
@@ -34,6 +37,26 @@ def test_a_layout_that_cannot_be_is_refused_with_every_problem(settings: dict[st
     with pytest.raises(ValidationError) as raised:
         RedisSettings(**settings)
     assert all(problem in str(raised.value) for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "url", ["secret-word", "http://h", "redis://", "redis://h:secret-word", "redis://h:99999", "redis://h/secret-word"]
+)
+def test_a_wrong_address_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        RedisSettings(url=SecretStr(url))
+    assert all("secret-word" not in error["msg"] for error in raised.value.errors())
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://h:1/", "redis://[::1]:1/15", "unix:///run/redis.sock?db=1"])
+def test_an_address_has_a_host_and_perhaps_a_database(url: str) -> None:
+    assert RedisSettings(url=SecretStr(url)).url.get_secret_value() == url
+
+
+def test_what_the_client_does_not_know_of_an_address_is_a_configuration_error() -> None:
+    connection = RedisConnection("cache", RedisSettings(url=SecretStr("redis://h:1/0?colour=blue")), RedisKeys("c", 1))
+    with pytest.raises(ConfigurationError, match=r"sinks\.cache\.url"), connection.talking():
+        pass
 
 
 def test_a_generation_keeps_the_layout_that_it_was_built_with() -> None:

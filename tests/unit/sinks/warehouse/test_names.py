@@ -24,11 +24,11 @@ def test_a_name_that_postgresql_would_cut_is_refused_with_all_others() -> None:
 def test_a_name_is_for_one_thing() -> None:
     taken = WarehouseNames({SALES: "orders"}, history=[ORDERS])
     assert taken.problems([ORDERS, SALES]) == [
-        "table public.orders and table sales.orders would both be called 'orders'"
+        "table public.orders and table sales.orders would both have the name 'orders'"
     ]
     clash = taken.problems([ORDERS, TableName("public", "orders_history")])
     assert clash == [
-        "the history of public.orders and table public.orders_history would both be called 'orders_history'"
+        "the history of public.orders and table public.orders_history would both have the name 'orders_history'"
     ]
     assert WarehouseNames({SALES: "Orders"}).problems([ORDERS, SALES]) == [], "case counts"
 

@@ -52,7 +52,9 @@ def test_a_column_that_was_renamed_is_not_let_through() -> None:
     opened(store, "public.orders.email").prepare([PEOPLE])
     renamed = replace(PEOPLE.columns[1], name="mail")
     after = replace(PEOPLE, columns=(PEOPLE.columns[0], renamed, PEOPLE.columns[2]))
-    with pytest.raises(LockstepError, match=r"public\.orders\.email, which this sink leaves out, is called 'mail' now"):
+    with pytest.raises(
+        LockstepError, match=r"public\.orders\.email, which this sink leaves out, has the name 'mail' now"
+    ):
         opened(store, "public.orders.email").prepare([after])
     opened(store, "public.orders.email", "public.orders.mail").prepare([after])
     opened(store, "public.orders.mail", generation=2).prepare([after])
@@ -90,7 +92,7 @@ def test_a_hidden_column_that_was_renamed_is_known_though_another_has_its_name()
     mail = replace(PEOPLE.columns[1], name="mail")
     email = replace(PEOPLE.columns[1], number=4)
     after = replace(PEOPLE, columns=(PEOPLE.columns[0], mail, PEOPLE.columns[2], email))
-    with pytest.raises(LockstepError, match="is called 'mail' now"):
+    with pytest.raises(LockstepError, match="has the name 'mail' now"):
         opened(store, "public.orders.email").prepare([after])
 
 

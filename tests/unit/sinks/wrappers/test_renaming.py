@@ -39,6 +39,6 @@ def test_names_that_lead_nowhere_or_are_taken_are_all_named() -> None:
     assert renaming.unknown_problems([SHAPE]) + renaming.clash_problems([SHAPE]) == [
         "rename: this sink has no table public.gone",
         "rename: table public.orders has no column nope",
-        "rename: public.orders.id can't be called 'note', which is another column's name",
+        "rename: public.orders.id can't have the name 'note', which is another column's name",
     ]
     assert RENAMING.unknown_problems([SHAPE]) + RENAMING.clash_problems([SHAPE]) == []

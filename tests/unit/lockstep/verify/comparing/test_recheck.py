@@ -113,7 +113,7 @@ class World:
         rows = {}
         for lsn, key, value in self.commits:
             rows[key] = (lsn, value)
-        return {key: found for key, found in rows.items() if found[1] is not None}
+        return {key: version for key, version in rows.items() if version[1] is not None}
 
 
 def _row(key, value):
@@ -142,14 +142,14 @@ class Source:
     def rows(self, of, keys):
         self._world.step()
         rows = self._world.source()
-        found = {}
+        versions_by_key = {}
         for key in keys:
             number = key_values(key)["id"]
             if number in rows:
                 lsn, value = rows[number]
                 row = _row(number, value)
-                found[key] = Version(fingerprint(of, key, row), str(lsn)), row
-        return found
+                versions_by_key[key] = Version(fingerprint(of, key, row), str(lsn)), row
+        return versions_by_key
 
 
 class Everything(Source):
@@ -162,9 +162,9 @@ class Everything(Source):
         self._begin = self._end = 0
 
     def versions(self, of, keys):
-        found = super().versions(of, keys)
+        versions_now = super().versions(of, keys)
         self._begin, self._end = self._end, len(self._world.commits)
-        return found
+        return versions_now
 
     def versions_between(self):
         seen = {}
@@ -214,20 +214,20 @@ def rechecked(world, *, keys=None, expected=None, rounds_max=12) -> Rechecked:
 def test_a_right_sink_never_differs(seed):
     world = World(random.Random(seed), keys=random.Random(seed).choice([1, 3, 30]))
 
-    found = rechecked(world)
+    result = rechecked(world)
 
-    assert found.different == {}
-    assert len(found.copies) + len(found.undecided) == world.keys
+    assert result.different == {}
+    assert len(result.copies) + len(result.undecided) == world.keys
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_rows_that_never_stand_still_are_decided_by_who_sees_every_version(seed):
+def test_rows_that_always_change_are_decided_by_who_sees_every_version(seed):
     world = World(random.Random(seed), keys=3, change_probability=0.7)
     world.values = itertools.cycle(map(str, range(100)))
 
-    found = rechecked(world, expected=Everything(world), rounds_max=1)
+    result = rechecked(world, expected=Everything(world), rounds_max=1)
 
-    assert len(found.copies) == world.keys
+    assert len(result.copies) == world.keys
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -237,10 +237,10 @@ def test_all_is_decided_once_nothing_is_written(seed):
         world.step()
     world.is_quiet = True
 
-    found = rechecked(world)
+    result = rechecked(world)
 
-    assert (found.different, found.undecided) == ({}, [])
-    assert sum(map(bool, found.copies.values())) == len(world.source())
+    assert (result.different, result.undecided) == ({}, [])
+    assert sum(map(bool, result.copies.values())) == len(world.source())
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -255,10 +255,10 @@ def test_a_change_that_the_sink_has_not_applied_is_found(seed):
     world.commits.append((len(world.commits) + 1, lost, "lost"))
     world.skips = frozenset([len(world.commits)])
 
-    found = rechecked(world)
+    result = rechecked(world)
 
-    assert list(found.different) == [key_of(SHAPE, {"id": lost})]
-    (finding,) = found.different.values()
+    assert list(result.different) == [key_of(SHAPE, {"id": lost})]
+    (finding,) = result.different.values()
     assert finding.expected == _row(lost, "lost")
     assert (finding.stored is None) == (finding.tag is None)
 
@@ -269,9 +269,9 @@ def test_a_wrong_row_is_found_while_others_are_written(seed):
     world.commits = [(number + 1, number, "right") for number in range(11)]
     world.skips = frozenset([11])  # of row 10, which nobody writes again
 
-    found = rechecked(world, keys=11)
+    result = rechecked(world, keys=11)
 
-    assert list(found.different) == [b'{"id":10}']
+    assert list(result.different) == [b'{"id":10}']
 
 
 def test_a_row_that_changes_at_every_look_is_neither_equal_nor_different():
@@ -284,6 +284,6 @@ def test_a_row_that_changes_at_every_look_is_neither_equal_nor_different():
         def rows(self, of, keys):
             return {key: (Version(b"new", str(next(numbers))), _row(0, "new")) for key in keys}
 
-    found = rechecked(world, expected=Restless(world), rounds_max=4)
+    result = rechecked(world, expected=Restless(world), rounds_max=4)
 
-    assert (found.different, found.copies, found.undecided) == ({}, {}, [b'{"id":0}'])
+    assert (result.different, result.copies, result.undecided) == ({}, {}, [b'{"id":0}'])

@@ -30,8 +30,8 @@ class Rows:
 
     def scan(self, of):
         """As a sink has to, and as the expected side has to, depending on who asks."""
-        for one in self._rows:
-            yield StoredRow({"id": one["id"]}, one, tag(1))
+        for values in self._rows:
+            yield StoredRow({"id": values["id"]}, values, tag(1))
 
     def sync_point(self):
         return SyncPoint()
@@ -39,9 +39,9 @@ class Rows:
 
 class Expected(Rows):
     def scan(self, of):
-        for one in self._rows:
-            key = key_of(of, one)
-            yield key, fingerprint(of, key, one)
+        for values in self._rows:
+            key = key_of(of, values)
+            yield key, fingerprint(of, key, values)
 
 
 def searched(expected, stored, *, keys_max, ranges=64) -> tuple[Search, list[Candidates]]:
@@ -57,8 +57,8 @@ def searched(expected, stored, *, keys_max, ranges=64) -> tuple[Search, list[Can
     return search, list(search.candidates())
 
 
-def keys(found):
-    return sorted(int(key[6:-1]) for candidates in found for key in candidates.shown)
+def keys(found_candidates):
+    return sorted(int(key[6:-1]) for candidates in found_candidates for key in candidates.shown)
 
 
 SMALL, LARGE = 1000, 30
@@ -68,9 +68,9 @@ SMALL, LARGE = 1000, 30
 def test_equal_sides_have_no_candidates_in_any_order(keys_max):
     rows = [row(n) for n in range(200)]
 
-    search, found = searched(rows, list(reversed(rows)), keys_max=keys_max)
+    search, candidates_found = searched(rows, list(reversed(rows)), keys_max=keys_max)
 
-    assert keys(found) == []
+    assert keys(candidates_found) == []
     assert (search.counts.expected_rows, search.counts.sink_rows, search.counts.differing) == (200, 200, 0)
     assert 0 < search.counts.ranges <= 64
 
@@ -80,59 +80,59 @@ def test_every_kind_of_difference_is_a_candidate(keys_max):
     expected = [row(n) for n in range(200)]
     stored = [row(n, "b" if n == 5 else "a") for n in range(200) if n != 7] + [row(500)]
 
-    search, found = searched(expected, stored, keys_max=keys_max)
+    search, candidates_found = searched(expected, stored, keys_max=keys_max)
 
-    assert keys(found) == [5, 7, 500]
+    assert keys(candidates_found) == [5, 7, 500]
     assert 1 <= search.counts.differing <= 3
-    shown = {key: copies for candidates in found for key, copies in candidates.shown.items()}
+    shown = {key: copies for candidates in candidates_found for key, copies in candidates.shown.items()}
     assert [len(shown[b'{"id":%d}' % n]) for n in (5, 7, 500)] == [1, 0, 1]
 
 
 @pytest.mark.parametrize("keys_max", [SMALL, LARGE])
 @pytest.mark.parametrize("copies", [[row(5)], [row(5, "b")], [row(5), row(5)], [row(900), row(900)]], ids=str)
-def test_a_second_copy_is_a_candidate_and_called_so(keys_max, copies):
+def test_a_second_copy_is_a_candidate_and_named_so(keys_max, copies):
     rows = [row(n) for n in range(200)]
 
-    _, found = searched(rows, [*copies, *rows], keys_max=keys_max)
+    _, candidates_found = searched(rows, [*copies, *rows], keys_max=keys_max)
 
     number = copies[0]["id"]
-    assert keys(found) == [number]
-    assert [key for candidates in found for key in candidates.doubled] == [b'{"id":%d}' % number]
+    assert keys(candidates_found) == [number]
+    assert [key for candidates in candidates_found for key in candidates.doubled] == [b'{"id":%d}' % number]
 
 
 def test_two_rows_that_have_swapped_their_values_are_found():
     """Sums of keys and of values alone would not see it."""
     expected = [row(1, "a"), row(2, "b")]
-    _, found = searched(expected, [row(1, "b"), row(2, "a")], keys_max=SMALL, ranges=1)
+    _, candidates_found = searched(expected, [row(1, "b"), row(2, "a")], keys_max=SMALL, ranges=1)
 
-    assert keys(found) == [1, 2]
+    assert keys(candidates_found) == [1, 2]
 
 
 def test_a_large_table_comes_in_bounded_portions():
     expected = [row(n) for n in range(1000)]
     stored = [row(n, "b") for n in range(1000)]
 
-    search, found = searched(expected, stored, keys_max=100, ranges=128)
+    search, candidates_found = searched(expected, stored, keys_max=100, ranges=128)
 
-    assert len(found) >= 10
-    assert all(candidates.is_complete and len(candidates.shown) <= 100 for candidates in found)
-    assert keys(found) == list(range(1000))
+    assert len(candidates_found) >= 10
+    assert all(candidates.is_complete and len(candidates.shown) <= 100 for candidates in candidates_found)
+    assert keys(candidates_found) == list(range(1000))
     assert search.counts.differing == search.counts.ranges
 
 
 def test_more_candidates_than_fit_are_not_passed_over_in_silence():
-    _, found = searched([], [row(n) for n in range(50)], keys_max=20)
+    _, candidates_found = searched([], [row(n) for n in range(50)], keys_max=20)
 
-    assert [len(candidates.shown) for candidates in found] == [20]
-    assert not found[0].is_complete
+    assert [len(candidates.shown) for candidates in candidates_found] == [20]
+    assert not candidates_found[0].is_complete
 
 
 def test_one_range_that_is_too_large_is_not_passed_over_in_silence():
     expected = [row(n) for n in range(200)]
 
-    _, found = searched(expected, [row(n, "b") for n in range(200)], keys_max=20, ranges=1)
+    _, candidates_found = searched(expected, [row(n, "b") for n in range(200)], keys_max=20, ranges=1)
 
-    assert not all(candidates.is_complete for candidates in found)
+    assert not all(candidates.is_complete for candidates in candidates_found)
 
 
 def test_ranges_find_one_wrong_row_among_many_whatever_the_order():

@@ -20,7 +20,7 @@ def numeric(precision: int, scale: int, *, is_array: bool = False) -> Column:
 
 
 def stored(of: Column, *values: JsonValue) -> tuple[pa.Array, list[str | None], list[JsonValue]]:
-    """What the column holds, what stands beside it, and what is read back."""
+    """What the column holds, what is beside it, and what is read back."""
     shape = table(column("id", "int8"), of)
     rows = rows_of(Shape.of(shape))
     events = [upsert({"id": number, "v": value}, 1, of=shape) for number, value in enumerate(values)]
@@ -95,7 +95,7 @@ def test_every_day_comes_back(days: int) -> None:
     assert rows.schema.field("v").type == pa.date32()
 
 
-def test_a_year_beyond_stands_beside_the_column_and_is_refused_in_a_key() -> None:
+def test_a_year_beyond_is_beside_the_column_and_is_refused_in_a_key() -> None:
     far = "294276-12-31T23:59:59.999999"
     held, exact, back = stored(column("v", "timestamp"), far)
     assert (held.to_pylist(), exact, back) == ([None], [f'{{"v":"{far}"}}'], [far])
@@ -120,14 +120,14 @@ def test_a_float4_of_seven_digits_is_printed_with_an_exponent() -> None:
     assert stored(column("v", "float4"), 1e6, 1.234567e6)[1:] == ([None, None], [1e6, 1.234567e6])
 
 
-def test_arrays_of_one_dimension_are_lists_and_others_stand_beside_them() -> None:
+def test_arrays_of_one_dimension_are_lists_and_others_are_beside_them() -> None:
     values: list[JsonValue] = [[1, None], [], None, [[1], [2]], "[0:1]={7,8}", [3]]
     held, exact, back = stored(column("v", "int4", is_array=True), *values)
     assert held.to_pylist() == [[1, None], [], None, None, None, [3]]
     assert (back, [text is not None for text in exact]) == (values, [False] * 3 + [True] * 2 + [False])
 
 
-def test_an_array_with_an_element_that_has_no_column_stands_beside_it() -> None:
+def test_an_array_with_an_element_that_has_no_column_is_beside_it() -> None:
     values: list[JsonValue] = [["1.10", "2.00"], ["1.10", "NaN"], ["3.00"]]
     held, exact, back = stored(numeric(6, 2, is_array=True), *values)
     assert ([len(of) if of else of for of in held.to_pylist()], exact) == (

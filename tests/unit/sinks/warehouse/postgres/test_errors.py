@@ -36,7 +36,7 @@ def test_what_needs_somebody_stops_and_says_what_to_do(state: str, hint: str) ->
 
 
 @pytest.mark.parametrize("state", ["22003", "23502", "54000"])
-def test_a_row_that_is_to_blame_is_told_without_its_values(state: str) -> None:
+def test_a_row_that_is_to_blame_is_reported_without_its_values(state: str) -> None:
     assert is_of_a_row(error(state))
     assert "words of the server" not in str(translated(error(state)))
 

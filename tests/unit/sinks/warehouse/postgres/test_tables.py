@@ -53,7 +53,7 @@ def test_lines_have_null_where_a_row_has_nothing() -> None:
     assert list(lines) == [f"1\ta\\tb\t{tag(1)}\tf\n", f"2\t\\N\t{tag(1)}\tf\n", f"3\t\\N\t{tag(2)}\tt\n"]
 
 
-def test_a_column_that_the_table_lacks_is_told_of() -> None:
+def test_a_column_that_the_table_lacks_is_reported() -> None:
     events = TableEvents.of(table().name, [upsert({"id": 1, "other": "a"}, 1)])
     with pytest.raises(UnknownColumn) as raised:
         list(Rows(Shape.of(table())).lines(events))

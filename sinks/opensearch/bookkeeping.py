@@ -1,0 +1,83 @@
+"""The bookkeeping index of an OpenSearch sink: progress, coordination records and the stored format."""
+
+from typing import Any, Final
+
+from sinks.opensearch.client import OpenSearchClient
+from sinks.opensearch.names import BOOKKEEPING
+from sinks.stored_format import STORED_FORMAT, check_stored_format
+
+_EARLIER: Final = "lockstep_progress"
+_DOCUMENTS_MAX: Final = 10_000  # max_result_window; a pipeline has a handful
+# Documents are read by id, which sees what was never refreshed. They are listed after a refresh that is asked for.
+_NEVER: Final = "-1"
+
+
+class Bookkeeping:
+    """The documents of one sink's bookkeeping index, by id.
+
+    Every method raises LockstepError when what is stored here is of another format.
+    """
+
+    def __init__(self, client: OpenSearchClient, name: str, *, prefix: str, replicas: int) -> None:
+        self._client = client
+        self._name = name
+        self._prefix = prefix
+        self._index = f"{prefix}.{BOOKKEEPING}"
+        self._replicas = replicas
+        self._format_is_checked = False
+
+    def check_format(self) -> None:
+        """Raise LockstepError when what is stored here is of another format. Asks the cluster once."""
+        if self._format_is_checked:
+            return
+        lenient = {"ignore_unavailable": "true", "allow_no_indices": "true"}
+        earlier = f"{self._prefix}.{_EARLIER}"
+        answer = self._client.call("GET", f"/{self._index},{earlier}/_mapping", parameters=lenient)
+        if self._index in answer:
+            meta = answer[self._index]["mappings"].get("_meta") or {}
+            check_stored_format(self._name, int(meta.get("lockstep_stored_format", 1)), elsewhere="prefix")
+        elif earlier in answer:
+            check_stored_format(self._name, 1, elsewhere="prefix")
+        self._format_is_checked = True
+
+    def create_index(self) -> None:
+        """Create the index, unless it is there."""
+        self.check_format()
+        index_mapping = {"dynamic": False, "_meta": {"lockstep_stored_format": STORED_FORMAT}}
+        settings = {"number_of_replicas": self._replicas, "number_of_shards": 1, "refresh_interval": _NEVER}
+        self._client.create_index(self._index, index_mapping, settings)
+
+    def load(self, document: str) -> Any:
+        """A document's ``_source``, or None when there is none of that id."""
+        self.check_format()
+        answer = self._client.call("GET", self._path(document), missing_ok=True)
+        return answer["_source"] if answer and answer.get("found") else None
+
+    def save(self, document: str, source: Any) -> None:
+        """Store a document. The index must be there."""
+        self.check_format()
+        self._client.call("PUT", f"/{self._index}_W/_doc/{document}", source, {"require_alias": "true"})
+
+    def create(self, document: str, source: Any) -> bool:
+        """Store a document unless there is one of that id. Returns whether it was stored. The index must be there."""
+        self.check_format()
+        path = f"/{self._index}_W/_create/{document}"
+        there = ("version_conflict_engine_exception",)
+        return self._client.call("PUT", path, source, {"require_alias": "true"}, passing_errors=there) is not None
+
+    def remove(self, document: str) -> None:
+        """Remove a document, where there is one."""
+        self.check_format()
+        self._client.call("DELETE", self._path(document), missing_ok=True)
+
+    def documents(self, beginning: str) -> list[str]:
+        """The ids that begin like this."""
+        self.check_format()
+        if self._client.call("POST", f"/{self._index}/_refresh", missing_ok=True) is None:
+            return []
+        everything = {"size": _DOCUMENTS_MAX, "_source": False, "query": {"match_all": {}}}
+        answer = self._client.call("POST", f"/{self._index}/_search", everything)
+        return [hit["_id"] for hit in answer["hits"]["hits"] if hit["_id"].startswith(beginning)]
+
+    def _path(self, document: str) -> str:
+        return f"/{self._index}/_doc/{document}"

@@ -1,0 +1,168 @@
+"""Events as bulk requests of OpenSearch, sent again in smaller ones where the cluster has no room."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final, NamedTuple
+
+from cdc.model.errors import Unavailable
+from cdc.model.event import Events, RowEvent, TableEvents
+from sinks.columns.shape import unknown_column
+from sinks.contract import Outcome, Rejection
+from sinks.opensearch.answers import RETRY_AFTER_S, Verdict, refusal, stopping, verdict
+from sinks.opensearch.client import Answers
+from sinks.opensearch.indexes import OpenSearchIndexes
+
+# Enough that the server's work hides the round trip, little enough for its memory (http.max_content_length is 100 MB).
+_BULK_BYTES: Final = 5 * 1024 * 1024
+_BULK_DOCUMENTS: Final = 10_000
+# The next requests are made while the server is at work on one.
+_IN_FLIGHT: Final = 2
+# Items that the server had no room for are sent again at once, in smaller requests; after that the caller waits.
+_ROUNDS: Final = 3
+
+
+class _Item(NamedTuple):
+    """An event on its way. ``searchable``: with copies of its JSON and ranges for searching."""
+
+    events: TableEvents
+    row_index: int
+    searchable: bool = True
+
+    @property
+    def event(self) -> RowEvent:
+        return self.events[self.row_index]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What became of the events so far. ``again`` are to be sent once more."""
+
+    applied: int = 0
+    stale: int = 0
+    rejections: list[Rejection] = field(default_factory=list)
+    again: list[_Item] = field(default_factory=list)
+
+
+class BulkWriter:
+    """Writes events to the indexes of one generation."""
+
+    def __init__(self, indexes: OpenSearchIndexes) -> None:
+        self._indexes = indexes
+        self._client = indexes.client
+        # Less where the cluster, or a proxy before it, takes less in a request.
+        self._bulk_bytes = _BULK_BYTES
+
+    def write(self, events: Events, *, overwrite_equal_tags: bool) -> Outcome:
+        """Write all events whose tables are among ``targets``.
+
+        Raises Unavailable when the cluster has no room for some now. Raises LockstepError when it refuses all writes,
+        and for an event that has a column which its index lacks.
+        """
+        pending = [_Item(table_events, index) for table_events in events.tables for index in range(len(table_events))]
+        tally = _Tally()
+        documents_max = _BULK_DOCUMENTS
+        rounds = 0
+        while pending and rounds < _ROUNDS:
+            tally.again = []
+            is_too_long = False
+            requests = self._requests(pending, documents_max, overwrite_equal_tags=overwrite_equal_tags)
+            for items, answers in self._answers(requests):
+                if answers is None:
+                    tally.applied += len(items)
+                elif len(items) > 1 and answers[0][0] == 413:
+                    tally.again += items
+                    is_too_long = True
+                else:
+                    self._sort(items, answers, tally)
+            pending = tally.again
+            if is_too_long:
+                # Doesn't count: it ends by itself, at the latest when each document goes alone.
+                self._bulk_bytes = max(1, self._bulk_bytes // 4)
+            else:
+                rounds += 1
+                documents_max = max(1, documents_max // 4)
+        if not pending:
+            return Outcome(tally.applied, tally.stale, tally.rejections)
+        raise Unavailable(
+            f"opensearch has no room for {len(pending)} of {len(events)} documents now",
+            retry_after_s=RETRY_AFTER_S,
+        )
+
+    def _sort(self, items: Sequence[_Item], answers: Answers, tally: _Tally) -> None:
+        """Add what became of each item. Raises LockstepError for an answer that stops the job."""
+        for item, (status, error) in zip(items, answers, strict=True):
+            match verdict(status, None if error is None else error["type"]):
+                case Verdict.APPLIED:
+                    tally.applied += 1
+                case Verdict.STALE:
+                    tally.stale += 1
+                case Verdict.AGAIN:
+                    tally.again.append(item)
+                case Verdict.REJECTED:
+                    assert error is not None
+                    if self._knew_too_little(item.event):
+                        tally.again.append(item)
+                    elif item.searchable and self._indexes.targets[item.events.table].has_copies:
+                        # The copies for searching may be what it can't index, and the row comes first.
+                        tally.again.append(item._replace(searchable=False))
+                    else:
+                        tally.rejections.append(Rejection(item.event, refusal(error)))
+                case Verdict.STOP:
+                    assert error is not None
+                    raise stopping(status, error["type"])
+
+    def _knew_too_little(self, event: RowEvent) -> bool:
+        """Whether the event has a column that the index has got since we looked.
+
+        Raises LockstepError for one it doesn't have.
+        """
+        columns = event.row or {}
+        if self._indexes.targets[event.table].columns.issuperset(columns):
+            return False
+        now = self._indexes.look_again_at(event.table).columns
+        for name in columns:
+            if name not in now:
+                raise unknown_column(event.table, name)
+        return True
+
+    def _requests(
+        self, items: Sequence[_Item], documents_max: int, *, overwrite_equal_tags: bool
+    ) -> Iterator[tuple[list[_Item], bytes]]:
+        """Bulk bodies of at most so many documents and about so many bytes; one large document goes alone."""
+        portion: list[_Item] = []
+        lines: list[bytes] = []
+        size = 0
+        for item in items:
+            events, row_index, searchable = item
+            line = self._indexes.targets[events.table].lines(
+                events, row_index, searchable=searchable, overwrite_equal_tags=overwrite_equal_tags
+            )
+            if lines and (len(lines) >= documents_max or size + len(line) > self._bulk_bytes):
+                yield portion, b"".join(lines)
+                portion, lines, size = [], [], 0
+            portion.append(item)
+            lines.append(line)
+            size += len(line)
+        if lines:
+            yield portion, b"".join(lines)
+
+    def _answers(self, requests: Iterator[tuple[list[_Item], bytes]]) -> Iterator[tuple[list[_Item], Answers | None]]:
+        """Send requests, some at once, and yield what became of each, in their order. Raises the first one's error."""
+        first = next(requests, None)
+        second = next(requests, None)
+        if first is not None and second is None:  # the rule: no thread for a few rows
+            items, body = first
+            yield items, self._client.bulk(body, len(items))
+            return
+        with ThreadPoolExecutor(_IN_FLIGHT) as pool:
+            sent: deque[tuple[list[_Item], Future[Answers | None]]] = deque()
+            for request in chain((early for early in (first, second) if early is not None), requests):
+                sent.append((request[0], pool.submit(self._client.bulk, request[1], len(request[0]))))
+                if len(sent) > _IN_FLIGHT:
+                    items, answer = sent.popleft()
+                    yield items, answer.result()
+            for items, answer in sent:
+                yield items, answer.result()

@@ -1,0 +1,97 @@
+"""The generations of an OpenSearch sink: those whose indexes there are. Aliases point to the live one."""
+
+from collections.abc import Collection
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from sinks.contract import Progress
+from sinks.opensearch.coordination import record_id
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.names import OwnIndex
+from sinks.progress_json import dump_progress, load_progress
+
+
+class OpenSearchGenerations:
+    """The generations of an OpenSearch sink, bound to the one of its indexes."""
+
+    def __init__(self, indexes: OpenSearchIndexes) -> None:
+        self._indexes = indexes
+        self._bookkeeping = indexes.bookkeeping
+        self._number = indexes.generation
+        self._progress_id = f"progress.g{indexes.generation}"
+
+    def live(self) -> int | None:
+        return self._indexes.live()
+
+    def numbers(self) -> list[int]:
+        return sorted({index.generation for index in self._indexes.all_own()})
+
+    def begin_bulk(self) -> None:
+        """Has no effect on the live generation: its readers would wait for every row until ``end_bulk``."""
+        mine = self._mine(self._indexes.undisturbed())
+        if not any(index.is_live for index in mine):
+            for index in mine:
+                self._indexes.begin_bulk(index.name)
+
+    def end_bulk(self) -> None:
+        self._bookkeeping.check_format()
+        for index in self._indexes.in_bulk():
+            self._indexes.end_bulk(index)
+
+    def switch(self) -> None:
+        indexes = self._indexes.undisturbed()
+        mine = self._mine(indexes)
+        if not mine:
+            raise LockstepError(
+                f"generation {self._number} doesn't exist", hint="it was never prepared, or it was dropped"
+            )
+        if self._indexes.in_bulk():
+            raise LockstepError(
+                f"generation {self._number} is still being loaded in bulk", hint="switch when its load has ended"
+            )
+        # What is written and not yet refreshed would be missing for readers until the next refresh.
+        self._indexes.refresh(f"{self._indexes.prefix}.*_g{self._number}")
+        others = [index for index in indexes if index.is_live and index.generation != self._number]
+        self._indexes.move_aliases(
+            to=[(index.name, index.alias) for index in mine],
+            away_from=[(index.name, index.alias) for index in others],
+        )
+
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        others = []
+        for index in self._mine(self._indexes.undisturbed()):
+            held = self._indexes.held(index.name)
+            if held is not None and held.shape.table.name not in tables:
+                self._remove(index)
+                self._indexes.targets.pop(held.shape.table.name, None)
+                others.append(held.shape.table.name)
+        return sorted(others)
+
+    def drop(self) -> None:
+        mine = self._mine(self._indexes.all_own())
+        if any(index.is_live for index in mine):
+            raise LockstepError(
+                f"generation {self._number} is live", hint="switch to another generation before you drop this one"
+            )
+        for index in mine:
+            self._remove(index)
+        self._bookkeeping.remove(self._progress_id)
+        for document in self._bookkeeping.documents(record_id(f"g{self._number}.")):
+            self._bookkeeping.remove(document)
+        self._indexes.targets.clear()
+
+    def load_progress(self) -> Progress | None:
+        source = self._bookkeeping.load(self._progress_id)
+        return None if source is None else load_progress(orjson.dumps(source))
+
+    def save_progress(self, progress: Progress) -> None:
+        self._bookkeeping.save(self._progress_id, dump_progress(progress))
+
+    def _mine(self, indexes: Collection[OwnIndex]) -> list[OwnIndex]:
+        return [index for index in indexes if index.generation == self._number]
+
+    def _remove(self, index: OwnIndex) -> None:
+        """Remove an index with its aliases."""
+        self._indexes.client.call("DELETE", f"/{index.name}", missing_ok=True)

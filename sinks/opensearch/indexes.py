@@ -1,0 +1,246 @@
+"""The indexes of one generation: created, evolved, found among others, and what is known of each."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.table import Table, TableName
+from sinks.columns.shape import Shape, unprepared
+from sinks.opensearch.bookkeeping import Bookkeeping
+from sinks.opensearch.client import OpenSearchClient, shaping
+from sinks.opensearch.documents import Target
+from sinks.opensearch.mapping import DELETED_FIELD, field_name, mapping
+from sinks.opensearch.names import PREFIX, OwnIndex, alias_name, own_indexes
+from sinks.opensearch.settings import OpenSearchSettings, flat_settings
+
+LIVE: Final[Mapping[str, Any]] = {"bool": {"must_not": {"term": {DELETED_FIELD: True}}}}
+"""The query for documents that are rows."""
+
+_NEVER: Final = "-1"  # as refresh_interval: only when somebody asks for it
+
+
+class HeldIndex(NamedTuple):
+    """A table's index as it is: the shape that it was made for, and its fields."""
+
+    shape: Shape
+    properties: Mapping[str, Mapping[str, Any]]
+
+
+class OpenSearchIndexes:
+    """The indexes of one generation of a sink. Connects at the first call.
+
+    ``targets`` are the indexes that were looked at, by table. Raises ConfigurationError for a prefix that can't begin
+    an index name.
+    """
+
+    def __init__(self, name: str, settings: OpenSearchSettings, generation: int) -> None:
+        self.prefix = settings.prefix or name
+        if not PREFIX.fullmatch(self.prefix):
+            raise ConfigurationError(
+                f"sink {name!r}: {self.prefix!r} can't begin an index name",
+                hint="set prefix to lower-case letters, digits, '_' and '-'",
+            )
+        self.settings = settings
+        self.generation = generation
+        self.client = OpenSearchClient(settings)
+        self.bookkeeping = Bookkeeping(self.client, name, prefix=self.prefix, replicas=settings.replicas)
+        self.targets: dict[TableName, Target] = {}
+        self._names = settings.table_names()
+
+    def alias(self, name: TableName) -> str:
+        """By which readers find a table. Raises LockstepError when it gets too long."""
+        return alias_name(self.prefix, name, self._names)
+
+    def index(self, name: TableName) -> str:
+        """A table's index in this generation. Raises LockstepError when its name gets too long."""
+        return f"{self.alias(name)}_g{self.generation}"
+
+    # Of one table
+
+    def prepare(self, tables: Sequence[Table]) -> None:
+        """Create the tables' indexes, or give them the fields that they lack.
+
+        Raises ConfigurationError when the settings don't fit new tables. Raises LockstepError when an index has another
+        shape.
+        """
+        before = {table.name: self.held(self.index(table.name)) for table in tables}
+        self._check([table for table in tables if before[table.name] is None])
+        for table in tables:
+            index = self.index(table.name)
+            held = before[table.name]
+            if held is None:
+                with shaping(table.name):
+                    self.client.create_index(index, self._mapping(Shape.of(table)), self._index_settings(table))
+                # Another job may have created it just now: then its shape is compared like any other.
+                held = self.held(index)
+                if held is None:
+                    raise unprepared(table.name)
+            self.targets[table.name] = self._target(index, self._evolved(index, held, table))
+
+    def look_at(self, table: TableName) -> Target:
+        """Where a table's documents go, as its index is now. Raises LockstepError when there is none."""
+        index = self.index(table)
+        held = self.held(index)
+        if held is None:
+            raise unprepared(table)
+        return self._target(index, held)
+
+    def look_again_at(self, table: TableName) -> Target:
+        """The same, kept in ``targets``."""
+        target = self.targets[table] = self.look_at(table)
+        return target
+
+    def held(self, index: str) -> HeldIndex | None:
+        """What an index holds; None where there is none. Raises LockstepError for one that isn't ours."""
+        # A node that has just started knows no index yet, and says of one that is named alone that it doesn't exist.
+        # Asked like this it looks first whether it can tell.
+        lenient = {"ignore_unavailable": "true", "allow_no_indices": "true"}
+        answer = self.client.call("GET", f"/{index}/_mapping", parameters=lenient)
+        if index not in answer:
+            return None
+        mappings = answer[index]["mappings"]
+        meta = mappings.get("_meta") or {}
+        if "lockstep_shape" not in meta:
+            raise LockstepError(f"index {index!r} isn't ours", hint="remove it, or set another prefix for this sink")
+        return HeldIndex(Shape.from_json(meta["lockstep_shape"]), mappings["properties"])
+
+    # Of all generations
+
+    def all_own(self) -> list[OwnIndex]:
+        """This sink's indexes of all generations."""
+        return list(own_indexes(self._aliases()))
+
+    def undisturbed(self) -> list[OwnIndex]:
+        """The same. Raises LockstepError when somebody gave a name that readers use to something else."""
+        aliases = self._aliases()
+        own = list(own_indexes(aliases))
+        names = {index.name for index in own}
+        for reading in sorted({index.alias for index in own}):
+            if reading in aliases:
+                raise LockstepError(
+                    f"there is an index named {reading!r}: that is the alias by which readers find this sink's live "
+                    "rows",
+                    hint="it is nothing of Lockstep's: move it to another name, or remove it, then try again",
+                )
+            strangers = [index for index in sorted(aliases) if reading in aliases[index] and index not in names]
+            if strangers:
+                raise LockstepError(
+                    f"alias {reading!r}, by which readers find this sink's live rows, points to index "
+                    f"{strangers[0]!r}, "
+                    "which isn't this sink's",
+                    hint="somebody moved it: point it back or remove it there, then try again; nothing was changed",
+                )
+        return own
+
+    def live(self) -> int | None:
+        """The generation that the aliases point to. Raises LockstepError when that isn't one."""
+        live = sorted({index.generation for index in self.undisturbed() if index.is_live})
+        if len(live) > 1:  # one request moves all aliases
+            raise LockstepError(
+                f"the aliases that readers use point to generations {' and '.join(map(str, live))} at once",
+                hint="somebody moved one of them by hand; switch to the generation that is meant to be live",
+            )
+        return live[0] if live else None
+
+    def move_aliases(self, *, to: Iterable[tuple[str, str]], away_from: Iterable[tuple[str, str]] = ()) -> None:
+        """Move reading aliases, all at once. Each pair is an index and its alias."""
+        actions: list[dict[str, Any]] = [{"remove": {"index": index, "alias": alias}} for index, alias in away_from]
+        # Filtered whatever the setting is now: there may be markers from a time when it was another.
+        actions += [{"add": {"index": index, "alias": alias, "filter": LIVE}} for index, alias in to]
+        self.client.call("POST", "/_aliases", {"actions": actions})
+
+    # Bulk load
+
+    def in_bulk(self) -> list[str]:
+        """The indexes of this generation that are loaded in bulk."""
+        path = f"/{self.prefix}.*_g{self.generation}/_settings/index.refresh_interval"
+        answer = self.client.call("GET", path, parameters={"flat_settings": "true"})
+        return [name for name, held in answer.items() if held["settings"].get("index.refresh_interval") == _NEVER]
+
+    def begin_bulk(self, index: str) -> None:
+        self._change_settings(index, {"refresh_interval": _NEVER, "number_of_replicas": 0})
+
+    def end_bulk(self, index: str) -> None:
+        # Refreshed first: who sees the interval changed may rely on finding the rows.
+        self.refresh(index)
+        normal = {"refresh_interval": self._refresh_interval, "number_of_replicas": self.settings.replicas}
+        self._change_settings(index, normal)
+
+    def refresh(self, index: str) -> None:
+        """From now on readers find what was written before. ``index`` may be a pattern."""
+        self.client.call("POST", f"/{index}/_refresh")
+
+    def _aliases(self) -> Mapping[str, frozenset[str]]:
+        """All indexes that have a name or an alias of ours, with their aliases."""
+        self.bookkeeping.check_format()
+        answer = self.client.call("GET", f"/{self.prefix}.*/_alias", parameters={"expand_wildcards": "all"})
+        return {index: frozenset(held["aliases"]) for index, held in answer.items()}
+
+    def _change_settings(self, index: str, settings: Mapping[str, Any]) -> None:
+        self.client.call("PUT", f"/{index}/_settings", {"index": settings})
+
+    def _check(self, tables: Sequence[Table]) -> None:
+        """What the settings say of these new tables must fit them. Raises ConfigurationError with all that doesn't."""
+        problems = [problem for table in tables for problem in self.settings.problems_of(table)]
+        if problems:
+            raise ConfigurationError(
+                "settings of this sink don't fit its tables",
+                problems=problems,
+                hint="mend fields, ids or routing of this sink",
+            )
+
+    def _evolved(self, index: str, held: HeldIndex, table: Table) -> HeldIndex:
+        """The index with all fields of the table. Raises LockstepError when it holds another table, or shape."""
+        if held.shape.table.name != table.name:
+            raise LockstepError(
+                f"index {index!r} holds table {held.shape.table.name}, not {table.name}",
+                hint="names of this sink were changed: rebuild it from the log: lockstep rebuild",
+            )
+        evolved = held.shape.evolve(table)
+        if evolved == held.shape:
+            return held
+        wanted = self._mapping(evolved, held.properties)
+        with shaping(table.name):
+            without_dynamic = {name: value for name, value in wanted.items() if name != "dynamic"}
+            self.client.call("PUT", f"/{index}/_mapping", without_dynamic)
+        return HeldIndex(evolved, wanted["properties"])
+
+    def _mapping(self, shape: Shape, held: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> dict[str, Any]:
+        """A table's mapping. ``held`` are the fields that its index has.
+
+        These stay, unless the settings speak of them.
+        """
+        table = shape.table.name
+        fields = self.settings.fields_of(table)
+        made = mapping(shape, fields, is_routed=bool(self.settings.routing_of(table)))
+        spoken_of = set(map(field_name, fields))
+        kept = {name: held[name] for name in made["properties"] if name in held and name not in spoken_of}
+        return {**made, "properties": {**made["properties"], **kept}}
+
+    def _index_settings(self, table: Table) -> dict[str, Any]:
+        return {
+            "number_of_replicas": self.settings.replicas,
+            **flat_settings(self.settings.index_settings),
+            "number_of_shards": self.settings.shards,
+            "refresh_interval": self._refresh_interval,
+            "gc_deletes": f"{self.settings.gc_deletes_s}s",
+            # Sub-fields count too, and PostgreSQL allows 1600 columns.
+            "mapping.total_fields.limit": max(1000, 4 * len(table.columns) + 100),
+        }
+
+    @property
+    def _refresh_interval(self) -> str:
+        return f"{self.settings.refresh_interval_ms}ms"
+
+    def _target(self, index: str, held: HeldIndex) -> Target:
+        name = held.shape.table.name
+        return Target(
+            f"{index}_W",
+            held.shape,
+            deletes_leave_markers=self.settings.deletes == "marker",
+            fields=self.settings.fields_of(name),
+            properties=held.properties,
+            id_template=self.settings.id_of(name),
+            routing=self.settings.routing_of(name),
+        )

@@ -1,0 +1,159 @@
+"""The generations of a Redis or Valkey sink, and the key that names the live one."""
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+from cdc.model.errors import DataLost, LockstepError
+from cdc.model.table import TableName
+from sinks.contract import Progress
+from sinks.progress_json import dump_progress, load_progress
+from sinks.redis.connection import Client
+from sinks.redis.layout import glob_text
+from sinks.redis.stored_rows import keys_of, scan_keys
+from sinks.redis.tables import RedisTables
+
+_LIVE: Final = re.compile(rb"g(?P<generation>\d{1,10})")
+
+
+class RedisGenerations:
+    """The generations of a Redis sink, bound to the one of its tables."""
+
+    def __init__(self, tables: RedisTables) -> None:
+        self._tables = tables
+        self._connection = tables.connection
+        self._keys = tables.keys
+        self._number = tables.generation
+        self._history: str | None = None
+        self._saved: Progress | None = None
+
+    def live(self) -> int | None:
+        with self._connection.talking() as client:
+            return self._live(client)
+
+    def numbers(self) -> list[int]:
+        with self._connection.talking() as client:
+            return sorted(map(int, client.smembers(self._keys.generations)))
+
+    def begin_bulk(self) -> None:
+        """Has no effect: larger calls and pipelines than those of ``RedisSink.apply`` gain nothing."""
+
+    def end_bulk(self) -> None:
+        """See ``begin_bulk``."""
+
+    def switch(self) -> None:
+        with self._connection.talking() as client:
+            if not client.exists(self._keys.tables):
+                raise LockstepError(
+                    f"generation {self._number} doesn't exist", hint="it was never prepared, or it was dropped"
+                )
+            self._live(client)  # SET would overwrite anything
+            client.set(self._keys.live, f"g{self._number}")
+
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        others = []
+        with self._connection.talking() as client:
+            for field, shape in self._tables.shapes(client).items():
+                name = shape.table.name
+                if name in tables:
+                    continue
+                layout = self._tables.settings.layout.of(name)
+                for template in (layout.template(shape.table.key), *layout.sets):
+                    for keys in keys_of(client, self._keys.rows, template):
+                        client.unlink(*keys)
+                    if layout.ttl_s:
+                        for keys in keys_of(client, self._keys.memos, template):
+                            client.unlink(*keys)
+                client.hdel(self._keys.tables, field)  # last: until the rows are gone this tells of them
+                others.append(name)
+        self._tables.forget(others)
+        return sorted(others)
+
+    def drop(self) -> None:
+        if self.live() == self._number:
+            raise LockstepError(
+                f"generation {self._number} is live", hint="switch to another generation before you drop this one"
+            )
+        with self._connection.talking() as client:
+            # The shapes first: a job that still writes here finds its tables unprepared when it next starts.
+            client.delete(self._keys.tables, self._keys.progress)
+            for keys in scan_keys(client, glob_text(self._keys.rows) + "*"):
+                client.unlink(*keys)
+            # Whatever the settings are by now: it may have been built with others.
+            for keys in scan_keys(client, glob_text(self._keys.memos) + "*"):
+                client.unlink(*keys)
+            client.delete(self._keys.epoch, self._keys.layout)
+            beginning = f"g{self._number}.".encode()
+            records = [name for name in client.hkeys(self._keys.records) if name.startswith(beginning)]
+            if records:
+                client.hdel(self._keys.records, *records)
+            # Last: until all of the above is done there is something to drop.
+            client.srem(self._keys.generations, self._number)
+        self._tables.forget_all()
+
+    def load_progress(self) -> Progress | None:
+        with self._connection.talking() as client:
+            if self._history is None:
+                self._history, _ = _replication_ids(client)
+            text = client.get(self._keys.progress)
+        return None if text is None else load_progress(text)
+
+    def save_progress(self, progress: Progress) -> None:
+        """Raises DataLost when the server may lack what this object has saved or loaded."""
+        with self._connection.talking() as client:
+            self._check_history(client)
+            # What was stored before is there, else everything else may be gone as well.
+            if not client.set(self._keys.progress, dump_progress(progress), xx=self._saved is not None):
+                raise DataLost(f"key {self._keys.progress!r}, which this job has written, is gone from redis")
+        self._saved = progress
+
+    def _live(self, client: Client) -> int | None:
+        """What the pointer says. Raises LockstepError when it is something that this sink didn't write."""
+        from redis.exceptions import ResponseError
+
+        try:
+            text: bytes | None = client.get(self._keys.live)
+        except ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
+            pointer = None
+        else:
+            if text is None:
+                return None
+            pointer = _LIVE.fullmatch(text)
+        if pointer is None:
+            raise LockstepError(
+                f"key {self._keys.live!r}, by which readers find this sink's live rows, doesn't name a generation",
+                hint="somebody wrote something else there: set it to g<number> again, "
+                f"or remove it (DEL {self._keys.live}), then try again; nothing was changed",
+            )
+        return int(pointer["generation"])
+
+    def _check_history(self, client: Client) -> None:
+        """Raise DataLost when the server may lack what was written since this object saved or loaded progress last.
+
+        A server has a new replication id after a restart, too. What a promoted replica had before is the id of the
+        server whose stream it has followed, to wherever it got.
+        """
+        history, before = _replication_ids(client)
+        if self._history is not None and history is not None and history != self._history:
+            text = client.get(self._keys.progress)
+            reached = {} if text is None else load_progress(text).next_offsets
+            saved = {} if self._saved is None else self._saved.next_offsets
+            is_behind = any(reached.get(at, 0) < offset for at, offset in saved.items())
+            # Without a log of its own, a server comes back as it was when it was saved last.
+            is_logged = bool(client.info("persistence").get("aof_enabled"))
+            if before == self._history or is_behind or not is_logged:
+                raise DataLost("redis has failed over to another server, or come back without its last seconds")
+        self._history = history
+
+
+def _replication_ids(client: Client) -> tuple[str | None, str | None]:
+    """By which the server's stream of writes is known, now and before it was promoted; None where it doesn't say."""
+    from redis.exceptions import ResponseError
+
+    try:
+        facts = client.info("replication")
+    except ResponseError:  # INFO isn't everybody's; where progress is behind, the job's next start notices
+        return None, None
+    return facts.get("master_replid"), facts.get("master_replid2")

@@ -1,0 +1,54 @@
+"""Coordination records in a table of a SQL warehouse."""
+
+from sinks.warehouse.bookkeeping import WarehouseBookkeeping
+from sinks.warehouse.dialect import Connection
+
+
+class WarehouseCoordination:
+    """The coordination records of a warehouse sink."""
+
+    def __init__(self, connection: Connection, bookkeeping: WarehouseBookkeeping) -> None:
+        self._connection = connection
+        self._bookkeeping = bookkeeping
+
+    def load(self, name: str) -> str | None:
+        with self._connection.transaction():
+            if not self._bookkeeping.exist():
+                return None
+            content = self._connection.execute(
+                "select content from lockstep.coordination_record where view_schema = :view_schema and name = :name",
+                name=name,
+            ).scalar()
+        return None if content is None else str(content)
+
+    def save(self, name: str, text: str | None) -> None:
+        with self._connection.transaction():
+            self._create_tables()
+            if text is None:
+                self._connection.execute(
+                    "delete from lockstep.coordination_record where view_schema = :view_schema and name = :name",
+                    name=name,
+                )
+            else:
+                self._connection.execute(
+                    "insert into lockstep.coordination_record (view_schema, name, content) "
+                    "values (:view_schema, :name, :content) "
+                    "on conflict (view_schema, name) do update set content = excluded.content, updated_at = now()",
+                    name=name,
+                    content=text,
+                )
+
+    def create(self, name: str, text: str) -> bool:
+        with self._connection.transaction():
+            self._create_tables()
+            created = self._connection.execute(
+                "insert into lockstep.coordination_record (view_schema, name, content) "
+                "values (:view_schema, :name, :content) on conflict (view_schema, name) do nothing",
+                name=name,
+                content=text,
+            )
+            return bool(created.rowcount)
+
+    def _create_tables(self) -> None:
+        if not self._bookkeeping.exist():
+            self._bookkeeping.create()

@@ -1,0 +1,113 @@
+"""The generations of a warehouse sink. Views read the live one."""
+
+from collections.abc import Collection
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from sinks.contract import Progress
+from sinks.warehouse.tables import WarehouseTables, relations_of_all
+
+
+class WarehouseGenerations:
+    """The generations of a warehouse sink, bound to the one of its tables."""
+
+    def __init__(self, tables: WarehouseTables) -> None:
+        self._tables = tables
+        self._connection = tables.connection
+        self._bookkeeping = tables.bookkeeping
+        self._dialect = tables.dialect
+        self._number = tables.generation
+
+    def live(self) -> int | None:
+        with self._connection.transaction():
+            if not self._bookkeeping.stored_format():  # who only looks changes nothing
+                return None
+            live = self._bookkeeping.live()
+            # A view that is missing is shown again by the next prepare; one of something else is somebody's intention.
+            for view in self._tables.views.held(self._bookkeeping.relations()):
+                if live is not None and view.generations != {live}:
+                    raise LockstepError(
+                        f"view {view.name} reads generation {', '.join(map(str, sorted(view.generations)))}, "
+                        f"generation {live} was made live",
+                        hint="somebody replaced it by hand; switch to the generation that is meant to be live",
+                    )
+        return live
+
+    def numbers(self) -> list[int]:
+        with self._connection.transaction():
+            return self._bookkeeping.generations() if self._bookkeeping.exist() else []
+
+    def begin_bulk(self) -> None:
+        """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
+        with self._connection.transaction():
+            self._bookkeeping.require()
+            live = self._bookkeeping.hold_live()
+            is_bulk = self._bookkeeping.is_bulk("for update")
+            if is_bulk is None:
+                raise self._bookkeeping.missing()
+            tables = self._bookkeeping.tables().values()
+            if is_bulk or live == self._number or any(map(self._dialect.has_rows, tables)):
+                return
+            for held in tables:
+                self._dialect.drop_key(held)
+            self._bookkeeping.set_bulk(True)
+
+    def end_bulk(self) -> None:
+        with self._connection.transaction():
+            if not self._bookkeeping.exist() or not self._bookkeeping.is_bulk("for update"):
+                return
+            self._dialect.add_keys(self._bookkeeping.tables().values())
+            self._bookkeeping.set_bulk(False)
+
+    def switch(self) -> None:
+        with self._connection.transaction():
+            self._bookkeeping.require()
+            self._bookkeeping.hold_live()
+            tables = self._bookkeeping.tables()
+            if not tables:
+                raise self._bookkeeping.missing()
+            if self._bookkeeping.is_bulk("for share"):
+                raise LockstepError(
+                    f"generation {self._number} is still being loaded in bulk",
+                    hint="switch when its load has ended",
+                )
+            self._tables.expose(tables)
+            self._bookkeeping.make_live()
+
+    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
+        with self._connection.transaction():
+            if not self._bookkeeping.exist():
+                return []
+            live = self._bookkeeping.hold_live()
+            held = self._bookkeeping.tables()
+            others = sorted(held.keys() - set(tables))
+            if live == self._number:
+                self._tables.views.drop(relations_of_all(held[name] for name in others))
+            for name in others:
+                self._tables.remove(held[name])
+        self._connection.disconnect()  # staging tables are like those that are gone
+        return others
+
+    def drop(self) -> None:
+        with self._connection.transaction():
+            if not self._bookkeeping.exist():
+                return
+            if self._bookkeeping.hold_live() == self._number:
+                raise LockstepError(
+                    f"generation {self._number} is live",
+                    hint="switch to another generation before you drop this one",
+                )
+            self._tables.drop_schema()
+            tables = self._bookkeeping.tables()
+            self._tables.histories.forget([name for name, held in tables.items() if held.has_history])
+            self._bookkeeping.forget_generation()
+        self._connection.disconnect()
+
+    def load_progress(self) -> Progress | None:
+        with self._connection.transaction():
+            return self._bookkeeping.load_progress() if self._bookkeeping.exist() else None
+
+    def save_progress(self, progress: Progress) -> None:
+        with self._connection.transaction():
+            self._bookkeeping.check_fence(self._tables.fence)
+            self._bookkeeping.save_progress(progress)

@@ -1,0 +1,134 @@
+"""The tables of one generation of a warehouse sink, with their views: made, altered, and exposed to readers."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.event import JsonValue
+from cdc.model.table import Table, TableName, quote_identifier
+from sinks.columns.shape import Shape
+from sinks.warehouse.bookkeeping import WarehouseBookkeeping
+from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.held_table import HeldTable
+from sinks.warehouse.history_bookkeeping import HistoryBookkeeping
+from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
+from sinks.warehouse.postgres.dialect import PostgreSql
+from sinks.warehouse.reader_views import ViewDefinition, views_of
+from sinks.warehouse.settings import WarehouseSettings
+
+
+class WarehouseTables:
+    """The tables of one generation, in the dialect of the address. It connects when it is first used.
+
+    Every method is called inside a transaction of ``connection``. ``fence`` is what this writer has claimed; 0 until
+    then. Raises LockstepError for a schema name that is too long, and for a DuckDB file with the name of a schema.
+    """
+
+    def __init__(self, name: str, settings: WarehouseSettings, generation: int) -> None:
+        views = fitting(settings.schema_name or name, f"schema of sink {name!r}")
+        if settings.is_file:
+            views = views.lower()  # to DuckDB, names of other letters are the same
+        self._settings = settings
+        self._view_schema = views
+        self._schema = fitting(f"{views}_g{generation}", f"schema of sink {name!r}")
+        self.generation = generation
+        self.names = settings.warehouse_names
+        self.dialect = _dialect(name, settings, views=views, schema=self._schema, generation=generation)
+        self.connection = self.dialect.connection
+        self.bookkeeping = WarehouseBookkeeping(self.connection, name, generation)
+        self.histories = HistoryBookkeeping(self.connection)
+        self.views = self.dialect.views
+        self.fence = 0
+
+    def next(self, held: HeldTable | None, table: Table) -> HeldTable:
+        """A table as it will be. Raises LockstepError when that doesn't fit what is there."""
+        name, has_history = self.names.of(table.name), self.names.has_history(table.name)
+        if held is None:
+            return HeldTable(Shape.of(table), name, has_history)
+        if held.name != name:
+            raise LockstepError(
+                f"table {table.name} has the name {held.name!r} in generation {self.generation}, and names says "
+                f"{name!r}",
+                hint="rebuild it from the log: lockstep rebuild, with --switch",
+            )
+        if held.has_history and not has_history:
+            raise LockstepError(
+                f"generation {self.generation} has a history of table {table.name}, which history of this sink "
+                "doesn't name",
+                hint="rebuild it from the log, without the history: lockstep rebuild, with --switch",
+            )
+        shape = held.shape.follow(table) if self._settings.schema_changes == "follow" else held.shape.evolve(table)
+        return HeldTable(shape, name, has_history)
+
+    def check_settings(self, tables: Collection[TableName]) -> None:
+        """Raise ConfigurationError with all settings that name tables which aren't there, as a slip of the pen
+        would."""
+        problems = [
+            f"{setting}: this sink has no table {name}"
+            for setting, names in (("names", self.names.chosen), ("history", self._settings.history_tables))
+            for name in sorted(names)
+            if name not in tables
+        ]
+        if problems:
+            raise ConfigurationError(
+                "settings name tables that this sink doesn't have", problems=problems, hint="mend them, or its tables"
+            )
+
+    def create_schema(self) -> None:
+        """Create this generation's schema, unless it is there."""
+        self._create(self._schema)
+
+    def drop_schema(self) -> None:
+        """Drop this generation's schema with all of its tables."""
+        self.connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
+
+    def build(self, held: HeldTable, before: HeldTable | None, added: Mapping[str, JsonValue]) -> None:
+        """Make a table, or the columns that it lacks.
+
+        Those of ``added`` have these values in the rows that are there.
+        """
+        if before is None:
+            self.dialect.create(held)
+        else:
+            self.dialect.alter(held.name, before, held, added)
+        if held.has_history:
+            if before is not None and before.has_history:
+                self.dialect.alter(held.name + HISTORY_SUFFIX, before, held, added)
+            else:
+                self.dialect.create_history(held)
+                self.histories.begin(held.shape.table.name, held.name + HISTORY_SUFFIX)
+        self.bookkeeping.save_table(held)
+
+    def remove(self, held: HeldTable) -> None:
+        """Remove a table and its history, and forget both."""
+        name = held.shape.table.name
+        for relation in held.relations:
+            self.connection.run(f"drop table {qualified(self._schema, relation)}")
+        self.bookkeeping.forget_table(name)
+        if held.has_history:
+            self.histories.forget([name])
+
+    def expose(self, tables: Mapping[TableName, HeldTable]) -> None:
+        """Point the views at this generation; tables that it doesn't have lose theirs."""
+        self._create(self._view_schema)
+        wanted: dict[str, ViewDefinition] = {}
+        for held in tables.values():
+            wanted |= views_of(held, self._schema)
+        self.views.expose(wanted, {**self.bookkeeping.relations(), **relations_of_all(tables.values())})
+
+    def _create(self, schema: str) -> None:
+        # "create schema if not exists" asks for the right to create schemas even where it exists.
+        if not self.connection.has_schema(schema):
+            self.connection.run(f"create schema {quote_identifier(schema)}")
+
+
+def relations_of_all(tables: Iterable[HeldTable]) -> dict[str, str]:
+    """The names that these have in a schema, with what has them."""
+    return {relation: what for held in tables for relation, what in held.relations.items()}
+
+
+def _dialect(name: str, settings: WarehouseSettings, *, views: str, schema: str, generation: int) -> Dialect:
+    if settings.is_file:
+        from sinks.warehouse.duckdb.dialect import DuckDb
+
+        return DuckDb(name, settings, views=views, schema=schema, generation=generation)
+    return PostgreSql(settings, views=views, schema=schema, generation=generation)

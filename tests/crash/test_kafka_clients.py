@@ -1,0 +1,61 @@
+"""Clients that stay open find a broker again that was restarted: by themselves they may never learn who leads now."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
+from cdc.kafka.topic_names import PROGRESS, control_topic
+from cdc.model.errors import Unavailable
+from tests.events import kafka_settings
+from tests.pipeline import wait_until
+
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.crash]
+
+CLIENTS = 4
+"""Of each kind: one that asks in an unlucky moment is lost, another one isn't."""
+
+_numbers = itertools.count(1)
+Ask = Callable[[], object]
+
+
+@pytest.fixture
+def asks(stack: Any) -> Iterator[list[Ask]]:
+    """What the open clients ask."""
+    settings = kafka_settings(stack.endpoints().kafka_bootstrap, partitions=1)
+    client = settings.client()
+    prefixes = [f"clients{os.getpid()}_{next(_numbers)}" for _ in range(CLIENTS)]
+    for prefix in prefixes:
+        TopicAdmin(client).create(control_topic_plans(prefix, settings.topics))
+    readers = [ProgressReader(client, prefix, ()) for prefix in prefixes]
+    yield [
+        *(_end_of(TopicAdmin(client), control_topic(prefix, PROGRESS)) for prefix in prefixes),
+        *(reader.new_records for reader in readers),
+    ]
+    for reader in readers:
+        reader.close()
+
+
+def _end_of(cluster: TopicAdmin, topic: str) -> Ask:
+    return lambda: (cluster.end_offsets([(topic, 0)]), cluster.committed_ends([(topic, 0)]))
+
+
+def _answers(ask: Ask) -> bool:
+    try:
+        ask()
+    except Unavailable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_every_open_client_answers_again_after_a_restart_of_its_broker(asks: list[Ask], stack: Any, end: str) -> None:
+    assert all(_answers(ask) for ask in asks)
+    getattr(stack, end)("kafka")
+    stack.start("kafka")
+    for ask in asks:
+        wait_until(lambda ask=ask: _answers(ask), what="the client answers", timeout_s=60)

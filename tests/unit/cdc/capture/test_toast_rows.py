@@ -1,0 +1,87 @@
+"""cdc.capture.toast_rows: which values of a row are kept, under which column, and when they are forgotten."""
+
+from cdc.capture.published_table import PublishedTable
+from cdc.capture.toast_rows import ToastRows
+from cdc.protocol.envelope import TableEncoder
+from cdc.toast.memory import MemoryStore
+from cdc.toast.rule import ColumnFacts, ToastRule
+from tests.builders import column, table
+
+TOPIC = "shop.public.orders"
+KEY = b'{"id":1}'
+LARGE = b"x" * 5000
+OTHER = b"y" * 5000
+FACTS = (
+    ColumnFacts("id", "int8", 8, "d"),
+    ColumnFacts("note", "text", -1, "i"),
+    ColumnFacts("body", "text", -1, "i"),
+)
+SHAPE = table(column("id", "int8"), column("note"), column("body"))
+RULE = ToastRule(FACTS, attributes=3)
+
+
+def published(rule: ToastRule | None = RULE) -> PublishedTable:
+    return PublishedTable(TOPIC, TableEncoder(SHAPE, server="shop", database="app", version="1"), toast=rule)
+
+
+def test_a_large_value_is_known_to_the_next_update_as_json() -> None:
+    rows = ToastRows(MemoryStore())
+    rows.remember(published(), KEY, (b"1", LARGE, b"short"))
+    assert rows.known(published(), KEY, [1]) == {1: b'"%b"' % LARGE}
+
+
+def test_only_the_columns_that_were_asked_for_are_told() -> None:
+    rows = ToastRows(MemoryStore())
+    rows.remember(published(), KEY, (b"1", LARGE, OTHER))
+    assert rows.known(published(), KEY, [2]) == {2: b'"%b"' % OTHER}
+    assert rows.known(published(), KEY, []) == {}
+
+
+def test_nothing_is_known_of_another_row() -> None:
+    rows = ToastRows(MemoryStore())
+    rows.remember(published(), KEY, (b"1", LARGE, None))
+    assert rows.known(published(), b'{"id":2}', [1]) == {}
+
+
+def test_a_value_that_an_update_left_out_stays_known() -> None:
+    rows = ToastRows(MemoryStore())
+    rows.remember(published(), KEY, (b"1", LARGE, None))
+    known = rows.known(published(), KEY, [1])
+    rows.remember(published(), KEY, (b"1", None, b"short"), known, [1])
+    assert rows.known(published(), KEY, [1, 2]) == known
+
+
+def test_a_row_without_large_values_is_not_taken_for_what_it_was() -> None:
+    rows = ToastRows(MemoryStore())
+    rows.remember(published(), KEY, (b"1", LARGE, None))
+    rows.remember(published(), KEY, (b"1", b"short", None))
+    assert rows.known(published(), KEY, [1]) == {}
+
+
+def test_a_value_of_a_row_that_was_read_is_kept_also_where_the_row_is_short() -> None:
+    rows = ToastRows(MemoryStore())
+    middling = b"z" * 100  # an earlier version of the row may have moved it
+    rows.remember(published(), KEY, (b"1", middling, None))
+    assert rows.known(published(), KEY, [1]) == {}
+    rows.remember_read(published(), KEY, (b"1", middling, None))
+    assert rows.known(published(), KEY, [1]) == {1: b'"%b"' % middling}
+
+
+def test_a_row_that_is_gone_is_forgotten() -> None:
+    rows = ToastRows(MemoryStore())
+    rows.remember(published(), KEY, (b"1", LARGE, None))
+    rows.forget(published(), KEY)
+    assert rows.known(published(), KEY, [1]) == {}
+
+
+def test_without_a_rule_or_a_memory_nothing_is_kept() -> None:
+    memory = MemoryStore()
+    ruled, unruled = published(), published(None)
+    assert ToastRows(memory).remembers(ruled)
+    for rows, target in ((ToastRows(memory), unruled), (ToastRows(None), ruled)):
+        assert not rows.remembers(target)
+        rows.remember(target, KEY, (b"1", LARGE, None))
+        rows.remember_read(target, KEY, (b"1", LARGE, None))
+        rows.forget(target, KEY)
+        assert rows.known(target, KEY, [1]) == {}
+    assert memory.get(TOPIC, KEY) is None

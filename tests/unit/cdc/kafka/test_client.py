@@ -1,0 +1,48 @@
+"""Clients of Kafka that can't be made: whoever asks for one gets an error with a hint."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from cdc.kafka.client import new_client
+from cdc.kafka.consumer import open_consumer
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import ConfigurationError, Unavailable
+from jobs.dead_letters.topic import DeadLetterTopic
+from jobs.executor.log_reader import LogReader
+
+Client = Mapping[str, str | int]
+
+WITHOUT_ITS_FILE: Client = {
+    "bootstrap.servers": "127.0.0.1:1",
+    "security.protocol": "ssl",
+    "ssl.ca.location": "/nowhere/ca.pem",
+    "log_level": 0,
+}
+
+
+def _publisher(client: Client) -> object:
+    return TransactionalPublisher(
+        client, prefix="p", transactional_id="p", queue_bytes=1 << 20, max_message_bytes=1 << 20, while_waiting=int
+    )
+
+
+def _dead_letter(client: Client) -> object:
+    return DeadLetterTopic(client, "p").send([(b"{}", None)])
+
+
+@pytest.mark.parametrize("client_of", [TopicAdmin, open_consumer, _publisher, _dead_letter, LogReader])
+def test_a_file_that_is_not_there_is_an_error_of_the_configuration(client_of: Callable[[Client], object]) -> None:
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location") as raised:
+        client_of(WITHOUT_ITS_FILE)
+    assert "ca_file" in (raised.value.hint or "")
+
+
+def test_a_machine_without_room_for_another_client_may_have_it_later() -> None:
+    def full(_: object) -> object:
+        raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE, "Failed to create thread"))
+
+    with pytest.raises(Unavailable, match="Failed to create thread"):
+        new_client(full, WITHOUT_ITS_FILE)

@@ -1,0 +1,218 @@
+"""What the commands of operations hand on of their options."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from rich.console import Console
+
+from cdc.model.errors import Unavailable
+from lockstep.cli.main import exit_code
+from monitor.lag import LagReport, SourceFacts, report
+
+CONFIG = """\
+[pipeline]
+name = "p"
+[source]
+dsn = "host=nowhere dbname=app"
+tables = ["public.t"]
+[kafka]
+bootstrap_servers = "nowhere:1"
+[sinks.search]
+type = "opensearch"
+urls = ["http://nowhere:1"]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+class Called:
+    """Stands where the work would be done, and keeps what it was asked for."""
+
+    def __init__(self, result: object) -> None:
+        self.result = result
+        self.calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def __call__(self, _: object, *arguments: Any, **options: Any) -> object:
+        self.calls.append((arguments, options))
+        return self.result
+
+
+NEITHER = {"switch_over": False, "in_place": False, "trimmed": False, "as_json": False}
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        ([], NEITHER),
+        (["--switch"], NEITHER | {"switch_over": True}),
+        (["--in-place"], NEITHER | {"in_place": True}),
+        (["--trimmed", "--json"], NEITHER | {"trimmed": True, "as_json": True}),
+        (["--in-place", "--trimmed"], NEITHER | {"in_place": True, "trimmed": True}),
+    ],
+)
+def test_a_rebuild_is_done_as_its_flags_say(
+    flags: list[str], options: dict[str, bool], config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rebuild = Called(3)
+    monkeypatch.setattr("lockstep.rebuild.display.run_rebuild", rebuild)
+    assert exit_code(["rebuild", "search", *flags, "--config", config]) == 3
+    assert rebuild.calls == [(("search",), options)]
+
+
+def test_a_rebuild_in_place_has_nothing_to_switch_to(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["rebuild", "search", "--in-place", "--switch", "--config", config]) == 2
+    assert "--in-place and --switch exclude each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "number", "back"), [([], None, False), (["--back"], None, True), (["--generation", "2"], 2, False)]
+)
+def test_a_switch_goes_where_its_flags_say(
+    flags: list[str],
+    number: int | None,
+    back: bool,
+    config: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    switch = Called((1, 2))
+    monkeypatch.setattr("lockstep.generations.switch_to", switch)
+    assert exit_code(["switch", "search", *flags, "--config", config]) == 0
+    assert switch.calls == [(("search",), {"number": number, "back": back})]
+    assert "readers of search see generation 2 now; before, it was 1" in capsys.readouterr().err
+
+
+def test_a_switch_back_goes_to_no_chosen_generation(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["switch", "search", "--back", "--generation", "2", "--config", config]) == 2
+    assert "--back and --generation exclude each other" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("wait", "--timeout", "-1"),
+        ("tail", "public.t", "--count", "0"),
+        ("verify", "search", "--generation", "0"),
+        ("switch", "search", "--generation", "-1"),
+        ("generations", "search", "--drop", "0"),
+        ("generations", "search", "--drop", "1", "--json"),
+        ("rejections", "list", "--generation", "0"),
+        ("rejections", "retry", "search", "--all", "--generation", "0"),
+        ("demo", "--rate", "0"),
+        ("demo", "--seconds", "0"),
+        ("demo", "--json"),
+        ("verify", "search", "--against", "yesterday"),
+        ("verify", "search", "--against", "2", "--repair"),
+        ("verify", "search", "--table", "nonsense"),
+        ("verify", "search", "--keys", "{"),
+        ("rejections", "discard", "search", "--reason", "", "--yes"),
+        ("rejections", "retry", "search", "--reason", " "),
+    ],
+)
+def test_what_cannot_be_meant_is_a_usage_error_before_any_server_is_asked(
+    config: str, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(config).parent)
+    assert exit_code(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert {path.name for path in Path(config).parent.iterdir()} == {"lockstep.toml"}
+
+
+class Rounds:
+    """Stands where signals are waited for: tells to stop after so many rounds."""
+
+    def __init__(self) -> None:
+        self.left = 3
+
+    def __call__(self) -> bool:
+        return self.left == 0
+
+    def wait(self, _: float) -> bool:
+        self.left -= 1
+        return self()
+
+
+class Collecting:
+    """A collector to which the second question has no answer."""
+
+    def __init__(self, *_: object) -> None:
+        self.asked = 0
+
+    def __enter__(self) -> "Collecting":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def collect(self) -> LagReport:
+        self.asked += 1
+        if self.asked == 2:
+            raise Unavailable("Kafka doesn't answer [/x]")
+        return report(SourceFacts(100, 100, 100, 1, True, 0), [], now_ms=1)
+
+
+@pytest.mark.parametrize(("flags", "shown"), [([], "WAL end"), (["--json"], '{"stages"')])
+def test_a_watched_lag_is_shown_every_time_in_a_pipe_and_outlives_a_server(
+    config: str, flags: list[str], shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.console.StopOnSignals", Rounds)
+    monkeypatch.setattr("monitor.collector.LagCollector", Collecting)
+    monkeypatch.setattr("lockstep.terminal.out", Console(file=None))
+    assert exit_code(["lag", "--config", config, "--watch", *flags]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.count(shown) == 2
+    assert printed.err == "Kafka doesn't answer [/x]\n"
+
+
+def test_an_event_is_in_the_pipe_before_the_next_is_waited_for(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe = io.BytesIO()
+    seen: list[bytes] = []
+
+    def follow(*_: object, write: Callable[[str], object], **__: object) -> None:
+        write("event\n")
+        seen.append(pipe.getvalue())
+
+    monkeypatch.setattr("monitor.tail.follow", follow)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(pipe)))  # type: ignore[type-var]
+    assert exit_code(["tail", "public.t", "--config", config]) == 0
+    assert seen == [b"event\n"]
+
+
+class NoRejections:
+    """A book without a rejection."""
+
+    tables: ClassVar[dict[str, object]] = {}
+
+    def __init__(self, _: object) -> None: ...
+
+    def read(self, *_: object) -> tuple[list[object], list[object]]:
+        return [], []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "no rejections"),
+        (["search"], "no rejections"),
+        (["saerch"], "no rejections of saerch, which is no sink of this configuration"),
+    ],
+)
+def test_a_sink_without_rejections_that_is_not_there_is_told(
+    config: str,
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lockstep.rejections.book.RejectionBook", NoRejections)
+    assert exit_code(["rejections", "list", *arguments, "--config", config]) == 0
+    assert capsys.readouterr().err == f"{sentence}\n"

@@ -1,0 +1,36 @@
+"""What is found where a part doesn't answer."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import Unavailable
+from lockstep.config import load
+from lockstep.doctor.examine import examine
+
+CONFIG = """
+[pipeline]
+name = "p"
+[source]
+dsn = "host=nowhere"
+tables = ["public.t"]
+[kafka]
+bootstrap_servers = "nowhere:1"
+[sinks.cache]
+type = "redis"
+"""
+
+
+def test_every_part_that_does_not_answer_has_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("no answer")
+
+    for part in ("connect", "check_kafka", "check_sink"):
+        monkeypatch.setattr(f"lockstep.doctor.examine.{part}", refuse)
+    (tmp_path / "lockstep.toml").write_text(CONFIG)
+    findings = examine(load(tmp_path / "lockstep.toml"))
+    assert [(finding.subject, finding.fix) for finding in findings] == [
+        ("source", "check host and port in source.dsn, and that the server runs"),
+        ("Kafka", "check kafka.bootstrap_servers, and that the brokers run"),
+        ("sink cache", "check the address in [sinks.cache], and that its server runs"),
+    ]

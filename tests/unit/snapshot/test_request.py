@@ -1,0 +1,28 @@
+"""snapshot.request"""
+
+from contextlib import nullcontext
+
+import pytest
+
+from cdc.capture.settings import CaptureSettings
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
+from cdc.postgres.settings import SourceSettings
+from snapshot.request import request_copies
+
+PIPELINE = Pipeline(
+    "shop",
+    SourceSettings(dsn="host=nowhere", tables=("public.t", "public.u")),
+    KafkaSettings(bootstrap_servers="nowhere:1"),
+    CaptureSettings(),
+)
+
+
+def test_a_table_that_is_named_twice_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[TableName] = []
+    monkeypatch.setattr("snapshot.request.connect", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("snapshot.request.request_repair", lambda _, name, *__, **___: asked.append(name))
+    tables = [TableName("public", "t"), TableName("public", "u")]
+    assert request_copies(PIPELINE, ["public.t", "public.u", 'public."t"']) == tables
+    assert asked == tables
