@@ -28,6 +28,9 @@ _SETTINGS: Mapping[str, str] = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # A job that is killed while it writes its first offsets leaves a temporary file behind. Spark would refuse the
+    # directory from then on. It keeps no state here, so nothing in it can belong to another query.
+    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     # TCP to the Python workers costs 20 ms per batch.
     "spark.python.unix.domain.socket.enabled": "true",
     # Compiling a class for each plan takes longer than running it over a few rows: 12 ms.

@@ -19,6 +19,7 @@ from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import run_sinks
+from jobs.query.checkpoint import checkpoint_location
 from sinks.contract import Progress
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, open_sink
@@ -163,6 +164,18 @@ def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeli
         job.wait_for("StatusReport", batch_id=2)
         job.kill()
     lsn = pipeline.write_traffic(20, seed=2)
+    assert pipeline.apply_once(spark).poll() == 0
+    assert pipeline.rows() == pipeline.expected
+    assert pipeline.progress().watermark_lsn == lsn
+
+
+@pytest.mark.crash
+def test_a_job_that_was_killed_while_it_wrote_its_first_offsets_goes_on(pipeline: Pipeline, spark: SparkSession) -> None:
+    lsn = pipeline.write(put(1), put(2))
+    checkpoint = checkpoint_location(pipeline.arguments()["spark"].checkpoint_directory, sink="cache", generation=1)
+    left = Path(checkpoint) / "offsets" / f".0.{uuid.uuid4()}.tmp"  # as Hadoop's file systems name it
+    left.parent.mkdir(parents=True)
+    left.write_text("v1\n")
     assert pipeline.apply_once(spark).poll() == 0
     assert pipeline.rows() == pipeline.expected
     assert pipeline.progress().watermark_lsn == lsn
