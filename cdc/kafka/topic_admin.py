@@ -35,6 +35,12 @@ _LEADERLESS = (
     KafkaError.OFFSET_NOT_AVAILABLE,
 )
 
+_UNREADABLE = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TOPIC_EXCEPTION,
+)
+
 
 def reason(error: BaseException) -> str:
     """The client's words for an error."""
@@ -127,9 +133,11 @@ class TopicAdmin:
     def __init__(self, client: Mapping[str, str | int]) -> None:
         self._client = client
         self._admin = new_client(AdminClient, client)
+        self._is_connected = False
 
     def partition_counts(self) -> dict[str, int]:
         """Topic -> number of its partitions. Raises Unavailable."""
+        self._connect()
         try:
             metadata = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S)
         except KafkaException as error:
@@ -236,6 +244,18 @@ class TopicAdmin:
             topic: (str(described.topic_id), len(described.partitions)) for topic, described in descriptions.items()
         }
 
+    def require(self, topics: Sequence[str]) -> None:
+        """Raises LockstepError for the first of these topics that doesn't exist or that we may not read."""
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
+        for topic, future in futures.items():
+            try:
+                self._result(future)
+            except Unavailable as error:
+                cause = error.__cause__
+                if isinstance(cause, KafkaException) and cause.args[0].code() in _UNREADABLE:
+                    raise LockstepError(f"topic {topic} can't be read: {reason(cause)}") from error
+                raise
+
     def end_offsets(
         self, partitions: Sequence[tuple[str, int]], *, while_waiting: Callable[[], None] | None = None
     ) -> dict[tuple[str, int], int]:
@@ -274,6 +294,7 @@ class TopicAdmin:
         """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         while True:
+            self._connect(while_waiting)
             futures = self._admin.list_offsets(
                 {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
                 isolation_level=isolation,
@@ -287,6 +308,7 @@ class TopicAdmin:
             except Unavailable as error:
                 # A client goes on asking with what it once knew of the leaders, and may be refused for ever.
                 self._admin = new_client(AdminClient, self._client)
+                self._is_connected = False
                 cause = error.__cause__
                 leaderless = isinstance(cause, KafkaException) and cause.args[0].code() in _LEADERLESS
                 if not leaderless or time.monotonic() > deadline:
@@ -301,6 +323,16 @@ class TopicAdmin:
             if while_waiting is not None:
                 while_waiting()
             time.sleep(0.1)
+
+    def _connect(self, while_waiting: Callable[[], None] | None = None) -> None:
+        """Ask for the brokers first: a client that has no connection yet waits for its own timers.
+
+        Where its first question is one for offsets, it waits for one to three seconds in one case of fifty. After one
+        for all topics, its next question takes 50 ms.
+        """
+        if not self._is_connected:
+            self._result(self._admin.describe_cluster(request_timeout=_REQUEST_TIMEOUT_S), while_waiting)
+            self._is_connected = True
 
     @staticmethod
     def _result(future: Any, while_waiting: Callable[[], None] | None = None) -> Any:

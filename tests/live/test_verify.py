@@ -298,7 +298,7 @@ def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
     said: list[str] = []
     report = verified(running.config, running.options(kind))
     from_topic = verified(running.config, running.options(kind, against="topic", tables=(f"{running.schema}.account",)))
-    repaired = verified(running.config, running.options(kind, repair=True, repair_timeout_s=20.0), said=said.append)
+    repaired = verified(running.config, running.options(kind, repair=True, repair_timeout_s=8.0), said=said.append)
     dead_letters.close([(topic, orjson.dumps({"id": REJECTED}))])
     return Broken(
         kind,

@@ -17,12 +17,21 @@ class _Cluster:
 
     def __init__(self, *, clients_in_vain: int) -> None:
         self.clients = 0
+        self.connected = 0
         self._in_vain = clients_in_vain
 
     def new_client(self, _: object) -> Any:
         self.clients += 1
         number = self.clients
-        return SimpleNamespace(list_offsets=lambda specs, **_: self._offsets(specs, number))
+        return SimpleNamespace(
+            list_offsets=lambda specs, **_: self._offsets(specs, number), describe_cluster=self._describe_cluster
+        )
+
+    def _describe_cluster(self, **_: Any) -> Future[Any]:
+        self.connected += 1
+        future: Future[Any] = Future()
+        future.set_result(None)
+        return future
 
     def _offsets(self, specs: Mapping[Any, Any], client: int) -> dict[Any, Future[Any]]:
         futures: dict[Any, Future[Any]] = {partition: Future() for partition in specs}
@@ -47,6 +56,7 @@ def test_a_client_that_is_refused_is_replaced_and_whoever_waits_is_told(monkeypa
     assert told == [2, 3], "after each question that wasn't answered with an offset"
     assert admin.begin_offsets([("t", 0)]) == {("t", 0): 7}
     assert cluster.clients == 3, "one that is answered is kept"
+    assert cluster.connected == 3, "each client connects before its first question for offsets"
 
 
 def test_a_partition_that_gets_no_leader_is_unavailable_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
