@@ -170,7 +170,9 @@ def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeli
 
 
 @pytest.mark.crash
-def test_a_job_that_was_killed_while_it_wrote_its_first_offsets_goes_on(pipeline: Pipeline, spark: SparkSession) -> None:
+def test_a_job_that_was_killed_while_it_wrote_its_first_offsets_goes_on(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
     lsn = pipeline.write(put(1), put(2))
     checkpoint = checkpoint_location(pipeline.arguments()["spark"].checkpoint_directory, sink="cache", generation=1)
     left = Path(checkpoint) / "offsets" / f".0.{uuid.uuid4()}.tmp"  # as Hadoop's file systems name it
