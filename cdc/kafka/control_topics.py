@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from cdc.kafka.consumer import open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import Unavailable
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 
