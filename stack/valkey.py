@@ -6,6 +6,8 @@ from pathlib import Path
 from signal import SIGTERM
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from stack import ports as tcp
 from stack import versions
@@ -20,6 +22,9 @@ SETTINGS = {
     "maxmemory-policy": "noeviction",
     "save": "",
 }
+
+# Whoever waits asks again, and looks in between whether the server still runs. The default is a few tries at once.
+_NEVER = Retry(NoBackoff(), 0)
 
 
 class Valkey:
@@ -54,7 +59,7 @@ class Valkey:
     def is_ready(self, ports: Ports, tail: Tail) -> bool:
         """PING; it refuses while it reads its data."""
         try:
-            with redis.Redis(host=tcp.HOST, port=ports["main"], socket_timeout=2) as client:
+            with redis.Redis(host=tcp.HOST, port=ports["main"], socket_timeout=2, retry=_NEVER) as client:
                 return bool(client.ping())
         except (redis.RedisError, OSError):
             return False

@@ -60,7 +60,7 @@ class Captured:
             f"[kafka]\nbootstrap_servers = '{kafka}'\n"
             f"topics = {{ partitions = {partitions}, replication_factor = 1, min_insync_replicas = 1 }}\n"
             f"{sections}\n"
-            f"[source]\ndsn = '{database.dsn}'\ntables = [{names}]\nheartbeat_interval_s = 0.3\n{source}\n"
+            f"[source]\ndsn = '{database.dsn}'\ntables = [{names}]\nheartbeat_interval_s = 0.15\n{source}\n"
         )
         self.path = path
         self.config: Config = load(path)
