@@ -72,13 +72,13 @@ def messages(directory: Path) -> str:
 
 
 def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
-    killed = start(directory)
+    killed = start(directory, "--rate", "15")
     wait_for_message(directory, killed, r"in Kafka \d")
     killed.kill()
     killed.communicate()
     assert len(processes_of(directory)) > 5
 
-    demo = start(directory, "--seconds", "10", "--json")
+    demo = start(directory, "--seconds", "6", "--rate", "15", "--json")
     output, _ = demo.communicate(timeout=PATIENCE_S)
 
     assert demo.returncode == 0, messages(directory)
