@@ -196,6 +196,13 @@ def test_texts_that_are_no_tables_are_named_where_they_are(write) -> None:
     assert "not a table name: 'orders'" in cache
 
 
+def _assert_only_problem(path: Path, problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith(problem)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
@@ -216,10 +223,7 @@ def test_texts_that_are_no_tables_are_named_where_they_are(write) -> None:
     ],
 )
 def test_problems_speak_of_the_file_and_not_of_our_code(write, old: str, new: str, problem: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        load(write(VALID.replace(old, new)))
-    assert len(caught.value.problems) == 1
-    assert caught.value.problems[0].startswith(problem)
+    _assert_only_problem(write(VALID.replace(old, new)), problem)
 
 
 def test_broken_toml_is_a_configuration_error(write) -> None:
@@ -255,10 +259,7 @@ def test_broken_toml_is_a_configuration_error(write) -> None:
     ],
 )
 def test_a_setting_that_would_have_no_effect_is_refused(write, old: str, new: str, problem: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        load(write(VALID.replace(old, new)))
-    assert len(caught.value.problems) == 1
-    assert caught.value.problems[0].startswith(problem)
+    _assert_only_problem(write(VALID.replace(old, new)), problem)
 
 
 def test_a_secret_that_is_no_text_is_told_and_not_shown(write, tmp_path: Path) -> None:
