@@ -3,7 +3,6 @@
 import itertools
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,11 +101,9 @@ def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any, s
             since = len(job.reports)
             stack.stop(name)
             try:
-                # Until it is missed; Kafka's absence is told late, and its clients find it again by themselves.
+                # Until it is missed; Kafka's clients find it again by themselves.
                 if name in SINK_OF:
                     job.wait_for("SinkWaiting", since=since, sink=f"{pipeline.name}_{SINK_OF[name]}")
-                else:
-                    time.sleep(2)
             finally:
                 stack.start(name)
     pipeline.wait_applied(job)
