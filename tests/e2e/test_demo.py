@@ -103,9 +103,9 @@ def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
 @pytest.mark.parametrize(
     "message",
     [
-        pytest.param(r"kafka: starting", id="servers", marks=pytest.mark.soak),
+        pytest.param(r"kafka: starting", id="servers"),
         pytest.param(r"starting Spark", id="shop", marks=pytest.mark.soak),
-        pytest.param(r"in Kafka \d", id="stream"),
+        pytest.param(r"in Kafka \d", id="stream", marks=pytest.mark.soak),
     ],
 )
 def test_two_signals_leave_no_process_running(directory, message):

@@ -224,6 +224,7 @@ def test_a_server_that_hangs_keeps_only_its_own_sink(running: Running) -> None:
     running.assert_nothing_is_lost()
 
 
+@pytest.mark.soak
 def test_a_busy_search_server_is_waited_for_and_slow_ones_get_everything(running: Running) -> None:
     with running.traffic():
         since = running.now

@@ -158,6 +158,7 @@ def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline, 
 
 
 @pytest.mark.crash
+@pytest.mark.soak
 def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write_traffic(300)
     with pipeline.process(max_offsets_per_trigger=300) as job:
