@@ -1,6 +1,8 @@
 """``lockstep tail``: a table's events as they come, readable."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 import orjson
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
@@ -13,6 +15,9 @@ from cdc.pipeline import Pipeline
 from cdc.protocol.envelope import TAG_HEADER
 
 _OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete"}
+
+_QUIET_S: Final = 5.0
+"""A consumer that gets nothing for so long is replaced."""
 
 
 def follow(
@@ -38,10 +43,32 @@ def follow(
     partitions = cluster.partition_counts().get(topic)
     if partitions is None:
         raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
+    at = [(topic, partition) for partition in range(partitions)]
+    positions = dict.fromkeys(at, 0) if from_start else cluster.committed_ends(at)
+    for shown, message in enumerate(new_messages(pipeline.kafka.client(), positions, stopping=stopping), start=1):
+        write(_line(message, as_json=as_json) + "\n")
+        if shown == count:
+            return
+
+
+def new_messages(
+    client: Mapping[str, str | int], positions: Mapping[tuple[str, int], int], *, stopping: Callable[[], bool]
+) -> Iterator[Message]:
+    """The committed messages of each (topic, partition) from an offset on, until ``stopping``. Raises Unavailable."""
+    following = dict(positions)
+    while not stopping():
+        # A consumer may get nothing for ever from a broker that was restarted; a new one does.
+        yield from _until_quiet(client, following, stopping)
+
+
+def _until_quiet(
+    client: Mapping[str, str | int], following: dict[tuple[str, int], int], stopping: Callable[[], bool]
+) -> Iterator[Message]:
+    """What one consumer gets, until nothing has come for a while. ``following`` is moved on past each message."""
     consumer = new_client(
         Consumer,
         {
-            **pipeline.kafka.client(),
+            **client,
             "group.id": "lockstep-tail",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
@@ -49,20 +76,17 @@ def follow(
         },
     )
     try:
-        starts = [TopicPartition(topic, p, 0) for p in range(partitions)]
-        if not from_start:
-            for partition in starts:
-                partition.offset = consumer.get_watermark_offsets(partition, timeout=10.0)[1]
-        consumer.assign(starts)
-        shown = 0
-        while not stopping() and (count is None or shown < count):
+        consumer.assign([TopicPartition(*at, offset) for at, offset in following.items()])
+        heard = time.monotonic()
+        while not stopping() and time.monotonic() - heard < _QUIET_S:
             message = consumer.poll(0.2)
             if message is None:
                 continue
             if message.error() is not None:
                 raise KafkaException(message.error())  # noqa: TRY301  translated below like all others
-            write(_line(message, as_json=as_json) + "\n")
-            shown += 1
+            heard = time.monotonic()
+            following[message.topic() or "", message.partition() or 0] = (message.offset() or 0) + 1
+            yield message
     except KafkaException as error:
         raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
     finally:

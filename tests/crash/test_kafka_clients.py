@@ -2,15 +2,18 @@
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
-from cdc.kafka.topic_names import PROGRESS, control_topic
+from cdc.kafka.topic_names import PROGRESS, STATE, control_topic
 from cdc.model.errors import Unavailable
+from monitor.tail import new_messages
 from tests.events import kafka_settings
 from tests.pipeline import wait_until
 
@@ -35,6 +38,7 @@ def asks(stack: Any) -> Iterator[list[Ask]]:
     yield [
         *(_end_of(TopicAdmin(client), control_topic(prefix, PROGRESS)) for prefix in prefixes),
         *(reader.new_records for reader in readers),
+        *(_message_of(client, control_topic(prefix, STATE)) for prefix in prefixes),
     ]
     for reader in readers:
         reader.close()
@@ -42,6 +46,24 @@ def asks(stack: Any) -> Iterator[list[Ask]]:
 
 def _end_of(cluster: TopicAdmin, topic: str) -> Ask:
     return lambda: (cluster.end_offsets([(topic, 0)]), cluster.committed_ends([(topic, 0)]))
+
+
+def _message_of(client: Mapping[str, str | int], topic: str) -> Ask:
+    """Somebody writes a message, and the one that follows the topic gets it."""
+    deadline = [0.0]
+    following = new_messages(client, {(topic, 0): 0}, stopping=lambda: time.monotonic() > deadline[0])
+    written = itertools.count(1)
+
+    def ask() -> None:
+        producer = Producer({**client, "message.timeout.ms": 10_000})
+        key = str(next(written)).encode()
+        producer.produce(topic, b"{}", key)
+        if producer.flush(10):
+            raise Unavailable("the message wasn't written")
+        deadline[0] = time.monotonic() + 30
+        assert key in iter(lambda: next(following).key(), None)
+
+    return ask
 
 
 def _answers(ask: Ask) -> bool:
