@@ -1,7 +1,8 @@
 """All tests in parts that share one set of servers: ``python -m tests``, and with ``--soak`` those that take too long.
 
-What is ``busy`` runs first and alone, on servers that hold nothing yet. The others follow in several processes. The
-last line is pytest's closing line for all parts together.
+What must be ``alone`` runs first, on servers that hold nothing yet. What is ``busy`` follows, one test after the other.
+All others run beside that, in several processes which take what it leaves of the processor. The last line is pytest's
+closing line for all parts together.
 """
 
 import argparse
@@ -12,23 +13,38 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 from xml.etree import ElementTree
 
 from tests.services import shared_servers
 
-# Most tests of capture wait for a server half of their time.
-PROCESSES = 2 * (os.cpu_count() or 1)
-BESIDE = ("-n", str(PROCESSES), "--dist", "loadfile")
 
-CHANGE = (
-    ("busy and not soak",),
-    ("not busy and not soak", *BESIDE),
+@dataclass(frozen=True)
+class Part:
+    """Tests that are chosen by their marks, and how pytest runs them."""
+
+    marks: str
+    options: tuple[str, ...] = ()
+    niceness: int = 0
+
+
+# Most of these tests wait for a server half of their time, and the busy ones leave half of the processor.
+BESIDE = ("-n", str(max(2, 3 * (os.cpu_count() or 1) // 2)), "--dist", "loadfile")
+
+# The parts of a step run beside each other.
+Steps = tuple[tuple[Part, ...], ...]
+
+CHANGE: Steps = (
+    (Part("alone and not soak"),),
+    (Part("busy and not alone and not soak"), Part("not busy and not alone and not soak", BESIDE, niceness=10)),
 )
 # Hypothesis tries more there, so its tests are among them.
-SOAK = (
-    ("busy and soak",),
-    ("(soak or hypothesis) and not busy", *BESIDE),
+SOAK: Steps = (
+    (Part("alone and soak"),),
+    (Part("busy and not alone and soak"), Part("(soak or hypothesis) and not busy and not alone", BESIDE, niceness=10)),
 )
 
 
@@ -42,21 +58,50 @@ def main() -> int:
     if options.soak:
         os.environ["LOCKSTEP_HYPOTHESIS"] = "soak"
     began = time.monotonic()
+    codes: list[int] = []
     with tempfile.TemporaryDirectory() as reports, shared_servers() as servers:
         os.environ.setdefault("LOCKSTEP_TEST_STACK", str(servers))
-        codes = [
-            _run(part, Path(reports) / f"{number}.xml", options.arguments)
-            for number, part in enumerate(SOAK if options.soak else CHANGE)
-        ]
-        counts = sum((_counts(report) for report in sorted(Path(reports).iterdir())), Counter[str]())
+        for number, step in enumerate(SOAK if options.soak else CHANGE):
+            codes += _run(step, Path(reports) / str(number), options.arguments)
+        counts = sum((_counts(report) for report in sorted(Path(reports).rglob("*.xml"))), Counter[str]())
     print(closing_line(counts, time.monotonic() - began), flush=True)
     return next((code for code in codes if code), 0)
 
 
-def _run(part: tuple[str, ...], report: Path, arguments: list[str]) -> int:
-    marks, *others = part
-    command = ["-m", "pytest", "-m", marks, *others, "--durations=30", f"--junitxml={report}", *arguments]
-    return subprocess.run([sys.executable, *command], check=False).returncode
+def _run(step: Sequence[Part], reports: Path, arguments: Sequence[str]) -> list[int]:
+    """Run parts beside each other. The first one's output is seen at once, that of the others when they are done."""
+    reports.mkdir()
+    running: list[subprocess.Popen[bytes]] = []
+    outputs: list[Path] = []
+    try:
+        for number, part in enumerate(step):
+            report = reports / f"{number}.xml"
+            if number == 0:
+                running.append(_start(part, report, arguments, output=None))
+                continue
+            outputs.append(report.with_suffix(".log"))
+            with outputs[-1].open("wb") as output:
+                running.append(_start(part, report, arguments, output=output))
+        codes = [process.wait() for process in running]
+    finally:
+        for process in running:
+            if process.poll() is None:  # interrupted
+                process.terminate()
+                process.wait()
+        for path in outputs:
+            sys.stdout.buffer.write(path.read_bytes())
+            sys.stdout.flush()
+    return codes
+
+
+def _start(part: Part, report: Path, arguments: Sequence[str], *, output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pytest", "-m", part.marks, *part.options, "--durations=30"]
+    process = subprocess.Popen(
+        [*command, f"--junitxml={report}", *arguments], stdout=output, stderr=None if output is None else output
+    )
+    if part.niceness:
+        os.setpriority(os.PRIO_PROCESS, process.pid, part.niceness)  # what it starts has the same
+    return process
 
 
 def _counts(report: Path) -> Counter[str]:

@@ -1,7 +1,8 @@
 """Fixtures of every test folder, and how much Hypothesis tries.
 
-Three markers say where a test runs. Nothing runs beside a ``busy`` one: it keeps all cores at work or changes a server
-for everybody. ``make soak`` runs what is marked ``soak``, ``make test`` all others. ``live`` needs servers.
+Markers say where a test runs. Nothing runs beside one that is ``alone``: it changes a server for everybody or needs the
+whole machine. One that is ``busy`` keeps a core at work, so they run one after the other. ``make soak`` runs what is
+marked ``soak``, ``make test`` all others. ``live`` needs servers.
 """
 
 import os

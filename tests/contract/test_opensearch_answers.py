@@ -84,7 +84,7 @@ def test_json_that_cannot_be_indexed_costs_the_search_copy_only(client: OpenSear
 
 
 # It changes the whole server, which others use at the same time.
-@pytest.mark.busy
+@pytest.mark.alone
 def test_a_late_write_does_not_recreate_a_dropped_index(client: OpenSearch, sink: OpenSearchSink) -> None:
     client.cluster.put_settings(body={"transient": {"action.auto_create_index": "true"}})
     try:
@@ -119,7 +119,7 @@ def test_an_index_that_is_not_ours_is_left_alone(client: OpenSearch, endpoints: 
 
 
 # It restarts a server that others use at the same time.
-@pytest.mark.busy
+@pytest.mark.alone
 def test_a_marker_remembers_a_delete_across_a_restart(
     stack: Any, endpoints: Any, client: OpenSearch, sink: OpenSearchSink
 ) -> None:

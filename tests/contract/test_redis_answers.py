@@ -65,7 +65,7 @@ def test_a_key_of_another_type_is_a_rejection(client: Any, sink: RedisSink, name
 
 
 # It changes the whole server, which others use at the same time.
-@pytest.mark.busy
+@pytest.mark.alone
 def test_a_full_memory_stops_the_job(client: Any, sink: RedisSink) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     client.config_set("maxmemory", "1")

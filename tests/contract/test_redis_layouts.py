@@ -191,7 +191,7 @@ def test_sets_and_memos_go_with_their_generation_and_table(client: Any, opened: 
 
 
 # It changes the whole server, which others use at the same time.
-@pytest.mark.busy
+@pytest.mark.alone
 def test_a_full_memory_leaves_row_and_sets_as_they_were(client: Any, opened: Open, name: str) -> None:
     chosen = {"sets": {"public.orders": [OF_CUSTOMER]}, "ttl_s": {"public.orders": 1000, "public.others": 1000}}
     sink = opened(**chosen)

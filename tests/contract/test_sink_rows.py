@@ -238,7 +238,7 @@ def _knocking(make: Callable[[], Sink]) -> Iterator[list[Exception]]:
 
 
 # It stops a server that others use at the same time.
-@pytest.mark.busy
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", with_servers())
 def test_a_job_waits_while_the_server_is_away_and_goes_on(kind: str, stack: Any, endpoints: Any, name: str) -> None:
     destination = KINDS[kind](endpoints)

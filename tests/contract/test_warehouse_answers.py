@@ -126,7 +126,7 @@ def test_a_switch_to_other_columns_keeps_grants_and_options(
 
 
 # The sink gives way much sooner than a deadlock is looked for, unless other tests keep it from running.
-@pytest.mark.busy
+@pytest.mark.alone
 def test_readers_of_several_views_in_one_transaction_are_never_ended(
     endpoints: Any, settings: WarehouseSettings, name: str
 ) -> None:

@@ -89,6 +89,7 @@ def test_kill_9_of_a_job_that_goes_on_after_a_kill(pipeline: Pipeline) -> None:
     assert pipeline.stop(capture) == 0
 
 
+@pytest.mark.alone
 @pytest.mark.soak
 def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any, spark: SparkSession) -> None:
     capture = pipeline.start_capture()

@@ -98,7 +98,7 @@ def test_an_idle_capture_that_wakes_up_does_not_come_back_over_the_newer_one(pip
     pipeline.assert_published_exactly_once()
 
 
-@pytest.mark.busy
+@pytest.mark.alone
 @pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.soak)])
 def test_capture_survives_a_restart_of_kafka(pipeline: Pipeline, stack: Any, end: str) -> None:
     _take_snapshot(pipeline)
@@ -113,7 +113,7 @@ def test_capture_survives_a_restart_of_kafka(pipeline: Pipeline, stack: Any, end
     pipeline.assert_published_exactly_once()
 
 
-@pytest.mark.busy
+@pytest.mark.alone
 def test_capture_survives_a_restart_of_postgresql(pipeline: Pipeline, stack: Any) -> None:
     _take_snapshot(pipeline)
     capture = pipeline.start_capture()
@@ -129,7 +129,7 @@ def test_capture_survives_a_restart_of_postgresql(pipeline: Pipeline, stack: Any
     pipeline.assert_published_exactly_once()
 
 
-@pytest.mark.busy
+@pytest.mark.alone
 def test_a_capture_that_first_finds_no_server_still_takes_over_from_the_one_before(
     pipeline: Pipeline, stack: Any
 ) -> None:
@@ -147,7 +147,7 @@ def test_a_capture_that_first_finds_no_server_still_takes_over_from_the_one_befo
     pipeline.assert_published_exactly_once()
 
 
-@pytest.mark.busy
+@pytest.mark.alone
 def test_the_server_hears_from_us_while_kafka_is_frozen(stack: Any, tmp_path: Path) -> None:
     """With a wal_sender_timeout shorter than the freeze: the connection would be dropped if nobody answered."""
     name = f"crash{os.getpid()}_{next(_numbers)}"

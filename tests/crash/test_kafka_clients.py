@@ -17,7 +17,7 @@ from monitor.tail import new_messages
 from tests.events import kafka_settings
 from tests.pipeline import wait_until
 
-pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.crash]
+pytestmark = [pytest.mark.live, pytest.mark.alone, pytest.mark.crash]
 
 CLIENTS = 4
 """Of each kind: one that asks in an unlucky moment is lost, another one isn't."""
@@ -74,7 +74,7 @@ def _answers(ask: Ask) -> bool:
     return True
 
 
-@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.soak)])
 def test_every_open_client_answers_again_after_a_restart_of_its_broker(asks: list[Ask], stack: Any, end: str) -> None:
     assert all(_answers(ask) for ask in asks)
     getattr(stack, end)("kafka")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.services import temporary_directory
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
 

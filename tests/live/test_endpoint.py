@@ -68,7 +68,7 @@ def test_a_server_of_the_stack_has_nothing_wrong(database: Database) -> None:
 
 
 # It changes the whole server, which others use at the same time.
-@pytest.mark.busy
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("name", "value", "since"), [("max_slot_wal_keep_size", "50GB", 0), ("idle_replication_slot_timeout", "2d", 180000)]
 )

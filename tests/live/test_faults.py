@@ -42,7 +42,7 @@ from tests.services import Services
 from tests.spark_here import Job
 from tests.spark_session import python_workers
 
-pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone]
 
 PATIENCE_S = 120
 """For anything that takes seconds on a machine with nothing else to do."""

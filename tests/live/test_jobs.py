@@ -216,6 +216,7 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
     assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
 
 
+@pytest.mark.alone
 def test_a_sink_that_is_down_is_waited_for(pipeline: Pipeline, stack: Services, spark: SparkSession) -> None:
     pipeline.write(put(1, "before"))
     sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}

@@ -1,13 +1,14 @@
 """Running all tests: the closing line, and that no test is in two parts or in none."""
 
 from collections import Counter
+from itertools import combinations
 
 import pytest
 from _pytest.mark.expression import Expression
 
-from tests.__main__ import CHANGE, SOAK, closing_line
+from tests.__main__ import CHANGE, SOAK, Steps, closing_line
 
-MARKS = ("busy", "soak", "hypothesis")
+MARKS = ("alone", "busy", "soak", "hypothesis")
 
 
 @pytest.mark.parametrize(
@@ -25,10 +26,15 @@ def test_the_closing_line_is_pytests(counts: Counter[str], line: str) -> None:
     assert closing_line(counts, 72.5).strip("=") == line.strip("=")
 
 
-@pytest.mark.parametrize("marks", [{"busy"}, {"soak"}, {"busy", "soak"}, {"hypothesis"}, set()])
+@pytest.mark.parametrize("marks", [set(marks) for count in range(5) for marks in combinations(MARKS, count)], ids=str)
 def test_every_test_is_in_exactly_one_part_of_its_run(marks: set[str]) -> None:
-    def parts(run: tuple[tuple[str, ...], ...]) -> int:
-        return sum(Expression.compile(part[0]).evaluate(lambda name, **_: name in marks) for part in run)
+    def parts(run: Steps) -> int:
+        return sum(
+            Expression.compile(part.marks).evaluate(lambda name, **_: name in marks) for step in run for part in step
+        )
 
     assert parts(CHANGE) == ("soak" not in marks)
-    assert parts(SOAK) == ("soak" in marks or "hypothesis" in marks)
+    if marks & {"busy", "alone"}:
+        assert parts(SOAK) == ("soak" in marks)
+    else:
+        assert parts(SOAK) == ("soak" in marks or "hypothesis" in marks)
