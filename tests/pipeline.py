@@ -469,3 +469,13 @@ def traffic(pipeline: Pipeline, **options: Any) -> Iterator[Traffic]:
         yield thread
     finally:
         thread.finish()
+
+
+def kill_a_job(pipeline: Pipeline, *, begun: Callable[[], bool], writes: Traffic) -> None:
+    """Start to apply in another process, and kill it after some traffic that it was there for."""
+    job = pipeline.start_apply()
+    wait_until(begun, what="the job has begun", timeout_s=300)
+    seen = writes.transactions
+    wait_until(lambda: writes.transactions > seen + 100, what="some traffic")
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()

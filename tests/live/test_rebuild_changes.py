@@ -179,6 +179,7 @@ def _delete_topic(pipeline: Pipeline, table: str) -> None:
     wait_until(lambda: topic not in TopicAdmin(pipeline.client).partition_counts(), what=f"{topic} is gone")
 
 
+@pytest.mark.soak
 def test_a_topic_that_is_recreated_ends_the_build_that_reads_it(pipeline: Captured) -> None:
     sink, account = f"{pipeline.name}_cache", f"{pipeline.name}.account"
     # Without capture no comparison ends: the build stays where it is.

@@ -243,7 +243,8 @@ def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newe
         sink.close()
 
 
-@pytest.mark.parametrize("kind", ["warehouse", pytest.param("cache", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["warehouse", "cache"])
 def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
     database: Database, follow: Follow, kind: str
 ) -> None:

@@ -1,8 +1,7 @@
-"""A warehouse in a DuckDB file: PostgreSQL -> topics -> Spark -> the file, through a kill, a rebuild and a switch."""
+"""A warehouse in a DuckDB file: PostgreSQL -> topics -> Spark -> the file, through a rebuild and a switch."""
 
 import json
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from lockstep.config import load
 from stack.stack import Endpoints
-from tests.pipeline import Pipeline, traffic, wait_until
+from tests.pipeline import Pipeline, kill_a_job, traffic, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -50,22 +49,20 @@ def _read(file: Path, query: str) -> list[tuple[object, ...]]:
     return rows
 
 
-def test_a_file_follows_its_source_through_a_kill_and_a_rebuild(
-    pipeline: Pipeline, tmp_path: Path, spark: SparkSession
+@pytest.mark.parametrize("after_a_kill", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_a_file_follows_its_source_and_is_rebuilt(
+    pipeline: Pipeline, tmp_path: Path, spark: SparkSession, after_a_kill: bool
 ) -> None:
     name, file = pipeline.name, tmp_path / "dwh.duckdb"
-    killed = pipeline.start_apply()
     with traffic(pipeline, seed=3, pause_s=0.05) as writes:
-        wait_until(file.exists, what="the file has begun", timeout_s=300)
-        seen = writes.transactions
-        wait_until(lambda: writes.transactions > seen + 100, what="some traffic")
-        os.killpg(killed.pid, signal.SIGKILL)
-        killed.wait()
+        if after_a_kill:
+            kill_a_job(pipeline, begun=file.exists, writes=writes)
         apply = pipeline.apply(spark)
         pipeline.wait_applied(apply)
         assert _read(file, f"select count(*) > 0 from {name}.{name}__entry") == [(True,)]
         pipeline.path.write_text(pipeline.path.read_text() + f'exclude = ["{name}.account.tags"]\n')
-        assert f"generation 2 of {name} equals the source" in pipeline.run("rebuild", name, "--switch")
+        built = pipeline.rebuild(spark, name, switch_over=True).finish()
+        assert (built.report.is_equal, built.generation, built.is_live) == (True, 2, True)
     pipeline.wait_applied(apply)
     pipeline.assert_sinks_equal()
     lag = json.loads(pipeline.run("lag", "--json"))
