@@ -32,7 +32,7 @@ from cdc.stream.source_checks import not_published
 from cdc.stream.toast_cache import ToastCache
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
-from snapshot.table_reader import SnapshotReader, UnreadableKey
+from snapshot.table_reader import SnapshotReader, TableRefused, UnreadableKey
 
 _SLOT_PATIENCE_S: Final = 3.0
 """How long the stream may stop for a slot that is created while nothing else is done."""
@@ -145,11 +145,13 @@ class StreamCopies:
         except (LockstepError, psycopg.Error) as error:
             if unless:
                 raise
-            self._no_repair_before_s = time.monotonic() + _LATER_S
-            translated = connection_error(error) if isinstance(error, psycopg.Error) else error
-            if translated.message != self._put_off_for:
-                self._put_off_for = translated.message
-                self._say(f"warning: a repair waits: {translated.message}")
+            self._put_off_repairs(connection_error(error) if isinstance(error, psycopg.Error) else error)
+
+    def _put_off_repairs(self, error: LockstepError) -> None:
+        self._no_repair_before_s = time.monotonic() + _LATER_S
+        if error.message != self._put_off_for:
+            self._put_off_for = error.message
+            self._say(f"warning: a repair waits: {error.message}")
 
     def copy(self, frame: bytes | None) -> Pause | None:
         """Copy at one point of the stream what is to be copied. ``frame`` comes after it. None when told to stop.
@@ -181,6 +183,8 @@ class StreamCopies:
                         self._repair(point, name)
             except Interrupted:
                 return None
+            except TableRefused as error:
+                self._put_off_repairs(error)  # those that were done before are forgotten already
             return pause
 
     def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:

@@ -7,7 +7,7 @@ from typing import Any, Self
 import psycopg
 from psycopg import sql
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import Membership, load_tables, memberships, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
@@ -55,6 +55,10 @@ class FoundKey:
 
     fields: Fields
     has_row: bool
+
+
+class TableRefused(LockstepError):
+    """Our role may not read the table, or a policy hides rows of it. That says nothing of any key."""
 
 
 class UnreadableKey(Exception):
@@ -129,7 +133,8 @@ class SnapshotReader:
     def find(self, table: Table, keys: Sequence[KeyTexts]) -> list[FoundKey]:
         """Which of these keys have a row that is published, in no particular order.
 
-        Raises UnreadableKey when PostgreSQL can't read or compare one of them, and as ``rows``.
+        Raises UnreadableKey when PostgreSQL can't read or compare one of them, TableRefused when we may not read the
+        table, and as ``rows``.
         """
         wanted_sql, matches = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
@@ -149,8 +154,14 @@ class SnapshotReader:
                     for index, value in zip(indexes, key, strict=True):
                         fields[index] = value
                     found_keys.append(FoundKey(tuple(fields), is_there == b"t"))
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise TableRefused(connection_error(error).message) from error
         except psycopg.Error as error:  # those of the connection have become ours
             raise UnreadableKey(type(error).__name__) from None
+        except Unavailable:
+            raise
+        except LockstepError as error:  # a limit of the server, as of the size of a statement
+            raise UnreadableKey(type(error.__cause__).__name__) from None
         return found_keys
 
     def rows_of(self, table: Table, keys: Sequence[KeyTexts]) -> Iterator[Fields]:

@@ -12,6 +12,27 @@ from cdc.protocol.pgvalues import SESSION_SETTINGS
 
 _CONNECT_TIMEOUT_S = 10
 
+PINNED_SETTINGS = SESSION_SETTINGS | {
+    # A policy that would hide rows from us is an error. Read without them, every hidden row would be taken for deleted.
+    "row_security": "off",
+    # Limits of a role or a database are meant for queries of people. A copy takes as long as it takes.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+}
+
+_NO_TRANSACTION_TIMEOUT = (170000, "set transaction_timeout = 0")
+"""The same, but servers before this version don't know the setting and would refuse the connection."""
+
+_KEEPALIVES = {
+    # A host that has vanished is noticed within a minute. The system's own default is two hours.
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 60_000,
+}
+
 # Classes of SQLSTATE in which the same call can succeed later: connection, too many connections, shutting down.
 _TRANSIENT_CLASSES = ("08", "53", "57")
 
@@ -37,7 +58,7 @@ def conninfo(source: SourceSettings, *, application: str) -> str:
     Raises ConfigurationError when the password's file can't be read.
     """
     given = parse_dsn(source.dsn)
-    pinned = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items() if name != "client_encoding")
+    pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items() if name != "client_encoding")
     password = source.password()
     options = f"{given.get('options', '')} {pinned}".strip()
     given |= {
@@ -45,7 +66,7 @@ def conninfo(source: SourceSettings, *, application: str) -> str:
         "client_encoding": SESSION_SETTINGS["client_encoding"],
         "application_name": application,
     }
-    given.setdefault("connect_timeout", _CONNECT_TIMEOUT_S)
+    given = {"connect_timeout": _CONNECT_TIMEOUT_S, **_KEEPALIVES, **given}
     if password is not None:
         given["password"] = password.get_secret_value()
     return make_conninfo("", **given)
@@ -55,9 +76,19 @@ def connect(source: SourceSettings, *, application: str, replication: bool = Fal
     """An autocommit connection. Raises Unavailable when the server isn't reached, LockstepError when it refuses us."""
     try:
         parameters = {"replication": "database"} if replication else {}
-        return psycopg.connect(conninfo(source, application=application), autocommit=True, **cast("Any", parameters))
+        connection: psycopg.Connection[Any] = psycopg.connect(
+            conninfo(source, application=application), autocommit=True, **cast("Any", parameters)
+        )
     except psycopg.OperationalError as error:
         raise connection_error(error) from error
+    since, statement = _NO_TRANSACTION_TIMEOUT
+    if connection.info.server_version >= since:
+        try:
+            connection.execute(statement)
+        except psycopg.OperationalError as error:
+            connection.close()
+            raise connection_error(error) from error
+    return connection
 
 
 def connection_error(error: psycopg.Error) -> LockstepError:

@@ -73,6 +73,10 @@ class RepairRequest:
             return cls(slot, TableName(schema, table), None)
         if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
             raise UnreadableRequest("its keys aren't a list of JSON objects")
+        try:
+            orjson.dumps(keys, option=orjson.OPT_SORT_KEYS)
+        except TypeError:  # what can be read may be nested deeper than what can be written
+            raise UnreadableRequest("its keys are nested too deep") from None
         return cls(slot, TableName(schema, table), tuple(keys))
 
 

@@ -33,6 +33,8 @@ SESSION_SETTINGS: Final = {
     "lc_monetary": "C",
     "xmloption": "content",
     "client_encoding": "UTF8",
+    # The text of regclass and its like, and the names of types.
+    "quote_all_identifiers": "off",
 }
 """Set on every connection that reads values. Role, database and server defaults would change the bytes otherwise."""
 

@@ -84,7 +84,7 @@ def test_settings_that_cost_the_slot_are_found(alone: Database, name: str, value
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("wal_sender_timeout", "2s"), ("logical_decoding_work_mem", "64kB"), ("statement_timeout", "1min")],
+    [("wal_sender_timeout", "2s"), ("logical_decoding_work_mem", "64kB")],
 )
 def test_settings_that_hinder_the_stream_are_found(database: Database, name: str, value: str) -> None:
     database.execute(f"alter database {database.name} set {name} = '{value}'")
@@ -93,13 +93,6 @@ def test_settings_that_hinder_the_stream_are_found(database: Database, name: str
     assert (finding.severity, value in finding.what) == (Severity.WARNING, True)
     database.execute(finding.fix)
     assert wrong_server(database, user=role) == []
-
-
-def test_a_time_limit_of_the_dsn_is_to_be_taken_out_of_it(database: Database) -> None:
-    source = settings(database.dsn, options="-c statement_timeout=5s")
-    with connect(source, application="test") as connection:
-        (finding,) = [finding for finding in server_findings(connection) if finding.severity is not Severity.OK]
-    assert finding.fix == "take them out of source.dsn"
 
 
 def test_a_server_that_keeps_too_little_in_its_wal_is_found(endpoints: Endpoints) -> None:

@@ -112,7 +112,7 @@ def test_the_publication_of_the_migration_has_nothing_wrong(database: Database) 
         (
             (*GOOD, "alter table t replica identity nothing"),
             "has replica identity NOTHING: PostgreSQL refuses UPDATE and DELETE",
-            Severity.WARNING,
+            Severity.ERROR,
         ),
         (
             (
@@ -132,7 +132,7 @@ def test_the_publication_of_the_migration_has_nothing_wrong(database: Database) 
                 GOOD[1],
             ),
             "has lost the index that was its replica identity: PostgreSQL refuses UPDATE and DELETE",
-            Severity.WARNING,
+            Severity.ERROR,
         ),
         (
             (*GOOD, "alter table t drop constraint t_pkey, add primary key (id) deferrable"),
@@ -737,15 +737,23 @@ def test_a_fix_says_who_has_to_run_it(database: Database) -> None:
     assert finding.fix.endswith(";  -- as postgres")
 
 
-def test_time_limits_of_the_role_are_found(database: Database) -> None:
+def test_settings_of_the_role_hinder_nobody(database: Database) -> None:
     database.execute(*GOOD)
     role = least_privileged(database)
     database.execute(
-        f"alter role {role} set statement_timeout = '5min'",
-        f"alter database {database.name} set idle_session_timeout = '1h'",
+        f"alter role {role} set statement_timeout = '5ms'",
+        f"alter role {role} set lock_timeout = '5ms'",
+        f"alter database {database.name} set idle_session_timeout = '5ms'",
+        f"alter database {database.name} set row_security = on",
+        f"alter database {database.name} set quote_all_identifiers = on",
     )
-    what = "our sessions have idle_session_timeout = 1h, statement_timeout = 5min"
-    assert_mended(database, what, Severity.WARNING, user=role)
+    if database.connection.info.server_version >= 170000:
+        database.execute(f"alter role {role} set transaction_timeout = '5ms'")
+    assert wrong(database, user=role) == []
+    with database.pinned(user=role) as connection:
+        names = "statement_timeout", "lock_timeout", "idle_session_timeout", "transaction_timeout"
+        limits = connection.execute("select setting from pg_settings where name = any(%s)", (list(names),)).fetchall()
+        assert {limit for (limit,) in limits} == {"0"}
 
 
 # Slots.

@@ -382,6 +382,7 @@ def test_bad_requests_are_ignored_with_a_sentence(database: Database, repairs: R
         (orjson.dumps(good | {"format": 2}), "another version"),
         (orjson.dumps(good | {"slot": 7}), "lacks slot"),
         (orjson.dumps(good | {"keys": [1]}), "its keys aren't a list of JSON objects"),
+        (orjson.dumps(good).replace(b'{"id":1}', b'{"id":' + b"[" * 600 + b"]" * 600 + b"}"), "nested too deep"),
         (orjson.dumps(good | {"table": "other"}), "public.other is ignored: the table isn't captured"),
         (orjson.dumps(good | {"table": "log"}), "public.log is ignored: it is append-only"),
     ):
@@ -438,6 +439,22 @@ def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Databas
     assert sum("a repair waits" in line for line in captured.said) == 1
     assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
     assert not any("starting over" in line for line in captured.said)
+
+
+def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, repairs: Repairing) -> None:
+    database.execute(*_TABLE)
+    captured = repairs.capture("public.t")
+    captured.stop()
+    role = database.role()
+    database.execute(f"grant select on t to {role}", "alter table t enable row level security")
+    captured.configure(dsn=make_conninfo(database.dsn, user=role))
+    captured.start()
+    repairs.ask(captured, [{"id": 1}])
+    captured.wait_for("a repair waits: PostgreSQL refused: query would be affected by row-level security policy")
+    assert [event.op for event in captured.events("public.t")] == ["r"] * 50
+    database.execute(f"alter role {role} bypassrls")
+    captured.wait_for(_DONE)
+    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
 
 
 def test_a_table_with_a_new_column_that_no_row_has_shown(database: Database, repairs: Repairing) -> None:

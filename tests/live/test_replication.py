@@ -225,13 +225,13 @@ def test_a_server_that_is_away_is_told_from_one_that_refuses(
 
 
 def test_options_of_the_dsn_do_not_unpin_the_session(database: Database) -> None:
-    dsn = make_conninfo(database.dsn, options="-c TimeZone=Asia/Kathmandu -c statement_timeout=12345")
+    dsn = make_conninfo(database.dsn, options="-c TimeZone=Asia/Kathmandu -c statement_timeout=12345 -c work_mem=5MB")
     source = database.source().model_copy(update={"dsn": dsn})
     with closing(connect(source, application="test")) as connection:
         settings = connection.execute(
-            "select current_setting('TimeZone'), current_setting('statement_timeout')"
+            "select current_setting('TimeZone'), current_setting('statement_timeout'), current_setting('work_mem')"
         ).fetchone()
-    assert settings == ("UTC", "12345ms")
+    assert settings == ("UTC", "0", "5MB")
 
 
 class InFlight:

@@ -1,13 +1,13 @@
 """Findings about the server: version, settings, encoding, and whether it is the server that the DSN seems to name."""
 
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
 from cdc.model.table import quote_identifier
-from cdc.postgres.preflight.finding import Finding, error, ok, one_per_statement, warning
+from cdc.postgres.connection import PINNED_SETTINGS
+from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.postgres.versions import GENERATED_COLUMNS, OLDEST_SUPPORTED
-from cdc.protocol.pgvalues import SESSION_SETTINGS
 
 _TIMEOUT_MIN_MS = 10_000
 """A pause of a few seconds - a slow Kafka commit, a paused virtual machine - must not end the stream."""
@@ -150,41 +150,27 @@ def _for_our_role(connection: psycopg.Connection[Any]) -> str:
     return f"alter role {quote_identifier(row[0])} in database {quote_identifier(row[1])}"
 
 
+_NOT_COMPARED: Final = ("client_encoding", "lock_timeout")
+"""The client sets the encoding by itself; capture sets a lock timeout of its own once it is connected."""
+
+
 def _session(connection: psycopg.Connection[Any]) -> list[Finding]:
-    """Time limits that would end the snapshot, and settings that our connection asked for and didn't get."""
-    findings = []
-    limited = connection.execute(
-        "select name, current_setting(name), source from pg_settings where name in ('statement_timeout',"
-        " 'transaction_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout') and setting::bigint > 0"
-        " order by name"
-    ).fetchall()
-    if limited:
-        in_dsn = all(source == "client" for _, _, source in limited)
-        findings.append(
-            warning(
-                "time limits",
-                "our sessions have " + ", ".join(f"{name} = {value}" for name, value, _ in limited),
-                "PostgreSQL ends the copy of a large table, or a connection that waits, when it takes longer than that",
-                "take them out of source.dsn"
-                if in_dsn
-                else one_per_statement([f"{_for_our_role(connection)} set {name} = 0;" for name, _, _ in limited]),
-            )
-        )
+    """Settings that our connection asked for and didn't get."""
     others = [
         f"{name} = {actual}"
-        for name, wanted in SESSION_SETTINGS.items()
-        if name != "client_encoding" and (actual := setting(connection, name)).lower() not in _same(wanted)
+        for name, wanted in PINNED_SETTINGS.items()
+        if name not in _NOT_COMPARED and (actual := setting(connection, name)).lower() not in _same(wanted)
     ]
-    if others:
-        findings.append(
-            error(
-                "session settings",
-                f"what we asked for when we connected isn't in force: {', '.join(others)}",
-                "the same value would be published with another text; poolers drop the settings of a connection",
-                "point source.dsn at PostgreSQL itself, not at a pooler (PgBouncer: ignore_startup_parameters)",
-            )
+    if not others:
+        return []
+    return [
+        error(
+            "session settings",
+            f"what we asked for when we connected isn't in force: {', '.join(others)}",
+            "the same value would be published with another text; poolers drop the settings of a connection",
+            "point source.dsn at PostgreSQL itself, not at a pooler (PgBouncer: ignore_startup_parameters)",
         )
-    return findings
+    ]
 
 
 def _same(wanted: str) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Findings about the tables: what they are, their key, what the WAL holds of old rows, large values. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cdc.model.table import ReplicaIdentity, TableName, quote_identifier
 from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Index, Relation
@@ -176,7 +176,8 @@ def _append_only(relation: Relation) -> list[Finding]:
         ]
     if any(member.identity_columns() for member in (relation, *relation.leaves)):
         return []
-    return [_no_identity(relation, _all_full(relation), "it has no key and no replica identity")]
+    # Whoever configures append_only says that the application never does that.
+    return [_no_identity(relation, _all_full(relation), "it has no key and no replica identity", told=warning)]
 
 
 def _all_full(relation: Relation) -> str:
@@ -188,8 +189,8 @@ def _all_full(relation: Relation) -> str:
     )
 
 
-def _no_identity(relation: Relation, fix: str, because: str) -> Finding:
-    return warning(
+def _no_identity(relation: Relation, fix: str, because: str, told: Callable[..., Finding] = error) -> Finding:
+    return told(
         relation.subject,
         f"{because}: PostgreSQL refuses UPDATE and DELETE",
         "the application itself gets the error, from the moment on that the table is published",

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 _COPY_LINES: Final = 1000  # per write: few calls, little memory
 
+# What a role, a database or the server may have, and our sessions can't have.
+_SESSION: Final = (
+    # A limit is meant for queries of people: a merge that takes longer would be repeated for ever.
+    "select set_config('statement_timeout', '0', false)",
+    "select set_config('transaction_timeout', '0', false) where current_setting('server_version_num')::int >= 170000",
+    # What was acknowledged must survive a crash. A stricter level than 'on' stays.
+    "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
+)
+
 
 class _Portion(Protocol):
     """Something of rows that can be halved."""
@@ -211,6 +220,8 @@ def _engine(settings: WarehouseSettings) -> "Engine":
         with connection.cursor() as cursor:
             for name, value in session.items():
                 cursor.execute("select set_config(%s, %s, false)", (name, value))
+            for statement in _SESSION:
+                cursor.execute(statement)
         connection.commit()
 
     event.listen(engine, "connect", pin)
