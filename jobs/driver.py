@@ -15,7 +15,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
 from cdc.model.table import TableName
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
@@ -37,6 +37,9 @@ from jobs.spark.session import open_session
 from jobs.spark.warm_up import warm_up
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
+
+TAKEN_OVER: Final = 3
+"""The exit code when another job has taken a sink over, as ``lockstep.console`` has it for all commands."""
 
 _LOOK_S: Final = 2.0
 """How often the sinks are asked for their generations."""
@@ -98,7 +101,7 @@ def run_sinks(
     """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
 
     ``tables`` are the captured ones; a sink's own ``tables`` narrow them. ``opened`` is a session to run in.
-    Returns the exit code: 0, or 1 when a sink failed; ``report`` has its error then, and the other sinks went on.
+    Returns the exit code: 0, 1 when a sink failed, or TAKEN_OVER. ``report`` has the errors; the other sinks went on.
     Raises ConfigurationError before anything is started, and LockstepError when Spark doesn't start.
     """
     source = Source(pipeline, kafka, tables, spark)
@@ -254,6 +257,8 @@ class _Group:
             for member in self._members:
                 member.opened.sink.close()
         failures = [member.failure for member in self._members] + [job.failure for job in jobs]
+        if any(isinstance(failure, Fenced) for failure in failures):
+            return TAKEN_OVER
         return 1 if any(failures) else 0
 
     def _is_over(self, member: _Member) -> bool:

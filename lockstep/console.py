@@ -12,11 +12,13 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
 from stack.errors import StackError
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
+EXIT_TAKEN_OVER = 3
+"""Another process does the same. Whoever restarts this one has the two take over from each other without end."""
 EXIT_INTERRUPTED = 130
 """What a shell reports for a program that Ctrl-C has ended."""
 
@@ -48,6 +50,9 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
     except ConfigurationError as error:
         say(f"error: {error}")
         return EXIT_CONFIGURATION
+    except Fenced as error:
+        say(f"error: {error}")
+        return EXIT_TAKEN_OVER
     except Unavailable as error:
         say(f"error: {error.message}\n{error.hint or '`lockstep doctor` looks at every server and says what to do'}")
         return EXIT_FAILED

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.console import EXIT_CONFIGURATION
+from lockstep.console import EXIT_CONFIGURATION, EXIT_TAKEN_OVER
 
 logger = logging.getLogger("lockstep.run")
 
@@ -36,10 +36,15 @@ class _Member:
     started: float = 0.0
     wait_s: float = 1.0
     restart_at: float = field(default=0.0)
+    is_taken_over: bool = False
 
 
 def run_group(config: Path, stopping: Stopping) -> int:
-    """Run until told to stop; returns 0 then. A child that says its configuration is wrong ends the group with 2."""
+    """Run until told to stop; returns 0 then. A child that says its configuration is wrong ends the group with 2.
+
+    One whose place another process has taken isn't started again: the two would take over from each other without end.
+    When that is so of both, the group ends with 3.
+    """
     base = [sys.executable, "-m", "lockstep"]
     group = [
         _Member("capture", [*base, "capture", "--config", str(config)]),
@@ -50,6 +55,8 @@ def run_group(config: Path, stopping: Stopping) -> int:
             for member in group:
                 if _look_after(member) == EXIT_CONFIGURATION:
                     return EXIT_CONFIGURATION
+            if all(member.is_taken_over for member in group):
+                return EXIT_TAKEN_OVER
             stopping.wait(0.2)
         return 0
     finally:
@@ -59,6 +66,8 @@ def run_group(config: Path, stopping: Stopping) -> int:
 def _look_after(member: _Member) -> int | None:
     """Start what isn't running and may; returns the exit code of one that has just ended."""
     now = time.monotonic()
+    if member.is_taken_over:
+        return None
     if member.process is None:
         if now >= member.restart_at:
             logger.info("starting process=%s", member.name)
@@ -69,6 +78,12 @@ def _look_after(member: _Member) -> int | None:
     code = member.process.poll()
     if code is None:
         return None
+    if code == EXIT_TAKEN_OVER:
+        logger.error(
+            "process ended process=%s: another one has taken its place, so it isn't started again", member.name
+        )
+        member.process, member.is_taken_over = None, True
+        return code
     if now - member.started > _STEADY_S:
         member.wait_s = 1.0
     logger.error("process ended process=%s exit_code=%d restart_in_s=%.0f", member.name, code, member.wait_s)

@@ -11,6 +11,7 @@ import pytest
 
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import SnapshotPhase
+from lockstep.console import EXIT_TAKEN_OVER
 from tests.crash.capture_process import KILL_POINTS
 from tests.pipeline import Pipeline, Traffic, traffic, wait_until
 
@@ -67,7 +68,7 @@ def _replace_while_frozen(pipeline: Pipeline, old: Any) -> Any:
         wait_until(lambda: "streaming from" in new.log.read_text(), what="the second capture streams", timeout_s=120)
     finally:
         os.kill(old.pid, signal.SIGCONT)
-    assert pipeline.wait_ended(old) == 1, old.log.read_text()
+    assert pipeline.wait_ended(old) == EXIT_TAKEN_OVER, old.log.read_text()
     assert "taken over" in old.log.read_text()
     return new
 

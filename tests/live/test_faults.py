@@ -28,6 +28,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.postgres.slot import emit_heartbeat
 from jobs.driver import run_sinks
+from lockstep.console import EXIT_TAKEN_OVER
 from monitor.collector import LagCollector
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
@@ -334,7 +335,7 @@ def test_a_frozen_job_that_wakes_up_finds_another_in_its_place(running: Running)
             running.wait_reached(*SERVERS)
         finally:
             os.killpg(old.pid, signal.SIGCONT)
-        assert running.pipeline.wait_ended(old, timeout_s=PATIENCE_S) == 1
+        assert running.pipeline.wait_ended(old, timeout_s=PATIENCE_S) == EXIT_TAKEN_OVER
     running.assert_nothing_is_lost()
     assert running.job.poll() is None
     assert f"sink failed sink={running.name('warehouse')} generation=1 error=another job" in old.told()

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
-from lockstep.console import exit_code_of
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
+from jobs.driver import TAKEN_OVER
+from lockstep.console import EXIT_TAKEN_OVER, exit_code_of
 from lockstep.terminal import out
 
 
@@ -26,6 +27,10 @@ def test_a_wrong_configuration_is_two_and_goes_to_standard_error(capsys: pytest.
     assert code == 2
     assert printed.err == "error: bad file\n  a.b: wrong\nmend it\n"
     assert printed.out == ""
+
+
+def test_a_process_whose_place_was_taken_has_a_code_of_its_own() -> None:
+    assert exit_code_of(lambda: _raise(Fenced("another capture has taken over"))) == EXIT_TAKEN_OVER == TAKEN_OVER
 
 
 def test_a_failure_is_one() -> None:
