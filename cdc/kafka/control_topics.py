@@ -51,7 +51,9 @@ def _records(consumer: Consumer, limits: Mapping[str, tuple[int, int]]) -> Itera
                 if (message.offset() or 0) >= limits[topic][1] - 1:
                     unread.discard(topic)
         elif error.code() == KafkaError._PARTITION_EOF:
-            unread.discard(topic)
+            # A broker that has just come back may tell of an earlier end: what follows comes when it knows of it.
+            if (message.offset() or 0) >= limits[topic][1]:
+                unread.discard(topic)
         else:
             raise KafkaException(error)
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
 from jobs.executor.task_input import Task
 from jobs.generations.prepared import preparing
@@ -64,13 +64,18 @@ class SinkJob:
             except Unavailable as error:
                 if time.monotonic() - began > BACKOFF_MAX_S:
                     backoff = Backoff()  # it had worked for a while
-                retry_in_s = backoff.next_s(error)
-                self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
-                self._stop.wait(retry_in_s)
+                self._wait(error, backoff)
+            except (ConfigurationError, Fenced, PositionMismatch):
+                raise
             except LockstepError:
                 # A row of a newer shape came before its table was prepared for it: the next start prepares it.
                 if not self._have_shapes_changed():
                     raise
+
+    def _wait(self, error: Unavailable, backoff: Backoff) -> None:
+        retry_in_s = backoff.next_s(error)
+        self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
+        self._stop.wait(retry_in_s)
 
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
@@ -192,12 +197,15 @@ class SinkJob:
         )
 
     def _have_shapes_changed(self) -> bool:
-        """Whether the log knows a newer shape of a table than the sink was prepared for. No where it can't tell."""
+        """Whether the log knows a newer shape of a table than the sink was prepared for. Waits until it can tell."""
         prepared, self._prepared = self._prepared, {}  # the next failure without a new preparation is final
-        try:
-            return bool(prepared) and have_shapes_changed(self._plan, prepared)
-        except Unavailable:
-            return False  # the failure itself says more than that Kafka doesn't answer
+        backoff = Backoff()
+        while prepared and not self._stop.is_set():
+            try:
+                return have_shapes_changed(self._plan, prepared)
+            except Unavailable as error:
+                self._wait(error, backoff)
+        return False
 
 
 def _start_position(opened: OpenedSink, plan: SinkPlan, log: LogFacts) -> StartPosition:

@@ -5,26 +5,74 @@ from typing import Any, cast
 
 import pytest
 
-from cdc.model.errors import Fenced, Unavailable
+from cdc.model.errors import Fenced, LockstepError, Unavailable
 from jobs.query.job import SinkJob
 from jobs.query.sink_plan import SinkPlan
+from jobs.report import SinkWaiting
 from tests.builders import table
 
+_NOTHING = cast("Any", None)
 
-def test_a_job_says_why_it_failed_also_when_the_log_cannot_be_asked_for_newer_shapes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def no_answer(*_: object) -> bool:
-        raise Unavailable("the brokers don't answer")
 
-    monkeypatch.setattr("jobs.query.job.have_shapes_changed", no_answer)
-    nothing = cast("Any", None)
-    plan = SinkPlan("s", nothing, 1, "p", nothing, (), nothing, once=False)
+class _Job(SinkJob):
+    """A job whose first query ends with an error, and the next one in order."""
 
-    class FencedJob(SinkJob):
-        def _run_query(self) -> bool:
-            self._prepared = {table().name: table()}
-            raise Fenced("another job has become the writer")
+    def __init__(self, error: LockstepError) -> None:
+        self.reports: list[Any] = []
+        self.stop = threading.Event()
+        plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+        super().__init__(plan, _NOTHING, stop=self.stop, report=self.reports.append)
+        self.queries = 0
+        self._error = error
 
+    def _run_query(self) -> bool:
+        self.queries += 1
+        if self.queries == 2:
+            return False
+        self._prepared = {table().name: table()}
+        raise self._error
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool | Unavailable]:
+    """What each look at the tables' shapes finds."""
+    found: list[bool | Unavailable] = []
+
+    def look(*_: object) -> bool:
+        answer = found.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("jobs.query.job.have_shapes_changed", look)
+    return found
+
+
+_AWAY = Unavailable("the brokers don't answer", retry_after_s=0.01)
+
+
+def test_another_query_prepares_the_shape_that_the_first_did_not_know(looks: list[bool | Unavailable]) -> None:
+    job = _Job(LockstepError("not prepared for"))
+    looks += [_AWAY, _AWAY, True]
+    job.run()
+    assert job.queries == 2
+    assert [type(report) for report in job.reports] == [SinkWaiting] * 2, "nobody gives up where nobody can tell"
+
+
+def test_without_another_shape_the_failure_is_final(looks: list[bool | Unavailable]) -> None:
+    looks += [_AWAY, False]
+    with pytest.raises(LockstepError, match="no room"):
+        _Job(LockstepError("no room")).run()
+
+
+def test_what_has_nothing_to_do_with_shapes_is_final_at_once(looks: list[bool | Unavailable]) -> None:
     with pytest.raises(Fenced, match="another job"):
-        FencedJob(plan, nothing, stop=threading.Event(), report=lambda _: None).run()
+        _Job(Fenced("another job has become the writer")).run()
+
+
+def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | Unavailable]) -> None:
+    job = _Job(LockstepError("no room"))
+    looks += [_AWAY] * 100
+    job.stop.set()
+    job._prepared = {table().name: table()}
+    assert not job._have_shapes_changed()
