@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_progress
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.driver import run_sinks
@@ -90,14 +90,7 @@ def apply_sinks(
     ``opened`` is a session to run in; else one is started. Raises ConfigurationError for unknown names, LockstepError
     when Spark doesn't start.
     """
-    unknown = [name for name in sinks if name not in config.sinks]
-    if unknown or not config.sinks:
-        sink_names = ", ".join(config.sinks) or "none"
-        raise ConfigurationError(
-            f"no such sink: {', '.join(unknown)}" if unknown else "the configuration has no sinks",
-            hint=f"sinks of this configuration: {sink_names}",
-        )
-    chosen = {name: config.sinks[name] for name in sinks or config.sinks}
+    chosen = config.chosen_sinks(sinks)
     return run_sinks(
         pipeline=config.pipeline.name,
         kafka=config.kafka,

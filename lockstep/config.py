@@ -3,6 +3,7 @@
 import os
 import re
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 from urllib.parse import parse_qsl, urlsplit
@@ -118,6 +119,16 @@ class Config(Settings):
     def publication(self) -> str:
         """The publication of the pipeline."""
         return self.as_pipeline().publication
+
+    def chosen_sinks(self, names: Collection[str]) -> dict[str, SinkSettings]:
+        """The sinks of these names, or all where none is named. Raises ConfigurationError for names of no sink."""
+        unknown = [name for name in names if name not in self.sinks]
+        if unknown or not self.sinks:
+            raise ConfigurationError(
+                f"no such sink: {', '.join(unknown)}" if unknown else "the configuration has no sinks",
+                hint=f"sinks of this configuration: {', '.join(self.sinks) or 'none'}",
+            )
+        return {name: self.sinks[name] for name in names or self.sinks}
 
     def topics(self) -> dict[TableName, str]:
         """Captured table -> its topic."""

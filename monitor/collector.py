@@ -122,12 +122,13 @@ class LagCollector:
     def _source(self, newest: tuple[int | None, int | None]) -> SourceFacts:
         row = self._query(
             "select pg_current_wal_insert_lsn()::text, s.active, r.write_lsn::text,"
-            " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint"
+            " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
+            " case when s.slot_name is not null then coalesce(s.wal_status, 'reserved') end, s.safe_wal_size"
             " from (select 1) one left join pg_replication_slots s on s.slot_name = %s"
             " left join pg_stat_replication r on r.pid = s.active_pid",
             self._pipeline.slot,
         )
-        wal_end, active, received, retained = row
+        wal_end, active, received, retained, wal_status, safe_wal_size = row
         published, commit_time_ms = newest
         return SourceFacts(
             parse_lsn(wal_end),
@@ -136,6 +137,8 @@ class LagCollector:
             commit_time_ms,
             bool(active),
             retained,
+            wal_status,
+            safe_wal_size,
         )
 
     def _query(self, sql: str, *parameters: str) -> tuple[Any, ...]:

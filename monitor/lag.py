@@ -1,6 +1,6 @@
 """How far each stage is behind the one before it, in WAL bytes, seconds and events. Pure: facts in, report out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +32,11 @@ class SinkFacts:
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """Positions of the source and of capture, all in its WAL. None where capture has never got that far."""
+    """Positions of the source and of capture, all in its WAL. None where capture has never got that far.
+
+    ``wal_status`` is the slot's in PostgreSQL's words, None when there is no slot. ``safe_wal_bytes`` is how much WAL
+    can be written before the slot may be lost, None when the server sets no limit.
+    """
 
     wal_end: int
     received_lsn: int | None
@@ -40,6 +44,8 @@ class SourceFacts:
     published_commit_time_ms: int | None
     slot_active: bool
     retained_bytes: int | None
+    wal_status: str | None = "reserved"
+    safe_wal_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,9 @@ class Stage:
 class LagReport:
     """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server keep.
 
+    ``broken`` says what keeps capture from ever going on, a sentence each. ``wal_status`` and ``safe_wal_bytes`` are as
+    in ``SourceFacts``.
+
     These are by the label of a generation. ``rejected`` counts every rejection there ever was. ``open_rejections``
     counts the rejected rows that nothing has replaced yet, but for the ``unreadable_dead_letters``. ``rebuild_needed``
     names the settings of a live generation that are different in today's configuration. ``unanswered`` says, by a
@@ -76,6 +85,9 @@ class LagReport:
     unreadable_dead_letters: int = 0
     rebuild_needed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unanswered: Mapping[str, LockstepError] = field(default_factory=dict)
+    broken: tuple[str, ...] = ()
+    wal_status: str | None = None
+    safe_wal_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``lockstep lag --json`` prints; LSNs are text, as PostgreSQL writes them."""
@@ -97,6 +109,9 @@ class LagReport:
             ],
             "slot_active": self.slot_active,
             "retained_bytes": self.retained_bytes,
+            "wal_status": self.wal_status,
+            "safe_wal_bytes": self.safe_wal_bytes,
+            "broken": list(self.broken),
             "rejected": dict(self.rejected),
             "open_rejections": dict(self.open_rejections),
             "unreadable_dead_letters": self.unreadable_dead_letters,
@@ -130,8 +145,29 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
             )
         )
     return LagReport(
-        tuple(stages), source.slot_active, source.retained_bytes, {sink.label: sink.rejected for sink in sinks}
+        tuple(stages),
+        source.slot_active,
+        source.retained_bytes,
+        {sink.label: sink.rejected for sink in sinks},
+        broken=tuple(_broken(source)),
+        wal_status=source.wal_status,
+        safe_wal_bytes=source.safe_wal_bytes,
     )
+
+
+def _broken(source: SourceFacts) -> Iterator[str]:
+    if source.published_lsn is None:
+        return
+    published = format_lsn(source.published_lsn)
+    if source.wal_end < source.published_lsn:
+        yield (
+            f"the source's WAL ends at {format_lsn(source.wal_end)}, but {published} was published: it was put back to"
+            " an earlier moment, or it is another server"
+        )
+    if source.wal_status is None:
+        yield f"the slot is gone: changes after {published} can't be read any more"
+    elif source.wal_status == "lost":
+        yield f"the slot is lost, since it held back too much WAL: changes after {published} can't be read any more"
 
 
 def _age_s(commit_time_ms: int | None, now_ms: int) -> float | None:

@@ -29,7 +29,11 @@ def lag_table(lag: LagReport) -> Group:
 
 
 def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
-    """Sentences about sinks, each with its style."""
+    """Sentences about what needs attention, each with its style."""
+    for sentence in lag.broken:
+        yield f"{sentence}: `lockstep doctor` says what to do", "red"
+    if lag.wal_status in ("extended", "unreserved") and lag.safe_wal_bytes is not None:
+        yield f"the slot is lost after {readable_bytes(max(0, lag.safe_wal_bytes))} more of WAL", "red"
     for name, error in lag.unanswered.items():
         yield f"{name} can't be asked: {error}", "red"
     for label, names in lag.rebuild_needed.items():

@@ -2,10 +2,10 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from monitor.lag import LagReport
 
 
@@ -17,25 +17,28 @@ class Collector(Protocol):
 
 
 def wait_for_lsn(
-    collector: Collector, lsn: int, *, timeout_s: float, sinks: tuple[str, ...] = (), sleep: Callable[[float], None]
+    collector: Collector, lsn: int, *, timeout_s: float, sinks: Collection[str], sleep: Callable[[float], None]
 ) -> bool:
-    """Wait until readers of the sinks (all, when none is named) see everything up to ``lsn``; False at the time-out.
+    """Wait until readers of these sinks see everything up to ``lsn``; False at the time-out.
 
-    Raises LockstepError when a sink can't be asked and waiting can't mend that.
+    A sink that has no live generation yet is waited for like one that is late.
+    Raises LockstepError when a sink can't be asked, or capture can't go on, and waiting can't mend that.
     """
     began = time.monotonic()
     while True:
         with contextlib.suppress(Unavailable):
             lag = collector.collect()
+            if lag.broken:
+                raise LockstepError(lag.broken[0], hint="`lockstep doctor` says what to do")
             for name, error in lag.unanswered.items():
-                if not sinks or name in sinks:
+                if name in sinks:
                     raise error
-            stages = [
-                stage
+            reached = {
+                stage.sink.name
                 for stage in lag.stages
-                if stage.sink is not None and stage.sink.is_live and (not sinks or stage.sink.name in sinks)
-            ]
-            if all(stage.lsn is not None and stage.lsn >= lsn for stage in stages):
+                if stage.sink is not None and stage.sink.is_live and stage.lsn is not None and stage.lsn >= lsn
+            }
+            if reached.issuperset(sinks):
                 return True
         waited_s = time.monotonic() - began
         if waited_s > timeout_s:

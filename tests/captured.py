@@ -75,13 +75,17 @@ class Captured:
 
     def start(self, **wrappers: Any) -> "Captured":
         """Start, and wait until it streams."""
+        self.begin(**wrappers)
+        self.wait_for("streaming from")
+        return self
+
+    def begin(self, **wrappers: Any) -> None:
+        """Start."""
         self._stop.clear()
         self.error = None
         self.said.clear()
         self._thread = threading.Thread(target=self._run, kwargs=wrappers, daemon=True)
         self._thread.start()
-        self.wait_for("streaming from")
-        return self
 
     def _run(self, **wrappers: Any) -> None:
         try:

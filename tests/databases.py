@@ -50,6 +50,11 @@ class Database:
             server.execute(sql.SQL("create database {} template template0").format(sql.Identifier(self.name)))
         self.connection = psycopg.connect(self.dsn, autocommit=True)
 
+    def reconnect(self) -> None:
+        """After a restart of the server."""
+        self.connection.close()
+        self.connection = psycopg.connect(self.dsn, autocommit=True)
+
     def _server(self) -> psycopg.Connection[Any]:
         return psycopg.connect(self._server_dsn, autocommit=True)
 

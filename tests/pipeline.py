@@ -271,7 +271,7 @@ url = "{self.endpoints.warehouse_url}"
             time.sleep(seconds)
 
         with LagCollector(self.config.as_pipeline(), self.config.sinks) as collector:
-            applied = wait_for_lsn(collector, target, timeout_s=timeout_s, sleep=sleep)
+            applied = wait_for_lsn(collector, target, timeout_s=timeout_s, sinks=self.config.sinks, sleep=sleep)
             assert applied, f"{collector.collect()}\n{applier.told()[-5000:]}"
 
     def assert_sinks_equal(self) -> None:

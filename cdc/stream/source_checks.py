@@ -14,17 +14,30 @@ from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState
 
 
-def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline) -> None:
-    """The database must be the one whose WAL the state speaks of. Raises PositionMismatch with all differences."""
+def system_differences(state: CaptureState, identity: SystemIdentity, publication: str) -> list[str]:
+    """How this server isn't the one whose WAL the state speaks of, a phrase each; empty when it is.
+
+    A copy of its files, of an earlier moment, has the same identity. Its WAL ends before what was published from it.
+    """
     differences = [
-        f"{what}: was {was}, is {is_}"
+        f"{what} was {was}, is {is_}"
         for what, was, is_ in (
             ("system identifier", state.system_id, identity.system_id),
             ("timeline", state.timeline, identity.timeline),
-            ("publication", state.publication, pipeline.publication),
+            ("publication", state.publication, publication),
         )
         if was != is_
     ]
+    if state.system_id == identity.system_id and identity.wal_end < state.end_lsn:
+        differences.append(
+            f"its WAL ends at {format_lsn(identity.wal_end)}, but it was published up to {format_lsn(state.end_lsn)}"
+        )
+    return differences
+
+
+def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline) -> None:
+    """The database must be the one whose WAL the state speaks of. Raises PositionMismatch with all differences."""
+    differences = system_differences(state, identity, pipeline.publication)
     if differences:
         raise PositionMismatch(
             "the source isn't the one that was published from:\n" + "\n".join(f"  {line}" for line in differences),

@@ -124,11 +124,10 @@ class _Session:
             contextlib.closing(connect(pipeline.source, application=APPLICATION))
         )
         sql.execute(LOCK_TIMEOUT)
-        with ReplicationConnection(pipeline.source) as connection:
-            identity = connection.identify_system()
+        identity = self._identify()
         create_missing_topics(pipeline, self._observer.say)
         publisher = self._publisher()
-        state = self._take_over(publisher, identity)
+        state = self._take_over(publisher)
         wrapped = self._wrap_publisher(publisher)
         if state is None or state.phase is not SnapshotPhase.DONE:
             state = self._initial_snapshot(sql, wrapped, state, identity)
@@ -159,21 +158,29 @@ class _Session:
         self._observer.say(f"creating topic {topic}")
         return table_topic_plan(topic, self._pipeline.kafka.topics, append_only=True)
 
-    def _take_over(self, publisher: TransactionalPublisher, identity: SystemIdentity) -> CaptureState | None:
+    def _identify(self) -> SystemIdentity:
+        with ReplicationConnection(self._pipeline.source) as connection:
+            return connection.identify_system()
+
+    def _take_over(self, publisher: TransactionalPublisher) -> CaptureState | None:
         """Fence older processes, and sign the state with our name. None when nothing was ever published.
 
-        A state of another version is refused before anybody is fenced: the process that writes it goes on.
+        A state of another version, or of another server, is refused before anybody is fenced: the process that writes
+        it goes on.
         """
         pipeline, client = self._pipeline, self._pipeline.kafka.client()
         state_before = read_state(client, pipeline.name, pipeline.slot)
         if self._ownership.is_taken:
             self._ownership.check(state_before)
+        if state_before is not None:
+            # The server is asked after the state was read: its WAL only grows, and whoever publishes goes on.
+            check_system(state_before, self._identify(), pipeline)
         publisher.start()
         state = read_state(client, pipeline.name, pipeline.slot)
         self._ownership.take(state)
         if state is None:
             return None
-        check_system(state, identity, pipeline)
+        check_system(state, self._identify(), pipeline)
         # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
         state = replace(state, owner=self._ownership.name)
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.

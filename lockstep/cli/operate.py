@@ -20,7 +20,8 @@ def lag(
 ) -> None:
     """Show how far each stage is behind.
 
-    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a sink can't be asked.
+    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a sink can't be asked
+    or capture can't go on.
     """
     from lockstep.config import load
     from lockstep.terminal import out
@@ -37,7 +38,7 @@ def lag(
             print_json(report.to_json())
         else:
             out.print(lag_table(report))
-        raise typer.Exit(1 if report.unanswered else 0)
+        raise typer.Exit(1 if report.unanswered or report.broken else 0)
 
 
 def _watch(collector: "LagCollector", *, as_json: bool) -> None:
@@ -92,10 +93,11 @@ def wait(
     from monitor.wait import wait_for_lsn
 
     loaded = load(config)
+    sinks = loaded.chosen_sinks(sink or ())
     with connect(loaded.source, application="lockstep wait") as connection:
         lsn = emit_heartbeat(connection)
     with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
-        if not wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=tuple(sink or ()), sleep=time.sleep):
+        if not wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=sinks, sleep=time.sleep):
             raise LockstepError(
                 f"not everything up to {format_lsn(lsn)} was applied in {timeout:.0f} s",
                 hint="`lockstep lag` shows how far each sink is",

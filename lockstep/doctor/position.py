@@ -13,6 +13,7 @@ from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import Slot, find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.stream.source_checks import system_differences
 from lockstep.config import Config
 
 _NEW_PIPELINE = "start a pipeline of another name (pipeline.name), which takes a new snapshot"
@@ -41,12 +42,6 @@ def check_position(config: Config) -> list[Finding]:
             (config.slot,),
         ).fetchall()
         database = connection.info.dbname
-    try:
-        with ReplicationConnection(config.source) as replication:
-            identity = replication.identify_system()
-    except LockstepError:
-        return []  # The source's checks report it.
-    facts = SlotFacts(config.slot, slot, frozenset(row[0] for row in slots), identity, database, config.publication)
     client = config.kafka.client()
     own = config.pipeline.name
     suffix = control_topic("", STATE)
@@ -54,6 +49,13 @@ def check_position(config: Config) -> list[Finding]:
     records = read_compacted_topics(client, topics)
     states = own_states(records.pop(control_topic(own, STATE), {}))
     others = {topic.removesuffix(suffix): states_of_others(values) for topic, values in records.items()}
+    try:
+        # After the states: the WAL only grows, and a running capture goes on to publish.
+        with ReplicationConnection(config.source) as replication:
+            identity = replication.identify_system()
+    except LockstepError:
+        return []  # The source's checks report it.
+    facts = SlotFacts(config.slot, slot, frozenset(row[0] for row in slots), identity, database, config.publication)
     return position_findings(facts, states) + shared_slot_findings(facts, own, others)
 
 
@@ -82,16 +84,9 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
                 )
             )
         return findings
-    differences = [
-        f"{what} was {was}, is {now}"
-        for what, was, now in (
-            ("system identifier", state.system_id, facts.identity.system_id),
-            ("timeline", state.timeline, facts.identity.timeline),
-            ("database", state.database, facts.database),
-            ("publication", state.publication, facts.publication),
-        )
-        if was != now
-    ]
+    differences = system_differences(state, facts.identity, facts.publication)
+    if state.database != facts.database:
+        differences.append(f"database was {state.database}, is {facts.database}")
     if differences:
         return [
             error(

@@ -73,3 +73,17 @@ def test_json_holds_lsns_as_postgresql_writes_them() -> None:
     document = report(_source(wal_end=0x1_0000_00FF), [_sink(rejected=3)], now_ms=NOW_MS).to_json()
     assert document["stages"][0]["lsn"] == "1/FF"
     assert document["rejected"] == {"cache": 3}
+
+
+def test_what_keeps_capture_from_ever_going_on_is_reported() -> None:
+    def broken(**changes: object) -> tuple[str, ...]:
+        return report(_source(**changes), [], now_ms=NOW_MS).broken
+
+    assert broken() == broken(wal_status="unreserved") == ()
+    (gone,) = broken(wal_status=None)
+    assert gone == "the slot is gone: changes after 0/320 can't be read any more"
+    (lost,) = broken(wal_status="lost")
+    assert "held back too much WAL" in lost
+    (back,) = broken(wal_end=700)
+    assert back.startswith("the source's WAL ends at 0/2BC, but 0/320 was published")
+    assert broken(wal_status=None, published_lsn=None) == (), "capture hasn't begun"

@@ -55,3 +55,9 @@ def test_a_sink_that_cannot_be_asked_says_why_and_what_to_do() -> None:
 
 def test_where_all_is_well_there_is_nothing_to_say() -> None:
     assert _shown(_lag(_stage("cache", 5))) == _shown(LagReport((_stage("cache", 5),), True, 0, {}))
+
+
+def test_a_slot_that_will_be_lost_is_announced() -> None:
+    assert "lost after 2.0 KiB more of WAL" in _shown(_lag(wal_status="unreserved", safe_wal_bytes=2048))
+    assert "more of WAL" not in _shown(_lag(wal_status="reserved", safe_wal_bytes=2048))
+    assert "the slot is gone: `lockstep doctor`" in _shown(_lag(broken=("the slot is gone",)))

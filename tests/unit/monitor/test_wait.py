@@ -1,5 +1,7 @@
 """Waiting until sinks have applied an LSN."""
 
+from dataclasses import replace
+
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
@@ -15,7 +17,7 @@ def _lag(*stages: Stage, **changes: object) -> LagReport:
     return LagReport(stages, True, 0, **{"rejected": {}, **changes})  # type: ignore[arg-type]
 
 
-def _wait(*reports: LagReport, sinks: tuple[str, ...] = (), seconds: float = 5.0) -> bool:
+def _wait(*reports: LagReport, sinks: tuple[str, ...] = ("cache",), seconds: float = 5.0) -> bool:
     """Wait for 10; each look finds the next report, and the last one again and again."""
     left = list(reports)
 
@@ -42,3 +44,10 @@ def test_nobody_waits_for_a_sink_that_needs_a_person() -> None:
 def test_other_sinks_are_not_kept_by_one_that_is_down() -> None:
     down = _lag(_stage("cache", None), _stage("house", 10), unanswered={"cache": Unavailable("down")})
     assert _wait(down, sinks=("house",))
+
+
+def test_a_sink_without_a_live_generation_is_waited_for() -> None:
+    building = replace(_stage("cache", 10), sink=SinkFacts("cache", 1, False, 10, 0, 0, 0))
+    assert not _wait(_lag(building), seconds=0)
+    assert not _wait(_lag(), seconds=0)
+    assert _wait(_lag(), _lag(building), _lag(_stage("cache", 10)))

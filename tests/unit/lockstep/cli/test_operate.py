@@ -99,6 +99,7 @@ def test_a_switch_back_goes_to_no_chosen_generation(config: str, capsys: pytest.
     "arguments",
     [
         ("wait", "--timeout", "-1"),
+        ("wait", "--sink", "serach"),
         ("tail", "public.t", "--count", "0"),
         ("verify", "search", "--generation", "0"),
         ("switch", "search", "--generation", "-1"),

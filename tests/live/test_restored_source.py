@@ -1,0 +1,87 @@
+"""A source whose files were put back to an earlier moment has the same identity, and a WAL that ends too early."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.postgres.slot import find_slot
+from lockstep.doctor.position import check_position
+from monitor.collector import LagCollector
+from monitor.wait import wait_for_lsn
+from stack.stack import Endpoints, Stack
+from tests.captured import Captured
+from tests.databases import Database
+from tests.services import temporary_directory
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def own() -> Iterator[Stack]:
+    """A PostgreSQL of the test's own."""
+    with temporary_directory() as directory:
+        stack = Stack(directory, light=True, durable=False)
+        stack.up(["postgres"])
+        yield stack
+        stack.remove()
+
+
+def _copy(files: Path, to: Path) -> None:
+    subprocess.run(["cp", "-a", str(files), str(to)], check=True)  # with their owner, which PostgreSQL insists on
+
+
+def test_a_volume_that_was_taken_back_is_refused_before_anything_is_confirmed(
+    own: Stack, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database = Database(own.endpoints().source_dsn)
+    database.execute("create table t (id int primary key)", "insert into t values (1)")
+    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"])
+    captured.start()
+    captured.settle()
+    captured.stop()
+    files = Path(database.value("show data_directory"))
+    own.stop("postgres")
+    _copy(files, tmp_path / "volume")
+    own.start("postgres")
+    database.reconnect()
+    captured.start()
+    database.execute("insert into t select n from generate_series(2, 2000) n")
+    captured.settle()
+    captured.stop()
+
+    own.stop("postgres")
+    shutil.rmtree(files)
+    _copy(tmp_path / "volume", files)
+    own.start("postgres")
+    database.reconnect()
+    before = find_slot(database.connection, captured.config.slot)
+    captured.begin()
+    error = captured.wait_error()
+    assert isinstance(error, PositionMismatch)
+    assert "its WAL ends at" in str(error)
+    assert find_slot(database.connection, captured.config.slot) == before
+    (finding,) = check_position(captured.config)
+    assert "its WAL ends at" in finding.what
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        (sentence,) = collector.collect().broken
+        assert "it was put back to an earlier moment" in sentence
+        with pytest.raises(LockstepError, match="put back"):
+            wait_for_lsn(collector, 1, timeout_s=0, sinks=(), sleep=lambda _: None)
+
+
+def test_a_slot_that_is_gone_is_reported_by_the_lag(database: Database, endpoints: Endpoints, tmp_path: Path) -> None:
+    database.execute("create table t (id int primary key)")
+    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"])
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        assert collector.collect().broken == ()
+        captured.start()
+        captured.settle()
+        assert collector.collect().broken == ()
+        captured.stop()
+        database.drop_slot(captured.config.slot)
+        (sentence,) = collector.collect().broken
+    assert "the slot is gone" in sentence
