@@ -32,6 +32,7 @@ class SystemIdentity:
     system_id: str
     timeline: int
     wal_end: Lsn
+    database: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ class ReplicationConnection:
 
     def identify_system(self) -> SystemIdentity:
         """Which WAL this server has. Raises LockstepError when PostgreSQL refuses to say."""
-        system_id, timeline, wal_end, _ = self._row("IDENTIFY_SYSTEM")
-        return SystemIdentity(system_id, int(timeline), parse_lsn(wal_end))
+        system_id, timeline, wal_end, database = self._row("IDENTIFY_SYSTEM")
+        return SystemIdentity(system_id, int(timeline), parse_lsn(wal_end), database)
 
     def create_slot(
         self, name: str, *, temporary: bool, while_waiting: Callable[[float], None] | None = None

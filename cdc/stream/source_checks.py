@@ -24,6 +24,7 @@ def system_differences(state: CaptureState, identity: SystemIdentity, publicatio
         for what, was, is_ in (
             ("system identifier", state.system_id, identity.system_id),
             ("timeline", state.timeline, identity.timeline),
+            ("database", state.database, identity.database),
             ("publication", state.publication, publication),
         )
         if was != is_

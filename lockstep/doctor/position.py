@@ -27,7 +27,6 @@ class SlotFacts:
     slot: Slot | None
     others: frozenset[str]
     identity: SystemIdentity
-    database: str
     publication: str
 
 
@@ -41,7 +40,6 @@ def check_position(config: Config) -> list[Finding]:
             "select slot_name from pg_replication_slots where slot_name <> %s and database = current_database()",
             (config.slot,),
         ).fetchall()
-        database = connection.info.dbname
     client = config.kafka.client()
     own = config.pipeline.name
     suffix = control_topic("", STATE)
@@ -55,7 +53,7 @@ def check_position(config: Config) -> list[Finding]:
             identity = replication.identify_system()
     except LockstepError:
         return []  # The source's checks report it.
-    facts = SlotFacts(config.slot, slot, frozenset(row[0] for row in slots), identity, database, config.publication)
+    facts = SlotFacts(config.slot, slot, frozenset(row[0] for row in slots), identity, config.publication)
     return position_findings(facts, states) + shared_slot_findings(facts, own, others)
 
 
@@ -85,8 +83,6 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
             )
         return findings
     differences = system_differences(state, facts.identity, facts.publication)
-    if state.database != facts.database:
-        differences.append(f"database was {state.database}, is {facts.database}")
     if differences:
         return [
             error(

@@ -85,3 +85,26 @@ def test_a_slot_that_is_gone_is_reported_by_the_lag(database: Database, endpoint
         database.drop_slot(captured.config.slot)
         (sentence,) = collector.collect().broken
     assert "the slot is gone" in sentence
+
+
+def test_a_capture_of_another_database_is_refused_before_it_takes_over(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    other = Database(endpoints.source_dsn)
+    try:
+        for each in (database, other):
+            each.execute("create table t (id int primary key)")
+        captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"])
+        captured.start()
+        wrong = Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"])
+        wrong.config = captured.config
+        wrong.configure(dsn=other.dsn)
+        wrong.begin()
+        error = wrong.wait_error()
+        assert isinstance(error, PositionMismatch)
+        assert f"database was {database.name}, is {other.name}" in str(error)
+        database.execute("insert into t values (1)")
+        captured.assert_equal()  # nobody has fenced it
+        captured.stop()
+    finally:
+        other.drop()

@@ -32,7 +32,7 @@ STATE = replace(
     end_lsn=1000,
 )
 SLOT = Slot("s", "pgoutput", "shop", None, Lsn(1000), "reserved")
-FACTS = SlotFacts("s", SLOT, frozenset({"other"}), SystemIdentity("77", 1, Lsn(2000)), "shop", "p")
+FACTS = SlotFacts("s", SLOT, frozenset({"other"}), SystemIdentity("77", 1, Lsn(2000), "shop"), "p")
 
 
 def whats(findings: list[Finding]) -> list[tuple[Severity, str]]:
@@ -73,12 +73,13 @@ def test_a_slot_that_somebody_moved_on_is_found() -> None:
 @pytest.mark.parametrize(
     "changed",
     [
-        {"identity": SystemIdentity("78", 1, Lsn(1))},
-        {"identity": SystemIdentity("77", 2, Lsn(1))},
-        {"database": "b"},
+        {"identity": SystemIdentity("78", 1, Lsn(2000), "shop")},
+        {"identity": SystemIdentity("77", 2, Lsn(2000), "shop")},
+        {"identity": SystemIdentity("77", 1, Lsn(2000), "b")},
+        {"identity": SystemIdentity("77", 1, Lsn(999), "shop")},
         {"publication": "q"},
     ],
-    ids=["system", "timeline", "database", "publication"],
+    ids=["system", "timeline", "database", "an earlier moment", "publication"],
 )
 def test_another_source_than_the_one_published_from_is_found(changed: dict[str, object]) -> None:
     (finding,) = position_findings(replace(FACTS, **changed), {"s": STATE})  # type: ignore[arg-type]
