@@ -1,5 +1,6 @@
 """Names of topics: table -> topic, without two tables ever sharing one. Pure."""
 
+import hashlib
 import re
 
 from cdc.model.errors import ConfigurationError
@@ -42,5 +43,13 @@ def control_topic(prefix: str, name: str) -> str:
 
 
 def outbox_topic(prefix: str, aggregate_type: str) -> str:
-    """``<prefix>.__outbox.<aggregate type>``. Raises ConfigurationError when that is longer than Kafka allows."""
-    return table_topic(prefix, TableName(_OUTBOX, aggregate_type))
+    """``<prefix>.__outbox.<aggregate type>``, the end of a type that is too long for Kafka replaced by its hash.
+
+    Whoever may write rows chooses the type: no row may stop capture.
+    """
+    topic = f"{prefix}.{_OUTBOX}.{_escaped(aggregate_type)}"
+    if len(topic) <= _NAME_LENGTH_MAX:
+        return topic
+    digest = hashlib.sha256(aggregate_type.encode()).hexdigest()[:32]
+    # Two dashes are in no escaped name: it meets no other topic.
+    return f"{topic[: _NAME_LENGTH_MAX - len(digest) - 2]}--{digest}"

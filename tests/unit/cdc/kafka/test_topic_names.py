@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cdc.kafka.topic_names import DEAD_LETTERS, PROGRESS, SCHEMA, STATE, control_topic, table_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, PROGRESS, SCHEMA, STATE, control_topic, outbox_topic, table_topic
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 
@@ -49,3 +49,12 @@ def test_the_longest_topic_that_kafka_allows_is_allowed() -> None:
 def test_a_longer_topic_is_refused_with_its_length() -> None:
     with pytest.raises(ConfigurationError, match="250 characters, Kafka allows 249"):
         table_topic("p", TableName("s", "t" * 246))
+
+
+def test_a_type_of_an_outbox_gets_a_topic_whatever_it_is() -> None:
+    assert outbox_topic("shop", "Order") == "shop.__outbox.Order"
+    kinds = ["注" * 300, "注" * 299 + "文", "x" * 400, "x" * 401, "x" * 235, "-" * 200]
+    topics = {outbox_topic("shop", kind) for kind in kinds}
+    assert len(topics) == len(kinds)
+    assert all(re.fullmatch(r"shop\.__outbox\.[a-zA-Z0-9._-]{1,235}", topic) for topic in topics)
+    assert outbox_topic("shop", "x" * 235) == "shop.__outbox." + "x" * 235
