@@ -21,13 +21,16 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture
-def own() -> Iterator[Stack]:
-    """A PostgreSQL of the test's own."""
+def own() -> Iterator[tuple[Stack, Database]]:
+    """A PostgreSQL of the test's own, and a database of it."""
     with temporary_directory() as directory:
         stack = Stack(directory, light=True, durable=False)
-        stack.up(["postgres"])
-        yield stack
-        stack.remove()
+        try:
+            database = Database(stack.up(["postgres"]).source_dsn)
+            yield stack, database
+            database.connection.close()
+        finally:
+            stack.remove()
 
 
 def _copy(files: Path, to: Path) -> None:
@@ -35,28 +38,28 @@ def _copy(files: Path, to: Path) -> None:
 
 
 def test_a_volume_that_was_taken_back_is_refused_before_anything_is_confirmed(
-    own: Stack, endpoints: Endpoints, tmp_path: Path
+    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    database = Database(own.endpoints().source_dsn)
+    stack, database = own
     database.execute("create table t (id int primary key)", "insert into t values (1)")
     captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"])
     captured.start()
     captured.settle()
     captured.stop()
     files = Path(database.value("show data_directory"))
-    own.stop("postgres")
+    stack.stop("postgres")
     _copy(files, tmp_path / "volume")
-    own.start("postgres")
+    stack.start("postgres")
     database.reconnect()
     captured.start()
     database.execute("insert into t select n from generate_series(2, 2000) n")
     captured.settle()
     captured.stop()
 
-    own.stop("postgres")
+    stack.stop("postgres")
     shutil.rmtree(files)
     _copy(tmp_path / "volume", files)
-    own.start("postgres")
+    stack.start("postgres")
     database.reconnect()
     before = find_slot(database.connection, captured.config.slot)
     captured.begin()
