@@ -8,11 +8,7 @@ from typing import Final
 
 from sqlalchemy import Connection, text
 
-SCHEMA: Final = "lockstep"
-VERSION_TABLE: Final = "schema_version"
-
-HEAD: Final = 5
-"""The number of the newest migration: the stored format of a warehouse."""
+from sinks.warehouse.bookkeeping_format import SCHEMA
 
 # Any number, the same in every process: two jobs that start together must not migrate at once.
 _LOCK: Final = 0x10C5_7E90

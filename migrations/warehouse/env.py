@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from migrations.warehouse import SCHEMA, VERSION_TABLE
+from sinks.warehouse.bookkeeping_format import SCHEMA, VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"], version_table=VERSION_TABLE, version_table_schema=SCHEMA

@@ -8,6 +8,7 @@ from cdc.model.table import TableName
 from sinks.contract import Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
 from sinks.stored_format import check_stored_format
+from sinks.warehouse.bookkeeping_format import HEAD, SCHEMA, VERSION_TABLE
 from sinks.warehouse.dialect import Connection
 from sinks.warehouse.held_table import HeldTable, relations_of
 from sinks.warehouse.names import warehouse_name
@@ -39,8 +40,6 @@ class WarehouseBookkeeping:
 
         Raises LockstepError for newer ones.
         """
-        from migrations.warehouse import HEAD
-
         if self._are_current:
             return True
         stored = self.stored_format()
@@ -51,8 +50,6 @@ class WarehouseBookkeeping:
 
     def stored_format(self) -> int:
         """0 where there is nothing yet. Raises LockstepError for a newer one than this version knows."""
-        from migrations.warehouse import HEAD, SCHEMA, VERSION_TABLE
-
         if not self._connection.has_relation(SCHEMA, VERSION_TABLE):
             return 0
         stored = int(self._execute(f"select version_num from {SCHEMA}.{VERSION_TABLE}").scalar() or 0)
@@ -63,6 +60,20 @@ class WarehouseBookkeeping:
         """Raise LockstepError when there are no bookkeeping tables, or newer ones."""
         if not self.exist():
             raise self.missing()
+
+    def require_current(self) -> None:
+        """Raise LockstepError unless they have this version's format. An executor can't bring them to it."""
+        if self._are_current:
+            return
+        stored = self.stored_format()
+        if stored == 0:
+            raise self.missing()
+        if stored < HEAD:
+            raise LockstepError(
+                f"the bookkeeping of sink {self._name!r} has format {stored}, and this version writes {HEAD}",
+                hint="the warehouse was put back to an earlier moment: start the job again, which migrates it",
+            )
+        self._are_current = True
 
     def missing(self) -> LockstepError:
         """The error for a generation that doesn't exist."""
@@ -200,7 +211,7 @@ class WarehouseBookkeeping:
         Returns whether the generation is loaded in bulk, which stays so as long. Raises Fenced when another job has the
         right. Raises LockstepError when the generation doesn't exist.
         """
-        self.require()
+        self.require_current()
         held = self._execute(
             "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and "
             "fence = :fence " + self._locking("for share"),

@@ -19,7 +19,6 @@ from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError
 from jobs.generations.record import Phase, Record, load_record
-from migrations.warehouse import HEAD
 from sinks.contract import OpenedSink
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_delta
@@ -28,6 +27,7 @@ from sinks.opensearch.sink import open_opensearch
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import open_redis
 from sinks.stored_format import STORED_FORMAT
+from sinks.warehouse.bookkeeping_format import HEAD
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
 from tests.builders import batch, progress, table, upsert

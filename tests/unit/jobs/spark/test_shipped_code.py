@@ -1,5 +1,6 @@
 """The archive that executors get against the code that runs here."""
 
+import ast
 from collections.abc import Mapping
 from pathlib import Path
 from zipfile import ZipFile
@@ -7,7 +8,10 @@ from zipfile import ZipFile
 import pytest
 
 from cdc.model.errors import ConfigurationError
-from jobs.spark.shipped_code import PACKAGES, check_archive, source_files
+from jobs.spark.shipped_code import PACKAGES, ROOT, check_archive, source_files
+
+ON_THE_DRIVER = {("sinks/warehouse/bookkeeping.py", "migrations.warehouse")}
+"""Imports of what executors don't have, in functions that the driver alone calls."""
 
 CODE = {"cdc/__init__.py": "", "jobs/spark/worker_daemon.py": "x = 1", "sinks/contract.py": "y = 2"}
 
@@ -20,6 +24,20 @@ def root(tmp_path: Path) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return tmp_path / "root"
+
+
+def test_what_is_shipped_imports_nothing_of_ours_that_is_not() -> None:
+    """Also inside functions: on a cluster such an import fails in the middle of a batch."""
+    others = {path.parent.name for path in ROOT.glob("*/__init__.py")} - set(PACKAGES)
+    assert {"lockstep", "migrations", "monitor", "snapshot"} <= others
+    found = set()
+    for name, file in source_files().items():
+        for node in ast.walk(ast.parse(file.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                modules = [node.module]
+            found |= {(name, module) for module in modules if module.split(".")[0] in others}
+    assert found == ON_THE_DRIVER
 
 
 def archive(path: Path, content: Mapping[str, str]) -> Path:

@@ -5,7 +5,7 @@ from pathlib import Path
 from alembic.script import ScriptDirectory
 
 import migrations.warehouse
-from migrations.warehouse import HEAD
+from sinks.warehouse.bookkeeping_format import HEAD
 
 
 def test_the_stored_format_is_the_number_of_the_newest_migration() -> None:
