@@ -316,6 +316,8 @@ class Assembler:
                 raise LockstepError("the stream truncates a relation that it didn't describe") from None
             if published is None or isinstance(published, OutboxRoute):
                 continue
+            if published.keys_can_swap:
+                self._moves.empty(published.topic)
             self._seq += 1
             seq = self._seq
             if (self._commit_lsn, seq) <= self._skip_to:

@@ -31,13 +31,23 @@ class KeyMoves:
         self._arrived: dict[_Slot, list[Fields]] = {}
         self._resident_vacated: set[_Slot] = set()
         self._resident_now: dict[_Slot, Fields] = {}
+        self._emptied: set[str] = set()
+        """The topics of tables that this transaction has truncated: no row of before is left."""
 
     def clear(self) -> None:
         """A new transaction: whoever has a key now is its resident."""
-        if self._arrived or self._resident_vacated or self._resident_now:
+        if self._arrived or self._resident_vacated or self._resident_now or self._emptied:
             self._arrived.clear()
             self._resident_vacated.clear()
             self._resident_now.clear()
+            self._emptied.clear()
+
+    def empty(self, topic: str) -> None:
+        """The table was truncated: all of its rows vacated their keys, those that had arrived too."""
+        self._emptied.add(topic)
+        for slots in (self._arrived, self._resident_now):
+            for slot in [slot for slot in slots if slot[0] == topic]:
+                del slots[slot]
 
     def reshape(self, topic: str, indexes: Sequence[int | None]) -> None:
         """The table's columns changed within the transaction.
@@ -81,7 +91,7 @@ class KeyMoves:
             del arrived[index]
             if arrived:
                 return arrived[-1]
-            if slot in self._resident_vacated:
+            if slot in self._resident_vacated or topic in self._emptied:
                 return None
             return self._resident_now.get(slot, self.UNKNOWN)
         self._resident_vacated.add(slot)

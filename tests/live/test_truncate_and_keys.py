@@ -144,6 +144,12 @@ _SWAPS = {
         " commit",
     ),
     "delete and insert": ("begin; delete from t where id = 1; insert into t values (1, 'again', 2); commit",),
+    "truncate, a row comes and goes": ("begin; truncate t; insert into t values (1, 'new', 0); delete from t; commit",),
+    "truncate, a row comes and moves": (
+        "begin; update t set a = 'touched'; insert into t values (9, 'new', 0); truncate t;"
+        " insert into t values (1, 'new', 0); update t set id = 9; update t set id = 2; delete from t where id = 2;"
+        " insert into t values (3, 'last', 0); commit",
+    ),
 }
 
 

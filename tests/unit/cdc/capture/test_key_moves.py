@@ -63,6 +63,28 @@ def test_a_row_is_the_same_after_its_table_has_changed_its_columns() -> None:
     assert moves.vacate(T, b"2", row("2", "a", "added")) is KeyMoves.UNKNOWN
 
 
+def test_a_truncate_leaves_no_resident_and_nobody_who_has_arrived() -> None:
+    moves = KeyMoves()
+    moves.arrive(T, b"2", row("2", "a"))
+    moves.change(T, b"3", row("3", "b"), row("3", "c"))
+    moves.empty(T)
+    moves.arrive(T, b"2", row("2", "a"))
+    moves.arrive(T, b"3", row("3", "d"))
+    assert moves.vacate(T, b"2", row("2", "a")) is None
+    assert moves.vacate(T, b"3", row("3", "d")) is None
+
+
+def test_a_truncate_empties_one_table_in_one_transaction() -> None:
+    moves = KeyMoves()
+    moves.empty("other")
+    moves.arrive(T, b"2", row("2", "a"))
+    assert moves.vacate(T, b"2", row("2", "a")) is KeyMoves.UNKNOWN
+    moves.empty(T)
+    moves.clear()
+    moves.arrive(T, b"2", row("2", "a"))
+    assert moves.vacate(T, b"2", row("2", "a")) is KeyMoves.UNKNOWN
+
+
 @given(
     st.lists(st.sampled_from("ab"), min_size=1, max_size=4),
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.sampled_from("abc")), max_size=12),
