@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.model.tag import TEXT_LENGTH, transaction_prefix
@@ -37,8 +37,12 @@ CONNECTOR: Final = "postgresql"
 RowEncoder = Callable[[Sequence[Field]], bytes]
 
 
-def _object_encoder(columns: Sequence[Column], positions: Sequence[int]) -> RowEncoder:
+def _object_encoder(
+    columns: Sequence[Column], positions: Sequence[int], absent: Callable[[int], bytes] | None = None
+) -> RowEncoder:
     """Values of a row -> JSON object of the columns at ``positions``. Raises ValueError for another number of values.
+
+    ``absent`` is asked for what stands in place of a null, by its position; without it that is JSON's null.
 
     The function is generated, as ``dataclasses`` does it, because it runs for every row. Unpacking into names with one
     ``%`` at the end takes half the time of a loop. Nothing of the table's names gets into the generated source.
@@ -50,15 +54,14 @@ def _object_encoder(columns: Sequence[Column], positions: Sequence[int]) -> RowE
         if columns[p].is_array or columns[p].value_type not in VERBATIM
     }
     parts = [
-        f"null if {names[p]} is None else encode_{p}({names[p]})"
-        if f"encode_{p}" in encoders
-        else f"null if {names[p]} is None else {names[p]}"
+        f"{'null' if absent is None else f'absent({p})'} if {names[p]} is None"
+        f" else {f'encode_{p}({names[p]})' if f'encode_{p}' in encoders else names[p]}"
         for p in positions
     ]
     values = "".join(f"{part}, " for part in parts)
     source = f"def encode(fields):\n    ({', '.join(names)},) = fields\n    return template % ({values})\n"
     template = b"{%b}" % b",".join(orjson.dumps(columns[p].name).replace(b"%", b"%%") + b":%b" for p in positions)
-    namespace: dict[str, Any] = {"template": template, "null": b"null", **encoders}
+    namespace: dict[str, Any] = {"template": template, "null": b"null", "absent": absent, **encoders}
     exec(source, namespace)  # noqa: S102  generated above from numbers alone
     encode: RowEncoder = namespace["encode"]
     return encode
@@ -72,14 +75,15 @@ def _no_key(_fields: Sequence[Field]) -> bytes:
 class TableEncoder:
     """Encodes the rows of one table shape: ``key`` and ``row`` take one value per column, in the columns' order.
 
-    UNCHANGED must have been resolved before: there is no JSON for it, on purpose.
+    UNCHANGED must have been resolved before: there is no JSON for it, on purpose. ``key`` raises UnsupportedChange for
+    a null: nothing tells rows apart whose key is null.
     """
 
     def __init__(self, table: Table, *, server: str, database: str, version: str) -> None:
         position = {column.name: p for p, column in enumerate(table.columns)}
         self.table = table
         self.key_positions = tuple(position[name] for name in table.key)
-        self.key: RowEncoder = _object_encoder(table.columns, self.key_positions)
+        self.key: RowEncoder = _object_encoder(table.columns, self.key_positions, self._null_in_key)
         self.row: RowEncoder = _object_encoder(table.columns, range(len(table.columns)))
         if not table.key:
             self.key = _no_key
@@ -102,6 +106,16 @@ class TableEncoder:
         """The encoder of another shape, with the same server, database and version."""
         server, database, version = self._about
         return TableEncoder(table, server=server, database=database, version=version)
+
+    def _null_in_key(self, position: int) -> bytes:
+        name = self.table.name
+        raise UnsupportedChange(
+            f"a row of {name} is null in {self.table.columns[position].name}, which is in its key, so it can't be told"
+            " from other such rows",
+            hint=f"give the table another key in lockstep.toml ([source.options.'{name}'] key = [...], or none for its"
+            " primary key), then start again: the table is copied again. Or make the column not null, then start a"
+            " pipeline of another name (pipeline.name), which takes a new snapshot. Nothing was skipped",
+        )
 
     def column(self, index: int, value: bytes) -> bytes:
         """The JSON of one column's value."""

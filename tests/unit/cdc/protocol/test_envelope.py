@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
@@ -53,6 +53,14 @@ def test_a_key_of_all_columns_in_their_order_has_all_of_them() -> None:
 def test_a_key_of_all_columns_in_another_order_keeps_that_order() -> None:
     shape = table(column("a", "int4"), column("b", "int4"), key=("b", "a"))
     assert encoder(shape).key((b"1", b"2")) == b'{"b":2,"a":1}'
+
+
+@pytest.mark.parametrize(("fields", "name"), [((b"secret", None), "b"), ((None, b"secret"), "a")])
+def test_a_null_in_a_key_is_refused_without_showing_the_row(fields: tuple[bytes | None, ...], name: str) -> None:
+    shape = table(column("a"), column("b", "int4"), key=("a", "b"))
+    with pytest.raises(UnsupportedChange, match=f"a row of public.orders is null in {name}") as caught:
+        encoder(shape).key(fields)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_row_has_every_column_and_null_is_null() -> None:
