@@ -295,6 +295,7 @@ class Assembler:
         self.new_shapes.append(SchemaRecord(record.table, self._commit_lsn, record.change))
         self._tables[published.table.name] = published
         self._of_oid[published.table.oid] = published.table.name
+        self._toast.shape_in_use(published)
 
     def record(self, published: PublishedTable) -> None:
         """A table has another shape by now, and the stream, which has no row of it, is past that change."""

@@ -61,6 +61,12 @@ class ToastRows:
         if self._memory is not None and published.toast is not None:
             self._memory.forget(published.topic, key)
 
+    def shape_in_use(self, published: PublishedTable) -> None:
+        """A table has another shape now. Without a rule nothing of its rows is followed, so nothing known of them stays
+        true: under replica identity FULL, for instance, which may end again."""
+        if self._memory is not None and published.toast is None:
+            self._memory.clear(published.topic)
+
     def _put(
         self,
         published: PublishedTable,

@@ -40,6 +40,9 @@ class ToastCache:
             identity=f"{pipeline.name} {pipeline.slot} {sorted(ids.items())}",
             say=say,
         )
+        for table in published:
+            if table.toast is None:  # a process that died may have published rows that the store hasn't seen
+                self.store.clear(table.topic)
         position = (state.commit_lsn, state.seq)
         stored = self.store.position()
         if stored is None and not self.store.offsets():

@@ -28,13 +28,13 @@ class ToastMemory(Protocol):
         """Remember nothing of a row."""
         ...
 
-
-class DurableMemory(ToastMemory, Protocol):
-    """One that survives its process, up to its last ``commit`` or to an earlier one, never to the middle of one."""
-
     def clear(self, topic: str) -> None:
         """Forget all rows of a topic."""
         ...
+
+
+class DurableMemory(ToastMemory, Protocol):
+    """One that survives its process, up to its last ``commit`` or to an earlier one, never to the middle of one."""
 
     def commit(self, position: Position | None, bounds: Offsets | None = None) -> None:
         """Keep what was put and forgotten since the last commit. Call it when Kafka has committed the same changes.

@@ -1,13 +1,16 @@
 """Updates that leave large values out: every event on the topic is a full row, whatever happens in between."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.table import ReplicaIdentity
+from cdc.protocol.control_records import CaptureState, SchemaRecord
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -63,6 +66,15 @@ CHANGES = {
         " values (50, noise(9000, 9))",
         "alter table t replica identity default", "update t set n = 2",
     ),
+    "large values change under full identity": (
+        "alter table t replica identity full", "update t set words = noise(9000, 77), doc = null where id < 9",
+        "begin; delete from t where id = 12; insert into t (id, words) values (12, noise(9000, 8)); commit",
+        "alter table t replica identity default", "update t set n = 2",
+    ),
+    "full identity within one transaction": (
+        "begin; alter table t replica identity full; update t set words = noise(9000, 78);"
+        " alter table t replica identity default; update t set n = 2; commit", "update t set n = 3",
+    ),
     "a truncate": ("truncate t", "insert into t (id, words) values (1, noise(9000, 1))", "update t set n = 3"),
     "everything may be out of line": (
         "alter table t set (toast_tuple_target = 128)", "update t set small = noise(60, 1),"
@@ -73,7 +85,9 @@ CHANGES = {
 }  # fmt: skip
 
 
-_EVERYWHERE = ("several updates of one transaction", "the key", "a renamed column")
+_EVERYWHERE = (
+    "several updates of one transaction", "the key", "a renamed column", "large values change under full identity",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -145,6 +159,45 @@ def test_a_compacted_topic_has_every_column_of_every_row(captured: Captured) -> 
 
 class _Killed(BaseException):
     """The process is gone."""
+
+
+@pytest.mark.parametrize("restarted", ["running", "stopped", "crashed"])
+def test_full_identity_for_a_while_whatever_happens_to_the_process(captured: Captured, restarted: str) -> None:
+    """``crashed``: Kafka has the first batch under FULL, and the store hasn't."""
+
+    class DiesAfterCommit:
+        def __init__(self, publisher: TransactionalPublisher) -> None:
+            self._publisher = publisher
+
+        def commit(self, state: CaptureState, schemas: Sequence[SchemaRecord] = (), **options: Any) -> object:
+            bounds = self._publisher.commit(state, schemas, **options)
+            if any(record.table.replica_identity is ReplicaIdentity.FULL for record in schemas):
+                raise _Killed
+            return bounds
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._publisher, name)
+
+    database = captured.database
+    captured.start()
+    database.execute("update t set words = noise(8500, id)")
+    captured.settle()
+    if restarted != "running":
+        captured.stop()
+    database.execute("alter table t replica identity full", "update t set words = noise(9000, -id) where id < 7")
+    if restarted == "crashed":
+        captured.start(wrap_publisher=DiesAfterCommit)
+        assert isinstance(captured.wait_error(), _Killed)
+    if restarted != "running":
+        captured.start()
+    captured.settle()
+    database.execute("alter table t replica identity default")
+    if restarted != "running":
+        captured.settle()
+        captured.stop()
+        captured.start()
+    database.execute("update t set n = n + 1")
+    captured.assert_equal()
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])

@@ -43,6 +43,15 @@ def test_nothing_is_known_of_another_row() -> None:
     assert rows.known(published(), b'{"id":2}', [1]) == {}
 
 
+def test_nothing_stays_known_of_a_table_whose_rows_are_not_followed_any_more() -> None:
+    rows = ToastRows(MemoryStore())
+    rows.remember(published(), KEY, (b"1", LARGE, None))
+    rows.shape_in_use(published())
+    assert rows.known(published(), KEY, [1])
+    rows.shape_in_use(published(rule=None))
+    assert rows.known(published(), KEY, [1]) == {}
+
+
 def test_a_value_that_an_update_left_out_stays_known() -> None:
     rows = ToastRows(MemoryStore())
     rows.remember(published(), KEY, (b"1", LARGE, None))
