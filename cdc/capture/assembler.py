@@ -47,10 +47,13 @@ _NO_NOTICES: Mapping[str, Notice] = {}
 
 
 class Shapes(Protocol):
-    """Turns a Relation message that differs from what was recorded into the table it now is."""
+    """Turns a Relation message into the table that it describes."""
 
     def adopt(self, relation: Relation, known_table: PublishedTable) -> PublishedTable:
-        """The table from here on, with ``unrecorded`` set. Raises UnsupportedChange when no key is left."""
+        """The table from here on, with ``unrecorded`` set where its shape differs from what was recorded.
+
+        Raises UnsupportedChange when no key is left.
+        """
         ...
 
 
@@ -276,6 +279,8 @@ class Assembler:
         before = self._relations.get(relation.relation_id)
         if self._shapes is not None:
             published = self._shapes.adopt(relation, published)
+            if published.unrecorded is None:  # the same shape, perhaps with another key constraint or other storage
+                self._tables[name] = published
         else:
             difference = shape_difference(published.table, relation)
             if difference:

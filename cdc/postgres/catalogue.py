@@ -18,7 +18,8 @@ _FIRST_USER_OID = 16384
 class Membership:
     """What a table is and how it is published, to notice what changes it without an event.
 
-    ``relation`` holds its oid, the publication's entries and settings. ``file`` is where its rows are stored and
+    ``relation`` holds its oid, the publication's entries and settings, and its constraints that decide whether keys
+    can swap (``keys_can_swap``): a key may have been deferrable for a moment. ``file`` is where its rows are stored and
     ``columns`` a digest of when its columns were last altered. Where both differ, an ALTER TABLE rewrote the rows;
     VACUUM FULL and TRUNCATE change the file alone. ``leaves`` maps a partitioned table's partitions to their files.
     """
@@ -224,7 +225,10 @@ def memberships(
         f" p.pubtruncate, p.pubviaroot, {generated}, {schemas},"
         f" (select string_agg(concat_ws(' ', r.oid, {lists}), ', ' order by r.oid) from pg_publication_rel r"
         "   where r.prpubid = p.oid"
-        "     and r.prrelid in (select c.oid union all select * from pg_partition_ancestors(c.oid)))),"
+        "     and r.prrelid in (select c.oid union all select * from pg_partition_ancestors(c.oid))),"
+        " (select 'keys ' || string_agg(concat_ws(' ', k.oid, k.condeferrable), ', ' order by k.oid)"
+        "   from pg_constraint k"
+        "   where k.conrelid = c.oid and (k.contype = 'p' or k.contype = 'u' and k.condeferrable))),"
         " c.relfilenode::text, (select md5(string_agg(concat_ws(' ', a.attnum, a.xmin), ', ' order by a.attnum))"
         "   from pg_attribute a where a.attrelid = c.oid and a.attnum > 0),"
         " case when c.relkind = 'p' then (select coalesce(jsonb_object_agg(l.relid::oid, f.relfilenode), '{}'::jsonb)"

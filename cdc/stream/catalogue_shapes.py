@@ -35,7 +35,11 @@ class CatalogueShapes:
         self._types = load_types(sql)
 
     def adopt(self, relation: Relation, known_table: PublishedTable) -> PublishedTable:
-        """The table that a Relation message describes. Raises UnsupportedChange when no key is left."""
+        """The table that a Relation message describes, published as the catalogue says by now.
+
+        Once keys could swap, they still can: the catalogue may be ahead of the stream. Raises UnsupportedChange when no
+        key is left.
+        """
         # Of the table alone: asking for its publication would wait for its lock.
         current = table_of_oid(self._sql, relation.relation_id)
         table, change = changed_shape(
@@ -47,13 +51,14 @@ class CatalogueShapes:
             added_value=lambda column: self._added_value(relation.relation_id, column),
             parse=orjson.loads,
         )
+        published = self._publish(table)
+        published.keys_can_swap |= known_table.keys_can_swap
         if table == known_table.table:
-            return known_table
+            return published
         if table.schema_id != known_table.table.schema_id or change.rewritten:
             self._say(
                 f"{table.name} has a new shape, schema id {table.schema_id}: {_in_words(known_table.table, table)}"
             )
-        published = self._publish(table)
         published.unrecorded = SchemaRecord(table, 0, change)
         return published
 

@@ -1,5 +1,6 @@
 """TRUNCATE, keys that change places, keys that aren't the primary key, tables without one."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,63 @@ def test_rows_change_places_on_a_deferrable_key(
         captured.start()
         database.execute(*_SWAPS[name])
         captured.assert_equal()
+
+
+_DEFERRABLE = "alter table t drop constraint t_pkey, add primary key (id) deferrable"
+_IMMEDIATE = "alter table t drop constraint t_pkey, add primary key (id)"
+_SWAP = "update t set id = 3 - id where id in (1, 2)"
+_SWAPPED_WHILE_NOBODY_LOOKS = {
+    "one transaction": (f"begin; {_DEFERRABLE}; {_SWAP}; {_IMMEDIATE}; commit",),
+    "one transaction that also writes before": (
+        f"begin; update t set a = 'touched'; {_DEFERRABLE}; {_SWAP}; set constraints all deferred;"
+        " insert into t values (3, 'guest'); delete from t where a = 'guest'; commit",
+        _IMMEDIATE,
+    ),
+    "several": (_DEFERRABLE, _SWAP, "update t set id = id + 1", _IMMEDIATE, "update t set a = a || '!'"),
+    "a full identity only for it": (
+        f"begin; alter table t replica identity full; {_DEFERRABLE}; {_SWAP}; {_IMMEDIATE};"
+        " alter table t replica identity default; commit",
+    ),
+}
+
+
+@pytest.fixture
+def with_immediate_key(database: Database, endpoints: Endpoints, directory: Path) -> Iterator[Captured]:
+    database.execute(
+        "create table t (id int primary key, a text)",
+        "alter table t replica identity full",
+        "insert into t select n, 'r' || n from generate_series(1, 6) n",
+    )
+    with _captured(database, endpoints, directory, "public.t") as captured:
+        yield captured
+
+
+@pytest.mark.parametrize("shape", ["", ", add more int default 1"], ids=["nothing else", "a column too"])
+def test_a_key_becomes_deferrable_while_capture_runs(with_immediate_key: Captured, shape: str) -> None:
+    captured = with_immediate_key
+    captured.configure(heartbeat_interval_s=600)  # nothing is copied again meanwhile
+    captured.start()
+    captured.database.execute("update t set a = 'one' where id = 1", f"{_DEFERRABLE}{shape}", _SWAP)
+    captured.assert_equal()
+    captured.database.execute("update t set id = id + 1", "begin; truncate t; insert into t values (1, 'x'); commit")
+    captured.assert_equal()
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
+@pytest.mark.parametrize("name", _SWAPPED_WHILE_NOBODY_LOOKS)
+def test_a_key_that_was_deferrable_for_a_moment(with_immediate_key: Captured, name: str, running: bool) -> None:
+    captured = with_immediate_key
+    captured.start()
+    if not running:
+        captured.stop()
+    captured.database.execute(*_SWAPPED_WHILE_NOBODY_LOOKS[name])
+    if not running:
+        captured.start()
+    captured.wait_quiet()
+    captured.assert_equal()
+    said = len(captured.said)
+    captured.wait_quiet()
+    assert captured.said[said:] == []
 
 
 def test_composite_keys_change(database: Database, endpoints: Endpoints, directory: Path) -> None:
