@@ -1,6 +1,7 @@
 """Turns messages of the stream into events: which relation, which tag, which key. The same WAL gives the same events.
 
 Tag rules: ``seq`` counts row events of a transaction from 1. A key change takes two numbers, a TRUNCATE one per table.
+A message outside of transactions has 0: a transaction may commit at the very LSN at which the message ends.
 Changes that the recorded state says were published are counted but not returned.
 """
 
@@ -43,6 +44,8 @@ Notice = Callable[[bytes, Mapping[TableName, PublishedTable]], None]
 """Gets a message for capture itself: its content, and the tables that are followed now."""
 
 _NULL = b"null"
+_OUTSIDE_SEQ = 0
+"""The ``seq`` of a message outside of transactions."""
 _NO_NOTICES: Mapping[str, Notice] = {}
 
 
@@ -236,7 +239,7 @@ class Assembler:
             self._relation(self._described[oid])
 
     def _message(self, message: LogicalMessage) -> Sequence[Event]:
-        """A message with one of our prefixes. One outside of transactions counts as one of its own."""
+        """A message with one of our prefixes. One outside of transactions comes before the one that commits there."""
         notice = self._notices.get(message.prefix)
         if notice is not None:
             notice(message.content, self._tables)
@@ -247,14 +250,15 @@ class Assembler:
         if self.in_transaction:
             if not self._counted():
                 return ()
-            prefix, seq, xid = self._prefix, self._seq, self._xid
-            time_ms: int = self._transaction_time_ms
-        elif (message.lsn, 1) <= self._skip_to:
+            prefix, seq, time_ms = self._prefix, self._seq, self._transaction_time_ms
+            xid: int | None = self._xid
+        elif (message.lsn, _OUTSIDE_SEQ) <= self._skip_to:
             return ()
         else:
             # Its own time isn't sent. Everything that committed before it has come, so its end may be confirmed.
-            prefix, seq, xid, time_ms = tag_prefix(self._epoch, message.lsn), 1, None, self.commit_time_ms
-            self.position = (message.lsn, 1)
+            prefix, seq, xid = tag_prefix(self._epoch, message.lsn), _OUTSIDE_SEQ, None
+            time_ms = self.commit_time_ms
+            self.position = (message.lsn, seq)
             self.end_lsn = max(self.end_lsn, message.lsn)
         return (channel.event(message, prefix=prefix, seq=seq, commit_time_ms=time_ms, xid=xid),)
 

@@ -37,8 +37,8 @@ class Tag:
     """A source position. Ordered by epoch, then commit LSN, then place in the transaction.
 
     ``epoch`` grows only when the LSN line breaks (another system, a restore). ``commit_lsn`` is the LSN of the commit
-    record; for snapshot rows the handoff. ``seq`` counts the row events of the transaction from 1; snapshot rows have
-    0.
+    record; for snapshot rows the handoff, for a message outside of transactions its end. ``seq`` counts the row events
+    of the transaction from 1; snapshot rows and such messages have 0.
     """
 
     epoch: int

@@ -2,11 +2,13 @@
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from stack.stack import Endpoints
@@ -59,6 +61,57 @@ def test_messages_of_configured_prefixes_are_published_in_order(
     # Within its transaction it is between the two rows.
     inserted = {event.key: event.tag for event in captured.events("public.t") if event.op == "c"}
     assert inserted[b'{"id":1}'] < tags[0] < inserted[b'{"id":2}']
+
+
+class _Killed(BaseException):
+    """The process is gone."""
+
+
+class _DiesAfterAMessage:
+    """A publisher whose process ends once Kafka has committed a logical message."""
+
+    def __init__(self, publisher: TransactionalPublisher) -> None:
+        self._publisher = publisher
+        self._has_message = False
+
+    def send(self, topic: str, *arguments: Any) -> None:
+        self._has_message |= topic.endswith(".__messages")
+        self._publisher.send(topic, *arguments)
+
+    def commit(self, *arguments: Any, **options: Any) -> object:
+        bounds = self._publisher.commit(*arguments, **options)
+        if self._has_message:
+            raise _Killed
+        return bounds
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._publisher, name)
+
+
+def test_a_message_that_ends_where_a_transaction_commits_takes_no_row_with_it(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(_TABLE)
+    source, sections = "messages = ['audit']", "[capture]\nbatch_rows = 1\n"
+    with Captured(
+        database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source, sections=sections
+    ) as captured:
+        captured.start()
+        for n in range(0, 30, 10):
+            captured.stop()
+            database.execute(
+                f"begin; insert into t values ({n}), ({n + 1}); select pg_logical_emit_message(false, 'audit', 'm{n}');"
+                " commit"
+            )
+            captured.start(wrap_publisher=_DiesAfterAMessage)
+            assert isinstance(captured.wait_error(), _Killed)
+            captured.start()
+            captured.assert_equal()
+        messages = _messages(captured)
+        commits = {event.tag[:20] for event in captured.events("public.t") if event.op == "c"}
+    assert [_content(message) for message in messages] == [b"m0", b"m10", b"m20"]
+    # Else this test has tried nothing: another process wrote between message and commit, each time.
+    assert commits & {str(message["tag"])[:20] for message in messages}
 
 
 def _records(captured: Captured, topic: str) -> list[tuple[bytes, bytes | None, dict[str, bytes]]]:

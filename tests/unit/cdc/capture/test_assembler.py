@@ -292,6 +292,21 @@ def test_a_message_for_capture_itself_is_handed_over_and_never_published() -> No
     assert got == [b"one", b"two"]
 
 
+def test_a_message_outside_comes_before_the_transaction_that_commits_where_it_ends() -> None:
+    """Whoever dies between the two has published the message, and none of the rows."""
+    channel = MessageChannel(("p",), "messages", server="shop", database="app", version="1")
+    transaction = History([insert(b"1", b"x"), insert(b"2", b"x")]).messages(*relations())
+    follower = assembler(messages=channel)
+    (_, _, message, _) = follower.feed(LogicalMessage(False, Lsn(FIRST), "p", b"m"), 0)[0]
+    again = assembler(messages=channel, at=state(commit_lsn=follower.position[0], seq=follower.position[1]))
+    assert again.feed(LogicalMessage(False, Lsn(FIRST), "p", b"m"), 0) == ()
+    for goes_on in (follower, again):
+        published = [value for _, _, value, _ in events(goes_on, transaction)]
+        tags = [json.loads(value or b"")["tag"] for value in (message, *published)]
+        assert len(published) == 2
+        assert tags == sorted(set(tags))
+
+
 def test_changes_of_a_table_that_nobody_captures_are_left_out() -> None:
     history = History([insert(b"1", b"7", of=RELATION_ID + 1), insert(b"1", b"x")])
     published = events(assembler(), history.messages(relation(table()), relation(ITEMS, RELATION_ID + 1)))
