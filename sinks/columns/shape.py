@@ -155,6 +155,18 @@ def _incompatible_change(table: Table, why: str) -> LockstepError:
     )
 
 
+def unfit_column(table: object, column: str, why: str) -> LockstepError:
+    """The error for a column that a destination can't have by this name.
+
+    ``why`` follows on the name: ``a name that ...``, ``which ...``.
+    """
+    return LockstepError(
+        f"table {table} has a column {column!r}, {why}",
+        hint='give it another name here, rename = { "schema.table.column" = "other" } of this sink, or leave it out '
+        "with exclude",
+    )
+
+
 def unprepared(table: object) -> LockstepError:
     """The error for an event of a table that this generation doesn't have."""
     return LockstepError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from queue import Full, Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Final
@@ -67,7 +67,9 @@ def _newest(opened: OpenedTable) -> "pa.RecordBatchReader":
 
     table, rows = opened.table, opened.rows()
     key = ", ".join(map(quoted, rows.shape.table.key))
-    columns = ", ".join(map(quoted, opened.columns().names))
+    names = opened.columns().names
+    columns = ", ".join(map(quoted, names))
+    rank = next(name for name in (f"lockstep_rank_{number}" for number in count()) if name not in names)
 
     def query(text: str) -> "pa.RecordBatchReader":
         return pa.RecordBatchReader.from_stream(QueryBuilder().register("opened", table).execute(text))
@@ -76,8 +78,8 @@ def _newest(opened: OpenedTable) -> "pa.RecordBatchReader":
         for where in _portions(rows, min(_PORTIONS_MAX, -(-table.count() // _ROWS_AT_ONCE)), query):
             yield from query(
                 f"select {columns} from (select *, "
-                f"row_number() over (partition by {key} order by {quoted('_tag')} desc) as lockstep_rank "
-                f"from opened where {where}) where lockstep_rank = 1 order by {key}"
+                f"row_number() over (partition by {key} order by {quoted('_tag')} desc) as {rank} "
+                f"from opened where {where}) where {rank} = 1 order by {key}"
             )
 
     batches = _ahead(newest())

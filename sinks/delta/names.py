@@ -6,9 +6,13 @@ from typing import Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
+from sinks.columns.shape import unfit_column
 
 OWN_COLUMNS: Final = ("_exact", "_tag", "_deleted")
 """The columns that the sink adds to each table."""
+
+_DELTALAKES: Final = "__delta_rs_"
+"""With what the columns begin that deltalake adds while it merges."""
 
 
 def delta_name(name: TableName) -> str:
@@ -25,25 +29,18 @@ def quoted(name: str, *, of: str = "") -> str:
 
 def check_columns(table: Table) -> None:
     """Raise LockstepError for columns that a Delta table can't have."""
-    way_out = "rename the column at the source, or leave it out with exclude of this sink"
     taken: dict[str, str] = {}
     for column in table.columns:
-        if column.name.lower() in OWN_COLUMNS:
-            raise LockstepError(
-                f"table {table.name} has a column {column.name!r}, a name that the Delta sink needs for itself",
-                hint=way_out,
-            )
-        if "`" in column.name:
-            raise LockstepError(
-                f"table {table.name} has a column {column.name!r}, and deltalake can't merge by names with a backtick",
-                hint=way_out,
-            )
-        other = taken.setdefault(column.name.lower(), column.name)
-        if other != column.name:
-            raise LockstepError(
-                f"table {table.name} has the columns {other!r} and {column.name!r}, which are the same for Delta",
-                hint=way_out,
-            )
+        name = column.name
+        if name.lower() in OWN_COLUMNS:
+            raise unfit_column(table.name, name, "a name that the Delta sink needs for itself")
+        if name.lower().startswith(_DELTALAKES):
+            raise unfit_column(table.name, name, "a name that deltalake needs for itself")
+        if "`" in name:
+            raise unfit_column(table.name, name, "and deltalake can't merge by names with a backtick")
+        other = taken.setdefault(name.lower(), name)
+        if other != name:
+            raise unfit_column(table.name, name, f"which is the same for Delta as {other!r}")
 
 
 def check_partitions(table: Table, partitions: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """The names that the history of a table needs, beside the table of its newest rows (pure)."""
 
+import re
 from datetime import UTC, datetime
 from typing import Final
 
@@ -10,6 +11,10 @@ COMMITTED: Final = "_committed_at"
 OPERATION: Final = "_operation"
 FROM: Final = "valid_from"
 TO: Final = "valid_to"
+_WHO: Final = "the warehouse's history of the table needs"
+_ASIDE: Final = re.compile(r"_dropped_\d+_", re.IGNORECASE)
+"""How names begin that columns have once the source has dropped them: another column would be taken for one."""
+
 _TAKEN: Final = (TAG_COLUMN, COMMITTED, OPERATION, FROM, TO)
 WORDS: Final = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete"}
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -17,7 +22,8 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 def check_history_columns(shape: Shape) -> None:
     """Raise LockstepError for a column that has the name of one of ours."""
-    check_columns(shape, _TAKEN, "the warehouse's history of the table needs")
+    check_columns(shape, _TAKEN, _WHO)
+    check_columns(shape, [column.name for column in shape.columns if _ASIDE.match(column.name)], _WHO)
 
 
 def aside_name(name: str, number: int) -> str:

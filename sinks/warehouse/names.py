@@ -5,13 +5,13 @@ else. A table's history has the table's name with ``_history`` after it. Two thi
 merged.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName, quote_identifier
-from sinks.columns.shape import Shape
+from sinks.columns.shape import Shape, unfit_column
 
 NAME_BYTES_MAX: Final = 63
 """NAMEDATALEN - 1; PostgreSQL would cut longer names in silence."""
@@ -89,11 +89,8 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(map(quote_identifier, names))
 
 
-def check_columns(shape: Shape, taken: Sequence[str], who: str) -> None:
+def check_columns(shape: Shape, taken: Collection[str], who: str) -> None:
     """Raise LockstepError for a column whose name is taken by ours."""
     for column in shape.columns:
         if column.name in taken:
-            raise LockstepError(
-                f"table {shape.table.name} has a column {column.name!r}, a name that {who} for itself",
-                hint="rename the column at the source, or leave it out with a column list of the publication",
-            )
+            raise unfit_column(shape.table.name, column.name, f"a name that {who} for itself")

@@ -16,6 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import count
 from tempfile import TemporaryFile
 from typing import Final
 
@@ -139,7 +140,9 @@ class DuckDb:
         target = self._qualified(relation)
         steps = before.shape.steps_to(held.shape)
         # By way of names that nothing else has: columns may swap theirs.
-        passing = {old: f"_lockstep_{number}" for number, old in enumerate(steps.renamed)}
+        names = {column.name.lower() for column in (*before.shape.columns, *held.shape.columns)}
+        spare = (name for name in (f"_lockstep_{number}" for number in count()) if name not in names)
+        passing = dict(zip(steps.renamed, spare, strict=False))
         for old, name in passing.items():
             self._rename(target, old, name)
         for old, new in steps.renamed.items():

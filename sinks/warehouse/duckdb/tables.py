@@ -7,16 +7,18 @@ to itself: a key that is there is found by a join, and no other writer can come 
 from collections.abc import Sequence
 from typing import Final
 
-from cdc.model.errors import LockstepError
 from cdc.model.table import Column, quote_identifier
 from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, TAG_COLUMN
-from sinks.columns.shape import Shape
+from sinks.columns.shape import Shape, unfit_column
 from sinks.warehouse.duckdb.values import stored_as
-from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO
+from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, check_history_columns
 from sinks.warehouse.names import listed
 
 GIVEN: Final = "lockstep_given"
 """What a statement writes or looks for: rows in memory, under a name that the connection knows."""
+
+_ROW: Final = "rowid"
+"""What DuckDB calls a row's place in its table. A column of that name hides it."""
 
 _OURS: Final = (EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN)
 _OURS_IN_HISTORY: Final = (EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION, FROM, TO)
@@ -24,24 +26,18 @@ _OURS_IN_HISTORY: Final = (EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION, FROM,
 
 def check_columns(shape: Shape, *, has_history: bool) -> None:
     """Raise LockstepError for columns that a DuckDB table can't have: to it, ``a`` and ``A`` are one name."""
-    taken = dict.fromkeys(_OURS, "the warehouse sink needs for itself")
+    taken = dict.fromkeys(_OURS, "the warehouse sink needs") | {_ROW: "DuckDB needs"}
     if has_history:
-        taken |= dict.fromkeys(_OURS_IN_HISTORY, "the warehouse's history of the table needs for itself")
+        taken |= dict.fromkeys(_OURS_IN_HISTORY, "the warehouse's history of the table needs")
+        check_history_columns(shape)
     for column in shape.columns:
-        if (ours := taken.get(column.name.lower())) is not None:
-            raise LockstepError(
-                f"table {shape.table.name} has a column {column.name!r}, a name that {ours}",
-                hint="rename the column at the source, or leave it out with a column list of the publication",
-            )
+        if (who := taken.get(column.name.lower())) is not None:
+            raise unfit_column(shape.table.name, column.name, f"a name that {who} for itself")
     names: dict[str, str] = {}
     for column in shape.columns:
         other = names.setdefault(column.name.lower(), column.name)
         if other != column.name:
-            raise LockstepError(
-                f"table {shape.table.name} has the columns {other!r} and {column.name!r}, "
-                "which are the same for DuckDB",
-                hint="give one of them another name, or leave it out: rename and exclude of this sink",
-            )
+            raise unfit_column(shape.table.name, column.name, f"which is the same for DuckDB as {other!r}")
 
 
 def column_type(column: Column, shape: Shape) -> str:
@@ -103,8 +99,8 @@ class Statements:
         # Keys of which there are several, and of each the newest that came last.
         doubles = f"select {listed(key)} from {target} group by {listed(key)} having count(*) > 1"
         self.tidy = (
-            f"delete from {target} where rowid in (select row from (select rowid as row, row_number() over "
-            f"(partition by {listed(key)} order by {tag} desc, rowid desc) as rank "
+            f"delete from {target} where {_ROW} in (select row from (select {_ROW} as row, row_number() over "
+            f"(partition by {listed(key)} order by {tag} desc, {_ROW} desc) as rank "
             f"from {target} where ({listed(key)}) in ({doubles})) where rank > 1)"
         )
 

@@ -11,13 +11,14 @@ from sinks.contract import Rejection, StoredRow, TableVersions
 from sinks.warehouse.dialect import Refuse
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import check_history_columns
-from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, check_columns, qualified
+from sinks.warehouse.names import HISTORY_SUFFIX, TAG_COLUMN, qualified
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
 from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
 from sinks.warehouse.postgres.tables import (
     Statements,
     add_column_sql,
+    check_names,
     create_table_sql,
     rows_by_key_sql,
     stored_row,
@@ -41,7 +42,7 @@ class PostgreSql:
 
     def check(self, tables: Collection[HeldTable]) -> None:
         for held in tables:
-            check_columns(held.shape, (TAG_COLUMN, DELETED_COLUMN), "the warehouse sink needs")
+            check_names(held.shape)
             if held.has_history:
                 check_history_columns(held.shape)
 

@@ -15,10 +15,10 @@ from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, quote_identifier
 from cdc.protocol.pgvalues import json_encoder
 from sinks.columns.copy_text import array_literal, copy_line, plain_text
-from sinks.columns.shape import Shape
+from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow
 from sinks.warehouse.dialect import UnknownColumn
-from sinks.warehouse.names import DELETED_COLUMN, TAG_COLUMN, check_columns, listed
+from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, TAG_COLUMN, check_columns, listed
 
 # Types that any PostgreSQL has, and whose text it reads back as the same value.
 _SAME_TYPE: Final = frozenset(
@@ -60,6 +60,20 @@ _ONE_TEXT: Final = frozenset(
 """Types of which equal values have equal texts."""
 
 
+_SYSTEM_COLUMNS: Final = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
+"""What PostgreSQL has in each table. A source's column has such a name by ``rename`` or ``computed`` only."""
+
+
+def check_names(shape: Shape) -> None:
+    """Raise LockstepError for columns that a table in PostgreSQL can't have by their names."""
+    check_columns(shape, (TAG_COLUMN, DELETED_COLUMN), "the warehouse sink needs")
+    check_columns(shape, _SYSTEM_COLUMNS, "PostgreSQL needs")
+    for column in shape.columns:
+        if len(column.name.encode()) > NAME_BYTES_MAX:
+            why = f"a name of more than {NAME_BYTES_MAX} bytes, which PostgreSQL would cut"
+            raise unfit_column(shape.table.name, column.name, why)
+
+
 def column_type(column: Column) -> str:
     """The SQL type of a column in the warehouse."""
     return _stored_type(column) + ("[]" if column.is_array else "")
@@ -73,8 +87,8 @@ def _stored_type(column: Column) -> str:
 
 
 def create_table_sql(target: str, shape: Shape) -> str:
-    """DDL of a generation's table. Raises LockstepError for a column whose name is taken by ours."""
-    check_columns(shape, (TAG_COLUMN, DELETED_COLUMN), "the warehouse sink needs")
+    """DDL of a generation's table. Raises LockstepError for a column that it can't have by its name."""
+    check_names(shape)
     lines = column_definitions(shape)
     lines.append(f'{quote_identifier(TAG_COLUMN)} char(28) collate "C" not null')
     lines.append(f"{quote_identifier(DELETED_COLUMN)} boolean not null")
