@@ -29,6 +29,7 @@ _VERSION_EPOCH_BITS = 4
 _VERSION_LSN_BITS = 47
 _VERSION_SEQ_BITS = 12
 VERSION_SEQ_MAX = (1 << _VERSION_SEQ_BITS) - 1
+VERSION_EPOCHS = 1 << _VERSION_EPOCH_BITS
 _LSN_ALIGNMENT_BITS = 3  # WAL records start at multiples of 8 (MAXALIGN)
 
 
@@ -68,8 +69,8 @@ def transaction_prefix(epoch: int, commit_lsn: int) -> str:
 class ExternalVersion(NamedTuple):
     """A tag as an OpenSearch external version, 0 .. 2**63-1.
 
-    When ``saturated``, ``seq`` did not fit and several changes of the transaction share the number. Then the write must
-    be allowed to replace an equal version (``external_gte``), and the topic's order decides.
+    When ``saturated``, ``seq`` did not fit and several changes of the transaction share the number. Then the tags
+    themselves must be compared (``sinks.opensearch.shared_versions``).
     """
 
     number: int

@@ -1,19 +1,24 @@
 """Events as bulk requests of OpenSearch, sent again in smaller ones where the cluster has no room."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cdc.model.errors import Unavailable
 from cdc.model.event import Events, RowEvent, TableEvents
+from cdc.model.table import TableName
+from cdc.model.tag import TRANSACTION_LENGTH
 from sinks.columns.shape import unknown_column
 from sinks.contract import Outcome, Rejection
-from sinks.opensearch.answers import RETRY_AFTER_S, Verdict, refusal, stopping, verdict
+from sinks.opensearch.answers import RETRY_AFTER_S, Verdict, refusal, stopping, unreadable, verdict
 from sinks.opensearch.client import Answers
+from sinks.opensearch.documents import Target, first_version
 from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.mapping import TAG_FIELD
+from sinks.opensearch.shared_versions import Condition, condition_for, shares_version
 
 # Enough that the server's work hides the round trip, little enough for its memory (http.max_content_length is 100 MB).
 _BULK_BYTES: Final = 5 * 1024 * 1024
@@ -22,14 +27,29 @@ _BULK_DOCUMENTS: Final = 10_000
 _IN_FLIGHT: Final = 2
 # Items that the server had no room for are sent again at once, in smaller requests; after that the caller waits.
 _ROUNDS: Final = 3
+_LOOKED_AT: Final = 1000
+"""How many documents are looked up at once to compare their tags."""
 
 
 class _Item(NamedTuple):
-    """An event on its way. ``searchable``: with copies of its JSON and ranges for searching."""
+    """An event on its way. ``searchable``: with copies of its JSON and ranges for searching.
+
+    ``condition`` is what it asks of the document that is there, where its version can't say it.
+    """
 
     events: TableEvents
     row_index: int
     searchable: bool = True
+    condition: Condition | None = None
+
+    @property
+    def tag(self) -> str:
+        return self.events.tags[self.row_index]
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether a conflict doesn't say yet that the document is newer."""
+        return shares_version(self.tag) and not (self.condition is not None and self.condition.is_final)
 
     @property
     def event(self) -> RowEvent:
@@ -38,12 +58,16 @@ class _Item(NamedTuple):
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the events so far. ``again`` are to be sent once more."""
+    """What became of the events so far. ``again`` are to be sent once more.
+
+    Of those in ``contested`` the documents' tags are to be looked at first.
+    """
 
     applied: int = 0
     stale: int = 0
     rejections: list[Rejection] = field(default_factory=list)
     again: list[_Item] = field(default_factory=list)
+    contested: list[_Item] = field(default_factory=list)
 
 
 class BulkWriter:
@@ -66,7 +90,7 @@ class BulkWriter:
         documents_max = _BULK_DOCUMENTS
         rounds = 0
         while pending and rounds < _ROUNDS:
-            tally.again = []
+            tally.again, tally.contested = [], []
             is_too_long = False
             requests = self._requests(pending, documents_max, overwrite_equal_tags=overwrite_equal_tags)
             for items, answers in self._answers(requests):
@@ -77,7 +101,7 @@ class BulkWriter:
                     is_too_long = True
                 else:
                     self._sort(items, answers, tally)
-            pending = tally.again
+            pending = tally.again + self._compared(tally, overwrite_equal_tags=overwrite_equal_tags)
             if is_too_long:
                 # Doesn't count: it ends by itself, at the latest when each document goes alone.
                 self._bulk_bytes = max(1, self._bulk_bytes // 4)
@@ -97,6 +121,8 @@ class BulkWriter:
             match verdict(status, None if error is None else error["type"]):
                 case Verdict.APPLIED:
                     tally.applied += 1
+                case Verdict.STALE if item.is_contested:
+                    tally.contested.append(item)
                 case Verdict.STALE:
                     tally.stale += 1
                 case Verdict.AGAIN:
@@ -113,6 +139,43 @@ class BulkWriter:
                 case Verdict.STOP:
                     assert error is not None
                     raise stopping(status, error["type"])
+
+    def _compared(self, tally: _Tally, *, overwrite_equal_tags: bool) -> list[_Item]:
+        """The contested items whose documents are older, to be written to these very documents. Others are stale.
+
+        Raises LockstepError for a document that was written too often.
+        """
+        older = []
+        by_table: dict[TableName, list[_Item]] = {}
+        for item in tally.contested:
+            by_table.setdefault(item.events.table, []).append(item)
+        for table, items in by_table.items():
+            for begin in range(0, len(items), _LOOKED_AT):
+                portion = items[begin : begin + _LOOKED_AT]
+                for item, document in zip(portion, self._documents(self._indexes.targets[table], portion), strict=True):
+                    condition = condition_for(
+                        item.tag,
+                        document,
+                        first_version=first_version(item.tag[:TRANSACTION_LENGTH]),
+                        or_equal=overwrite_equal_tags,
+                    )
+                    if condition is None:
+                        tally.stale += 1
+                    else:
+                        older.append(item._replace(condition=condition))
+        return older
+
+    def _documents(self, target: Target, items: Sequence[_Item]) -> Sequence[Mapping[str, Any]]:
+        """What the server has by the ids of these items, as of now, in their order."""
+        wanted = {"docs": [target.identity(item.event.key) for item in items]}
+        path = f"/{target.write_alias}/_mget"
+        documents: Sequence[Mapping[str, Any]] = self._client.call(
+            "POST", path, wanted, {"_source_includes": TAG_FIELD}
+        )["docs"]
+        for document in documents:
+            if "error" in document:
+                raise unreadable(document["error"])
+        return documents
 
     def _knew_too_little(self, event: RowEvent) -> bool:
         """Whether the event has a column that the index has got since we looked.
@@ -136,9 +199,13 @@ class BulkWriter:
         lines: list[bytes] = []
         size = 0
         for item in items:
-            events, row_index, searchable = item
+            events, row_index, searchable, condition = item
             line = self._indexes.targets[events.table].lines(
-                events, row_index, searchable=searchable, overwrite_equal_tags=overwrite_equal_tags
+                events,
+                row_index,
+                searchable=searchable,
+                overwrite_equal_tags=overwrite_equal_tags,
+                condition=condition,
             )
             if lines and (len(lines) >= documents_max or size + len(line) > self._bulk_bytes):
                 yield portion, b"".join(lines)

@@ -25,6 +25,7 @@ from sinks.opensearch.mapping import (
     range_columns,
 )
 from sinks.opensearch.ranges import searchable_range
+from sinks.opensearch.shared_versions import Condition, shares_version
 
 _TAG: Final = TAG_FIELD.encode()
 _DELETED: Final = DELETED_FIELD.encode()
@@ -94,15 +95,21 @@ class Target:
         return not self.renamed and not self.has_copies
 
     def lines(
-        self, events: TableEvents, index: int, *, searchable: bool = True, overwrite_equal_tags: bool = False
+        self,
+        events: TableEvents,
+        index: int,
+        *,
+        searchable: bool = True,
+        overwrite_equal_tags: bool = False,
+        condition: Condition | None = None,
     ) -> bytes:
         """An event as lines of a bulk request.
 
         ``searchable`` adds the parsed copies of JSON and ranges; with ``overwrite_equal_tags`` a document of the same
-        version is replaced.
+        version is replaced. ``condition`` takes the place of the tag's own version.
         """
         tag, row = events.tags[index], events.rows[index]
-        version = _version(tag, or_equal=overwrite_equal_tags)
+        version = _version(tag, or_equal=overwrite_equal_tags) if condition is None else condition.clause
         key = parse_key(events.keys[index])
         if self.is_called_by_its_key:
             head = b'"_index":"%b","_id":%b,%b}}\n' % (
@@ -113,7 +120,7 @@ class Target:
         else:
             head = b'"_index":"%b",%b,%b}}\n' % (self._index, orjson.dumps(self.identity(key))[1:-1], version)
         if row is None:
-            if self.deletes_leave_markers:
+            if self.deletes_leave_markers or shares_version(tag):
                 return b'{"index":{%b{"%b":"%b","%b":true}\n' % (head, _TAG, tag.encode(), _DELETED)
             return b'{"delete":{' + head
         if self.takes_rows_as_they_are:
@@ -193,17 +200,17 @@ class Target:
 
 
 def _version(tag: str, *, or_equal: bool) -> bytes:
-    first, seq = _first_version(tag[:TRANSACTION_LENGTH]), int(tag[TRANSACTION_LENGTH:], 16)
-    is_saturated = seq >= VERSION_SEQ_MAX
-    number = first + (VERSION_SEQ_MAX if is_saturated else seq)
-    return b'"version":%d,"version_type":"%b"' % (number, b"external_gte" if is_saturated or or_equal else b"external")
+    number = first_version(tag[:TRANSACTION_LENGTH]) + min(int(tag[TRANSACTION_LENGTH:], 16), VERSION_SEQ_MAX)
+    # A shared version says nothing of equal tags: whoever is refused compares these.
+    may_be_equal = or_equal and not shares_version(tag)
+    return b'"version":%d,"version_type":"%b"' % (number, b"external_gte" if may_be_equal else b"external")
 
 
 @lru_cache(maxsize=64)
-def _first_version(transaction: str) -> int:
+def first_version(transaction: str) -> int:
     """The version of a transaction's seq 0, from which the others are counted.
 
-    Most rows of a batch have few transactions.
+    Most rows of a batch have few transactions. Raises LockstepError for a position beyond all versions.
     """
     try:
         return external_version(Tag.parse(transaction + "0" * (TEXT_LENGTH - TRANSACTION_LENGTH))).number

@@ -1,5 +1,6 @@
 """The generations of an OpenSearch sink: those whose indexes there are. Aliases point to the live one."""
 
+import time
 from collections.abc import Collection
 
 import orjson
@@ -10,6 +11,7 @@ from sinks.contract import Progress
 from sinks.opensearch.coordination import record_id
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.names import OwnIndex
+from sinks.opensearch.shared_versions import markers_before
 from sinks.progress_json import dump_progress, load_progress
 
 
@@ -21,6 +23,7 @@ class OpenSearchGenerations:
         self._bookkeeping = indexes.bookkeeping
         self._number = indexes.generation
         self._progress_id = f"progress.g{indexes.generation}"
+        self._next_removal = 0.0
 
     def live(self) -> int | None:
         return self._indexes.live()
@@ -88,6 +91,10 @@ class OpenSearchGenerations:
 
     def save_progress(self, progress: Progress) -> None:
         self._bookkeeping.save(self._progress_id, dump_progress(progress))
+        settings = self._indexes.settings
+        if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
+            self._next_removal = time.monotonic() + settings.gc_deletes_s
+            self._indexes.remove_markers(markers_before(progress.watermark_lsn))
 
     def _mine(self, indexes: Collection[OwnIndex]) -> list[OwnIndex]:
         return [index for index in indexes if index.generation == self._number]

@@ -150,6 +150,12 @@ class OpenSearchIndexes:
         actions += [{"add": {"index": index, "alias": alias, "filter": LIVE}} for index, alias in to]
         self.client.call("POST", "/_aliases", {"actions": actions})
 
+    def remove_markers(self, query: Mapping[str, Any]) -> None:
+        """Have the cluster remove these markers of this generation, by and by. It remembers them as any deletion."""
+        parameters = {"conflicts": "proceed", "wait_for_completion": "false", "allow_no_indices": "true"}
+        path = f"/{self.prefix}.*_g{self.generation}/_delete_by_query"
+        self.client.call("POST", path, {"query": query}, parameters)
+
     # Bulk load
 
     def in_bulk(self) -> list[str]:

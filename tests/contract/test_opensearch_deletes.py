@@ -11,8 +11,9 @@ from opensearchpy import OpenSearch
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
-from tests.builders import batch, delete, progress, table, upsert
+from tests.builders import batch, delete, progress, table, tag, upsert
 from tests.contract.beside import generations_of, records_of
+from tests.contract.items import counts
 from tests.databases import until
 
 pytestmark = pytest.mark.live
@@ -84,6 +85,25 @@ def test_a_marker_is_never_forgotten_nor_found(client: OpenSearch, open_sink: Op
     assert (document["_source"], document["_version"] > 1) == ({"_tag": GONE.tag, "_deleted": True}, True)
     assert sink.apply(batch(upsert({"id": 1, "note": "again"}, 3))).applied == 1
     assert sorted(_live(sink)) == [1, 2]
+
+
+def test_a_large_transactions_markers_are_removed_once_it_is_applied_whole(client: OpenSearch, open_sink: Open) -> None:
+    """Beyond 4,095 changes a deletion leaves one, also where deletions leave none."""
+    sink = open_sink()
+    index = f"{sink._indexes.prefix}.public.orders_g1"
+
+    def held() -> list[str]:
+        client.indices.refresh(index=index)
+        generations_of(sink).save_progress(progress(0x1000000 + 8 * 8))
+        return sorted(hit["_id"] for hit in client.search(index=index)["hits"]["hits"])
+
+    events = [delete({"id": 1}, tag(7, 5000)), delete({"id": 2}, tag(8, 5000)), upsert({"id": 3, "note": "n"}, 7)]
+    assert counts(sink.apply(batch(*events))) == (3, 0, 0)
+    assert _live(sink) == [3]
+    until(lambda: held() == ["2", "3"])
+    assert sink.apply(batch(upsert({"id": 2, "note": "late"}, tag(8, 4999)))).stale == 1
+    assert counts(sink.apply(batch(*(upsert({"id": key, "note": "n"}, 13) for key in (1, 2))))) == (2, 0, 0)
+    assert sorted(_live(sink)) == [1, 2, 3]
 
 
 def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch, open_sink: Open) -> None:

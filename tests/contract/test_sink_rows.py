@@ -105,11 +105,51 @@ def test_the_newest_of_many_changes_wins_whatever_their_order(destination: Desti
     assert rows_of(sink) == {"(1,)": f"v{count - 1}"}
 
 
-def test_changes_beyond_4095_of_one_transaction_are_applied_in_order(destination: Destination, name: str) -> None:
+@pytest.mark.layouts
+@pytest.mark.parametrize("last", ["row", "deletion", "later transaction", "later deletion"])
+def test_changes_beyond_4095_of_one_transaction_end_with_the_newest_whatever_their_order(
+    destination: Destination, name: str, last: str
+) -> None:
+    """As one job may apply them, and an older one, or a request that was late, once more."""
     sink = destination.sink(name, 1, ITEMS)
-    for seq in (4000, 4095, 5000, 6000):
-        sink.apply(batch(item(1, f"seq {seq}", tag(1, seq))))
-    assert rows_of(sink) == {"(1,)": "seq 6000"}
+    events = [item(1, f"seq {seq}", tag(2, seq)) for seq in (4000, 4094, 4095, 4096, 6000, 70_000)]
+    events[2:2] = [gone(1, tag(2, 4093))]
+    events.insert(5, gone(1, tag(2, 5000)))
+    events += {
+        "row": [],
+        "deletion": [gone(1, tag(2, 80_000))],
+        # Commits are this near to each other: a commit's record has 40 bytes.
+        "later transaction": [item(1, "later", tag(7))],
+        "later deletion": [gone(1, tag(7))],
+    }[last]
+    wanted = expected(sorted(events, key=lambda event: event.tag))
+    for event in events:
+        assert not sink.apply(batch(event)).rejections
+    assert rows_of(sink) == wanted, "in order"
+    for seed in range(2):
+        for event in random.Random(seed).sample(events, len(events)):
+            sink.apply(batch(event))
+        assert rows_of(sink) == wanted, f"once more, seed {seed}"
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("seed", range(2))
+def test_changes_beyond_4095_of_one_transaction_may_come_in_any_order(
+    destination: Destination, name: str, seed: int
+) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    order = random.Random(seed)
+    by_key = {
+        key: [
+            gone(key, tag(2, seq)) if order.random() < 0.4 else item(key, f"seq {seq}", tag(2, seq))
+            for seq in sorted(order.sample(range(4090, 9000), 8))
+        ]
+        for key in range(6)
+    }
+    shuffled = {key: order.sample(events, len(events)) for key, events in by_key.items()}
+    for number in range(8):
+        sink.apply(batch(*(events[number] for events in shuffled.values())))
+    assert rows_of(sink) == expected([event for events in by_key.values() for event in events])
 
 
 def test_a_large_batch_is_applied_whole(destination: Destination, name: str) -> None:

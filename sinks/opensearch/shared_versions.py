@@ -1,0 +1,62 @@
+"""Changes of one transaction that share an external version: the tags in their documents decide (pure).
+
+A version has room for ``VERSION_SEQ_MAX`` changes of a transaction. The first of those beyond takes the version that
+all of them share. Each other one is written only to the very document whose tag it was compared with. The server counts
+such a write as one version more. It has room for that: a commit's record is longer than the unit of an LSN in a
+version, so the next transaction's versions begin far above.
+
+A deletion among them leaves a marker, since a tag has to be there to be compared with. Once the whole transaction is
+applied, the marker has done its work.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from cdc.model.errors import LockstepError
+from cdc.model.tag import TRANSACTION_LENGTH, VERSION_EPOCHS, VERSION_SEQ_MAX, transaction_prefix
+from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
+
+_COMMIT_UNITS: Final = 5
+"""The shortest record of a commit, 40 bytes, in units of 8: by so much two transactions' LSNs differ at least."""
+
+VERSIONS_OF_TRANSACTION: Final = _COMMIT_UNITS * (VERSION_SEQ_MAX + 1)
+
+
+class Condition(NamedTuple):
+    """What a write asks of the document that is there. If that isn't met, ``is_final`` says that the write is stale."""
+
+    clause: bytes
+    is_final: bool = False
+
+
+def shares_version(tag: str) -> bool:
+    return int(tag[TRANSACTION_LENGTH:], 16) >= VERSION_SEQ_MAX
+
+
+def condition_for(tag: str, document: Mapping[str, Any], *, first_version: int, or_equal: bool) -> Condition | None:
+    """How to write a change whose shared version was refused; None when the document is newer.
+
+    ``document`` is what the server has by its id, ``first_version`` the version of the transaction's seq 0. With
+    ``or_equal`` a document of the same tag is replaced. Raises LockstepError when a row was written too often.
+    """
+    if not document["found"]:
+        # Deleted by a later transaction, which the version tells.
+        return Condition(b'"version":%d,"version_type":"external_gte"' % (first_version + VERSION_SEQ_MAX), True)
+    held = document["_source"][TAG_FIELD]
+    if held > tag or (held == tag and not or_equal):
+        return None
+    if document["_version"] + 1 >= first_version + VERSIONS_OF_TRANSACTION:
+        raise LockstepError(
+            "one transaction has changed a row more often than an OpenSearch version can tell apart",
+            hint="build the index again from the log: lockstep rebuild, with --switch",
+        )
+    return Condition(b'"if_seq_no":%d,"if_primary_term":%d' % (document["_seq_no"], document["_primary_term"]))
+
+
+def markers_before(watermark_lsn: int) -> dict[str, Any]:
+    """The query for the markers of transactions that are applied whole, by this watermark."""
+    applied = [
+        {"range": {TAG_FIELD: {"gte": transaction_prefix(epoch, 0), "lt": transaction_prefix(epoch, watermark_lsn)}}}
+        for epoch in range(VERSION_EPOCHS)
+    ]
+    return {"bool": {"filter": [{"term": {DELETED_FIELD: True}}], "should": applied, "minimum_should_match": 1}}

@@ -1,0 +1,45 @@
+"""sinks.opensearch.shared_versions; its behaviour in a server is in tests/contract"""
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.tag import Tag, external_version
+from sinks.opensearch.documents import first_version
+from sinks.opensearch.shared_versions import VERSIONS_OF_TRANSACTION, Condition, condition_for, shares_version
+from tests.builders import tag
+
+FIRST = first_version(tag(1)[:20])
+
+
+def found(at: str, version: int = FIRST + 4095) -> dict[str, object]:
+    return {"found": True, "_source": {"_tag": at}, "_version": version, "_seq_no": 7, "_primary_term": 2}
+
+
+def condition(at: str, document: dict[str, object], *, or_equal: bool = False) -> Condition | None:
+    return condition_for(at, document, first_version=FIRST, or_equal=or_equal)
+
+
+def test_versions_are_shared_from_the_4095th_change_on() -> None:
+    assert [shares_version(tag(1, seq)) for seq in (0, 4094, 4095, 2**32 - 1)] == [False, False, True, True]
+
+
+def test_a_change_is_written_to_the_older_document_that_it_was_compared_with() -> None:
+    assert condition(tag(1, 5000), found(tag(1, 4999))) == Condition(b'"if_seq_no":7,"if_primary_term":2')
+    assert condition(tag(1, 5000), found(tag(1, 5000))) is None
+    assert condition(tag(1, 5000), found(tag(1, 5000)), or_equal=True) is not None
+    assert condition(tag(1, 5000), found(tag(1, 5001))) is None
+    assert condition(tag(1, 5000), found(tag(2, 1)), or_equal=True) is None
+
+
+def test_what_a_later_transaction_has_deleted_stays_deleted() -> None:
+    clause = b'"version":%d,"version_type":"external_gte"' % (FIRST + 4095)
+    assert condition(tag(1, 5000), {"found": False}) == Condition(clause, is_final=True)
+
+
+def test_the_next_transactions_versions_are_never_reached() -> None:
+    """It commits 40 bytes later at the earliest."""
+    following = external_version(Tag(1, Tag.parse(tag(1)).commit_lsn + 40, 0)).number
+    assert following == FIRST + VERSIONS_OF_TRANSACTION
+    assert condition(tag(1, 5000), found(tag(1, 4999), following - 2)) is not None
+    with pytest.raises(LockstepError, match="more often"):
+        condition(tag(1, 5000), found(tag(1, 4999), following - 1))
