@@ -22,6 +22,7 @@ from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import blocking_transactions, drop_slot, find_slot, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.stream.source_checks import not_published, require_slot
+from cdc.stream.topics import topic_identities
 from snapshot.copy import CopyProgress, copy_tables
 from snapshot.table_reader import SnapshotReader
 
@@ -91,6 +92,7 @@ class InitialSnapshot:
                 commit_time_ms=0,
                 copied={},
                 memberships={},
+                topics=topic_identities(pipeline),
             )
             publisher.commit(state)
         with ReplicationConnection(pipeline.source) as holder:

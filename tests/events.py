@@ -174,4 +174,5 @@ class Log:
             commit_time_ms=commit_time_ms,
             copied={},
             memberships={},
+            topics={},
         )

@@ -35,6 +35,7 @@ def state(**changes: Any) -> CaptureState:
         "commit_time_ms": 1000,
         "copied": {TableName("public", "orders"): 2},
         "memberships": {TableName("public", "orders"): "1 2"},
+        "topics": {},
     }
     return CaptureState(**{**values, **changes})
 

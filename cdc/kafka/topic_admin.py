@@ -12,6 +12,7 @@ from cdc.kafka.client import new_client
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.protocol.control_records import TopicIdentity
 
 _REQUEST_TIMEOUT_S = 15.0
 _WAIT_SLICE_S = 0.5
@@ -236,12 +237,15 @@ class TopicAdmin:
         """Kafka's own id of each topic; another id means that the topic was recreated."""
         return {topic: topic_id for topic, (topic_id, _) in self.identities(topics).items()}
 
-    def identities(self, topics: Sequence[str]) -> dict[str, tuple[str, int]]:
+    def identities(
+        self, topics: Sequence[str], *, while_waiting: Callable[[], None] | None = None
+    ) -> dict[str, TopicIdentity]:
         """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
-        descriptions = {topic: self._result(future) for topic, future in futures.items()}
+        descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
         return {
-            topic: (str(described.topic_id), len(described.partitions)) for topic, described in descriptions.items()
+            topic: TopicIdentity(str(described.topic_id), len(described.partitions))
+            for topic, described in descriptions.items()
         }
 
     def require(self, topics: Sequence[str]) -> None:

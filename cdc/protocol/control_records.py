@@ -7,7 +7,7 @@ what a table looks like. ``__progress`` (kept some days) turns Kafka offsets bac
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import orjson
 
@@ -15,7 +15,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """The version of everything that capture stores or sends to itself: control records, and messages in the WAL."""
 
 
@@ -28,6 +28,13 @@ class SnapshotPhase(StrEnum):
     DONE = "done"
 
 
+class TopicIdentity(NamedTuple):
+    """Kafka's own id of a topic, which a topic that is made again hasn't, and the number of its partitions."""
+
+    topic_id: str
+    partitions: int
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureState:
     """How far capture is, committed in the same Kafka transaction as the events it describes.
@@ -37,7 +44,9 @@ class CaptureState:
     ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
     ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has to be copied,
     also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
-    published. If that differs now, the stream may have left out changes of it.
+    published. If that differs now, the stream may have left out changes of it. A table that isn't in it was never
+    copied, as far as its topic tells, and isn't followed before it is. ``topics`` are those that rows and shapes went
+    to.
     """
 
     slot: str
@@ -55,6 +64,7 @@ class CaptureState:
     commit_time_ms: int
     copied: Mapping[TableName, int]
     memberships: Mapping[TableName, str]
+    topics: Mapping[str, TopicIdentity]
 
     def published(self, *, commit_lsn: int, seq: int, end_lsn: int, commit_time_ms: int) -> Self:
         """The state after another batch of the stream."""
@@ -63,6 +73,11 @@ class CaptureState:
     def to_be_copied(self, names: Collection[TableName]) -> Self:
         """The state in which these tables have to be copied again."""
         return replace(self, copied={name: rows for name, rows in self.copied.items() if name not in names})
+
+    def never_copied(self, names: Collection[TableName]) -> Self:
+        """The state in which these tables have to be copied, and nothing that was published of them counts."""
+        memberships = {name: what for name, what in self.memberships.items() if name not in names}
+        return replace(self.to_be_copied(names), memberships=memberships)
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(
@@ -83,6 +98,7 @@ class CaptureState:
                 "commit_time_ms": self.commit_time_ms,
                 "copied": [[name.schema, name.name, rows] for name, rows in self.copied.items()],
                 "memberships": [[name.schema, name.name, what] for name, what in self.memberships.items()],
+                "topics": [[topic, *identity] for topic, identity in self.topics.items()],
             }
         )
 
@@ -94,6 +110,7 @@ class CaptureState:
         fields["phase"] = SnapshotPhase(fields["phase"])
         for name in ("copied", "memberships"):
             fields[name] = {TableName(schema, table): value for schema, table, value in fields[name]}
+        fields["topics"] = {topic: TopicIdentity(*identity) for topic, *identity in fields["topics"]}
         return cls(**fields)
 
 

@@ -33,6 +33,7 @@ from cdc.stream.source_checks import require_slot
 from cdc.stream.table_publication import PublishedTables
 from cdc.stream.table_watch import TableWatch
 from cdc.stream.toast_cache import ToastCache
+from cdc.stream.topics import TopicWatch
 
 _STATUS_INTERVAL_S: Final = 10.0
 
@@ -92,8 +93,14 @@ class StreamOpener:
         tables = PublishedTables(pipeline, sql, state.database)
         recorded = read_tables(pipeline.kafka.client(), pipeline.name)
         # Topics keep the shapes of all tables that were ever captured; those no longer configured are left out.
-        published = {name: tables.of(recorded[name]) for name in pipeline.source.table_names if name in recorded}
+        # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
+        published = {
+            name: tables.of(recorded[name])
+            for name in pipeline.source.table_names
+            if name in recorded and name in state.memberships
+        }
         watch = TableWatch(pipeline, sql, self.say)
+        topics = TopicWatch(pipeline, self.keep_alive)
         state = watch.inspect(state)
         stream = self._stream(state)
         clock = Clock(time.monotonic, lambda: time.time_ns() // 1000)
@@ -123,7 +130,7 @@ class StreamOpener:
             stopping=self.stopping,
             heartbeat=lambda: _heartbeat(sql),
             heartbeat_interval_s=pipeline.source.heartbeat_interval_s,
-            inspect=lambda state: watch.inspect(state, assembler, shapes),
+            inspect=lambda state: watch.inspect(topics.inspect(state), assembler, shapes),
         )
         return LiveStream(loop, assembler, tables, watch, shapes, toast, log)
 

@@ -1,10 +1,14 @@
-"""The topics of a pipeline, created where they are missing."""
+"""The topics of a pipeline: created where they are missing, and compared with those that the state speaks of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, message_topic_plans, table_topic_plan
-from cdc.model.errors import LockstepError
+from cdc.kafka.topic_names import SCHEMA, control_topic
+from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
+from cdc.protocol.control_records import CaptureState, TopicIdentity
 
 
 def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> None:
@@ -31,3 +35,78 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> Non
         raise LockstepError(
             "\n".join(wrong), hint="a topic of a table must be compacted; was it made by something else?"
         )
+
+
+def topic_identities(pipeline: Pipeline) -> dict[str, TopicIdentity]:
+    """The topics that rows and shapes go to now. Raises Unavailable, also for one that is gone by now."""
+    return TopicAdmin(pipeline.kafka.client()).identities(_recorded_topics(pipeline))
+
+
+def _recorded_topics(pipeline: Pipeline) -> list[str]:
+    return [*pipeline.topics().values(), control_topic(pipeline.name, SCHEMA)]
+
+
+def adopt_topics(
+    state: CaptureState, now: Mapping[str, TopicIdentity], pipeline: Pipeline, say: Callable[[str], None]
+) -> CaptureState:
+    """The state with the topics as they are ``now``: a table whose topic was lost is to be copied. Asks nobody.
+
+    Raises PositionMismatch for a topic that has another number of partitions, and where shapes were lost: nobody can
+    read the events that are left of them.
+    """
+    recreated = []
+    for topic, identity in now.items():
+        before = state.topics.get(topic, identity)
+        if identity.topic_id != before.topic_id:
+            recreated.append(topic)
+        elif identity.partitions != before.partitions:
+            raise _other_partitions(topic, identity, before)
+    lost = [name for name, topic in pipeline.topics().items() if topic in recreated]
+    for name in lost:
+        say(f"warning: topic {pipeline.topics()[name]} was recreated: copying {name} again")
+    state = replace(state, topics={**state.topics, **now}).never_copied(lost)
+    if control_topic(pipeline.name, SCHEMA) in recreated:
+        _require_no_events(pipeline, state.memberships)
+    return state
+
+
+def require_shapes(state: CaptureState, recorded: Collection[TableName], pipeline: Pipeline) -> None:
+    """Each table with a copy must be in the topic of shapes. Raises PositionMismatch with those that aren't."""
+    _require_no_events(pipeline, state.memberships.keys() - set(recorded))
+
+
+def _require_no_events(pipeline: Pipeline, names: Collection[TableName]) -> None:
+    topics = sorted(topic for name, topic in pipeline.topics().items() if name in names)
+    if topics:
+        raise PositionMismatch(
+            f"topic {control_topic(pipeline.name, SCHEMA)} has lost the shapes of events that are still on"
+            f" {', '.join(topics)}: nobody can read them any more",
+            hint=f"delete {'these topics' if len(topics) > 1 else 'this topic'} too and start capture again, which"
+            " creates what is missing, publishes the shapes and copies the tables; then rebuild the sinks"
+            " (lockstep rebuild SINK --switch)",
+        )
+
+
+def _other_partitions(topic: str, now: TopicIdentity, before: TopicIdentity) -> PositionMismatch:
+    return PositionMismatch(
+        f"topic {topic} has {now.partitions} partitions, {before.partitions} when capture published to it: keys would"
+        " move between them, and their order would be lost",
+        hint="delete the topic and start capture again, which creates it and copies the table;"
+        " then rebuild the sinks that read it (lockstep rebuild SINK --switch)",
+    )
+
+
+class TopicWatch:
+    """Looks whether the topics are still those of the state."""
+
+    def __init__(self, pipeline: Pipeline, while_waiting: Callable[[], None]) -> None:
+        self._topics = _recorded_topics(pipeline)
+        self._admin = TopicAdmin(pipeline.kafka.client())
+        self._while_waiting = while_waiting
+
+    def inspect(self, state: CaptureState) -> CaptureState:
+        """The state as it is. Raises Unavailable when a topic isn't: a new start knows what to do."""
+        for topic, identity in self._admin.identities(self._topics, while_waiting=self._while_waiting).items():
+            if identity != state.topics.get(topic):
+                raise Unavailable(f"topic {topic} isn't the one that capture has published to")
+        return state

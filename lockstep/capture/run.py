@@ -17,7 +17,7 @@ from cdc.capture.batch import Committed
 from cdc.capture.confirmation import KeepAlive
 from cdc.capture.loop import Pause
 from cdc.capture.ownership import Ownership
-from cdc.kafka.control_topics import read_state
+from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
 from cdc.model.errors import LockstepError, Unavailable
@@ -30,7 +30,7 @@ from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import check_system
 from cdc.stream.table_publication import PublishedTables
-from cdc.stream.topics import create_missing_topics
+from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, topic_identities
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
@@ -184,7 +184,9 @@ class _Session:
         # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
         state = replace(state, owner=self._ownership.name)
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
-        state = state.to_be_copied(state.copied.keys() - pipeline.topics().keys())
+        state = state.never_copied(state.memberships.keys() - pipeline.topics().keys())
+        state = adopt_topics(state, topic_identities(pipeline), pipeline, self._observer.say)
+        require_shapes(state, read_tables(client, pipeline.name).keys(), pipeline)
         publisher.commit(state, covering=list(pipeline.topics().values()))
         return state
 

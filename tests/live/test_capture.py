@@ -12,6 +12,7 @@ import pytest
 
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_names import STATE, control_topic
+from cdc.protocol.control_records import FORMAT
 from cdc.stream.topics import create_missing_topics
 from tests.history import state
 from tests.pipeline import Pipeline
@@ -116,7 +117,7 @@ def test_a_slot_without_state_is_not_taken_for_ours(pipeline: Pipeline) -> None:
     assert "Kafka holds no state for it" in capture.log.read_text()
 
 
-@pytest.mark.parametrize("its_format", [None, 2, 4])
+@pytest.mark.parametrize("its_format", [None, FORMAT - 1, FORMAT + 1])
 def test_a_state_of_another_version_stops_capture_and_leaves_the_process_that_wrote_it_alone(
     pipeline: Pipeline, its_format: int | None
 ) -> None:

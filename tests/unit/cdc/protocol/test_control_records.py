@@ -7,13 +7,22 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from cdc.protocol.control_records import FORMAT, CaptureState, ProgressRecord, SchemaRecord, ShapeChange, SnapshotPhase
+from cdc.protocol.control_records import (
+    FORMAT,
+    CaptureState,
+    ProgressRecord,
+    SchemaRecord,
+    ShapeChange,
+    SnapshotPhase,
+    TopicIdentity,
+)
 from tests.builders import column, table
 from tests.history import state
 
 
 def test_a_state_reads_back_as_it_was_written() -> None:
-    written = replace(state(), phase=SnapshotPhase.COPYING, copied={TableName('S "1"', "é"): 3})
+    topics = {"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)}
+    written = replace(state(), phase=SnapshotPhase.COPYING, copied={TableName('S "1"', "é"): 3}, topics=topics)
     assert CaptureState.from_bytes(written.to_bytes()) == written
 
 

@@ -1,0 +1,180 @@
+"""Topics that were lost, recreated or widened: what was published to them is copied again, or capture stops."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
+from cdc.kafka.topic_names import SCHEMA, control_topic
+from cdc.model.errors import PositionMismatch
+from cdc.postgres.slot import find_slot
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+_TABLES = (
+    "create table t (id int primary key, a text)",
+    "insert into t select n, 'x' from generate_series(1, 50) n",
+    "create table u (id int primary key)",
+    "insert into u values (1)",
+)
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    """Not started; ends with the test."""
+    database.execute(*_TABLES)
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t", "public.u"]) as made:
+        yield made
+
+
+def _lose(captured: Captured, topic: str) -> None:
+    admin = AdminClient(dict(captured.client))
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+    until(lambda: topic not in TopicAdmin(captured.client).partition_counts())
+
+
+def _widen(captured: Captured, topic: str) -> None:
+    admin = AdminClient(dict(captured.client))
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
+    until(lambda: TopicAdmin(captured.client).partition_counts()[topic] == 5)
+
+
+def _recreate(captured: Captured, topic: str, *, partitions: int) -> None:
+    _lose(captured, topic)
+    settings = captured.config.kafka.topics.model_copy(update={"partitions": partitions})
+    TopicAdmin(captured.client).create([table_topic_plan(topic, settings)])
+
+
+def _copies(captured: Captured, table: str) -> int:
+    return sum(event.op == "r" for event in captured.events(table))
+
+
+@pytest.mark.parametrize("partitions", [None, 3, 5])
+def test_a_topic_that_was_lost_while_capture_was_stopped_is_copied_again(
+    database: Database, captured: Captured, partitions: int | None
+) -> None:
+    captured.start()
+    captured.settle()
+    captured.stop()
+    database.execute("delete from t where id = 3", "update t set a = 'new' where id = 4")
+    if partitions is None:
+        _lose(captured, captured.topic("public.t"))
+    else:
+        _recreate(captured, captured.topic("public.t"), partitions=partitions)
+    captured.start()
+    database.execute("insert into t values (100, 'later')")
+    captured.assert_equal()
+    assert _copies(captured, "public.u") == 1
+    captured.stop()
+    captured.start()
+    captured.assert_equal()
+    assert _copies(captured, "public.t") in (49, 50)  # the last row may have come before the copy
+
+
+def test_a_topic_that_is_lost_while_capture_runs_is_copied_again(database: Database, captured: Captured) -> None:
+    captured.start()
+    captured.settle()
+    _lose(captured, captured.topic("public.t"))
+    captured.wait_for("was recreated")
+    database.execute("delete from t where id = 3", "update t set a = 'new' where id = 4")
+    captured.assert_equal()
+
+
+def test_a_topic_that_is_recreated_while_capture_runs_is_copied_again(database: Database, captured: Captured) -> None:
+    captured.start()
+    captured.settle()
+    _recreate(captured, captured.topic("public.t"), partitions=3)
+    database.execute("delete from t where id = 3", "update t set a = 'new' where id = 4")
+    captured.wait_for("was recreated")
+    captured.assert_equal()
+
+
+def test_large_values_that_an_update_leaves_out_dont_matter_before_the_copy(
+    database: Database, captured: Captured
+) -> None:
+    database.execute("alter table t alter a set storage external")
+    database.execute("update t set a = repeat('0123456789', 1000) where id = 1")
+    database.execute("alter table t add b int")
+    captured.start()
+    captured.settle()
+    captured.stop()
+    database.execute("update t set b = 1 where id = 1")
+    _lose(captured, captured.topic("public.t"))
+    captured.start()
+    database.execute("update t set b = 2 where id = 1")
+    captured.assert_equal()
+    database.execute("update t set b = 3 where id = 1")
+    captured.assert_equal()
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_another_number_of_partitions_stops_capture_and_a_deleted_topic_is_the_way_out(
+    database: Database, captured: Captured, running: bool
+) -> None:
+    captured.start()
+    captured.settle()
+    if not running:
+        captured.stop()
+    _widen(captured, captured.topic("public.t"))
+    if not running:
+        database.execute("update t set a = 'new' where id = 4")
+    else:
+        assert isinstance(captured.wait_error(), PositionMismatch)
+    _assert_refused(database, captured, "has 5 partitions, 3 when", "public.t")
+    _lose(captured, captured.topic("public.t"))
+    captured.start()
+    captured.assert_equal()
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_lost_shapes_stop_capture_and_deleted_topics_are_the_way_out(
+    database: Database, captured: Captured, running: bool
+) -> None:
+    captured.start()
+    captured.settle()
+    if not running:
+        captured.stop()
+    _lose(captured, control_topic(captured.name, SCHEMA))
+    if running:
+        assert isinstance(captured.wait_error(), PositionMismatch)
+    database.execute("delete from t where id = 3", "alter table u add b int default 7", "insert into u values (2, 2)")
+    _assert_refused(database, captured, "has lost the shapes", "public.t", "public.u")
+    for table in ("public.t", "public.u"):
+        _assert_refused(database, captured, "has lost the shapes", table)
+        _lose(captured, captured.topic(table))
+    captured.start()
+    captured.assert_equal()
+    assert all(captured.schemas(table) for table in ("public.t", "public.u"))
+
+
+def test_the_lost_shape_of_one_table_stops_capture(database: Database, captured: Captured) -> None:
+    captured.start()
+    captured.settle()
+    captured.stop()
+    (record,) = captured.schemas("public.t")
+    producer = Producer(dict(captured.client))
+    producer.produce(control_topic(captured.name, SCHEMA), key=record.key(), value=None)
+    assert producer.flush(30) == 0
+    database.execute("delete from t where id = 3", "insert into u values (2)")
+    _assert_refused(database, captured, "has lost the shapes", "public.t")
+    _lose(captured, captured.topic("public.t"))
+    captured.start()
+    captured.assert_equal()
+    assert _copies(captured, "public.u") == 1
+
+
+def _assert_refused(database: Database, captured: Captured, words: str, *tables: str) -> None:
+    """It doesn't start, names the topics of these tables, and has confirmed nothing."""
+    before = find_slot(database.connection, captured.config.slot)
+    captured.begin()
+    error = captured.wait_error()
+    assert isinstance(error, PositionMismatch)
+    assert words in str(error)
+    assert all(captured.topic(table) in str(error) for table in tables)
+    assert find_slot(database.connection, captured.config.slot) == before
