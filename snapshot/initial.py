@@ -22,7 +22,7 @@ from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import blocking_transactions, drop_slot, find_slot, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.stream.source_checks import not_published, require_slot
-from cdc.stream.topics import topic_identities
+from cdc.stream.topics import require_empty_topics, topic_identities
 from snapshot.copy import CopyProgress, copy_tables
 from snapshot.table_reader import SnapshotReader
 
@@ -66,7 +66,10 @@ class InitialSnapshot:
         state: CaptureState | None,
         identity: SystemIdentity,
     ) -> CaptureState:
-        """Begin, or continue an earlier start; COPYING in the state says that it was told to stop. Raises Stopped."""
+        """Begin, or continue an earlier start; COPYING in the state says that it was told to stop.
+
+        Raises Stopped, and PositionMismatch where there is no state but a slot or events: nothing was done then.
+        """
         pipeline, sql = self._pipeline, self._sql
         self._preflight()
         if state is None:
@@ -76,6 +79,7 @@ class InitialSnapshot:
                     hint=f"if nobody else needs the slot: select pg_drop_replication_slot('{pipeline.slot}');"
                     " else set source.slot to another name",
                 )
+            require_empty_topics(pipeline)
             state = CaptureState(
                 slot=pipeline.slot,
                 owner=self._owner,

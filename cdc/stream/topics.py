@@ -37,6 +37,26 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> Non
         )
 
 
+def require_empty_topics(pipeline: Pipeline) -> None:
+    """For a first snapshot: it deletes no key, so a row that is gone would stay, and an event may have a greater tag.
+
+    Raises PositionMismatch for tables' topics that hold anything, and Unavailable.
+    """
+    admin = TopicAdmin(pipeline.kafka.client())
+    identities = admin.identities(list(pipeline.topics().values()))
+    partitions = [(topic, p) for topic, identity in identities.items() for p in range(identity.partitions)]
+    begins, ends = admin.begin_offsets(partitions), admin.end_offsets(partitions)
+    topics = sorted({topic for topic, partition in partitions if begins[topic, partition] < ends[topic, partition]})
+    if topics:
+        raise PositionMismatch(
+            f"Kafka holds no state of slot {pipeline.slot}, but these topics hold events already: {', '.join(topics)}."
+            " Rows that are gone by now would stay on them",
+            hint="was the slot renamed? Then give it its name again. Was the topic of the state lost? Then delete the"
+            " topics and start again, and rebuild the sinks (lockstep rebuild SINK --switch); or start a pipeline of"
+            " another name",
+        )
+
+
 def topic_identities(pipeline: Pipeline) -> dict[str, TopicIdentity]:
     """The topics that rows and shapes go to now. Raises Unavailable, also for one that is gone by now."""
     return TopicAdmin(pipeline.kafka.client()).identities(_recorded_topics(pipeline))

@@ -1,6 +1,6 @@
 """Topics that were lost, recreated or widened: what was published to them is copied again, or capture stops."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
-from cdc.kafka.topic_names import SCHEMA, control_topic
+from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.model.errors import PositionMismatch
 from cdc.postgres.slot import find_slot
 from stack.stack import Endpoints
@@ -178,3 +178,39 @@ def _assert_refused(database: Database, captured: Captured, words: str, *tables:
     assert words in str(error)
     assert all(captured.topic(table) in str(error) for table in tables)
     assert find_slot(database.connection, captured.config.slot) == before
+
+
+def _rename_slot(_: Database, captured: Captured) -> None:
+    captured.configure(slot=f"{captured.config.slot}_other")
+
+
+def _lose_state(database: Database, captured: Captured) -> None:
+    _lose(captured, control_topic(captured.name, STATE))
+    assert "Kafka holds no state for it" in _error_of_a_start(captured)
+    database.drop_slot(captured.config.slot)
+
+
+def _error_of_a_start(captured: Captured) -> str:
+    captured.begin()
+    error = captured.wait_error()
+    assert isinstance(error, PositionMismatch)
+    return str(error)
+
+
+@pytest.mark.parametrize("lose", [_rename_slot, _lose_state])
+def test_a_first_snapshot_over_topics_that_hold_events_is_refused(
+    database: Database, captured: Captured, lose: Callable[[Database, Captured], None]
+) -> None:
+    captured.start()
+    captured.settle()
+    captured.stop()
+    lose(database, captured)
+    database.execute("delete from t where id = 3")
+    for table in ("public.t", "public.u"):
+        error = _error_of_a_start(captured)
+        assert "these topics hold events already" in error
+        assert captured.topic(table) in error
+        assert find_slot(database.connection, captured.config.slot) is None
+        _lose(captured, captured.topic(table))
+    captured.start()
+    captured.assert_equal()
