@@ -4,7 +4,7 @@ The state names the slot before the slot is made, so that whatever was interrupt
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,8 @@ import psycopg
 
 from cdc.capture.published_table import PublishedTable
 from cdc.model.errors import LockstepError, PositionMismatch
-from cdc.model.lsn import format_lsn
-from cdc.model.table import Table
+from cdc.model.lsn import Lsn, format_lsn
+from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline import Pipeline
 from cdc.postgres.preflight import check_source
@@ -131,10 +131,12 @@ class InitialSnapshot:
                         end_lsn=point,
                         commit_time_ms=now_ms,
                     )
-                now = {name: memberships[name].to_text() for name in names if name not in state.copied}
-                state = replace(state, memberships={**state.memberships, **now})
+                # What an interrupted copy recorded stays: if a table differs from it now, rows may have gone without an
+                # event. The stream copies it once more then, and deletes them.
+                now = {name: memberships[name].to_text() for name in names}
+                state = replace(state, memberships={**now, **state.memberships})
                 self._say(f"handoff at {format_lsn(state.handoff)}, copying {len(shapes)} tables")
-                publisher.commit(state, [SchemaRecord(table, slot.consistent_point) for table in shapes.values()])
+                publisher.commit(state, _records(shapes, state, slot.consistent_point))
                 return copy_tables(
                     reader=reader,
                     publisher=publisher,
@@ -194,3 +196,11 @@ class InitialSnapshot:
                 self._say(f"the slot waits for writing transactions to end: {blockers or 'none are left'}")
 
         return waiting
+
+
+def _records(shapes: Mapping[TableName, Table], state: CaptureState, at: Lsn) -> list[SchemaRecord]:
+    """The shapes of the rows that are going to be copied.
+
+    Rows that were copied before an interruption have the shape of then. The stream says how a later one came about.
+    """
+    return [SchemaRecord(table, at) for name, table in shapes.items() if name not in state.copied]

@@ -1,0 +1,87 @@
+"""A first snapshot that was interrupted, and tables that change their shape before it goes on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.kafka.control_topics import read_state
+from cdc.model.table import TableName
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database
+
+pytestmark = pytest.mark.live
+
+COPIED, LACKING = TableName("public", "t"), TableName("public", "u")
+
+
+class _Killed(Exception):
+    """Where the process would have been killed."""
+
+
+class _DyingPublisher:
+    """Dies before the commit that would put the second table into the ledger; rows of it are committed by then."""
+
+    def __init__(self, inner: Any) -> None:
+        self.send = inner.send
+        self._inner = inner
+
+    def commit(self, state: CaptureState, *args: Any, **kwargs: Any) -> Any:
+        if LACKING in state.copied:
+            raise _Killed
+        return self._inner.commit(state, *args, **kwargs)
+
+
+@pytest.fixture
+def interrupted(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    """One table is in the ledger, and of the other there are 40 rows of 50."""
+    for table in ("t", "u"):
+        database.execute(
+            f"create table {table} (id int primary key, a text)",
+            f"insert into {table} select n, 'x' from generate_series(1, 50) n",
+        )
+    batches = "[capture]\nbatch_rows = 20"
+    tables = [str(COPIED), str(LACKING)]
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, sections=batches) as captured:
+        captured.begin(wrap_publisher=_DyingPublisher)
+        with pytest.raises(_Killed):
+            captured.wait_for("streaming from")
+        captured.stop()
+        state = read_state(captured.client, captured.name, captured.config.slot)
+        assert state is not None
+        assert (state.phase, list(state.copied)) == (SnapshotPhase.COPYING, [COPIED])
+        assert len(captured.events(str(LACKING))) == 40
+        yield captured
+
+
+_CHANGES = {
+    "a default": "alter table {} add b int default 7",
+    "a default, and it is renamed": "alter table {0} add b int default 7; alter table {0} rename b to c",
+    "a default for each row": "alter table {} add b uuid default gen_random_uuid()",
+    "another name": "alter table {} rename a to c",
+    "another type": "alter table {} alter a type int using id",
+    "another key": "alter table {0} add b int; update {0} set b = -id; alter table {0} drop constraint {0}_pkey;"
+    " alter table {0} add primary key (b)",
+    "one column less": "alter table {} drop a",
+    "another table": "drop table {0}; create table {0} (id int primary key, z int); insert into {0} values (3, 3);"
+    " alter publication {1} add table {0}",
+}
+
+
+@pytest.mark.parametrize("change", _CHANGES)
+@pytest.mark.parametrize("written", [False, True])
+def test_a_shape_that_changed_before_the_copy_goes_on(
+    database: Database, interrupted: Captured, change: str, written: bool
+) -> None:
+    for table in ("t", "u"):
+        if written:
+            database.execute(f"delete from {table} where id = 1", f"update {table} set a = '5' where id = 2")
+        database.execute(*_CHANGES[change].format(table, interrupted.config.publication).split("; "))
+        if written:
+            database.execute(f"delete from {table} where id = 3", f"update {table} set id = 100 where id = 4")
+    interrupted.start()
+    interrupted.wait_quiet()
+    interrupted.assert_equal()
