@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from sinks.warehouse.bookkeeping_format import SCHEMA
 
 # Any number, the same in every process: two jobs that start together must not migrate at once.
-_LOCK: Final = 0x10C5_7E90
+MIGRATION_LOCK: Final = 0x10C5_7E90
 
 
 def upgrade(connection: Connection) -> None:
@@ -25,7 +25,7 @@ def upgrade(connection: Connection) -> None:
 
         connection.execute(text(f"create schema if not exists {SCHEMA}"))
     else:
-        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
         if connection.scalar(text("select to_regnamespace(:schema) is null"), {"schema": SCHEMA}):
             connection.execute(text(f"create schema {SCHEMA}"))
     config = Config()

@@ -30,10 +30,11 @@ class WarehouseBookkeeping:
 
         Raises LockstepError for a newer one.
         """
-        from migrations.warehouse import upgrade
+        # Alembic takes time, and its lock makes all sinks of a warehouse wait for the longest transaction of one.
+        if self.stored_format() < HEAD:
+            from migrations.warehouse import upgrade
 
-        self.stored_format()
-        upgrade(self._connection.connected)
+            upgrade(self._connection.connected)
 
     def exist(self) -> bool:
         """Whether there are any. Earlier ones are brought to this version's format.

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Column, Table, TableName
-from migrations.warehouse import upgrade
+from migrations.warehouse import MIGRATION_LOCK, upgrade
 from sinks.access import Login
 from sinks.contract import Batch
 from sinks.warehouse.bookkeeping_format import HEAD
@@ -484,6 +484,17 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, limited: WarehouseS
         limited.apply(batch(*rows))
     _as_owner(endpoints, limited, f"alter role {name} connection limit -1")
     assert limited.apply(batch(*rows)).applied == 5000
+
+
+def test_a_sink_is_prepared_while_another_one_is_being_migrated(
+    endpoints: Any, settings: WarehouseSettings, name: str
+) -> None:
+    with closing(WarehouseSink(WarehouseTables(name, settings, 1))) as first:
+        first.prepare([table()])
+    with psycopg.connect(endpoints.warehouse_dsn) as migrating:
+        migrating.execute("select pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+        with closing(WarehouseSink(WarehouseTables(f"{name}_other", settings, 1))) as other:
+            other.prepare([table()])
 
 
 def test_rows_are_applied_where_the_migrations_are_not(
