@@ -103,8 +103,8 @@ def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
 @pytest.mark.parametrize(
     "message",
     [
-        pytest.param(r"kafka: starting", id="servers"),
-        pytest.param(r"starting Spark", id="shop", marks=pytest.mark.soak),
+        pytest.param(r"kafka: starting", id="servers", marks=pytest.mark.soak),
+        pytest.param(r"starting Spark", id="shop"),
         pytest.param(r"in Kafka \d", id="stream", marks=pytest.mark.soak),
     ],
 )
@@ -117,7 +117,9 @@ def test_two_signals_leave_no_process_running(directory, message):
     demo.send_signal(signal.SIGTERM)
     demo.communicate(timeout=PATIENCE_S)
 
-    assert demo.returncode == 0, messages(directory)
+    # The second one may come when all is stopped and nobody listens any more.
+    was_late = demo.returncode == -signal.SIGTERM and messages(directory).rstrip().endswith("stopped")
+    assert demo.returncode == 0 or was_late, messages(directory)
     assert processes_of(directory) == []
 
 
