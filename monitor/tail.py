@@ -8,6 +8,7 @@ import orjson
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from cdc.kafka.client import new_client
+from cdc.kafka.consumer import close_consumer
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
@@ -90,7 +91,7 @@ def _until_quiet(
     except KafkaException as error:
         raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
     finally:
-        consumer.close()
+        close_consumer(consumer)
 
 
 def _line(message: Message, *, as_json: bool) -> str:

@@ -1,10 +1,14 @@
 """A consumer that belongs to no group's bookkeeping: whoever uses it says where to read, and how far."""
 
+import threading
 from collections.abc import Mapping
+from typing import Final
 
 from confluent_kafka import Consumer
 
 from cdc.kafka.client import new_client
+
+_CLOSE_S: Final = 5.0
 
 
 def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -> Consumer:
@@ -28,3 +32,14 @@ def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -
             "fetch.wait.max.ms": fetch_wait_ms,
         },
     )
+
+
+def close_consumer(consumer: Consumer) -> None:
+    """Close it, and wait no longer than some seconds.
+
+    librdkafka may wait for ever for a thread of its own, as after a partition was out of range. What is left then ends
+    with the process. Nothing depends on it: these consumers have committed nothing.
+    """
+    closing = threading.Thread(target=consumer.close, name="close-consumer", daemon=True)
+    closing.start()
+    closing.join(_CLOSE_S)

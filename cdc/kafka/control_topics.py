@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from cdc.kafka.consumer import open_consumer
+from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import Unavailable
@@ -98,7 +98,7 @@ def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict
     except KafkaException as error:
         raise Unavailable(f"topic {', '.join(topics)} can't be read: {reason(error)}") from error
     finally:
-        consumer.close()
+        close_consumer(consumer)
 
 
 def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState | None:
@@ -135,7 +135,7 @@ def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecor
     except KafkaException as error:
         raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
     finally:
-        consumer.close()
+        close_consumer(consumer)
 
 
 class ProgressReader:
@@ -209,5 +209,5 @@ class ProgressReader:
     def close(self) -> None:
         """End the connection; the next question opens another one."""
         if self._consumer is not None:
-            self._consumer.close()
+            close_consumer(self._consumer)
             self._consumer = None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from cdc.kafka.consumer import open_consumer
+from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import Unavailable
 
@@ -67,7 +67,7 @@ def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> li
     except KafkaException as error:
         raise Unavailable(f"topics can't be read: {reason(error)}") from error
     finally:
-        consumer.close()
+        close_consumer(consumer)
     return [newest[at] for at in sorted(newest)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from cdc.kafka.consumer import open_consumer
+from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import Unavailable
 from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of
@@ -59,7 +59,7 @@ class TopicReader:
         except KafkaException as error:
             raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
         finally:
-            consumer.close()
+            close_consumer(consumer)
 
     def _partition(self, consumer: Consumer, at: TopicPartition, end: int) -> Iterator[Record]:
         consumer.assign([at])

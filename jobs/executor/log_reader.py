@@ -17,6 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import TopicPartition as Assigned
 
 from cdc.kafka.client import new_client
+from cdc.kafka.consumer import close_consumer
 from cdc.kafka.topic_admin import reason
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
@@ -137,7 +138,7 @@ class LogReader:
 
     def close(self) -> None:
         """Leave the brokers."""
-        self._consumer.close()
+        close_consumer(self._consumer)
 
     def read(self, wanted_ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
         """The records of these ranges, each in order; columns as in ``jobs.spark.source.read_topics``, with times.
