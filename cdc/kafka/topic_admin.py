@@ -1,5 +1,6 @@
 """What is asked of the brokers about topics: create them, describe them, where they end."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,7 +139,6 @@ class TopicAdmin:
 
     def partition_counts(self) -> dict[str, int]:
         """Topic -> number of its partitions. Raises Unavailable."""
-        self._connect()
         try:
             metadata = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S)
         except KafkaException as error:
@@ -298,7 +298,7 @@ class TopicAdmin:
         """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         while True:
-            self._connect(while_waiting)
+            self._connect([topic for topic, _ in specs], while_waiting)
             futures = self._admin.list_offsets(
                 {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
                 isolation_level=isolation,
@@ -328,15 +328,19 @@ class TopicAdmin:
                 while_waiting()
             time.sleep(0.1)
 
-    def _connect(self, while_waiting: Callable[[], None] | None = None) -> None:
-        """Ask for the brokers first: a client that has no connection yet waits for its own timers.
+    def _connect(self, topics: Sequence[str], while_waiting: Callable[[], None] | None) -> None:
+        """Ask for the topics first: a client whose first question is one for offsets may wait for its own timers.
 
-        Where its first question is one for offsets, it waits for one to three seconds in one case of fifty. After one
-        for all topics, its next question takes 50 ms.
+        That is one to three seconds, in one case of fifty. Any broker answers this; the answer doesn't matter.
         """
-        if not self._is_connected:
-            self._result(self._admin.describe_cluster(request_timeout=_REQUEST_TIMEOUT_S), while_waiting)
-            self._is_connected = True
+        if self._is_connected:
+            return
+        wanted = TopicCollection(list(dict.fromkeys(topics)))
+        futures = self._admin.describe_topics(wanted, request_timeout=_REQUEST_TIMEOUT_S)
+        for future in futures.values():
+            with contextlib.suppress(Unavailable):
+                self._result(future, while_waiting)
+        self._is_connected = True
 
     @staticmethod
     def _result(future: Any, while_waiting: Callable[[], None] | None = None) -> Any:

@@ -11,6 +11,7 @@ from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import Unavailable
 from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of
 
+_ASK_AGAIN_S = 2.0
 _PATIENCE_S = 60.0
 """How long a read may get nothing at all; a topic of any size is read as long as something comes."""
 
@@ -63,20 +64,26 @@ class TopicReader:
 
     def _partition(self, consumer: Consumer, at: TopicPartition, end: int) -> Iterator[Record]:
         consumer.assign([at])
-        heard = time.monotonic()
+        following = at.offset
+        heard = asked = time.monotonic()
         while True:
             # One poll, then what came with it: asked for many records, the client waits until it has so many.
             first = consumer.poll(_WAIT_SLICE_S)
             messages = [] if first is None else [first, *consumer.consume(_MESSAGES_AT_ONCE, 0)]
             self._while_waiting()
             if messages:
-                heard = time.monotonic()
+                heard = asked = time.monotonic()
             elif time.monotonic() - heard > _PATIENCE_S:
                 raise Unavailable(f"the end of topic {at.topic} wasn't reached: nothing came for {_PATIENCE_S:.0f} s")
+            elif time.monotonic() - asked > _ASK_AGAIN_S:
+                # The client tells of an end once. The markers of a transaction may come after that, and without a word.
+                consumer.assign([TopicPartition(at.topic, at.partition, following)])
+                asked = time.monotonic()
             for message in messages:
                 offset = message.offset() or 0
                 error = message.error()
                 if error is None:
+                    following = offset + 1
                     if offset < end:
                         key, value = message.key(), message.value()
                         assert isinstance(key, bytes)

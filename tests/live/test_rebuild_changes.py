@@ -11,7 +11,7 @@ from typing import cast
 
 import psycopg
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
@@ -239,9 +239,20 @@ def _trim(pipeline: Pipeline) -> None:
     ends = cluster.end_offsets([(topic, n) for topic in topics for n in range(counts[topic])])
     configure(pipeline.client, topics, {"cleanup.policy": "compact,delete", "retention.ms": "-1"})
     admin = AdminClient(dict(pipeline.client))
-    futures = admin.delete_records([TopicPartition(topic, partition, end) for (topic, partition), end in ends.items()])
-    for future in futures.values():
-        future.result(30)
+    wanted = [TopicPartition(topic, partition, end) for (topic, partition), end in ends.items()]
+
+    def are_deleted() -> bool:
+        """The brokers learn of a topic's settings a moment later."""
+        try:
+            for future in admin.delete_records(wanted).values():
+                future.result(30)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.POLICY_VIOLATION:
+                raise
+            return False
+        return True
+
+    wait_until(are_deleted, what="the records are deleted")
     configure(pipeline.client, topics, {"cleanup.policy": "compact"})
 
 

@@ -24,14 +24,14 @@ class _Cluster:
         self.clients += 1
         number = self.clients
         return SimpleNamespace(
-            list_offsets=lambda specs, **_: self._offsets(specs, number), describe_cluster=self._describe_cluster
+            list_offsets=lambda specs, **_: self._offsets(specs, number), describe_topics=self._describe_topics
         )
 
-    def _describe_cluster(self, **_: Any) -> Future[Any]:
+    def _describe_topics(self, _: object, **__: object) -> dict[str, Future[Any]]:
         self.connected += 1
         future: Future[Any] = Future()
-        future.set_result(None)
-        return future
+        future.set_exception(KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
+        return {"t": future}
 
     def _offsets(self, specs: Mapping[Any, Any], client: int) -> dict[Any, Future[Any]]:
         futures: dict[Any, Future[Any]] = {partition: Future() for partition in specs}
