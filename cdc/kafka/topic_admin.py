@@ -1,6 +1,5 @@
 """What is asked of the brokers about topics: create them, describe them, where they end."""
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -298,13 +297,13 @@ class TopicAdmin:
         """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         while True:
-            self._connect([topic for topic, _ in specs], while_waiting)
-            futures = self._admin.list_offsets(
-                {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
-                isolation_level=isolation,
-                request_timeout=_REQUEST_TIMEOUT_S,
-            )
             try:
+                self._connect([topic for topic, _ in specs], while_waiting)
+                futures = self._admin.list_offsets(
+                    {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
+                    isolation_level=isolation,
+                    request_timeout=_REQUEST_TIMEOUT_S,
+                )
                 offsets: dict[tuple[str, int], int] = {
                     (at.topic, at.partition): self._result(future, while_waiting).offset
                     for at, future in futures.items()
@@ -331,15 +330,21 @@ class TopicAdmin:
     def _connect(self, topics: Sequence[str], while_waiting: Callable[[], None] | None) -> None:
         """Ask for the topics first: a client whose first question is one for offsets may wait for its own timers.
 
-        That is one to three seconds, in one case of fifty. Any broker answers this; the answer doesn't matter.
+        That is one to three seconds, in one case of fifty. Any broker answers this, and what it answers doesn't matter.
+        Raises Unavailable when none does.
         """
         if self._is_connected:
             return
         wanted = TopicCollection(list(dict.fromkeys(topics)))
         futures = self._admin.describe_topics(wanted, request_timeout=_REQUEST_TIMEOUT_S)
         for future in futures.values():
-            with contextlib.suppress(Unavailable):
+            try:
                 self._result(future, while_waiting)
+            except Unavailable as error:
+                cause = error.__cause__
+                # librdkafka's own errors are below zero, those of a broker above.
+                if not isinstance(cause, KafkaException) or cause.args[0].code() < 0:
+                    raise
         self._is_connected = True
 
     @staticmethod
