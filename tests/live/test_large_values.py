@@ -1,19 +1,17 @@
 """Updates that leave large values out: every event on the topic is a full row, whatever happens in between."""
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import ReplicaIdentity
-from cdc.protocol.control_records import CaptureState, SchemaRecord
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
+from tests.dying_publisher import Commit, Killed, dying
 from tests.topics import compact_soon
 
 pytestmark = pytest.mark.live
@@ -157,26 +155,13 @@ def test_a_compacted_topic_has_every_column_of_every_row(captured: Captured) -> 
     captured.assert_equal()
 
 
-class _Killed(BaseException):
-    """The process is gone."""
+def _begins_full_identity(commit: Commit) -> bool:
+    return any(record.table.replica_identity is ReplicaIdentity.FULL for record in commit.schemas)
 
 
 @pytest.mark.parametrize("restarted", ["running", "stopped", "crashed"])
 def test_full_identity_for_a_while_whatever_happens_to_the_process(captured: Captured, restarted: str) -> None:
     """``crashed``: Kafka has the first batch under FULL, and the store hasn't."""
-
-    class DiesAfterCommit:
-        def __init__(self, publisher: TransactionalPublisher) -> None:
-            self._publisher = publisher
-
-        def commit(self, state: CaptureState, schemas: Sequence[SchemaRecord] = (), **options: Any) -> object:
-            bounds = self._publisher.commit(state, schemas, **options)
-            if any(record.table.replica_identity is ReplicaIdentity.FULL for record in schemas):
-                raise _Killed
-            return bounds
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._publisher, name)
 
     database = captured.database
     captured.start()
@@ -186,8 +171,8 @@ def test_full_identity_for_a_while_whatever_happens_to_the_process(captured: Cap
         captured.stop()
     database.execute("alter table t replica identity full", "update t set words = noise(9000, -id) where id < 7")
     if restarted == "crashed":
-        captured.start(wrap_publisher=DiesAfterCommit)
-        assert isinstance(captured.wait_error(), _Killed)
+        captured.start(wrap_publisher=dying(_begins_full_identity))
+        assert isinstance(captured.wait_error(), Killed)
     if restarted != "running":
         captured.start()
     captured.settle()
@@ -203,25 +188,7 @@ def test_full_identity_for_a_while_whatever_happens_to_the_process(captured: Cap
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
 @pytest.mark.parametrize("at", [pytest.param(at, marks=() if at in (1, 4) else pytest.mark.soak) for at in range(1, 7)])
 def test_a_crash_between_any_two_steps(captured: Captured, at: int, before: bool) -> None:
-    class DiesAt:
-        """Ends the process at its n-th commit: after it, Kafka has what the store hasn't."""
-
-        def __init__(self, publisher: TransactionalPublisher) -> None:
-            self._publisher = publisher
-            self._left = at
-
-        def commit(self, *arguments: object, **options: object) -> object:
-            self._left -= 1
-            if self._left == 0 and before:
-                raise _Killed
-            bounds = self._publisher.commit(*arguments, **options)  # type: ignore[arg-type]
-            if self._left == 0:
-                raise _Killed
-            return bounds
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(self._publisher, name)
-
+    """After the commit, Kafka has what the store hasn't."""
     database = captured.database
     captured.start()
     captured.stop()
@@ -233,8 +200,8 @@ def test_a_crash_between_any_two_steps(captured: Captured, at: int, before: bool
         )
     batches = captured.config.capture.model_copy(update={"batch_rows": 11})
     captured.config = captured.config.model_copy(update={"capture": batches})
-    captured.start(wrap_publisher=DiesAt)
-    assert isinstance(captured.wait_error(), _Killed)
+    captured.start(wrap_publisher=dying(lambda commit: commit.number == at, before=before))
+    assert isinstance(captured.wait_error(), Killed)
     captured.start()
     database.execute("update t set n = n + 1")
     captured.assert_equal()

@@ -2,18 +2,17 @@
 
 import base64
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database
+from tests.dying_publisher import Killed, dying
 
 pytestmark = pytest.mark.live
 
@@ -63,31 +62,6 @@ def test_messages_of_configured_prefixes_are_published_in_order(
     assert inserted[b'{"id":1}'] < tags[0] < inserted[b'{"id":2}']
 
 
-class _Killed(BaseException):
-    """The process is gone."""
-
-
-class _DiesAfterAMessage:
-    """A publisher whose process ends once Kafka has committed a logical message."""
-
-    def __init__(self, publisher: TransactionalPublisher) -> None:
-        self._publisher = publisher
-        self._has_message = False
-
-    def send(self, topic: str, *arguments: Any) -> None:
-        self._has_message |= topic.endswith(".__messages")
-        self._publisher.send(topic, *arguments)
-
-    def commit(self, *arguments: Any, **options: Any) -> object:
-        bounds = self._publisher.commit(*arguments, **options)
-        if self._has_message:
-            raise _Killed
-        return bounds
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._publisher, name)
-
-
 def test_a_message_that_ends_where_a_transaction_commits_takes_no_row_with_it(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -103,8 +77,8 @@ def test_a_message_that_ends_where_a_transaction_commits_takes_no_row_with_it(
                 f"begin; insert into t values ({n}), ({n + 1}); select pg_logical_emit_message(false, 'audit', 'm{n}');"
                 " commit"
             )
-            captured.start(wrap_publisher=_DiesAfterAMessage)
-            assert isinstance(captured.wait_error(), _Killed)
+            captured.start(wrap_publisher=dying(lambda commit: f"{captured.name}.__messages" in commit.topics))
+            assert isinstance(captured.wait_error(), Killed)
             captured.start()
             captured.assert_equal()
         messages = _messages(captured)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cdc.kafka.publisher import TransactionalPublisher
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database
+from tests.dying_publisher import Killed, dying
 
 pytestmark = pytest.mark.live
 
@@ -75,30 +75,6 @@ def test_all_deletes_of_a_truncate_have_one_tag_and_their_tombstone(
             assert len({event.tag for event in deletes}) == 1
 
 
-class _Killed(BaseException):
-    """The process is gone: nothing of it runs on."""
-
-
-class _DiesAt:
-    """A publisher whose process ends at its n-th commit, before or after it."""
-
-    def __init__(self, publisher: TransactionalPublisher, at: int, *, before: bool) -> None:
-        self._publisher = publisher
-        self._left = at
-        self._before = before
-
-    def commit(self, *arguments: object, **options: object) -> None:
-        self._left -= 1
-        if self._left == 0 and self._before:
-            raise _Killed
-        self._publisher.commit(*arguments, **options)  # type: ignore[arg-type]
-        if self._left == 0:
-            raise _Killed
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._publisher, name)
-
-
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
 @pytest.mark.parametrize("at", [pytest.param(at, marks=() if at in (1, 4) else pytest.mark.soak) for at in range(1, 9)])
 def test_a_truncate_goes_on_where_it_was_interrupted(
@@ -112,8 +88,8 @@ def test_a_truncate_goes_on_where_it_was_interrupted(
         database.execute(
             "begin; insert into t values (1000, 'a'); truncate t cascade; insert into t values (1, 'b'); commit"
         )
-        captured.start(wrap_publisher=lambda publisher: _DiesAt(publisher, at, before=before))
-        assert isinstance(captured.wait_error(), _Killed)
+        captured.start(wrap_publisher=dying(lambda commit: commit.number == at, before=before))
+        assert isinstance(captured.wait_error(), Killed)
         captured.start()
         captured.assert_equal()
         # What is interrupted is not repeated: a key is deleted once.
