@@ -1,7 +1,8 @@
 """Reads what is committed on a table's topic, from its beginning to its end as of now."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -40,7 +41,7 @@ class TopicReader:
         self._cluster = TopicAdmin(client)
         self._while_waiting = while_waiting
 
-    def records(self, topic: str, start: Mapping[int, int] | None = None) -> Iterator[Record]:
+    def records(self, topic: str, start: Mapping[int, int] | None = None) -> Generator[Record, None, None]:
         """Every committed record, partition after partition, each from its ``start`` (else its beginning) on.
 
         Raises Unavailable when the brokers stop answering.
@@ -93,6 +94,11 @@ class TopicReader:
                     raise KafkaException(error)
                 if offset >= end or (error is None and offset == end - 1):
                     return
+
+    def has_records(self, topic: str) -> bool:
+        """Whether anything committed is on the topic, be it a tombstone. Raises as ``records``."""
+        with closing(self.records(topic)) as records:
+            return next(records, None) is not None
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
         """The keys whose newest event isn't a delete. Raises as ``records``.

@@ -11,6 +11,7 @@ from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.model.errors import PositionMismatch
 from cdc.postgres.slot import find_slot
+from cdc.stream.topics import create_missing_topics
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -212,5 +213,18 @@ def test_a_first_snapshot_over_topics_that_hold_events_is_refused(
         assert captured.topic(table) in error
         assert find_slot(database.connection, captured.config.slot) is None
         _lose(captured, captured.topic(table))
+    captured.start()
+    captured.assert_equal()
+
+
+def test_a_topic_with_nothing_but_an_aborted_transaction_holds_no_events(captured: Captured) -> None:
+    """A capture that was killed leaves its transaction open, and the topics may be deleted before that is aborted."""
+    create_missing_topics(captured.config.as_pipeline(), lambda _: None)
+    producer = Producer({**captured.config.kafka.client(), "transactional.id": f"{captured.name}-killed"})
+    producer.init_transactions(10)
+    producer.begin_transaction()
+    producer.produce(captured.topic("public.t"), b"value", b"key", partition=0)
+    producer.flush(10)
+    producer.abort_transaction(10)
     captured.start()
     captured.assert_equal()
