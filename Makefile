@@ -19,7 +19,7 @@ READY := $(VENV)/.ready-$(shell cat $(LOCKS) | cksum | tr ' ' -)
 help:
 	@echo "make demo    start everything on this machine, with a sample shop and live traffic"
 	@echo "make check   check format, lint and types, then run the tests that need no servers: two minutes"
-	@echo "make test    check format, lint and types, then run all tests of a change: half an hour"
+	@echo "make test    check format, lint and types, then run all tests of a change: twenty minutes"
 	@echo "make soak    run the tests that take too long for every change"
 	@echo "make bench   measure, and write bench/results"
 	@echo "make conformance  run the conformance suite on PostgreSQL 14 to 18, and write docs/conformance.md"
@@ -32,7 +32,7 @@ demo: setup
 
 # For the loop of a working day.
 check: lint
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not live and not busy and not alone" tests/unit tests/property tests/docs tests/test_tidy.py $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "unit and not soak" tests/unit tests/property tests/docs tests/test_tidy.py $(ARGS)
 
 # tests/__main__.py says what runs alone and what beside each other.
 test: lint

@@ -14,6 +14,7 @@ from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unknown_column, unprepared
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Progress, Rejection, StoredRow
+from sinks.stored_progress import require_kept
 
 
 @dataclass
@@ -147,6 +148,7 @@ class MemoryGenerations:
         self._store = store
         self._number = generation
         self._sink = sink
+        self._known: Progress | None = None
 
     def live(self) -> int | None:
         return self._store.live
@@ -188,14 +190,16 @@ class MemoryGenerations:
     def load_progress(self) -> Progress | None:
         with self._store.lock:
             generation = self._store.generations.get(self._number)
-            return None if generation is None else generation.progress
+            self._known = None if generation is None else generation.progress
+            return self._known
 
     def save_progress(self, progress: Progress) -> None:
         with self._store.lock:
             generation = self._store.generation(self._number)
             if self._sink.claimed != generation.fence:
                 raise Fenced("another job has become the writer of this generation")
-            generation.progress = progress
+            require_kept(self._known, generation.progress, "memory")
+            self._known = generation.progress = progress
 
 
 class MemoryRecords:

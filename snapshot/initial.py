@@ -134,7 +134,8 @@ class InitialSnapshot:
                 # What an interrupted copy recorded stays: if a table differs from it now, rows may have gone without an
                 # event. The stream copies it once more then, and deletes them.
                 now = {name: memberships[name].to_text() for name in names}
-                state = replace(state, memberships={**now, **state.memberships})
+                # Its rows are as of now: a source that is put back to before this lacks what they show.
+                state = replace(state, memberships={**now, **state.memberships}, handoff=slot.consistent_point)
                 self._say(f"handoff at {format_lsn(state.handoff)}, copying {len(shapes)} tables")
                 publisher.commit(state, _records(shapes, state, slot.consistent_point))
                 return copy_tables(

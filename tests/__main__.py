@@ -1,8 +1,8 @@
 """All tests in parts that share one set of servers: ``python -m tests``, and with ``--soak`` those that take too long.
 
-What must be ``alone`` runs first, on servers that hold nothing yet. What is ``busy`` follows, one test after the other.
-All others run beside that, in several processes which take what it leaves of the processor. The last line is pytest's
-closing line for all parts together.
+What must be ``alone`` runs first, on servers that hold nothing yet, and beside it what asks no server. What is ``busy``
+follows, one test after the other. All others run beside that, in several processes which take what it leaves of the
+processor. The last line is pytest's closing line for all parts together.
 """
 
 import argparse
@@ -38,8 +38,11 @@ BESIDE = ("-n", str(max(2, 3 * (os.cpu_count() or 1) // 2)), "--dist", "loadfile
 Steps = tuple[tuple[Part, ...], ...]
 
 CHANGE: Steps = (
-    (Part("alone and not soak"),),
-    (Part("busy and not alone and not soak"), Part("not busy and not alone and not soak", BESIDE, niceness=10)),
+    (Part("alone and not soak"), Part("unit and not busy and not alone and not soak", niceness=10)),
+    (
+        Part("busy and not alone and not soak"),
+        Part("not unit and not busy and not alone and not soak", BESIDE, niceness=10),
+    ),
 )
 # Hypothesis tries more there, so its tests are among them.
 SOAK: Steps = (

@@ -2,10 +2,12 @@
 
 Markers say where a test runs. Nothing runs beside one that is ``alone``: it changes a server for everybody or needs the
 whole machine. One that is ``busy`` keeps a core at work, so they run one after the other. ``make soak`` runs what is
-marked ``soak``, ``make test`` all others. ``live`` needs servers.
+marked ``soak``, ``make test`` all others. ``live`` needs servers. ``unit`` is what needs neither servers nor Spark, by
+its folder.
 """
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,19 @@ settings.register_profile(
 )
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("LOCKSTEP_HYPOTHESIS") or ("ci" if os.environ.get("CI") else "work"))
+
+
+_TESTS = Path(__file__).parent
+_UNIT = (_TESTS / "unit", _TESTS / "property", _TESTS / "docs", _TESTS / "test_tidy.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark by the folder, before pytest chooses by marks."""
+    for item in items:
+        is_elsewhere = any(map(item.get_closest_marker, ("live", "busy", "alone")))
+        if not is_elsewhere and any(map(item.path.is_relative_to, _UNIT)):
+            item.add_marker("unit")
 
 
 @pytest.hookimpl(trylast=True)

@@ -159,6 +159,7 @@ class Capture:
         durable: bool = False,
         time: Time | None = None,
         heartbeat_interval_s: float = 1e9,
+        inspect: Callable[[CaptureState], CaptureState] = lambda state: state,
         parts: Mapping[str, Any] = MappingProxyType({}),
         **settings: int,
     ) -> None:
@@ -187,6 +188,7 @@ class Capture:
         self.assembler = history.assembler(*shapes, at=self.state, downstream=_Downstream(self._batch), **parts)
         self.pause: Pause | None = None
         self._heartbeat_interval_s = heartbeat_interval_s
+        self._inspect = inspect
 
     def run(self, *, stopping: Callable[[], bool] | None = None, until: int | None = None) -> "Capture":
         """Run until the script ends, or ``stopping``, or the loop pauses."""
@@ -199,6 +201,7 @@ class Capture:
             stopping=stopping or (lambda: self.stream.exhausted),
             heartbeat=lambda: self.heartbeats.append(self.time.now_s),
             heartbeat_interval_s=self._heartbeat_interval_s,
+            inspect=self._inspect,
         )
         self.pause = self.loop.run(until=None if until is None else Lsn(until))
         return self

@@ -85,6 +85,7 @@ class CaptureLoop:
         self._inspect = inspect
         self._unserved = 0
         self._heartbeat_s = self._inspected_s = clock.monotonic_s()
+        self._inspection_is_due = False
 
     @property
     def state(self) -> CaptureState:
@@ -131,7 +132,12 @@ class CaptureLoop:
                     if not self._publish(frame, until):
                         batch.commit_pending(assembler)
                         return Pause(self.state, frame)
-                    full = batch.is_full() or (self._serve_if_due() and batch.is_overdue())
+                    full = (
+                        batch.is_full()
+                        or (self._serve_if_due() and batch.is_overdue())
+                        # Full batches end inside of transactions, so a backlog would never come to a look.
+                        or (self._inspection_is_due and not assembler.in_transaction)
+                    )
                 elif frame[0] == KEEPALIVE:
                     at_pause = self._answer(frame, until)
                 else:
@@ -182,6 +188,7 @@ class CaptureLoop:
         self._unserved = 0
         self._confirmation.send_status_if_due()
         self._batch.serve()
+        self._look_at_clock()
         return True
 
     def _answer(self, frame: bytes, until: Lsn | None) -> bool:
@@ -212,8 +219,13 @@ class CaptureLoop:
         self._confirmation.send_status_if_due()
         self._stream.wait(_IDLE_S)
 
+    def _look_at_clock(self) -> None:
+        self._inspection_is_due = self._clock.monotonic_s() - self._inspected_s > self._heartbeat_interval_s
+
     def _inspect_if_due(self) -> None:
-        if self._clock.monotonic_s() - self._inspected_s > self._heartbeat_interval_s:
+        self._look_at_clock()
+        if self._inspection_is_due:
+            self._inspection_is_due = False
             self._inspected_s = self._clock.monotonic_s()
             self.adopt(self._inspect(self.state))
 

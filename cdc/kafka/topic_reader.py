@@ -65,7 +65,7 @@ class TopicReader:
 
     def _partition(self, consumer: Consumer, at: TopicPartition, end: int) -> Iterator[Record]:
         consumer.assign([at])
-        following = at.offset
+        following = reached = at.offset
         heard = asked = time.monotonic()
         while True:
             # One poll, then what came with it: asked for many records, the client waits until it has so many.
@@ -73,7 +73,7 @@ class TopicReader:
             messages = [] if first is None else [first, *consumer.consume(_MESSAGES_AT_ONCE, 0)]
             self._while_waiting()
             if messages:
-                heard = asked = time.monotonic()
+                asked = time.monotonic()
             elif time.monotonic() - heard > _PATIENCE_S:
                 raise Unavailable(f"the end of topic {at.topic} wasn't reached: nothing came for {_PATIENCE_S:.0f} s")
             elif time.monotonic() - asked > _ASK_AGAIN_S:
@@ -83,6 +83,9 @@ class TopicReader:
             for message in messages:
                 offset = message.offset() or 0
                 error = message.error()
+                # The same end again isn't an answer: it comes for every question.
+                if offset >= reached + (error is not None):
+                    reached, heard = offset + (error is None), time.monotonic()
                 if error is None:
                     following = offset + 1
                     if offset < end:

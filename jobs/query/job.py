@@ -107,7 +107,7 @@ class SinkJob:
                     plan.name, plan.generation, stored, checkpoint.committed(), checkpoint.location, start.offsets
                 ),
             )
-            keeper = _keeper(opened, log, stored, start)
+            keeper = _keeper(plan, opened, log, stored, start)
             task = self._task(log, computed, start, fence=opened.sink.claim())
             # Before the first batch: the watermark says that all is as at the source, the rows from before included.
             if columns.lacking and not self._backfill(opened, log, columns, lacking, fence=task.fence):
@@ -216,17 +216,23 @@ def _start_position(opened: OpenedSink, plan: SinkPlan, log: LogFacts) -> StartP
     return replace(start, offsets={partition: start.offsets.get(partition, 0) for partition in log.partitions})
 
 
-def _keeper(opened: OpenedSink, log: LogFacts, stored: Progress | None, start: StartPosition) -> ProgressKeeper:
+def _keeper(
+    plan: SinkPlan, opened: OpenedSink, log: LogFacts, stored: Progress | None, start: StartPosition
+) -> ProgressKeeper:
+    # A watermark says that all of the tables are applied up to there, so it ends where one joins.
+    known = stored if stored is not None and stored.next_offsets.keys() >= set(log.partitions) else None
     return ProgressKeeper(
         opened.generations,
         Watermark(
             log.table_of,
-            lsn=0 if stored is None else stored.watermark_lsn,
-            commit_time_ms=0 if stored is None else stored.commit_time_ms,
+            lsn=0 if known is None else known.watermark_lsn,
+            commit_time_ms=0 if known is None else known.commit_time_ms,
         ),
         stored=stored,
         topic_ids=log.topic_ids,
         now_ms=_now_ms,
+        sink=plan.name,
+        retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
         skipped=skipped_by(start.offsets, stored),
     )
 

@@ -55,9 +55,19 @@ def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
 
 
 def have_shapes_changed(plan: SinkPlan, prepared: Mapping[TableName, Table]) -> bool:
-    """Whether the log has other shapes than the sink was prepared for. Raises Unavailable."""
-    newest = newest_shapes(read_schema_records(plan.kafka.client(), plan.pipeline))
-    return any(newest.get(name, table) != table for name, table in prepared.items())
+    """Whether the log has other shapes than the sink was prepared for.
+
+    Raises Unavailable also while a transaction that writes shapes isn't over for every broker: it may be for others.
+    """
+    client, topic = plan.kafka.client(), control_topic(plan.pipeline, SCHEMA)
+    cluster = TopicAdmin(client)
+    ends, committed = cluster.end_offsets([(topic, 0)]), cluster.committed_ends([(topic, 0)])
+    newest = newest_shapes(read_schema_records(client, plan.pipeline))
+    if any(newest.get(name, table) != table for name, table in prepared.items()):
+        return True
+    if committed != ends:
+        raise Unavailable(f"topic {topic} has a transaction that isn't committed yet")
+    return False
 
 
 def _read_tables(plan: SinkPlan, cluster: TopicAdmin) -> tuple[dict[TableName, Table], list[SchemaRecord]]:

@@ -6,6 +6,7 @@ from typing import Final
 
 from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
+from jobs.query.resume_check import check_deletes_are_there
 from jobs.query.watermark import Watermark
 from sinks.contract import Generations, Progress, TopicPartition
 
@@ -28,9 +29,16 @@ class ProgressKeeper:
         stored: Progress | None,
         topic_ids: Mapping[str, str],
         now_ms: Callable[[], int],
+        sink: str,
+        retention_ms: Mapping[str, int],
         skipped: Mapping[TopicPartition, int] | None = None,
     ) -> None:
-        """``skipped`` are the partitions of which this start position leaves something out, as in Progress."""
+        """``retention_ms``: how long each topic keeps tombstones.
+
+        ``skipped`` are the partitions of which this start position leaves something out, as in Progress.
+        """
+        self._sink = sink
+        self._retention_ms = dict(retention_ms)
         self._generations = generations
         self._watermark = watermark
         self._topic_ids = dict(topic_ids)
@@ -50,12 +58,14 @@ class ProgressKeeper:
             return self._complete_at_ms
 
     def batch_applied(self, ends: Offsets, *, rejected: int) -> Progress:
-        """Everything below ``ends`` is applied: store and return that. Raises as ``save_progress``.
+        """Everything below ``ends`` is applied: store and return that.
 
+        Raises as ``save_progress``, and PositionMismatch when the batch was read so late that deletes may be missing.
         Must return before Spark commits the batch: a destination whose progress is older than the checkpoint has lost
         data.
         """
         with self._lock:
+            self._check_deletes(ends)
             # After a crash between this and Spark's commit the batch comes again: its rejections are counted already.
             # A log that is read again from its start takes nothing back.
             if any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items()):
@@ -84,6 +94,13 @@ class ProgressKeeper:
             if raised or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
                 return self._save()
             return None
+
+    def _check_deletes(self, ends: Offsets) -> None:
+        # Nothing is stored before this, so that the next start finds the same.
+        topics = {at[0] for at, end in ends.items() if self._skipped.get(at, self._applied.get(at, 0)) < end}
+        check_deletes_are_there(
+            self._sink, topics, self._retention_ms, complete_at_ms=self._complete_at_ms, now_ms=self._now_ms()
+        )
 
     def _save(self) -> Progress:
         progress = Progress(

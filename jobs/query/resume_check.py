@@ -1,6 +1,6 @@
 """May this sink go on where it was? Every case in which events would be missing unnoticed is refused. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from cdc.model.errors import PositionMismatch
@@ -119,8 +119,28 @@ def _check_absence(
         raise PositionMismatch(
             f"sink {point.sink!r} was away for {away_ms / 3_600_000:.1f} hours; topic {topic} keeps tombstones for "
             f"{facts.delete_retention_ms / 3_600_000:.1f} hours, so deletes may be missing",
-            hint=_rebuild(point, "rows that were deleted in between would stay"),
+            hint=_rebuild(point.sink, "rows that were deleted in between would stay"),
         )
+
+
+def check_deletes_are_there(
+    sink: str, topics: Collection[str], retention_ms: Mapping[str, int], *, complete_at_ms: int, now_ms: int
+) -> None:
+    """Raise PositionMismatch when records of these ``topics`` were read too late to be sure of all deletes.
+
+    Of what was written up to ``complete_at_ms`` everything is applied. A topic keeps a tombstone for so long after it
+    was written; one that went before it was read leaves its row. A job isn't told that it was too slow, nor that it
+    was stopped with its machine: only the clock shows it.
+    """
+    for topic in sorted(topics):
+        kept_ms = retention_ms.get(topic)
+        if kept_ms is not None and now_ms - complete_at_ms > kept_ms:
+            raise PositionMismatch(
+                f"sink {sink!r} is {(now_ms - complete_at_ms) / 3_600_000:.1f} hours behind; topic {topic} keeps"
+                f" tombstones for {kept_ms / 3_600_000:.1f} hours, so deletes may be missing",
+                hint=_rebuild(sink, "rows that were deleted in between would stay")
+                + "; where reading takes that long, first set delete.retention.ms of the topic to more",
+            )
 
 
 def _check_subscription(point: ResumePoint, committed: Offsets, topics: Mapping[str, TopicFacts]) -> None:
@@ -153,5 +173,5 @@ def _rewind(point: ResumePoint) -> str:
     )
 
 
-def _rebuild(point: ResumePoint, otherwise: str) -> str:
-    return f"build it again from the log: lockstep rebuild {point.sink} --switch ({otherwise})"
+def _rebuild(sink: str, otherwise: str) -> str:
+    return f"build it again from the log: lockstep rebuild {sink} --switch ({otherwise})"

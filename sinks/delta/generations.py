@@ -7,10 +7,11 @@ from functools import partial
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from sinks.contract import Progress
-from sinks.delta.bookkeeping import CatalogueState
+from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.bulk_load import begin_bulk_load, end_bulk_load
 from sinks.delta.tables import DeltaTables
 from sinks.progress_json import dump_progress, load_progress
+from sinks.stored_progress import require_kept
 
 
 class DeltaGenerations:
@@ -21,6 +22,7 @@ class DeltaGenerations:
         self._bookkeeping = tables.bookkeeping
         self._number = tables.generation
         self._target_file_bytes = target_file_bytes
+        self._known: Progress | None = None
 
     def begin_bulk(self) -> None:
         """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
@@ -54,8 +56,8 @@ class DeltaGenerations:
         )
 
     def load_progress(self) -> Progress | None:
-        build = self._bookkeeping.read().builds.get(self._number)
-        return None if build is None or build.progress is None else load_progress(build.progress)
+        self._known = _progress_of(self._bookkeeping.read().builds.get(self._number))
+        return self._known
 
     def save_progress(self, progress: Progress) -> None:
         text = dump_progress(progress).decode()
@@ -64,9 +66,12 @@ class DeltaGenerations:
             build = self._tables.build(state)
             if build.fence != self._tables.fence:
                 raise self._tables.fenced_off()
+            if build.progress != text:  # else this very call has stored it already
+                require_kept(self._known, _progress_of(build), "the lake")
             return state.with_build(self._number, replace(build, progress=text))
 
         self._bookkeeping.change(save)
+        self._known = progress
 
     def live(self) -> int | None:
         return self._bookkeeping.live()
@@ -131,3 +136,7 @@ class DeltaGenerations:
                 state, doomed={path: owner for path, owner in state.doomed.items() if path not in doomed}
             )
         )
+
+
+def _progress_of(build: GenerationState | None) -> Progress | None:
+    return None if build is None or build.progress is None else load_progress(build.progress)

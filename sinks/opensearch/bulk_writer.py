@@ -27,6 +27,8 @@ _BULK_DOCUMENTS: Final = 10_000
 _IN_FLIGHT: Final = 2
 # Items that the server had no room for are sent again at once, in smaller requests; after that the caller waits.
 _ROUNDS: Final = 3
+# Only while another job writes the same rows is a document another one whenever its tag has been compared.
+_COMPARISONS: Final = 10
 _LOOKED_AT: Final = 1000
 """How many documents are looked up at once to compare their tags."""
 
@@ -49,7 +51,7 @@ class _Item(NamedTuple):
     @property
     def is_contested(self) -> bool:
         """Whether a conflict doesn't say yet that the document is newer."""
-        return shares_version(self.tag) and not (self.condition is not None and self.condition.is_final)
+        return shares_version(self.tag)
 
     @property
     def event(self) -> RowEvent:
@@ -88,8 +90,8 @@ class BulkWriter:
         pending = [_Item(table_events, index) for table_events in events.tables for index in range(len(table_events))]
         tally = _Tally()
         documents_max = _BULK_DOCUMENTS
-        rounds = 0
-        while pending and rounds < _ROUNDS:
+        rounds = comparisons = 0
+        while pending and rounds < _ROUNDS and comparisons < _COMPARISONS:
             tally.again, tally.contested = [], []
             is_too_long = False
             requests = self._requests(pending, documents_max, overwrite_equal_tags=overwrite_equal_tags)
@@ -105,11 +107,17 @@ class BulkWriter:
             if is_too_long:
                 # Doesn't count: it ends by itself, at the latest when each document goes alone.
                 self._bulk_bytes = max(1, self._bulk_bytes // 4)
-            else:
+            elif tally.again:
                 rounds += 1
                 documents_max = max(1, documents_max // 4)
+            else:
+                comparisons += 1
         if not pending:
             return Outcome(tally.applied, tally.stale, tally.rejections)
+        if comparisons == _COMPARISONS:
+            raise Unavailable(
+                f"another job changes the same {len(pending)} documents in opensearch now", retry_after_s=RETRY_AFTER_S
+            )
         raise Unavailable(
             f"opensearch has no room for {len(pending)} of {len(events)} documents now",
             retry_after_s=RETRY_AFTER_S,
@@ -157,6 +165,7 @@ class BulkWriter:
                         item.tag,
                         document,
                         first_version=first_version(item.tag[:TRANSACTION_LENGTH]),
+                        refused=item.condition,
                         or_equal=overwrite_equal_tags,
                     )
                     if condition is None:
@@ -166,11 +175,11 @@ class BulkWriter:
         return older
 
     def _documents(self, target: Target, items: Sequence[_Item]) -> Sequence[Mapping[str, Any]]:
-        """What the server has by the ids of these items, as of now, in their order."""
+        """What the primaries have by the ids of these items, as of now, in their order. A replica may lag."""
         wanted = {"docs": [target.identity(item.event.key) for item in items]}
         path = f"/{target.write_alias}/_mget"
         documents: Sequence[Mapping[str, Any]] = self._client.call(
-            "POST", path, wanted, {"_source_includes": TAG_FIELD}
+            "POST", path, wanted, {"_source_includes": TAG_FIELD, "preference": "_primary"}
         )["docs"]
         for document in documents:
             if "error" in document:

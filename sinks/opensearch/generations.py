@@ -14,6 +14,7 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.names import OwnIndex
 from sinks.opensearch.shared_versions import markers_before
 from sinks.progress_json import dump_progress, load_progress
+from sinks.stored_progress import require_kept
 
 
 class OpenSearchGenerations:
@@ -25,6 +26,7 @@ class OpenSearchGenerations:
         self._number = indexes.generation
         self._progress_id = f"progress.g{indexes.generation}"
         self._next_removal = 0.0
+        self._known: Progress | None = None
 
     def live(self) -> int | None:
         return self._indexes.live()
@@ -87,17 +89,23 @@ class OpenSearchGenerations:
         self._indexes.targets.clear()
 
     def load_progress(self) -> Progress | None:
-        source = self._bookkeeping.load(self._progress_id)
-        return None if source is None else load_progress(orjson.dumps(source))
+        self._known = self._stored_progress()
+        return self._known
 
     def save_progress(self, progress: Progress) -> None:
+        require_kept(self._known, self._stored_progress(), "opensearch")
         self._bookkeeping.save(self._progress_id, dump_progress(progress))
+        self._known = progress
         settings = self._indexes.settings
         if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
             self._next_removal = time.monotonic() + settings.gc_deletes_s
             # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
             with contextlib.suppress(LockstepError):
                 self._indexes.remove_markers(markers_before(progress.watermark_lsn))
+
+    def _stored_progress(self) -> Progress | None:
+        source = self._bookkeeping.load(self._progress_id)
+        return None if source is None else load_progress(orjson.dumps(source))
 
     def _mine(self, indexes: Collection[OwnIndex]) -> list[OwnIndex]:
         return [index for index in indexes if index.generation == self._number]

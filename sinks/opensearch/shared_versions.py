@@ -6,7 +6,8 @@ such a write as one version more. It has room for that: a commit's record is lon
 version, so the next transaction's versions begin far above.
 
 A deletion among them leaves a marker, since a tag has to be there to be compared with. Once the whole transaction is
-applied, the marker has done its work.
+applied, the marker is removed. A change may still come: one that was rejected, or that is read again. The server may
+remember the removal, whose version is among those of the transaction, so such a change is written above all of these.
 """
 
 from collections.abc import Mapping
@@ -20,28 +21,33 @@ _COMMIT_UNITS: Final = 5
 """The shortest record of a commit, 40 bytes, in units of 8: by so much two transactions' LSNs differ at least."""
 
 VERSIONS_OF_TRANSACTION: Final = _COMMIT_UNITS * (VERSION_SEQ_MAX + 1)
+_ABOVE_REMOVED: Final = VERSIONS_OF_TRANSACTION // 2
+"""As much room below, for a marker that was written often, as above, for what follows."""
 
 
 class Condition(NamedTuple):
-    """What a write asks of the document that is there. If that isn't met, ``is_final`` says that the write is stale."""
+    """What a write asks of the document that is there; ``is_above_removed``: that there is none."""
 
     clause: bytes
-    is_final: bool = False
+    is_above_removed: bool = False
 
 
 def shares_version(tag: str) -> bool:
     return int(tag[TRANSACTION_LENGTH:], 16) >= VERSION_SEQ_MAX
 
 
-def condition_for(tag: str, document: Mapping[str, Any], *, first_version: int, or_equal: bool) -> Condition | None:
-    """How to write a change whose shared version was refused; None when the document is newer.
+def condition_for(
+    tag: str, document: Mapping[str, Any], *, first_version: int, refused: Condition | None, or_equal: bool
+) -> Condition | None:
+    """How to write a change whose shared version was refused, or that was ``refused``; None when it is stale.
 
-    ``document`` is what the server has by its id, ``first_version`` the version of the transaction's seq 0. With
+    ``document`` is what the primary has by its id, ``first_version`` the version of the transaction's seq 0. With
     ``or_equal`` a document of the same tag is replaced. Raises LockstepError when a row was written too often.
     """
     if not document["found"]:
-        # Deleted by a later transaction, which the version tells.
-        return Condition(b'"version":%d,"version_type":"external_gte"' % (first_version + VERSION_SEQ_MAX), True)
+        if refused is not None and refused.is_above_removed:
+            return None  # deleted by a later transaction, whose version is greater than all of this one's
+        return Condition(b'"version":%d,"version_type":"external"' % (first_version + _ABOVE_REMOVED), True)
     held = document["_source"][TAG_FIELD]
     if held > tag or (held == tag and not or_equal):
         return None

@@ -12,6 +12,7 @@ from sinks.redis.connection import Client
 from sinks.redis.layout import glob_text
 from sinks.redis.stored_rows import keys_of, scan_keys
 from sinks.redis.tables import RedisTables
+from sinks.stored_progress import require_kept
 
 _LIVE: Final = re.compile(rb"g(?P<generation>\d{1,10})")
 
@@ -25,7 +26,7 @@ class RedisGenerations:
         self._keys = tables.keys
         self._number = tables.generation
         self._history: str | None = None
-        self._saved: Progress | None = None
+        self._known: Progress | None = None
 
     def live(self) -> int | None:
         with self._connection.talking() as client:
@@ -96,16 +97,17 @@ class RedisGenerations:
             if self._history is None:
                 self._history, _ = _replication_ids(client)
             text = client.get(self._keys.progress)
-        return None if text is None else load_progress(text)
+        self._known = None if text is None else load_progress(text)
+        return self._known
 
     def save_progress(self, progress: Progress) -> None:
         """Raises DataLost when the server may lack what this object has saved or loaded."""
         with self._connection.talking() as client:
             self._check_history(client)
-            # What was stored before is there, else everything else may be gone as well.
-            if not client.set(self._keys.progress, dump_progress(progress), xx=self._saved is not None):
-                raise DataLost(f"key {self._keys.progress!r}, which this job has written, is gone from redis")
-        self._saved = progress
+            text = client.get(self._keys.progress)
+            require_kept(self._known, None if text is None else load_progress(text), f"key {self._keys.progress!r}")
+            client.set(self._keys.progress, dump_progress(progress))
+        self._known = progress
 
     def _live(self, client: Client) -> int | None:
         """What the pointer says. Raises LockstepError when it is something that this sink didn't write."""
@@ -137,13 +139,9 @@ class RedisGenerations:
         """
         history, before = _replication_ids(client)
         if self._history is not None and history is not None and history != self._history:
-            text = client.get(self._keys.progress)
-            reached = {} if text is None else load_progress(text).next_offsets
-            saved = {} if self._saved is None else self._saved.next_offsets
-            is_behind = any(reached.get(at, 0) < offset for at, offset in saved.items())
             # Without a log of its own, a server comes back as it was when it was saved last.
             is_logged = bool(client.info("persistence").get("aof_enabled"))
-            if before == self._history or is_behind or not is_logged:
+            if before == self._history or not is_logged:
                 raise DataLost("redis has failed over to another server, or come back without its last seconds")
         self._history = history
 

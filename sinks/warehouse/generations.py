@@ -2,9 +2,10 @@
 
 from collections.abc import Collection
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import DataLost, LockstepError
 from cdc.model.table import TableName
 from sinks.contract import Progress
+from sinks.stored_progress import require_kept
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
 
@@ -17,6 +18,8 @@ class WarehouseGenerations:
         self._bookkeeping = tables.bookkeeping
         self._dialect = tables.dialect
         self._number = tables.generation
+        self._known: Progress | None = None
+        self._timeline: str | None = None
 
     def live(self) -> int | None:
         with self._connection.transaction():
@@ -105,9 +108,17 @@ class WarehouseGenerations:
 
     def load_progress(self) -> Progress | None:
         with self._connection.transaction():
-            return self._bookkeeping.load_progress() if self._bookkeeping.exist() else None
+            self._known = self._bookkeeping.load_progress() if self._bookkeeping.exist() else None
+            self._timeline = self._connection.timeline()
+        return self._known
 
     def save_progress(self, progress: Progress) -> None:
         with self._connection.transaction():
             self._bookkeeping.check_fence(self._tables.fence)
+            timeline = self._connection.timeline()
+            if self._timeline not in (None, timeline):
+                # Tasks of this batch may have written to the server before, and it may have had time to pass that on.
+                raise DataLost("the warehouse has failed over to another server, or was restored")
+            require_kept(self._known, self._bookkeeping.load_progress(), "the warehouse")
             self._bookkeeping.save_progress(progress)
+        self._known, self._timeline = progress, timeline

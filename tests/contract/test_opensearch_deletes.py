@@ -29,7 +29,7 @@ def open_sink(endpoints: Any, client: OpenSearch) -> Iterator[Open]:
 
     def open_(**settings: Any) -> OpenSearchSink:
         chosen = OpenSearchSettings(
-            urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, gc_deletes_s=1, **settings
+            **{"urls": (endpoints.opensearch_url,), "replicas": 0, "timeout_s": 30, "gc_deletes_s": 1, **settings}
         )
         sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", chosen, 1))
         sink.prepare([ORDERS])
@@ -104,6 +104,32 @@ def test_a_large_transactions_markers_are_removed_once_it_is_applied_whole(clien
     assert sink.apply(batch(upsert({"id": 2, "note": "late"}, tag(8, 4999)))).stale == 1
     assert counts(sink.apply(batch(*(upsert({"id": key, "note": "n"}, 13) for key in (1, 2))))) == (2, 0, 0)
     assert sorted(_live(sink)) == [1, 2, 3]
+
+
+def test_a_change_that_comes_after_its_transactions_markers_were_removed_is_written(
+    client: OpenSearch, open_sink: Open
+) -> None:
+    """It was rejected before, or the log is read again. What a later transaction has deleted stays deleted."""
+    sink = open_sink(gc_deletes_s=60)
+    index = f"{sink._indexes.prefix}.public.orders_g1"
+    generations: Any = generations_of(sink)
+
+    def is_removed() -> bool:
+        client.indices.refresh(index=index)
+        generations._next_removal = 0.0
+        generations.save_progress(progress(0x1000000 + 8 * 8))
+        return not client.exists(index=index, id="1")
+
+    sink.apply(batch(delete({"id": 1}, tag(7, 5000)), delete({"id": 2}, tag(7, 5001))))
+    until(is_removed)
+    sink.apply(batch(upsert({"id": 2, "note": "n"}, 13)))
+    sink.apply(batch(delete({"id": 2}, 14)))
+    late = [upsert({"id": key, "note": "late"}, tag(7, 6000)) for key in (1, 2)]
+    assert counts(sink.apply(batch(*late))) == (1, 1, 0)
+    assert counts(sink.apply(batch(*late))) == (0, 2, 0)
+    assert _live(sink) == [1]
+    assert counts(sink.apply(batch(upsert({"id": 1, "note": "n"}, tag(7, 6001))))) == (1, 0, 0)
+    assert counts(sink.apply(batch(upsert({"id": 1, "note": "n"}, 12)))) == (1, 0, 0)
 
 
 def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch, open_sink: Open) -> None:

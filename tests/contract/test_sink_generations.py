@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError
+from cdc.model.errors import DataLost, Fenced, LockstepError
+from sinks.contract import Progress
 from tests.builders import batch, column, progress, upsert
 from tests.contract.destinations import ITEMS, Destination
 from tests.contract.items import counts, item, patiently, rows_of
@@ -231,6 +232,27 @@ def test_progress_comes_back_as_it_was_saved(destination: Destination, name: str
     opened.generations.save_progress(progress(1))
     opened.generations.save_progress(progress(0xFFFF_FFFF_FFFF_FFFF))
     assert destination.opened(name, 1).generations.load_progress() == progress(0xFFFF_FFFF_FFFF_FFFF)
+
+
+def test_a_destination_that_was_put_back_under_a_running_job_is_noticed(destination: Destination, name: str) -> None:
+    """What was applied after the progress that it has now may be gone: nothing is stored over that."""
+
+    def reached(offset: int) -> Progress:
+        return progress(offset, next_offsets={("shop.public.orders", 0): offset})
+
+    job, restore = destination.opened(name, 1, ITEMS), destination.opened(name, 1)
+    job.sink.claim()
+    job.generations.save_progress(reached(1))
+    job.generations.save_progress(reached(2))
+    restore.sink.claim()
+    restore.generations.save_progress(reached(1))
+    job.sink.claim()
+    for _ in range(2):
+        with pytest.raises(DataLost, match="lacks progress"):
+            job.generations.save_progress(reached(3))
+    assert job.generations.load_progress() == reached(1)
+    job.generations.save_progress(reached(2))
+    assert destination.opened(name, 1).generations.load_progress() == reached(2)
 
 
 def test_each_generation_has_its_own_progress(destination: Destination, name: str) -> None:

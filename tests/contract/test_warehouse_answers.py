@@ -7,13 +7,14 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import Column, Table, TableName
 from migrations.warehouse import MIGRATION_LOCK, upgrade
 from sinks.access import Login
@@ -22,8 +23,10 @@ from sinks.warehouse.bookkeeping_format import HEAD
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
-from tests.builders import batch, column, delete, table, upsert
+from stack.stack import Stack
+from tests.builders import batch, column, delete, progress, table, upsert
 from tests.contract.beside import generations_of, records_of
+from tests.services import temporary_directory
 
 pytestmark = pytest.mark.live
 
@@ -519,11 +522,47 @@ def test_settings_of_the_role_neither_end_a_merge_nor_let_it_be_lost(
         endpoints,
         limited,
         f"alter role {name} set statement_timeout = '1min'",
+        f"alter role {name} set idle_session_timeout = '1s'",
+        f"alter role {name} set default_transaction_isolation = 'serializable'",
         f"alter role {name} set synchronous_commit = off",
     )
     with limited._connection.transaction() as connection:
         assert connection.exec_driver_sql("show statement_timeout").scalar() == "0"
         assert connection.exec_driver_sql("show synchronous_commit").scalar() == "on"
+        assert connection.exec_driver_sql("show idle_session_timeout").scalar() == "0"
+        assert connection.exec_driver_sql("show transaction_isolation").scalar() == "read committed"
+
+
+def test_a_warehouse_that_fails_over_under_a_batch_is_begun_again(name: str) -> None:
+    """Some of the batch's tasks may have written to the server before, and what they wrote may be gone."""
+    with temporary_directory() as directory:
+        stack = Stack(directory, light=True, durable=False)
+        try:
+            endpoints = stack.up(["warehouse"])
+            url = endpoints.warehouse_url
+            sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url)), 1))
+            sink.prepare([table()])
+            generations = generations_of(sink)
+            generations.save_progress(progress(1))
+            files = Path(sink._connection.open().exec_driver_sql("show data_directory").scalar_one())
+            stack.stop("warehouse")
+            stack.start("warehouse")
+            sink._connection.disconnect()
+            generations.save_progress(progress(2))
+            stack.stop("warehouse")
+            (files / "standby.signal").touch(mode=0o666)
+            stack.start("warehouse")
+            sink._connection.disconnect()
+            with closing(psycopg.connect(endpoints.warehouse_dsn, autocommit=True)) as standby:
+                standby.execute("select pg_promote()")
+            for _ in range(2):
+                with pytest.raises(DataLost, match="failed over"):
+                    generations.save_progress(progress(3))
+            assert generations.load_progress() == progress(2)
+            generations.save_progress(progress(3))
+            sink.close()
+        finally:
+            stack.remove()
 
 
 def test_a_wrong_database_stops_the_job_and_shows_no_password(endpoints: Any, name: str) -> None:

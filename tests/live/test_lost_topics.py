@@ -1,17 +1,24 @@
 """Topics that were lost, recreated or widened: what was published to them is copied again, or capture stops."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from cdc.kafka import topic_reader
+from cdc.kafka.control_topics import read_tables
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
-from cdc.model.errors import PositionMismatch
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import PositionMismatch, Unavailable
+from cdc.model.table import Table, TableName
 from cdc.postgres.slot import find_slot
 from cdc.stream.topics import create_missing_topics
+from jobs.query.log_facts import have_shapes_changed
+from jobs.query.sink_plan import SinkPlan
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -217,14 +224,55 @@ def test_a_first_snapshot_over_topics_that_hold_events_is_refused(
     captured.assert_equal()
 
 
-def test_a_topic_with_nothing_but_an_aborted_transaction_holds_no_events(captured: Captured) -> None:
-    """A capture that was killed leaves its transaction open, and the topics may be deleted before that is aborted."""
-    create_missing_topics(captured.config.as_pipeline(), lambda _: None)
+def _open_transaction(captured: Captured, topic: str) -> Producer:
     producer = Producer({**captured.config.kafka.client(), "transactional.id": f"{captured.name}-killed"})
     producer.init_transactions(10)
     producer.begin_transaction()
-    producer.produce(captured.topic("public.t"), b"value", b"key", partition=0)
+    producer.produce(topic, b"value", b"key", partition=0)
     producer.flush(10)
-    producer.abort_transaction(10)
+    return producer
+
+
+def test_a_topic_with_nothing_but_an_aborted_transaction_holds_no_events(captured: Captured) -> None:
+    """A capture that was killed leaves its transaction open, and the topics may be deleted before that is aborted."""
+    create_missing_topics(captured.config.as_pipeline(), lambda _: None)
+    _open_transaction(captured, captured.topic("public.t")).abort_transaction(10)
     captured.start()
     captured.assert_equal()
+
+
+def test_a_transaction_that_never_ends_keeps_a_reader_for_its_patience_alone(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers that have lost a commit's marker show one. That the end is where it was is no answer."""
+    monkeypatch.setattr(topic_reader, "_PATIENCE_S", 5.0)
+    create_missing_topics(captured.config.as_pipeline(), lambda _: None)
+    topic = captured.topic("public.t")
+    producer = _open_transaction(captured, topic)
+    with pytest.raises(Unavailable, match="wasn't reached"):
+        TopicReader(captured.client).has_records(topic)
+    producer.abort_transaction(10)
+    assert not TopicReader(captured.client).has_records(topic)
+
+
+def test_nobody_says_that_shapes_are_the_same_while_one_is_not_committed_everywhere(captured: Captured) -> None:
+    """Its first row may be committed where that row is: the brokers of a transaction get their markers one by one."""
+    captured.start()
+    captured.settle()
+    captured.stop()
+    config = captured.config
+    plan = SinkPlan("s", cast("Any", None), 1, captured.name, config.kafka, (), config.spark, once=False)
+    prepared = read_tables(captured.client, captured.name)
+    assert not have_shapes_changed(plan, prepared)
+    producer = _open_transaction(captured, control_topic(captured.name, SCHEMA))
+    with pytest.raises(Unavailable, match="isn't committed yet"):
+        have_shapes_changed(plan, prepared)
+    producer.abort_transaction(10)
+    until(lambda: not _is_undecided(plan, prepared))
+
+
+def _is_undecided(plan: SinkPlan, prepared: Mapping[TableName, Table]) -> bool:
+    try:
+        return have_shapes_changed(plan, prepared)
+    except Unavailable:
+        return True

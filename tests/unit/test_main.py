@@ -8,7 +8,7 @@ from _pytest.mark.expression import Expression
 
 from tests.__main__ import CHANGE, SOAK, Steps, closing_line
 
-MARKS = ("alone", "busy", "soak", "hypothesis")
+MARKS = ("alone", "busy", "soak", "hypothesis", "unit")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_the_closing_line_is_pytests(counts: Counter[str], line: str) -> None:
     assert closing_line(counts, 72.5).strip("=") == line.strip("=")
 
 
-@pytest.mark.parametrize("marks", [marks for count in range(5) for marks in combinations(MARKS, count)], ids=str)
+@pytest.mark.parametrize("marks", [marks for count in range(6) for marks in combinations(MARKS, count)], ids=str)
 def test_every_test_is_in_exactly_one_part_of_its_run(marks: tuple[str, ...]) -> None:
     def parts(run: Steps) -> int:
         return sum(

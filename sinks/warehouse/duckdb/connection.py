@@ -86,6 +86,10 @@ class DuckDbConnection:
         """Nothing: a transaction has the whole file to itself."""
         return ""
 
+    def timeline(self) -> str:
+        """A file has one."""
+        return ""
+
     def has_relation(self, schema: str, relation: str) -> bool:
         return bool(
             self.execute(

@@ -22,6 +22,9 @@ _SESSION: Final = (
     # A limit is meant for queries of people: a merge that takes longer would be repeated for ever.
     "select set_config('statement_timeout', '0', false)",
     "select set_config('transaction_timeout', '0', false) where current_setting('server_version_num')::int >= 170000",
+    "select set_config('idle_session_timeout', '0', false) where current_setting('server_version_num')::int >= 140000",
+    # Statements see what others have committed by then: tasks of one batch write to the same bookkeeping.
+    "select set_config('default_transaction_isolation', 'read committed', false)",
     # What was acknowledged must survive a crash. A stricter level than 'on' stays.
     "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'",
 )
@@ -89,6 +92,14 @@ class WarehouseConnection:
 
     def has_schema(self, schema: str) -> bool:
         return bool(self.execute("select to_regnamespace(:name) is not null", name=quote_identifier(schema)).scalar())
+
+    def timeline(self) -> str:
+        # Only a server that writes has a position to ask for.
+        query = (
+            "select case when pg_is_in_recovery() then '' "
+            "else substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) end"
+        )
+        return str(self.execute(query).scalar())
 
     def copy(self, into: str, lines: Iterator[str]) -> None:
         driver: Any = self.connected.connection.driver_connection

@@ -7,7 +7,7 @@ import pytest
 from cdc.capture.published_table import PublishedTable
 from cdc.model.errors import MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
-from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.pgoutput import LogicalMessage, Relation, Truncate
 from tests.builders import column, table
 from tests.edges import STATUS_INTERVAL_S, Capture, Journal, Time
@@ -288,6 +288,27 @@ def test_a_table_that_is_not_in_the_ledger_pauses_the_loop_between_transactions(
     capture = Capture(frames(rows(2), rows(3)), state=begin).run()
     assert capture.pause is not None
     assert committed_rows(capture) == [5]
+
+
+def test_a_look_that_is_due_is_taken_under_a_backlog_of_full_batches() -> None:
+    """A batch is full in the middle of a transaction; tables that wait for a copy wait for an end."""
+    time, sent = Time(), frames(*[rows(600)] * 3)
+    looks = []
+
+    def inspect(state: CaptureState) -> CaptureState:
+        looks.append(state.commit_lsn)
+        return replace(state, copied={})
+
+    capture = Capture(
+        [*sent[:10], lambda: time.pass_by(3600), *sent[10:]],
+        time=time,
+        batch_rows=100,
+        heartbeat_interval_s=60,
+        batch_age_ms=3_600_000,
+        inspect=inspect,
+    ).run()
+    assert looks == [FIRST]
+    assert capture.pause is not None
 
 
 def test_a_commit_between_two_runs_takes_new_shapes_along() -> None:

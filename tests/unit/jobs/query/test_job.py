@@ -6,9 +6,14 @@ from typing import Any, cast
 import pytest
 
 from cdc.model.errors import Fenced, LockstepError, Unavailable
-from jobs.query.job import SinkJob
+from jobs.query.job import SinkJob, _keeper
+from jobs.query.log_facts import LogFacts
+from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
+from jobs.query.start_position import StartPosition
 from jobs.report import SinkWaiting
+from sinks.contract import Progress
+from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 
 _NOTHING = cast("Any", None)
@@ -68,6 +73,24 @@ def test_without_another_shape_the_failure_is_final(looks: list[bool | Unavailab
 def test_what_has_nothing_to_do_with_shapes_is_final_at_once(looks: list[bool | Unavailable]) -> None:
     with pytest.raises(Fenced, match="another job"):
         _Job(Fenced("another job has become the writer")).run()
+
+
+def test_a_watermark_that_does_not_cover_a_table_that_joined_counts_for_nothing() -> None:
+    """A sink's watermark says that all of its tables are applied up to there."""
+    stored = Progress({("p.public.a", 0): 5}, 100, 7, 0, {})
+    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+
+    def watermark(*topics: str) -> int:
+        opened = open_memory(MemoryStore())
+        opened.sink.prepare([table()])
+        opened.sink.claim()
+        facts = {topic: TopicFacts("id", 1, 10**12) for topic in topics}
+        log = LogFacts({}, [], facts, {topic: table().name for topic in topics})
+        keeper = _keeper(plan, opened, log, stored, StartPosition())
+        return keeper.batch_applied({("p.public.a", 0): 5}, rejected=0).watermark_lsn
+
+    assert watermark("p.public.a") == 100
+    assert watermark("p.public.a", "p.public.b") == 0
 
 
 def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | Unavailable]) -> None:

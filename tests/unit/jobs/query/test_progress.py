@@ -1,5 +1,10 @@
 """What is stored, when, and that nothing is counted or taken back twice."""
 
+from typing import Any
+
+import pytest
+
+from cdc.model.errors import PositionMismatch
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from jobs.query.watermark import Watermark
@@ -8,6 +13,7 @@ from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 
 TOPIC = "shop.public.orders"
+KEPT: Any = {"sink": "search", "retention_ms": {TOPIC: 3_600_000}}
 
 
 class Clock:
@@ -25,7 +31,9 @@ def keeper(stored: Progress | None = None, clock: Clock | None = None) -> tuple[
     opened.sink.prepare([table()])
     opened.sink.claim()
     mark = Watermark([TOPIC], lsn=0 if stored is None else stored.watermark_lsn)
-    kept = ProgressKeeper(opened.generations, mark, stored=stored, topic_ids={TOPIC: "id"}, now_ms=clock or Clock())
+    kept = ProgressKeeper(
+        opened.generations, mark, stored=stored, topic_ids={TOPIC: "id"}, now_ms=clock or Clock(), **KEPT
+    )
     return kept, opened.generations
 
 
@@ -103,9 +111,34 @@ def test_after_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
         stored=stored,
         topic_ids={TOPIC: "id"},
         now_ms=Clock(),
+        **KEPT,
         skipped={(TOPIC, 0): 8},
     )
     kept.learn([record(900, 20)])
     after = kept.batch_applied({(TOPIC, 0): 20}, rejected=1)
     assert (after.next_offsets, after.skipped) == ({(TOPIC, 0): 5}, {(TOPIC, 0): 20})
     assert (after.watermark_lsn, after.rejected) == (100, 1)
+
+
+def test_a_batch_that_was_read_after_tombstones_may_be_gone_is_refused_again_and_again() -> None:
+    """A store was down, the machine slept, or a backlog takes longer than that: nothing of it may look applied."""
+    clock = Clock()
+    kept, generations = keeper(Progress({(TOPIC, 0): 5}, 0, 0, clock.now_ms, {TOPIC: "id"}), clock)
+    kept.learn([record(100, 9)])
+    clock.now_ms += 3_600_000
+    stored = kept.batch_applied({(TOPIC, 0): 6}, rejected=0)
+    clock.now_ms += 1
+    for _ in range(2):
+        with pytest.raises(PositionMismatch, match="hours behind") as raised:
+            kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
+    assert "lockstep rebuild search" in str(raised.value.hint)
+    assert generations.load_progress() == stored
+
+
+def test_what_was_applied_before_and_what_is_new_after_a_quiet_time_is_no_backlog() -> None:
+    clock = Clock()
+    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 0, 0, clock.now_ms, {TOPIC: "id"}), clock)
+    clock.now_ms += 10_000_000
+    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+    kept.learn([])
+    kept.batch_applied({(TOPIC, 0): 6}, rejected=0)

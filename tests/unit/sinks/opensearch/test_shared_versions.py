@@ -15,8 +15,10 @@ def found(at: str, version: int = FIRST + 4095) -> dict[str, object]:
     return {"found": True, "_source": {"_tag": at}, "_version": version, "_seq_no": 7, "_primary_term": 2}
 
 
-def condition(at: str, document: dict[str, object], *, or_equal: bool = False) -> Condition | None:
-    return condition_for(at, document, first_version=FIRST, or_equal=or_equal)
+def condition(
+    at: str, document: dict[str, object], *, refused: Condition | None = None, or_equal: bool = False
+) -> Condition | None:
+    return condition_for(at, document, first_version=FIRST, refused=refused, or_equal=or_equal)
 
 
 def test_versions_are_shared_from_the_4095th_change_on() -> None:
@@ -32,8 +34,18 @@ def test_a_change_is_written_to_the_older_document_that_it_was_compared_with() -
 
 
 def test_what_a_later_transaction_has_deleted_stays_deleted() -> None:
-    clause = b'"version":%d,"version_type":"external_gte"' % (FIRST + 4095)
-    assert condition(tag(1, 5000), {"found": False}) == Condition(clause, is_final=True)
+    above_removed = condition(tag(1, 5000), {"found": False})
+    assert above_removed is not None
+    assert condition(tag(1, 5000), {"found": False}, refused=above_removed) is None
+    assert condition(tag(1, 5000), found(tag(1, 4999)), refused=above_removed) is not None
+
+
+def test_a_marker_that_was_removed_does_not_keep_later_changes_of_its_transaction_out() -> None:
+    """Its removal has a version that is greater by one, however often it was written before."""
+    above_removed = condition(tag(1, 6000), {"found": False})
+    assert above_removed is not None
+    version = int(above_removed.clause.split(b":")[1].split(b",")[0])
+    assert FIRST + 2 * 4095 < version < FIRST + VERSIONS_OF_TRANSACTION - 2 * 4095
 
 
 def test_the_next_transactions_versions_are_never_reached() -> None:
