@@ -242,8 +242,8 @@ class Generations(Protocol):
         """Store progress in the destination itself, so that it can't drift from the data.
 
         Call it after ``Sink.apply`` returned for everything that the progress covers. Raises ``Fenced`` when another
-        job has claimed the generation since this one's sink did, and ``DataLost`` when the destination lacks what this
-        object saved or loaded last: then rows may be missing too, and nothing is stored.
+        job has claimed the generation since this one's sink did, or has stored more. Raises ``DataLost`` when the
+        destination lacks what this object saved or loaded last: then rows may be missing too. Nothing is stored then.
         """
         ...
 

@@ -14,7 +14,7 @@ from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unknown_column, unprepared
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Progress, Rejection, StoredRow
-from sinks.stored_progress import require_kept
+from sinks.stored_progress import check_stored
 
 
 @dataclass
@@ -198,7 +198,7 @@ class MemoryGenerations:
             generation = self._store.generation(self._number)
             if self._sink.claimed != generation.fence:
                 raise Fenced("another job has become the writer of this generation")
-            require_kept(self._known, generation.progress, "memory")
+            check_stored(self._known, generation.progress, following=progress, destination="memory")
             self._known = generation.progress = progress
 
 

@@ -1,20 +1,28 @@
-"""A destination that was put back to an earlier moment, or failed over, lacks progress that was stored there (pure)."""
+"""What a destination holds of progress, beside what a job has stored there and is about to store (pure).
 
-from cdc.model.errors import DataLost
+It was put back to an earlier moment or has failed over, or another job writes there.
+"""
+
+from cdc.model.errors import DataLost, Fenced
 from sinks.contract import Progress
 
 
-def require_kept(known: Progress | None, stored: Progress | None, destination: str) -> None:
-    """Raise DataLost when ``stored`` is behind what is ``known`` to have been stored before.
+def check_stored(known: Progress | None, stored: Progress | None, *, following: Progress, destination: str) -> None:
+    """Raise DataLost when ``stored`` is behind what is ``known``: loaded or stored by this job last.
 
-    Rows that were written after that may be gone with it. Progress that another job has raised since is fine.
+    Rows that were written after that may be gone with it. Raises Fenced when ``stored`` is ahead of what is
+    ``following``: another job has applied more, and what this one stores would hide that.
     """
     if known is None:
         return
-    kept = {} if stored is None else stored.next_offsets
-    lost = [at for at, offset in known.next_offsets.items() if kept.get(at, 0) < offset]
-    if lost or stored is None:
+    if stored is None or _is_behind(stored, known):
         raise DataLost(
             f"{destination} lacks progress that this job has stored there: it was removed or put back to an earlier"
             " moment, or has failed over to a server that lacked its last writes"
         )
+    if _is_behind(following, stored):
+        raise Fenced(f"another job has applied more to {destination} than this one", hint="stop one of the two jobs")
+
+
+def _is_behind(progress: Progress, other: Progress) -> bool:
+    return any(progress.next_offsets.get(at, 0) < offset for at, offset in other.next_offsets.items())

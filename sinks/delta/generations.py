@@ -11,7 +11,7 @@ from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.bulk_load import begin_bulk_load, end_bulk_load
 from sinks.delta.tables import DeltaTables
 from sinks.progress_json import dump_progress, load_progress
-from sinks.stored_progress import require_kept
+from sinks.stored_progress import check_stored
 
 
 class DeltaGenerations:
@@ -67,7 +67,7 @@ class DeltaGenerations:
             if build.fence != self._tables.fence:
                 raise self._tables.fenced_off()
             if build.progress != text:  # else this very call has stored it already
-                require_kept(self._known, _progress_of(build), "the lake")
+                check_stored(self._known, _progress_of(build), following=progress, destination="the lake")
             return state.with_build(self._number, replace(build, progress=text))
 
         self._bookkeeping.change(save)

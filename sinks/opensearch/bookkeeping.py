@@ -1,6 +1,6 @@
 """The bookkeeping index of an OpenSearch sink: progress, coordination records and the stored format."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from sinks.opensearch.client import OpenSearchClient
 from sinks.opensearch.names import BOOKKEEPING
@@ -10,6 +10,14 @@ _EARLIER: Final = "lockstep_progress"
 _DOCUMENTS_MAX: Final = 10_000  # max_result_window; a pipeline has a handful
 # Documents are read by id, which sees what was never refreshed. They are listed after a refresh that is asked for.
 _NEVER: Final = "-1"
+
+
+class Held(NamedTuple):
+    """A document, and by what the server knows this version of it."""
+
+    source: Any
+    seq_no: int
+    primary_term: int
 
 
 class Bookkeeping:
@@ -49,9 +57,16 @@ class Bookkeeping:
 
     def load(self, document: str) -> Any:
         """A document's ``_source``, or None when there is none of that id."""
+        held = self.held(document)
+        return None if held is None else held.source
+
+    def held(self, document: str) -> Held | None:
+        """A document in the version in which it is now, or None when there is none of that id."""
         self.check_format()
         answer = self._client.call("GET", self._path(document), missing_ok=True)
-        return answer["_source"] if answer and answer.get("found") else None
+        if not answer or not answer.get("found"):
+            return None
+        return Held(answer["_source"], answer["_seq_no"], answer["_primary_term"])
 
     def save(self, document: str, source: Any) -> None:
         """Store a document. The index must be there."""
@@ -64,6 +79,14 @@ class Bookkeeping:
         path = f"/{self._index}_W/_create/{document}"
         there = ("version_conflict_engine_exception",)
         return self._client.call("PUT", path, source, {"require_alias": "true"}, passing_errors=there) is not None
+
+    def replace(self, document: str, held: Held | None, source: Any) -> bool:
+        """Store a document if it is still the ``held`` one, or still none. Returns whether it was stored."""
+        if held is None:
+            return self.create(document, source)
+        condition = {"if_seq_no": str(held.seq_no), "if_primary_term": str(held.primary_term), "require_alias": "true"}
+        path, changed = f"/{self._index}_W/_doc/{document}", ("version_conflict_engine_exception",)
+        return self._client.call("PUT", path, source, condition, passing_errors=changed) is not None
 
     def remove(self, document: str) -> None:
         """Remove a document, where there is one."""

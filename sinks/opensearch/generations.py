@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import orjson
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import Progress
 from sinks.opensearch.coordination import record_id
@@ -14,7 +14,7 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.names import OwnIndex
 from sinks.opensearch.shared_versions import markers_before
 from sinks.progress_json import dump_progress, load_progress
-from sinks.stored_progress import require_kept
+from sinks.stored_progress import check_stored
 
 
 class OpenSearchGenerations:
@@ -89,12 +89,17 @@ class OpenSearchGenerations:
         self._indexes.targets.clear()
 
     def load_progress(self) -> Progress | None:
-        self._known = self._stored_progress()
+        source = self._bookkeeping.load(self._progress_id)
+        self._known = None if source is None else load_progress(orjson.dumps(source))
         return self._known
 
     def save_progress(self, progress: Progress) -> None:
-        require_kept(self._known, self._stored_progress(), "opensearch")
-        self._bookkeeping.save(self._progress_id, dump_progress(progress))
+        """Raises Unavailable when another job stores progress at the same moment."""
+        held = self._bookkeeping.held(self._progress_id)
+        stored = None if held is None else load_progress(orjson.dumps(held.source))
+        check_stored(self._known, stored, following=progress, destination="opensearch")
+        if not self._bookkeeping.replace(self._progress_id, held, dump_progress(progress)):
+            raise Unavailable("another job has just stored its progress in opensearch")
         self._known = progress
         settings = self._indexes.settings
         if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
@@ -102,10 +107,6 @@ class OpenSearchGenerations:
             # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
             with contextlib.suppress(LockstepError):
                 self._indexes.remove_markers(markers_before(progress.watermark_lsn))
-
-    def _stored_progress(self) -> Progress | None:
-        source = self._bookkeeping.load(self._progress_id)
-        return None if source is None else load_progress(orjson.dumps(source))
 
     def _mine(self, indexes: Collection[OwnIndex]) -> list[OwnIndex]:
         return [index for index in indexes if index.generation == self._number]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from cdc.model.errors import DataLost, LockstepError
+from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import Progress
 from sinks.progress_json import dump_progress, load_progress
@@ -12,7 +12,7 @@ from sinks.redis.connection import Client
 from sinks.redis.layout import glob_text
 from sinks.redis.stored_rows import keys_of, scan_keys
 from sinks.redis.tables import RedisTables
-from sinks.stored_progress import require_kept
+from sinks.stored_progress import check_stored
 
 _LIVE: Final = re.compile(rb"g(?P<generation>\d{1,10})")
 
@@ -101,12 +101,24 @@ class RedisGenerations:
         return self._known
 
     def save_progress(self, progress: Progress) -> None:
-        """Raises DataLost when the server may lack what this object has saved or loaded."""
+        """Raises DataLost also when the server may lack what was written to it since, and Unavailable when another job
+        stores progress at the same moment."""
+        from redis.exceptions import WatchError
+
         with self._connection.talking() as client:
             self._check_history(client)
-            text = client.get(self._keys.progress)
-            require_kept(self._known, None if text is None else load_progress(text), f"key {self._keys.progress!r}")
-            client.set(self._keys.progress, dump_progress(progress))
+            with client.pipeline(transaction=True) as pipeline:
+                # Nobody else stores progress between the look and the write.
+                pipeline.watch(self._keys.progress)
+                text: bytes | None = pipeline.get(self._keys.progress)
+                stored = None if text is None else load_progress(text)
+                check_stored(self._known, stored, following=progress, destination=f"key {self._keys.progress!r}")
+                pipeline.multi()
+                pipeline.set(self._keys.progress, dump_progress(progress))
+                try:
+                    pipeline.execute()
+                except WatchError:
+                    raise Unavailable("another job has just stored its progress in redis") from None
         self._known = progress
 
     def _live(self, client: Client) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from cdc.model.errors import DataLost, LockstepError
 from cdc.model.table import TableName
 from sinks.contract import Progress
-from sinks.stored_progress import require_kept
+from sinks.stored_progress import check_stored
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
 
@@ -119,6 +119,7 @@ class WarehouseGenerations:
             if self._timeline not in (None, timeline):
                 # Tasks of this batch may have written to the server before, and it may have had time to pass that on.
                 raise DataLost("the warehouse has failed over to another server, or was restored")
-            require_kept(self._known, self._bookkeeping.load_progress(), "the warehouse")
+            stored = self._bookkeeping.load_progress()
+            check_stored(self._known, stored, following=progress, destination="the warehouse")
             self._bookkeeping.save_progress(progress)
         self._known, self._timeline = progress, timeline

@@ -255,6 +255,27 @@ def test_a_destination_that_was_put_back_under_a_running_job_is_noticed(destinat
     assert destination.opened(name, 1).generations.load_progress() == reached(2)
 
 
+def test_a_job_that_was_overtaken_hides_nothing_of_what_the_other_has_applied(
+    destination: Destination, name: str
+) -> None:
+    """It wakes up, and its destination can't fence it: what it stores would be behind the other's checkpoint."""
+
+    def reached(offset: int) -> Progress:
+        return progress(offset, next_offsets={("shop.public.orders", 0): offset})
+
+    zombie, other = destination.opened(name, 1, ITEMS), destination.opened(name, 1)
+    zombie.sink.claim()
+    zombie.generations.save_progress(reached(1))
+    assert other.generations.load_progress() == reached(1)
+    other.sink.claim()
+    other.generations.save_progress(reached(5))
+    zombie.sink.claim()
+    with pytest.raises(Fenced, match="another job has applied more"):
+        zombie.generations.save_progress(reached(2))
+    other.sink.claim()
+    other.generations.save_progress(reached(6))
+
+
 def test_each_generation_has_its_own_progress(destination: Destination, name: str) -> None:
     destination.opened(name, 1, ITEMS).generations.save_progress(progress(1))
     second = destination.opened(name, 2, ITEMS)

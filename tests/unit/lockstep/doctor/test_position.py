@@ -29,6 +29,8 @@ STATE = replace(
     database="shop",
     publication="p",
     phase=SnapshotPhase.DONE,
+    handoff=1000,
+    commit_lsn=1000,
     end_lsn=1000,
 )
 SLOT = Slot("s", "pgoutput", "shop", None, Lsn(1000), "reserved")
