@@ -10,7 +10,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import Unavailable
-from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of
+from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of, tag_text
 
 _ASK_AGAIN_S = 2.0
 _PATIENCE_S = 60.0
@@ -122,13 +123,17 @@ class TopicReader:
     def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
         """The row, as JSON, that a key had before the transaction of this tag prefix; None when it had none.
 
+        Only the transaction's own events are left out. A row of a copy may have its prefix, or a greater one where a
+        first snapshot was resumed. It was published before the transaction all the same.
         It reads the whole topic: for changes that can't be told apart otherwise, which are rare.
         Raises as ``records``, and LockstepError for a record of the key that isn't an event.
         """
+        copied = tag_text(prefix, SNAPSHOT_SEQ)
         row = None
         for record in self.records(topic):
             if record.key == key and record.value is not None:
-                if record.value[TAG_START : TAG_START + len(prefix)] >= prefix:
+                is_own = record.value.startswith(prefix, TAG_START)
+                if is_own and not record.value.startswith(copied, TAG_START):
                     continue
                 row = None if record.value[OP_OFFSET] == DELETE_OP else after_of(record.value)
         return row
