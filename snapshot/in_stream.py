@@ -220,7 +220,7 @@ class StreamCopies:
         loop, assembler = self._loop, self._assembler
         shape, membership = point.shapes[name], point.memberships[name]
         published = self._stream.tables.of(shape)
-        published_before = assembler.tables.get(name)
+        published_before = assembler.tables.get(name) or assembler.passed_over.get(name)
         new = published_before is None or published_before.table != shape
         recorded = loop.state.memberships.get(name)
         change = membership.since(recorded) if recorded else None
@@ -278,6 +278,8 @@ class StreamCopies:
     def _current(self, point: _Point, name: TableName) -> PublishedTable | None:
         """How the table is published, in the snapshot's shape; None when the repair isn't to be done now."""
         loop, assembler = self._loop, self._assembler
+        if name not in loop.state.copied:
+            return None  # by now it lacks its copy, which answers the repair as well
         shape, published_before = point.shapes[name], assembler.tables.get(name)
         if published_before is None or published_before.table.key != shape.key:
             self._ignore(name, "its key is another one by now")

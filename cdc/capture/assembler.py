@@ -2,10 +2,12 @@
 
 Tag rules: ``seq`` counts row events of a transaction from 1. A key change takes two numbers, a TRUNCATE one per table.
 A message outside of transactions has 0: a transaction may commit at the very LSN at which the message ends.
-Changes that the recorded state says were published are counted but not returned.
+Changes that the recorded state says were published are counted but not returned. So are those of a table that waits for
+its copy: a restart in the middle of a transaction finds the same numbers, whichever tables are followed by then.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from cdc.capture.key_moves import KeyMoves
@@ -41,12 +43,29 @@ Event = tuple[str, bytes, bytes | None, bytes | Headers | None]
 """(topic, key, value, a tombstone's tag or headers). A plain tuple: one is made for every row."""
 
 Notice = Callable[[bytes, Mapping[TableName, PublishedTable]], None]
-"""Gets a message for capture itself: its content, and the tables that are followed now."""
+"""Gets a message for capture itself: its content, and the captured tables."""
 
 _NULL = b"null"
 _OUTSIDE_SEQ = 0
 """The ``seq`` of a message outside of transactions."""
 _NO_NOTICES: Mapping[str, Notice] = {}
+_NO_TABLES: Mapping[TableName, PublishedTable] = {}
+
+
+class _Incomplete(Exception):
+    """A row can't be published in full: these columns of it aren't known."""
+
+    def __init__(self, published: PublishedTable, columns: Sequence[str]) -> None:
+        super().__init__()
+        self.published = published
+        self.columns = columns
+
+
+@dataclass(frozen=True, slots=True)
+class _PassedOver:
+    """A table that isn't followed before its copy, in the shape that its rows have in the stream."""
+
+    published: PublishedTable
 
 
 class Shapes(Protocol):
@@ -86,6 +105,10 @@ class Downstream(Protocol):
         """
         ...
 
+    def passed_over(self, name: TableName, columns: Sequence[str]) -> None:
+        """A table isn't followed from here to its copy: an update left out these columns, and nobody knows them."""
+        ...
+
 
 class Assembler:
     """Follows one stream. ``skip_to`` is the (commit LSN, seq) of the last published change.
@@ -93,12 +116,18 @@ class Assembler:
     ``shapes``, ``log`` and ``memory`` are asked for what the stream lacks; without them a change that needs one stops
     the run. Before ``log`` is asked, ``downstream`` commits. ``notices`` get the messages that are for capture itself,
     by prefix; those are never published.
+
+    Rows of ``passed_over`` are counted as if they were published, and are not: these tables lack a copy to begin with.
+    A table comes to them when an update of it can't be completed. ``outdated`` are followed, but have to be copied
+    again: what is known of their rows may be of before a change that the stream didn't show.
     """
 
     def __init__(
         self,
         tables: Mapping[TableName, PublishedTable],
         *,
+        passed_over: Mapping[TableName, PublishedTable] = _NO_TABLES,
+        outdated: Collection[TableName] = (),
         epoch: int,
         skip_to: tuple[int, int],
         end_lsn: Lsn,
@@ -113,7 +142,13 @@ class Assembler:
         notices: Mapping[str, Notice] = _NO_NOTICES,
     ) -> None:
         self._tables = dict(tables)
-        self._of_oid = {published.table.oid: name for name, published in tables.items() if published.table.oid}
+        self._passed_over = dict(passed_over)
+        self._outdated = set(outdated)
+        self._of_oid = {
+            published.table.oid: name
+            for name, published in [*passed_over.items(), *tables.items()]
+            if published.table.oid
+        }
         self._epoch = epoch
         self._skip_to = skip_to
         self._include_before = include_before
@@ -124,7 +159,7 @@ class Assembler:
         self._messages = messages
         self._outbox = outbox
         self._notices = notices
-        self._relations: dict[int, PublishedTable | OutboxRoute | None] = {}
+        self._relations: dict[int, PublishedTable | _PassedOver | OutboxRoute | None] = {}
         """None: a table that the publication sends and nobody captures."""
         self._described: dict[int, Relation] = {}
         self._prefix = b""
@@ -146,8 +181,13 @@ class Assembler:
 
     @property
     def tables(self) -> Mapping[TableName, PublishedTable]:
-        """The captured tables in their newest shape."""
+        """The tables that are followed, in their newest shape."""
         return self._tables
+
+    @property
+    def passed_over(self) -> Mapping[TableName, PublishedTable]:
+        """The tables that aren't followed before their copy, in the newest shape that was recorded."""
+        return self._passed_over
 
     def _commit_pending(self) -> None:
         if self._downstream is not None:
@@ -168,7 +208,10 @@ class Assembler:
                 return ()
             if not self.in_transaction:
                 raise LockstepError("the stream has a row outside of a transaction")
+            seq = self._seq
             try:
+                if type(published) is _PassedOver:
+                    return self._pass_over(published.published, message)
                 if type(published) is OutboxRoute:
                     return self._routed(published, message)
                 assert isinstance(published, PublishedTable)
@@ -177,6 +220,10 @@ class Assembler:
                 if kind is Update:
                     return self._update(published, message, lsn)  # type: ignore[arg-type]
                 return self._delete(published, message, lsn)  # type: ignore[arg-type]
+            except _Incomplete as incomplete:
+                self._seq = seq
+                self._stop_following(incomplete)
+                return self._pass_over(incomplete.published, message)
             except (ValueError, TypeError, IndexError, AttributeError) as error:
                 # Not UTF-8, another number of values, or a key that wasn't sent. None of these may show the value, so
                 # the cause isn't chained.
@@ -233,6 +280,8 @@ class Assembler:
         Raises UnsupportedChange when the stream has described it in a shape without a key.
         """
         name, oid = published.table.name, published.table.oid
+        self._passed_over.pop(name, None)
+        self._outdated.discard(name)
         self._tables[name] = published
         self._of_oid[oid] = name
         if oid in self._described:  # PostgreSQL describes it again only when it changes
@@ -242,7 +291,7 @@ class Assembler:
         """A message with one of our prefixes. One outside of transactions comes before the one that commits there."""
         notice = self._notices.get(message.prefix)
         if notice is not None:
-            notice(message.content, self._tables)
+            notice(message.content, {**self._passed_over, **self._tables})
             return ()
         channel = self._messages
         if channel is None or message.prefix not in channel.prefixes:
@@ -275,9 +324,13 @@ class Assembler:
         if self._outbox is not None and by_name == self._outbox.table:
             self._relations[relation.relation_id] = self._outbox.route(relation)
             return
-        name = by_name if by_name in self._tables else self._of_oid.get(relation.relation_id)
+        is_known = by_name in self._tables or by_name in self._passed_over
+        name = by_name if is_known else self._of_oid.get(relation.relation_id)
         if name is None:
             self._relations[relation.relation_id] = None
+            return
+        if name in self._passed_over:
+            self._relations[relation.relation_id] = self._described_only(relation, self._passed_over[name])
             return
         published = self._tables[name]
         before = self._relations.get(relation.relation_id)
@@ -298,6 +351,39 @@ class Assembler:
             was = {column.identity: index for index, column in enumerate(before.table.columns)}
             self._moves.reshape(published.topic, [was.get(column.identity) for column in published.table.columns])
 
+    def _described_only(self, relation: Relation, known_table: PublishedTable) -> _PassedOver | None:
+        """A table that isn't followed, as the stream describes it; None where it has lost its key."""
+        if self._shapes is None:
+            return _PassedOver(known_table)
+        try:
+            return _PassedOver(self._shapes.adopt(relation, known_table))
+        except UnsupportedChange:
+            return None  # its copy says what is wrong
+
+    def _stop_following(self, incomplete: _Incomplete) -> None:
+        """From here to its copy a table is passed over. The next commit says so, together with what came before."""
+        published = incomplete.published
+        name = published.table.name
+        if published.unrecorded is not None:
+            self._record_shape(published, published.unrecorded)
+        self._passed_over[name] = self._tables.pop(name)
+        for relation_id, described in self._relations.items():
+            if isinstance(described, PublishedTable) and described.table.name == name:
+                self._relations[relation_id] = _PassedOver(described)
+        if self._downstream is not None:
+            self._downstream.passed_over(name, incomplete.columns)
+
+    def _pass_over(self, published: PublishedTable, message: Message) -> Sequence[Event]:
+        """Count the change of a row as if it were published: a restart finds the same numbers, whoever is followed."""
+        self._counted()
+        if type(message) is Update and message.old is not None and _moves_key(published, message):
+            self._counted()
+        return ()
+
+    def distrust(self, name: TableName) -> None:
+        """Rows of a table may have changed without an event: nothing that is known of them completes an update."""
+        self._outdated.add(name)
+
     def _record_shape(self, published: PublishedTable, record: SchemaRecord) -> None:
         """The first row of a new shape is being published: from now on it is the one to compare with."""
         published.unrecorded = None
@@ -305,6 +391,8 @@ class Assembler:
         self._tables[published.table.name] = published
         self._of_oid[published.table.oid] = published.table.name
         self._toast.shape_in_use(published)
+        if record.change.rewritten:
+            self.distrust(published.table.name)
 
     def record(self, published: PublishedTable) -> None:
         """A table has another shape by now, and the stream, which has no row of it, is past that change."""
@@ -325,6 +413,9 @@ class Assembler:
             except KeyError:
                 raise LockstepError("the stream truncates a relation that it didn't describe") from None
             if published is None or isinstance(published, OutboxRoute):
+                continue
+            if isinstance(published, _PassedOver):
+                self._counted()
                 continue
             if published.keys_can_swap:
                 self._moves.empty(published.topic)
@@ -483,8 +574,13 @@ class Assembler:
         return published.encoder.key(old.fields)  # type: ignore[attr-defined]  # a KeyImage
 
     def _completed(self, published: PublishedTable, update: Update, new: Fields, key: bytes, old_key: bytes) -> bytes:
-        """The JSON of a row without its unchanged large values, completed from the memory, else from the topic."""
+        """The JSON of a row without its unchanged large values, completed from the memory, else from the topic.
+
+        Raises _Incomplete where neither has them: the row was never published, or not under this key.
+        """
         indexes = [index for index, value in enumerate(new) if value is UNCHANGED]
+        if indexes and self._is_outdated(published):
+            raise _Incomplete(published, [published.table.columns[index].name for index in indexes])
         large_values = self._toast.known(published, old_key, indexes)
         if len(large_values) < len(indexes) and self._toast.remembers(published):
             self._commit_pending()
@@ -494,20 +590,17 @@ class Assembler:
         table = published.table
         unknown = [table.columns[index].name for index in indexes if index not in large_values]
         if unknown:
-            raise UnsupportedChange(
-                f"an update of {table.name} left the large values of {', '.join(unknown)} untouched, so PostgreSQL"
-                " didn't send them, and the table's topic doesn't hold them either; a partial row would destroy the"
-                " full one",
-                hint=f"run: alter table {table.name.sql} replica identity full; that holds for updates from then on."
-                " For this one nothing can be done: start a pipeline of another name (pipeline.name in lockstep.toml),"
-                " which takes a new snapshot. Nothing was skipped",
-            )
+            raise _Incomplete(published, unknown)
         if published.toast is not None:
             unchanged = [index for index, value in enumerate(update.new) if value is UNCHANGED]
             self._toast.remember(published, key, new, large_values, unchanged)
             if old_key != key:
                 self._toast.forget(published, old_key)
         return published.encoder.row_with(new, large_values) if large_values else published.encoder.row(new)
+
+    def _is_outdated(self, published: PublishedTable) -> bool:
+        rewritten = published.unrecorded is not None and bool(published.unrecorded.change.rewritten)
+        return rewritten or published.table.name in self._outdated
 
     def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
         """A row was read as of this point of the stream: keep what a later update may leave out."""
@@ -530,8 +623,19 @@ def _filled(update: Update) -> Fields:
     )
 
 
-def _name_of(published: PublishedTable | OutboxRoute) -> TableName:
-    return published.channel.table if isinstance(published, OutboxRoute) else published.table.name
+def _moves_key(published: PublishedTable, update: Update) -> bool:
+    """Whether an update with an old image changes the row's key; not where a key can't be encoded."""
+    assert update.old is not None
+    try:
+        return published.encoder.key(_filled(update)) != published.encoder.key(update.old.fields)
+    except (LockstepError, ValueError, TypeError, IndexError, AttributeError):
+        return False
+
+
+def _name_of(published: PublishedTable | _PassedOver | OutboxRoute) -> TableName:
+    if isinstance(published, OutboxRoute):
+        return published.channel.table
+    return (published.published if isinstance(published, _PassedOver) else published).table.name
 
 
 def _no_key(table: Table) -> UnsupportedChange:

@@ -118,7 +118,9 @@ class Batch:
         shapes = tuple(assembler.new_shapes)
         self.state = self.state.published(
             commit_lsn=commit_lsn, seq=seq, end_lsn=assembler.end_lsn, commit_time_ms=assembler.commit_time_ms
-        ).to_be_copied({record.table.name for record in shapes if record.change.rewritten})
+        )
+        rewritten = {record.table.name for record in shapes if record.change.rewritten}
+        self.state = self.state.to_be_copied(rewritten).never_copied(assembler.passed_over)
         bounds = self._publisher.commit(self.state, shapes)
         # Never before Kafka: a memory that is ahead of it would answer with values yet to come.
         if self._memory is not None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Final
@@ -42,16 +42,23 @@ StreamWrapper = Callable[[ReplicationConnection], Stream]
 
 @dataclass(frozen=True, slots=True)
 class _Downstream:
-    """The open batch, and the store of large values."""
+    """The open batch, the store of large values, and who reads what happens."""
 
     batch: Batch
     toast: ToastCache
+    say: Callable[[str], None]
 
     def commit_pending(self, assembler: Assembler) -> None:
         self.batch.commit_pending(assembler)
 
     def reload_toast(self, published: PublishedTable, position: tuple[int, int]) -> None:
         self.toast.reload(published, position)
+
+    def passed_over(self, name: TableName, columns: Sequence[str]) -> None:
+        self.say(
+            f"{name}: an update left the large values of {', '.join(columns)} untouched, so PostgreSQL didn't send"
+            " them, and the topic doesn't hold them as they are now; its changes wait for a copy of it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +101,9 @@ class StreamOpener:
         recorded = read_tables(pipeline.kafka.client(), pipeline.name)
         # Topics keep the shapes of all tables that were ever captured; those no longer configured are left out.
         # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
-        published = {
-            name: tables.of(recorded[name])
-            for name in pipeline.source.table_names
-            if name in recorded and name in state.memberships
-        }
+        shapes_of = {name: tables.of(recorded[name]) for name in pipeline.source.table_names if name in recorded}
+        published = {name: shape for name, shape in shapes_of.items() if name in state.memberships}
+        passed_over = {name: shape for name, shape in shapes_of.items() if name not in published}
         watch = TableWatch(pipeline, sql, self.say)
         topics = TopicWatch(pipeline, self.keep_alive)
         state = watch.inspect(state)
@@ -120,7 +125,7 @@ class StreamOpener:
             report=self.committed,
             memory=toast.store,
         )
-        assembler = self._assembler(state, published, shapes, log, toast, batch)
+        assembler = self._assembler(state, published, passed_over, shapes, log, toast, batch)
         loop = CaptureLoop(
             stream=stream,
             batch=batch,
@@ -143,6 +148,7 @@ class StreamOpener:
         self,
         state: CaptureState,
         published: Mapping[TableName, PublishedTable],
+        passed_over: Mapping[TableName, PublishedTable],
         shapes: CatalogueShapes,
         log: TopicReader,
         toast: ToastCache,
@@ -150,6 +156,8 @@ class StreamOpener:
     ) -> Assembler:
         return Assembler(
             published,
+            passed_over=passed_over,
+            outdated=published.keys() - state.copied.keys(),
             epoch=state.epoch,
             skip_to=(state.commit_lsn, state.seq),
             end_lsn=Lsn(state.end_lsn),
@@ -158,7 +166,7 @@ class StreamOpener:
             shapes=shapes,
             log=log,
             memory=toast.store,
-            downstream=_Downstream(batch, toast),
+            downstream=_Downstream(batch, toast, self.say),
             messages=_message_channel(self.pipeline, state.database),
             outbox=_outbox_channel(self.pipeline),
             notices={REPAIR_PREFIX: self.repairs.add},

@@ -86,6 +86,8 @@ class TableWatch:
                 if not change.whole and not change.altered:
                     published = assembler.tables.get(name) if assembler is not None else None
                     self._only_leaves[name] = published.table.schema_id if published is not None else ""
+                elif assembler is not None:
+                    assembler.distrust(name)
                 what = "partitions came" if not change.whole else "rows may have changed without an event"
                 self._say(f"{name}: {what}; copying {'them' if not change.whole else 'it again'}")
             elif not change.altered or self._record_altered(assembler, shapes, name, state):

@@ -40,8 +40,10 @@ def interrupted(database: Database, endpoints: Endpoints, tmp_path: Path) -> Ite
     """One table is in the ledger, and of the other there are 40 rows of 50."""
     for table in ("t", "u"):
         database.execute(
-            f"create table {table} (id int primary key, a text)",
-            f"insert into {table} select n, 'x' from generate_series(1, 50) n",
+            f"create table {table} (id int primary key, a text, big text)",
+            f"alter table {table} alter big set storage external",
+            f"insert into {table} select n, 'x' from generate_series(1, 49) n",
+            f"insert into {table} values (50, 'x', repeat('b', 9000))",
         )
     batches = "[capture]\nbatch_rows = 20"
     tables = [str(COPIED), str(LACKING)]
@@ -82,6 +84,14 @@ def test_a_shape_that_changed_before_the_copy_goes_on(
         database.execute(*_CHANGES[change].format(table, interrupted.config.publication).split("; "))
         if written:
             database.execute(f"delete from {table} where id = 3", f"update {table} set id = 100 where id = 4")
+    interrupted.start()
+    interrupted.wait_quiet()
+    interrupted.assert_equal()
+
+
+def test_a_large_value_of_a_row_that_is_gone_before_it_was_copied(database: Database, interrupted: Captured) -> None:
+    """The stream has the row's update, without the value, and nobody ever published it."""
+    database.execute("update u set a = 'y' where id = 50", "delete from u where id = 50", "update u set a = 'z'")
     interrupted.start()
     interrupted.wait_quiet()
     interrupted.assert_equal()
