@@ -387,7 +387,7 @@ class Assembler:
     def _record_shape(self, published: PublishedTable, record: SchemaRecord) -> None:
         """The first row of a new shape is being published: from now on it is the one to compare with."""
         published.unrecorded = None
-        self.new_shapes.append(SchemaRecord(record.table, self._commit_lsn, record.change))
+        self.new_shapes.append(SchemaRecord(record.table, self._commit_lsn, record.change, self._seq))
         self._tables[published.table.name] = published
         self._of_oid[published.table.oid] = published.table.name
         self._toast.shape_in_use(published)
@@ -398,7 +398,7 @@ class Assembler:
         """A table has another shape by now, and the stream, which has no row of it, is past that change."""
         if published.unrecorded is not None and not self.in_transaction:
             record = published.unrecorded
-            self._commit_lsn = self.end_lsn
+            self._commit_lsn, self._seq = self.end_lsn, 0
             self._record_shape(published, record)
 
     def truncate(self, message: Truncate, lsn: int) -> Iterator[Event]:

@@ -1,7 +1,7 @@
 """The records of the three control topics, as JSON with the version of their format.
 
-``__state`` (compacted, key: slot) says where a restart goes on. ``__schema`` (compacted, key: table and schema id) says
-what a table looks like. ``__progress`` (kept some days) turns Kafka offsets back into an LSN.
+``__state`` (compacted, key: slot) says where a restart goes on. ``__schema`` (compacted, key: table, schema id and
+position) says what a table looks like. ``__progress`` (kept some days) turns Kafka offsets back into an LSN.
 """
 
 from collections.abc import Collection, Mapping
@@ -154,14 +154,24 @@ class ShapeChange:
 
 @dataclass(frozen=True, slots=True)
 class SchemaRecord:
-    """A table's shape, valid for events from ``from_lsn`` on until the next record of the table."""
+    """A table's shape, valid for events from ``from_lsn`` on until the next record of the table.
+
+    ``from_seq`` is that of the first event, 0 where the record came without one: one transaction can change a table
+    several times. A table can have a shape again, so several records may have one schema id.
+    """
 
     table: Table
     from_lsn: int
     change: ShapeChange = ShapeChange()
+    from_seq: int = 0
 
     def key(self) -> bytes:
-        return orjson.dumps([self.table.name.schema, self.table.name.name, self.table.schema_id])
+        """No record may take the place of another one: what that says of older rows would be lost.
+
+        Keys that earlier versions wrote end before the position. Their records stay beside these.
+        """
+        name = self.table.name
+        return orjson.dumps([name.schema, name.name, self.table.schema_id, self.from_lsn, self.from_seq])
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(
@@ -169,6 +179,7 @@ class SchemaRecord:
                 "format": FORMAT,
                 "schema_id": self.table.schema_id,
                 "from_lsn": self.from_lsn,
+                "from_seq": self.from_seq,
                 "renamed": dict(self.change.renamed),
                 "defaults": dict(self.change.defaults),
                 "rewritten": self.change.rewritten,
@@ -181,7 +192,7 @@ class SchemaRecord:
         """Raises LockstepError for a record of another format."""
         fields = parse_record(value, "a record of the control topic __schema")
         change = ShapeChange(fields.get("renamed", {}), fields.get("defaults", {}), fields.get("rewritten", ""))
-        return cls(Table.from_json(fields), fields["from_lsn"], change)
+        return cls(Table.from_json(fields), fields["from_lsn"], change, fields.get("from_seq", 0))
 
 
 def parse_record(value: bytes, what: str) -> dict[str, Any]:

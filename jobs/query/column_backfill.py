@@ -156,8 +156,9 @@ def _check_columns(table: Table, held_table: HeldTable, records: Sequence[Schema
         number = held_table.columns.get(column.name, 0)
         if not number or not column.number or number == column.number:
             continue
-        shapes = [record.table.schema_id for record in records]
-        since = shapes.index(held_table.schema_id) + 1 if held_table.schema_id in shapes else 0
+        # A table may have had the shape several times. The fewer records follow, the fewer copies count.
+        held_at = [index for index, record in enumerate(records) if record.table.schema_id == held_table.schema_id]
+        since = held_at[-1] + 1 if held_at else 0
         is_copied = False
         is_there = False
         for record in records[since:]:

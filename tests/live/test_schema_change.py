@@ -1,7 +1,10 @@
 """Tables change shape while they are captured: the run goes on, and a new reader gets the source's rows."""
 
+import orjson
 import pytest
+from confluent_kafka import Producer
 
+from cdc.kafka.topic_names import SCHEMA, control_topic
 from tests.captured import Captured, StartCapture
 from tests.databases import Database
 
@@ -89,6 +92,68 @@ def test_a_change_of_the_shape_is_followed(database: Database, capture: StartCap
     captured.stop()
     captured.start()
     captured.assert_equal()
+
+
+# Older rows aren't written again, so only what is recorded of the shapes says what they have in an added column.
+ADDED = {
+    "then another replica identity": (
+        "alter table t add d int default 7",
+        "insert into t (id) values (11)",
+        "alter table t replica identity full",
+        "insert into t (id) values (12)",
+    ),
+    "both in one transaction": (
+        "begin; alter table t add d int default 7; insert into t (id) values (11); alter table t replica identity full;"
+        " insert into t (id) values (12); commit",
+    ),
+    "then an earlier shape again": (
+        "alter table t add d int default 7",
+        "insert into t (id) values (11)",
+        "alter table t add e int",
+        "insert into t (id) values (12)",
+        "alter table t drop e",
+        "insert into t (id) values (13)",
+    ),
+    "and no row before another replica identity": (
+        "alter table t add d int default 7",
+        "alter table t replica identity full",
+        "insert into t (id) values (12)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_the_default_of_an_added_column_is_kept(database: Database, capture: StartCapture, name: str) -> None:
+    database.execute(*SETUP)
+    captured = capture("public.t")
+    for statement in ADDED[name]:
+        database.execute(statement)
+        captured.settle()
+    captured.wait_quiet()
+    assert {row["d"] for row in captured.rows("public.t").values()} == {7}
+    captured.stop()
+    captured.start()
+    captured.assert_equal()
+
+
+def test_records_of_shapes_that_an_earlier_version_wrote_are_kept(database: Database, capture: StartCapture) -> None:
+    database.execute(*SETUP)
+    captured = capture("public.t")
+    database.execute("alter table t add d int default 7", "insert into t (id) values (11)")
+    captured.settle()
+    captured.stop()
+    producer = Producer(dict(captured.client))
+    topic = control_topic(captured.name, SCHEMA)
+    for record in captured.schemas("public.t"):
+        value = {name: field for name, field in orjson.loads(record.to_bytes()).items() if name != "from_seq"}
+        key = orjson.dumps(["public", "t", record.table.schema_id])
+        producer.produce(topic, orjson.dumps(value), key)
+        producer.produce(topic, None, record.key())
+    assert producer.flush(30) == 0
+    captured.start()
+    database.execute("alter table t replica identity full", "insert into t (id) values (12)")
+    captured.assert_equal()
+    assert {row["d"] for row in captured.rows("public.t").values()} == {7}
 
 
 @pytest.mark.parametrize("name", ["renamed", "s.t"])

@@ -408,6 +408,14 @@ def test_a_new_shape_is_recorded_with_the_commit_of_its_first_row() -> None:
     ]
 
 
+def test_a_shape_that_comes_again_is_recorded_again() -> None:
+    follower = assembler(shapes=Adopting(WIDER, table()))
+    wider, narrower = [relation(WIDER), insert(b"2", b"y", b"z")], [relation(table()), insert(b"3", b"x")]
+    events(follower, History([insert(b"1", b"x"), *wider, *narrower, *wider]).messages(relation(table())))
+    assert [record.table for record in follower.new_shapes] == [WIDER, table(), WIDER]
+    assert len({record.key() for record in follower.new_shapes}) == 3
+
+
 def test_a_shape_without_a_row_is_not_recorded() -> None:
     follower = assembler(shapes=Adopting(WIDER))
     events(follower, History([insert(b"1", b"x"), relation(WIDER)]).messages(relation(table())))

@@ -71,6 +71,12 @@ def test_schema_records_of_two_shapes_have_two_keys() -> None:
     assert record.key() != other.key()
 
 
+def test_schema_records_of_a_shape_that_a_table_has_again_have_two_keys() -> None:
+    records = [SchemaRecord(table(), 1), SchemaRecord(table(), 2), SchemaRecord(table(), 2, from_seq=3)]
+    assert len({record.key() for record in records}) == len(records)
+    assert [SchemaRecord.from_bytes(record.to_bytes()).key() for record in records] == [r.key() for r in records]
+
+
 def test_a_schema_record_tells_how_the_shape_came_about() -> None:
     change = ShapeChange({"new": "old"}, {"added": [1, None, "x"]}, "its key is another one")
     written = SchemaRecord(table(), 7, change)
@@ -79,7 +85,7 @@ def test_a_schema_record_tells_how_the_shape_came_about() -> None:
 
 def test_a_schema_record_without_a_change_reads_as_one_that_has_none() -> None:
     written = orjson.loads(SchemaRecord(table(), 7).to_bytes())
-    for name in ("renamed", "defaults", "rewritten"):
+    for name in ("renamed", "defaults", "rewritten", "from_seq"):
         del written[name]
     assert SchemaRecord.from_bytes(orjson.dumps(written)) == SchemaRecord(table(), 7)
 

@@ -137,6 +137,19 @@ def test_a_column_under_another_ones_name_needs_a_new_generation(since: list[Sch
     assert "lockstep rebuild" in str(raised.value.hint)
 
 
+def test_a_copy_before_the_shape_that_a_generation_was_prepared_for_replaces_none_of_its_rows() -> None:
+    first, swapped = _of(ID, NOTE, replace(column("other"), number=5)), SWAPPED
+    swap = ShapeChange(renamed={"note": "other", "other": "note"})
+    records = [
+        SchemaRecord(first, 1),
+        SchemaRecord(swapped, 2, swap),
+        SchemaRecord(first, 3, ShapeChange(rewritten="it was dropped and made again")),
+    ]
+    known = _next(None, *records, has_rows=False)
+    with pytest.raises(LockstepError, match="column 'note' is another one than before"):
+        _next(known, *records, SchemaRecord(swapped, 4, swap))
+
+
 def test_a_column_under_another_ones_name_is_fine_where_all_rows_come_again() -> None:
     again = SchemaRecord(_of(ID, replace(NOTE, number=9)), 4, ShapeChange(rewritten="dropped and added again"))
     columns = _next(FRESH, RECORDS[0], again)
