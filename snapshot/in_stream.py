@@ -291,8 +291,9 @@ class StreamCopies:
         elif published_before.table.schema_id != shape.schema_id:
             # The stream is past an ALTER TABLE, and has had no row of the table since.
             relation = self._stream.shapes.current_relation(name)
-            if relation is not None:
-                assembler.record(self._stream.shapes.adopt(relation, published_before))
+            adopted = self._stream.shapes.adopt(relation, published_before) if relation is not None else None
+            if adopted is not None and adopted.table.schema_id == shape.schema_id:  # else altered again since
+                assembler.record(adopted)
                 loop.commit()
             published_before = assembler.tables[name]
             if published_before.table.schema_id != shape.schema_id:

@@ -4,7 +4,7 @@ that partitions came and went.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -21,6 +21,13 @@ from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.source_checks import not_published
 
 
+class _Altered(NamedTuple):
+    """Columns that were altered: their digest, and the WAL's end when it was first seen."""
+
+    columns: str
+    seen_at: Lsn
+
+
 class TableWatch:
     """Asks the catalogue over one connection, and remembers what it has said already."""
 
@@ -30,7 +37,7 @@ class TableWatch:
         self._say = say
         self._absent: set[TableName] = set()
         self._renamed_to: dict[TableName, TableName] = {}
-        self._altered: dict[TableName, Lsn] = {}
+        self._altered: dict[TableName, _Altered] = {}
         self._only_leaves: dict[TableName, str] = {}
 
     def inspect(
@@ -90,10 +97,10 @@ class TableWatch:
                     assembler.distrust(name)
                 what = "partitions came" if not change.whole else "rows may have changed without an event"
                 self._say(f"{name}: {what}; copying {'them' if not change.whole else 'it again'}")
-            elif not change.altered or self._record_altered(assembler, shapes, name, state):
+            elif not change.altered or self._record_altered(assembler, shapes, name, state, now[name].columns):
                 refreshed[name] = now[name].to_text()
-            else:
-                self._altered.setdefault(name, end)
+            elif name not in self._altered or self._altered[name].columns != now[name].columns:
+                self._altered[name] = _Altered(now[name].columns, end)  # altered again: wait again
         return replace(state, memberships=refreshed).to_be_copied(changed)
 
     def take_only_leaves(self, name: TableName, schema_id: str) -> bool:
@@ -101,15 +108,30 @@ class TableWatch:
         return self._only_leaves.pop(name, "") == schema_id
 
     def _record_altered(
-        self, assembler: Assembler | None, shapes: CatalogueShapes | None, name: TableName, state: CaptureState
+        self,
+        assembler: Assembler | None,
+        shapes: CatalogueShapes | None,
+        name: TableName,
+        state: CaptureState,
+        columns: str,
     ) -> bool:
-        """Whether an ALTER TABLE of which the stream shows no row is recorded. It is when the stream is past it."""
-        passed = self._altered.get(name)
-        if assembler is None or shapes is None or passed is None or state.end_lsn < passed:
+        """Whether an ALTER TABLE of which the stream shows no row is recorded. It is when the stream is past it.
+
+        ``columns`` is their digest now. They must not have been altered again: the stream may still have rows of the
+        shape before that.
+        """
+        waiting = self._altered.get(name)
+        if assembler is None or shapes is None or waiting is None:
+            return False
+        if waiting.columns != columns or state.end_lsn < waiting.seen_at:
             return False
         relation, published = shapes.current_relation(name), assembler.tables.get(name)
         if relation is not None and published is not None:
-            assembler.record(shapes.adopt(relation, published))
+            adopted = shapes.adopt(relation, published)
+            now = memberships(self._sql, state.publication, [name])
+            if name not in now or now[name].columns != columns:
+                return False  # altered while we asked: the next look waits again
+            assembler.record(adopted)
         del self._altered[name]
         return True
 

@@ -1,0 +1,78 @@
+"""What the catalogue says of a table is recorded as of a place in the stream, not earlier."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from cdc.kafka.control_topics import read_state
+from cdc.postgres.slot import wal_end
+from cdc.protocol.control_records import CaptureState, SchemaRecord
+from cdc.stream.catalogue_shapes import CatalogueShapes
+from cdc.stream.table_publication import PublishedTables
+from cdc.stream.table_watch import TableWatch
+from tests.captured import Captured, StartCapture
+from tests.databases import Database
+from tests.history import assembler
+
+pytestmark = pytest.mark.live
+
+Inspect = Callable[[CaptureState], list[SchemaRecord]]
+
+
+@pytest.fixture
+def captured(database: Database, capture: StartCapture) -> Captured:
+    """Stopped after its snapshot."""
+    database.execute("create table t (id int primary key)", "insert into t values (1)")
+    captured = capture("public.t")
+    captured.settle()
+    captured.stop()
+    return captured
+
+
+@pytest.fixture
+def inspect(database: Database, captured: Captured) -> Inspect:
+    """Looks at the tables as a capture that is as far as a state; returns the shapes that are recorded so far."""
+    pipeline, sql = captured.config.as_pipeline(), database.connection
+    published = PublishedTables(pipeline, sql, sql.info.dbname)
+    shapes = CatalogueShapes(sql, pipeline, published.of, captured.said.append)
+    watch = TableWatch(pipeline, sql, captured.said.append)
+    follower = assembler(captured.schemas("public.t")[-1].table)
+
+    def look(state: CaptureState) -> list[SchemaRecord]:
+        watch.inspect(state, follower, shapes)
+        return follower.new_shapes
+
+    return look
+
+
+def _state(captured: Captured) -> CaptureState:
+    state = read_state(captured.client, captured.name, captured.config.slot)
+    assert state is not None
+    return state
+
+
+def test_an_altered_table_is_recorded_when_the_stream_is_past_it(
+    database: Database, captured: Captured, inspect: Inspect
+) -> None:
+    state = _state(captured)
+    database.execute("alter table t add d int default 7")
+    assert inspect(state) == []
+    assert inspect(state) == []
+    (record,) = inspect(replace(state, end_lsn=wal_end(database.connection)))
+    assert record.change.defaults == {"d": 7}
+
+
+def test_a_table_that_is_altered_again_is_recorded_when_the_stream_is_past_that_too(
+    database: Database, captured: Captured, inspect: Inspect
+) -> None:
+    state = _state(captured)
+    database.execute("alter table t add d int default 7")
+    assert inspect(state) == []
+    passed = replace(state, end_lsn=wal_end(database.connection))
+    # The stream still has this row, in the shape before the second change.
+    database.execute("insert into t values (2, 2)", "alter table t rename d to z")
+    assert inspect(passed) == []
+    assert inspect(passed) == []
+    (record,) = inspect(replace(state, end_lsn=wal_end(database.connection)))
+    assert record.change.defaults == {"z": 7}
