@@ -3,7 +3,7 @@
 They go through the WAL because the answer belongs in the order of the stream. Capture takes a snapshot after it has
 seen the request, publishes everything that committed before it, and then the rows as it shows them. A message is::
 
-    {"format":3,"slot":"lockstep_shop","schema":"public","table":"orders","keys":[{"id":42},...]}
+    {"format":4,"slot":"lockstep_shop","schema":"public","table":"orders","keys":[{"id":42},...]}
 
 ``"keys":null`` asks for the whole table.
 A request is for the slot that it names; several pipelines may read one database, and all of them see it.
