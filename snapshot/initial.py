@@ -79,7 +79,7 @@ class InitialSnapshot:
                     hint=f"if nobody else needs the slot: select pg_drop_replication_slot('{pipeline.slot}');"
                     " else set source.slot to another name",
                 )
-            require_empty_topics(pipeline)
+            require_empty_topics(pipeline, None)
             state = CaptureState(
                 slot=pipeline.slot,
                 owner=self._owner,

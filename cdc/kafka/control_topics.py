@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.kafka.topic_admin import TopicAdmin, reason
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import Unavailable
 from cdc.model.table import Table, TableName
@@ -111,7 +111,10 @@ def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState |
 
 
 def read_schema_records(client: ClientSettings, prefix: str) -> list[SchemaRecord]:
-    """Every shape that any table ever had, in the order in which they held. Raises as ``read_state``."""
+    """Every shape that any table ever had, in the order in which they held. A table may have had one several times.
+
+    Raises as ``read_state``.
+    """
     return [SchemaRecord.from_bytes(value) for value in read_compacted(client, control_topic(prefix, SCHEMA)).values()]
 
 
@@ -202,9 +205,8 @@ class ProgressReader:
 
     def _end_offsets(self) -> dict[str, tuple[int, ...]]:
         counts = self._cluster.partition_counts()
-        partitions = [(topic, p) for topic in self._topics for p in range(counts.get(topic, 0))]
-        ends = self._cluster.end_offsets(partitions)
-        return {topic: tuple(ends[topic, p] for p in range(counts[topic])) for topic in self._topics if topic in counts}
+        ends = self._cluster.end_offsets(partitions_of(self._topics, counts))
+        return {topic: tuple(ends[topic, p] for p in range(counts[topic])) for topic in self._topics}
 
     def close(self) -> None:
         """End the connection; the next question opens another one."""

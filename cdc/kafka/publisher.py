@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from cdc.kafka.client import new_client
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, reason
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase
@@ -48,12 +48,6 @@ _OUT_OF_STEP = (
 _DESYNCHRONIZED = "sequence desynchronization"
 
 
-def _no_new_topic(topic: str) -> TopicPlan:
-    raise LockstepError(
-        f"topic {topic} doesn't exist any more", hint="somebody deleted it; start a pipeline of another name"
-    )
-
-
 class TransactionalPublisher:
     """One transactional producer. ``start`` fences every older one of the same ``transactional_id``.
 
@@ -73,9 +67,10 @@ class TransactionalPublisher:
         queue_bytes: int,
         max_message_bytes: int,
         while_waiting: Callable[[], None],
-        new_topic: Callable[[str], TopicPlan] | None = None,
+        new_topic: Callable[[str], TopicPlan | None] = lambda _: None,
     ) -> None:
-        self._new_topic = new_topic or _no_new_topic
+        """``new_topic`` says how a topic that doesn't exist is created; None: it may not be."""
+        self._new_topic = new_topic
         self._state_topic = control_topic(prefix, STATE)
         self._progress_topic = control_topic(prefix, PROGRESS)
         self._schema_topic = control_topic(prefix, SCHEMA)
@@ -118,7 +113,8 @@ class TransactionalPublisher:
     ) -> None:
         """Add an event to the open batch; ``extra`` is a tombstone's tag or headers. Blocks while the queue is full.
 
-        A topic that doesn't exist is created, which only those of an outbox's aggregate types can be.
+        A topic that doesn't exist is created where ``new_topic`` says how. Else it was lost: Unavailable, since a new
+        start creates it as it has to be, and publishes again what was on it.
         """
         if not self._open:
             self._begin()
@@ -128,7 +124,10 @@ class TransactionalPublisher:
         self._add(topic, key, value, extra)
 
     def _create(self, topic: str) -> None:
-        self._cluster.create([self._new_topic(topic)])
+        plan = self._new_topic(topic)
+        if plan is None:
+            raise Unavailable(f"topic {topic} doesn't exist any more")
+        self._cluster.create([plan])
         self._partitions = self._cluster.partition_counts()
 
     def _add(
@@ -238,9 +237,8 @@ class TransactionalPublisher:
             return {}
         if not topics <= self._partitions.keys():
             self._partitions = self._cluster.partition_counts()
-        ends = self._cluster.end_offsets(
-            [(t, p) for t in topics for p in range(self._partitions[t])], while_waiting=self._while_waiting
-        )
+        partitions = partitions_of(topics, self._partitions)
+        ends = self._cluster.end_offsets(partitions, while_waiting=self._while_waiting)
         return {t: tuple(ends[t, p] for p in range(self._partitions[t])) for t in sorted(topics)}
 
     def _patiently(self, name: str, call: Callable[[float], object]) -> None:

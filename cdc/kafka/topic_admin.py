@@ -1,7 +1,7 @@
 """What is asked of the brokers about topics: create them, describe them, where they end."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +48,18 @@ def reason(error: BaseException) -> str:
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0].str()
     return str(error)
+
+
+def partitions_of(topics: Collection[str], counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """(topic, partition) of each of these topics, out of ``partition_counts``.
+
+    Raises Unavailable for a topic that the brokers didn't list: it was lost, or they don't know it at this moment. It
+    must not pass for an empty one.
+    """
+    unlisted = sorted(topic for topic in topics if topic not in counts)
+    if unlisted:
+        raise Unavailable(f"the brokers don't list topic {', '.join(unlisted)}")
+    return [(topic, partition) for topic in topics for partition in range(counts[topic])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +149,7 @@ class TopicAdmin:
         self._is_connected = False
 
     def partition_counts(self) -> dict[str, int]:
-        """Topic -> number of its partitions. Raises Unavailable."""
+        """Topic -> number of its partitions. One that a broker has an error for is absent. Raises Unavailable."""
         try:
             metadata = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S)
         except KafkaException as error:

@@ -42,6 +42,11 @@ def control_topic(prefix: str, name: str) -> str:
     return f"{prefix}.{name}"
 
 
+def is_outbox_topic(prefix: str, topic: str) -> bool:
+    """Whether it is the topic of some aggregate type. A table's never is: its schema's dot would be the third."""
+    return topic.startswith(f"{prefix}.{_OUTBOX}.")
+
+
 def outbox_topic(prefix: str, aggregate_type: str) -> str:
     """``<prefix>.__outbox.<aggregate type>``, the end of a type that is too long for Kafka replaced by its hash.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.kafka.topic_admin import TopicAdmin, reason
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of, tag_text
@@ -45,15 +45,15 @@ class TopicReader:
     def records(self, topic: str, start: Mapping[int, int] | None = None) -> Generator[Record, None, None]:
         """Every committed record, partition after partition, each from its ``start`` (else its beginning) on.
 
-        Raises Unavailable when the brokers stop answering.
+        Raises Unavailable when the brokers stop answering, and when they don't list the topic.
         """
-        count = self._cluster.partition_counts().get(topic, 0)
+        partitions = partitions_of([topic], self._cluster.partition_counts())
         # The ends include open transactions. A transaction that has just been committed may lack its markers still.
         # Until they are written, a read-committed consumer sees the topic end before it.
-        ends = self._cluster.end_offsets([(topic, p) for p in range(count)], while_waiting=self._while_waiting)
+        ends = self._cluster.end_offsets(partitions, while_waiting=self._while_waiting)
         consumer = open_consumer(self._client)
         try:
-            for partition in range(count):
+            for _, partition in partitions:
                 begin = (start or {}).get(partition, 0)
                 if begin < ends[topic, partition]:
                     yield from self._partition(

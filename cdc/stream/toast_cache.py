@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cdc.capture.published_table import PublishedTable
 from cdc.kafka.control_topics import read_shapes
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import TopicReader
 from cdc.pipeline import Pipeline
 from cdc.protocol.control_records import CaptureState
@@ -70,8 +70,7 @@ class ToastCache:
     def _begin(self, position: tuple[int, int]) -> None:
         """An empty store, from here on."""
         cluster = TopicAdmin(self._client)
-        counts = cluster.partition_counts()
-        partitions = [(topic, partition) for topic in self._topics for partition in range(counts[topic])]
+        partitions = partitions_of(self._topics, cluster.partition_counts())
         self.store.commit(position, cluster.end_offsets(partitions))
 
     def _fill(

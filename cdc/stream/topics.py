@@ -38,13 +38,17 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> Non
         )
 
 
-def require_empty_topics(pipeline: Pipeline) -> None:
-    """For a first snapshot: it deletes no key, so a row that is gone would stay, and an event may have a greater tag.
+def require_empty_topics(pipeline: Pipeline, state: CaptureState | None) -> None:
+    """Events that this capture didn't publish may be of rows that are gone, and may have greater tags than any copy.
 
-    Raises PositionMismatch for tables' topics that hold anything, and Unavailable.
+    Raises PositionMismatch for tables' topics that the state doesn't know and that hold anything, and Unavailable.
     """
+    known_topics = state.topics if state is not None else {}
+    unknown = [topic for topic in pipeline.topics().values() if topic not in known_topics]
+    if not unknown:
+        return
     admin = TopicAdmin(pipeline.kafka.client())
-    identities = admin.identities(list(pipeline.topics().values()))
+    identities = admin.identities(unknown)
     partitions = [(topic, p) for topic, identity in identities.items() for p in range(identity.partitions)]
     begins, ends = admin.begin_offsets(partitions), admin.end_offsets(partitions)
     written = sorted({topic for topic, partition in partitions if begins[topic, partition] < ends[topic, partition]})
@@ -52,13 +56,20 @@ def require_empty_topics(pipeline: Pipeline) -> None:
     # reach even one that was deleted and created again while the transaction was open.
     reader = TopicReader(pipeline.kafka.client())
     topics = [topic for topic in written if reader.has_records(topic)]
-    if topics:
+    if topics and state is None:
         raise PositionMismatch(
             f"Kafka holds no state of slot {pipeline.slot}, but these topics hold events already: {', '.join(topics)}."
             " Rows that are gone by now would stay on them",
             hint="was the slot renamed? Then give it its name again. Was the topic of the state lost? Then delete the"
             " topics and start again, and rebuild the sinks (lockstep rebuild SINK --switch); or start a pipeline of"
             " another name",
+        )
+    if topics:
+        raise PositionMismatch(
+            f"slot {pipeline.slot} has published nothing to these topics, but they hold events already:"
+            f" {', '.join(topics)}. Rows that are gone by now would stay on them",
+            hint="delete these topics and start again, which creates them and copies the tables; then rebuild the"
+            " sinks that read them (lockstep rebuild SINK --switch)",
         )
 
 

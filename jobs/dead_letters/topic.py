@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from cdc.kafka.client import new_client
 from cdc.kafka.control_topics import ClientSettings
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
@@ -32,6 +33,8 @@ class DeadLetterTopic:
         Events' values are as large as rows, so they aren't kept.
         """
         by_key: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
+        if self.name not in TopicAdmin(self._client).partition_counts():
+            return [], []
         for record in TopicReader(self._client).records(self.name):
             by_key.pop(record.key, None)  # so that the order is that of the newest records
             if record.value is not None:

@@ -20,6 +20,7 @@ from cdc.capture.ownership import Ownership
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
+from cdc.kafka.topic_names import is_outbox_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
@@ -30,7 +31,13 @@ from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import check_system
 from cdc.stream.table_publication import PublishedTables
-from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, topic_identities
+from cdc.stream.topics import (
+    adopt_topics,
+    create_missing_topics,
+    require_empty_topics,
+    require_shapes,
+    topic_identities,
+)
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
@@ -149,12 +156,15 @@ class _Session:
             queue_bytes=pipeline.capture.queue_bytes,
             max_message_bytes=pipeline.kafka.topics.max_message_bytes,
             while_waiting=self._keep_alive,
-            new_topic=self._outbox_topic_plan if pipeline.source.outbox_name else None,
+            new_topic=self._new_topic_plan,
         )
         self._closing.callback(publisher.close)
         return publisher
 
-    def _outbox_topic_plan(self, topic: str) -> TopicPlan:
+    def _new_topic_plan(self, topic: str) -> TopicPlan | None:
+        pipeline = self._pipeline
+        if not (pipeline.source.outbox_name and is_outbox_topic(pipeline.name, topic)):
+            return None
         self._observer.say(f"creating topic {topic}")
         return table_topic_plan(topic, self._pipeline.kafka.topics, append_only=True)
 
@@ -185,6 +195,7 @@ class _Session:
         state = replace(state, owner=self._ownership.name)
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
         state = state.never_copied(state.memberships.keys() - pipeline.topics().keys())
+        require_empty_topics(pipeline, state)
         state = adopt_topics(state, topic_identities(pipeline), pipeline, self._observer.say)
         require_shapes(state, read_tables(client, pipeline.name).keys(), pipeline)
         publisher.commit(state, covering=list(pipeline.topics().values()))

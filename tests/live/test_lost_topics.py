@@ -22,6 +22,7 @@ from jobs.query.sink_plan import SinkPlan
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
+from tests.dying_publisher import Killed, dying
 
 pytestmark = pytest.mark.live
 
@@ -222,6 +223,50 @@ def test_a_first_snapshot_over_topics_that_hold_events_is_refused(
         _lose(captured, captured.topic(table))
     captured.start()
     captured.assert_equal()
+
+
+def test_a_table_that_comes_later_is_refused_while_its_topic_holds_events(
+    database: Database, captured: Captured
+) -> None:
+    captured.start()
+    captured.settle()
+    captured.stop()
+    database.execute("delete from u")
+    _lose_state(database, captured)
+    _lose(captured, captured.topic("public.t"))
+    captured.configure(tables=("public.t",))
+    captured.start()
+    captured.settle()
+    captured.stop()
+    captured.configure(tables=("public.t", "public.u"))
+    _assert_refused(database, captured, "hold events already", "public.u")
+    _lose(captured, captured.topic("public.u"))
+    captured.start()
+    captured.assert_equal()
+    captured.stop()
+    # Its own events are no reason: it is copied again, and what is gone is deleted.
+    captured.configure(tables=("public.t",))
+    captured.start()
+    captured.settle()
+    captured.stop()
+    captured.configure(tables=("public.t", "public.u"))
+    captured.start()
+    captured.assert_equal()
+
+
+def test_a_table_that_comes_before_the_first_snapshot_is_done_is_refused_while_its_topic_holds_events(
+    database: Database, captured: Captured
+) -> None:
+    captured.start()
+    captured.settle()
+    captured.stop()
+    _lose_state(database, captured)
+    _lose(captured, captured.topic("public.t"))
+    captured.configure(tables=("public.t",))
+    captured.begin(wrap_publisher=dying(lambda commit: commit.number == 2))
+    assert isinstance(captured.wait_error(), Killed)
+    captured.configure(tables=("public.t", "public.u"))
+    _assert_refused(database, captured, "hold events already", "public.u")
 
 
 def _open_transaction(captured: Captured, topic: str) -> Producer:

@@ -141,3 +141,11 @@ def test_records_that_kafka_has_deleted_unread_are_made_good_by_bounds_of_all_to
     (record,) = reader.new_records()
     reader.close()
     assert (record.lsn, set(record.bounds)) == (lsn, {log.orders, log.customers})
+
+
+def test_bounds_without_one_of_the_topics_are_no_answer(log: Log) -> None:
+    log.publish(log.orders)
+    reader = ProgressReader(log.settings.client(), log.prefix, [*log.topics, f"{log.prefix}.public.unlisted"])
+    with pytest.raises(Unavailable, match="unlisted"):
+        reader.new_records()
+    reader.close()

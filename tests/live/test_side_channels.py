@@ -6,12 +6,13 @@ from pathlib import Path
 import orjson
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_reader import TopicReader
 from stack.stack import Endpoints
 from tests.captured import Captured
-from tests.databases import Database
+from tests.databases import Database, until
 from tests.dying_publisher import Killed, dying
 
 pytestmark = pytest.mark.live
@@ -138,6 +139,31 @@ def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(
     assert [(key, value) for key, value, _ in odd] == [(b"x", None)]
     assert len({headers["id"] for _, _, headers in orders}) == 3
     assert all(len(headers["tag"]) == 28 for _, _, headers in orders)
+
+
+def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_be(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(
+        _TABLE,
+        "insert into t values (1)",
+        "create table outbox (id int primary key, aggregatetype text, aggregateid text, type text, payload jsonb)",
+    )
+    source = "outbox = 'public.outbox'"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
+        captured.configure(heartbeat_interval_s=600)  # so that only what is published shows that the topic is gone
+        captured.start()
+        captured.settle()
+        topic, cluster = captured.topic("public.t"), TopicAdmin(captured.client)
+        admin = AdminClient(dict(captured.client))
+        admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+        until(lambda: topic not in cluster.partition_counts())
+        database.execute(
+            "begin; insert into outbox values (1, 'order', '7', 'Created', '{}'); insert into t values (2); commit"
+        )
+        captured.assert_equal()
+        assert cluster.config(topic)["cleanup.policy"] == "compact"
+        assert [key for key, _, _ in _records(captured, f"{captured.name}.__outbox.order")] == [b"7"]
 
 
 def test_an_outbox_without_its_columns_stops_with_what_is_missing(

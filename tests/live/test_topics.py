@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -14,7 +14,8 @@ from cdc.kafka.newest_records import newest_records
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import LockstepError
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from stack.stack import Endpoints
 from tests.events import kafka_settings
@@ -137,3 +138,32 @@ def test_a_topic_is_read_to_its_end_as_of_now_while_somebody_writes_all_the_time
     with _writing_without_a_pause(endpoints.kafka_bootstrap, plan.name):
         assert read_compacted(settings.client(), plan.name).keys() == {b"k"}
         assert [record.key for record in newest_records(settings.client(), [plan.name])] == [b"k"]
+
+
+def test_a_topic_that_the_brokers_dont_list_is_not_read_as_an_empty_one(endpoints: Endpoints, prefix: str) -> None:
+    reader = TopicReader(kafka_settings(endpoints.kafka_bootstrap).client())
+    reads: list[Callable[[str], object]] = [reader.has_records, lambda topic: list(reader.live_keys(topic))]
+    for read in reads:
+        with pytest.raises(Unavailable, match=f"don't list topic {prefix}"):
+            read(f"{prefix}.public.orders")
+
+
+def test_a_topic_that_is_gone_ends_a_publishers_try(endpoints: Endpoints, prefix: str) -> None:
+    settings = kafka_settings(endpoints.kafka_bootstrap)
+    TopicAdmin(settings.client()).create(control_topic_plans(prefix, settings.topics))
+    publisher = TransactionalPublisher(
+        settings.client(),
+        prefix=prefix,
+        transactional_id=prefix,
+        queue_bytes=CaptureSettings().queue_bytes,
+        max_message_bytes=settings.topics.max_message_bytes,
+        while_waiting=lambda: None,
+    )
+    publisher.start()
+    gone = f"{prefix}.public.orders"
+    with pytest.raises(Unavailable, match="doesn't exist any more"):
+        publisher.send(gone, b"{}", b"{}")
+    with pytest.raises(Unavailable, match="don't list"):
+        publisher.commit(state(), covering=[gone])
+    publisher.close()
+    assert TopicAdmin(settings.client()).partition_counts().keys().isdisjoint({gone})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import Unavailable
 
 
@@ -63,3 +63,9 @@ def test_a_partition_that_gets_no_leader_is_unavailable_in_the_end(monkeypatch: 
     monkeypatch.setattr("cdc.kafka.topic_admin._REQUEST_TIMEOUT_S", 0.3)
     with pytest.raises(Unavailable, match="epoch"):
         _asked(monkeypatch, _Cluster(clients_in_vain=1000)).committed_ends([("t", 0)])
+
+
+def test_a_topic_that_isnt_listed_is_not_one_without_partitions() -> None:
+    assert partitions_of(["a", "b"], {"a": 2, "b": 1, "c": 1}) == [("a", 0), ("a", 1), ("b", 0)]
+    with pytest.raises(Unavailable, match="topic b, c"):
+        partitions_of(["a", "c", "b"], {"a": 2})
