@@ -79,7 +79,11 @@ $(READY):
 	@$(BIN)/python -m lockstep.class_archive >/dev/null || true
 	@touch $@
 
+# A pipeline's own checkpoints and stored values, below .lockstep as well, stay.
 clean:
 	@for stack in .lockstep/stack .lockstep/demo/stack; do \
-		if [ -x $(BIN)/python ] && [ -d $$stack ]; then $(BIN)/python -m stack remove --directory $$stack; fi; done
-	rm -rf $(VENV) .lockstep build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+		if [ -e $$stack/stack.json ]; then \
+			[ -x $(BIN)/python ] || { echo "error: $$stack may have servers that run, and without $(VENV) nothing here can" \
+				"stop them: run make setup first" >&2; exit 1; }; \
+			$(BIN)/python -m stack remove --directory $$stack || exit 1; fi; done
+	rm -rf $(VENV) .lockstep/stack .lockstep/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -104,7 +104,7 @@ class Rig:
             for child in reversed(list(self._children)):
                 self.stop(child)
         finally:
-            if self._own:
+            if self._own and self._stack.exists:
                 self._stack.down()
             shutil.rmtree(self._work, ignore_errors=True)
 

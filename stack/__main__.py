@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stack.directory import DEFAULT_DIRECTORY
 from stack.errors import StackError
 from stack.stack import NAMES, ServerStatus, Stack
-
-_DIRECTORY = Path(".lockstep/stack")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("up", "down", "status", "remove"):
         command = commands.add_parser(name)
-        command.add_argument("--directory", type=Path, default=_DIRECTORY)
+        command.add_argument("--directory", type=Path, default=DEFAULT_DIRECTORY)
         command.add_argument("--json", action="store_true")
         if name == "up":
             command.add_argument("servers", nargs="*", metavar="SERVER", help=f"some of {', '.join(NAMES)}")
@@ -30,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "up":
             _up(stack, options.servers or None, options.json)
         elif options.command == "down":
-            stack.down()
+            _report("stopped", ", ".join(stack.down(_report)) or "nothing, since no server ran")
         elif options.command == "remove":
-            stack.remove()
+            stack.remove(_report)
         else:
             _status(stack.status(), options.json)
     except StackError as error:
@@ -42,14 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _up(stack: Stack, servers: Sequence[str] | None, as_json: bool) -> None:
-    def report(name: str, what: str) -> None:
-        print(f"{name}: {what}", file=sys.stderr)
-
-    endpoints = dataclasses.asdict(stack.up(servers, report))
+    endpoints = dataclasses.asdict(stack.up(servers, _report))
     if as_json:
         print(json.dumps(endpoints, indent=2))
     else:
         print("\n".join(f"{name:16} {address}" for name, address in endpoints.items()))
+
+
+def _report(name: str, what: str) -> None:
+    print(f"{name}: {what}", file=sys.stderr)
 
 
 def _status(servers: Sequence[ServerStatus], as_json: bool) -> None:

@@ -1,15 +1,23 @@
 """One at a time, between processes and between threads alike."""
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file; the kernel lets it go when the holder ends, however it ends."""
+def locked(path: Path, *, waits: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold the lock file; the kernel lets it go when the holder ends, however it ends.
+
+    ``waits`` is called once where another one holds it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waits is not None:
+                waits()
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield

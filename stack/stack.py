@@ -5,10 +5,11 @@ are found again by `stack.json` in that directory, with the same ports and data.
 Stacks in different directories don't disturb each other.
 """
 
+import contextlib
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from typing import Literal
 
 from stack import ports as tcp
 from stack import process as processes
+from stack.directory import STATE_FILE
 from stack.errors import StackError
 from stack.kafka import Kafka
 from stack.lock import locked
@@ -98,7 +100,7 @@ class Stack:
             Valkey(durable=durable),
         )
         self._servers = {server.name: server for server in servers}
-        self._state = State(self.directory / "stack.json")
+        self._state = State(self.directory / STATE_FILE)
         self._ready_seconds = ready_seconds
         self._grace_seconds = grace_seconds
 
@@ -109,37 +111,58 @@ class Stack:
         others stay up, and the StackError that is raised has the end of that server's log.
         """
         names = [self._known(name) for name in (NAMES if only is None else dict.fromkeys(only))]
-        with locked(self.directory / "stack.lock"):
+        with self._locked(report or _silent):
             ports = {name: self._choose_ports(name) for name in NAMES}
             self._start_all(names, ports, report or _silent)
         return self.endpoints()
 
-    def down(self) -> None:
-        """Stop all servers, each in its orderly way, and kill what doesn't stop in time."""
-        with locked(self.directory / "stack.lock"), ThreadPoolExecutor(len(NAMES)) as pool:
-            list(pool.map(self._stop, NAMES))
+    @property
+    def exists(self) -> bool:
+        """Whether a server was ever started here."""
+        return (self.directory / STATE_FILE).is_file()
 
-    def remove(self) -> None:
-        """Stop all servers and delete their data and logs, in the directory and in PostgreSQL's directory elsewhere."""
-        self.down()
+    def down(self, report: Report | None = None) -> list[str]:
+        """Stop all servers, each in its orderly way, and kill what doesn't stop in time; returns those that ran.
+
+        Raises StackError, and leaves no trace, where the stack was never up.
+        """
+        self._check_exists()
+        with self._locked(report or _silent), ThreadPoolExecutor(len(NAMES)) as pool:
+            ran = list(pool.map(self._stop, NAMES))
+        return [name for name, did_run in zip(NAMES, ran, strict=True) if did_run]
+
+    def remove(self, report: Report | None = None) -> None:
+        """Stop all servers and delete their data and logs, in the directory and in PostgreSQL's directory elsewhere.
+
+        Raises StackError where the stack was never up.
+        """
+        self.down(report)
         elsewhere = home_of(self.directory)
         if elsewhere != self.directory:
             shutil.rmtree(elsewhere, ignore_errors=True)
         # By name: the directory may be somebody's, with more in it.
-        for pattern in ("logs", *(f"{name}-*" for name in NAMES)):
-            for folder in self.directory.glob(pattern):
-                shutil.rmtree(folder)
-        for name in ("stack.json", "stack.lock"):
-            (self.directory / name).unlink(missing_ok=True)
+        logs = self.directory / "logs"
+        for name in NAMES:
+            for folder in self.directory.glob(f"{name}-[0-9]*"):
+                if folder.is_dir() and not folder.is_symlink():
+                    shutil.rmtree(folder)
+            for log in (f"{name}.log", f"{name}.old.log"):
+                (logs / log).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody's logs are in there too
+            logs.rmdir()
+        for file in (STATE_FILE, "stack.lock"):
+            (self.directory / file).unlink(missing_ok=True)
 
     def start(self, name: str) -> None:
         """Start one server again, with the same data and, while it is free, on the same port. Raises as ``up``."""
         self.up([name])
 
     def stop(self, name: str) -> None:
-        """Stop one server in its orderly way. Raises StackError for an unknown name."""
-        with locked(self.directory / "stack.lock"):
-            self._stop(self._known(name))
+        """Stop one server in its orderly way. Raises StackError for an unknown name, and where no stack is."""
+        self._known(name)
+        self._check_exists()
+        with self._locked(_silent):
+            self._stop(name)
 
     def kill(self, name: str) -> None:
         """End one server as a crash would, with all its processes. Raises StackError when it doesn't run."""
@@ -162,7 +185,7 @@ class Stack:
         """Return the addresses. Raises StackError where the stack was never up."""
         state = self._state.read()
         if any(name not in state for name in NAMES):
-            raise StackError(f"there is no stack in {self.directory}", hint="start it with `up`")
+            raise self._missing()
         return Endpoints(
             source_dsn=self._source.address(state["postgres"].ports),
             warehouse_dsn=self._warehouse.address(state["warehouse"].ports),
@@ -173,9 +196,31 @@ class Stack:
         )
 
     def status(self) -> list[ServerStatus]:
-        """Look at every server once."""
+        """Look at every server once. Raises StackError where the stack was never up."""
+        self._check_exists()
         state = self._state.read()
         return [self._status(server, state.get(name, Remembered())) for name, server in self._servers.items()]
+
+    @contextlib.contextmanager
+    def _locked(self, report: Report) -> Iterator[None]:
+        """Alone among the commands that start and stop servers here."""
+
+        def waits() -> None:
+            report(
+                "stack", f"another command starts or stops the servers of {self.directory}; waiting until it is done"
+            )
+
+        with locked(self.directory / "stack.lock", waits=waits):
+            yield
+
+    def _check_exists(self) -> None:
+        if not self.exists:
+            raise self._missing()
+
+    def _missing(self) -> StackError:
+        below = self.directory / "stack"
+        hint = f"the servers are in {below}" if (below / STATE_FILE).is_file() else "start it with `up`"
+        return StackError(f"there is no stack in {self.directory}", hint=hint)
 
     def _status(self, server: Server, remembered: Remembered) -> ServerStatus:
         state = _state_of(remembered)
@@ -272,13 +317,16 @@ class Stack:
             f"the start of {server.name} was interrupted", hint="`status` shows what runs, `down` stops it"
         )
 
-    def _stop(self, name: str) -> None:
+    def _stop(self, name: str) -> bool:
+        """Whether it ran."""
         remembered = self._state.get(name)
         if remembered.process is None:
-            return
+            return False
+        did_run = processes.is_alive(remembered.process)
         stop_signal = self._servers[name].stop_signal
         processes.end(remembered.process, stop_signal=stop_signal, grace_seconds=self._grace_seconds)
         self._state.put(name, remembered.stopped())
+        return did_run
 
     def _living(self, name: str) -> processes.ProcessId:
         remembered = self._state.get(self._known(name))

@@ -185,7 +185,9 @@ def shared_servers() -> Iterator[Path]:
         try:
             yield directory
         finally:
-            _stack(directory).remove()
+            started = _stack(directory)
+            if started.exists:
+                started.remove()
 
 
 @pytest.fixture(scope="session")

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.cli.options import JsonOption, print_json
+from stack.directory import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from stack.stack import ServerStatus
-
-STACK_DIRECTORY = Path(".lockstep/stack")
 
 DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where the local servers keep data and logs.")]
 
@@ -40,7 +39,7 @@ def demo(
     raise typer.Exit(run_demo(seconds=seconds, as_json=as_json, keep=keep, directory=directory, rate=rate))
 
 
-def up(directory: DirectoryOption = STACK_DIRECTORY) -> None:
+def up(directory: DirectoryOption = DEFAULT_DIRECTORY) -> None:
     """Start the local servers.
 
     PostgreSQL twice (source and warehouse), Kafka, OpenSearch and Valkey. Those that run already stay as they are.
@@ -55,14 +54,16 @@ def up(directory: DirectoryOption = STACK_DIRECTORY) -> None:
         print(f"{name} = {value}")  # noqa: T201  the result
 
 
-def down(directory: DirectoryOption = STACK_DIRECTORY) -> None:
+def down(directory: DirectoryOption = DEFAULT_DIRECTORY) -> None:
     """Stop the local servers. Their data stays."""
+    from lockstep.console import say
     from stack.stack import Stack
 
-    Stack(directory).down()
+    stopped = Stack(directory).down(report=lambda name, what: say(f"{name}: {what}"))
+    say(f"stopped {', '.join(stopped)}" if stopped else f"no server ran in {directory}")
 
 
-def status(directory: DirectoryOption = STACK_DIRECTORY, as_json: JsonOption = False) -> None:
+def status(directory: DirectoryOption = DEFAULT_DIRECTORY, as_json: JsonOption = False) -> None:
     """Show the local servers."""
     from stack.stack import Stack
 

@@ -44,6 +44,7 @@ def _lockstep(*arguments: str, **options: Any) -> subprocess.CompletedProcess[st
 
 
 def test_a_terminal_without_the_letters_of_a_table_gets_others(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text('{"servers": {}}')
     ended = subprocess.run(
         [sys.executable, "-m", "lockstep", "status", "--directory", str(tmp_path)],
         capture_output=True,
@@ -174,6 +175,7 @@ def test_a_reader_that_has_gone_gets_no_traceback() -> None:
 
 
 def test_the_reader_of_a_table_that_has_gone_gets_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text('{"servers": {}}')
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:
