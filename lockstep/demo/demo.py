@@ -23,6 +23,7 @@ from cdc.postgres.connection import connect
 from lockstep.config import Config, load
 from lockstep.console import EXIT_FAILED, say
 from lockstep.demo.children import Children
+from lockstep.demo.directory import CONFIGURATION, LOCK, check_directory
 from lockstep.demo.interrupt import Interrupts
 from lockstep.demo.reset import empty
 from lockstep.demo.result import (
@@ -65,9 +66,10 @@ def run_demo(*, seconds: float | None, as_json: bool, keep: bool, directory: Pat
 
     0: stopped by hand without ``seconds``, or every row of every sink is equal to the source's and nothing was
     rejected. With ``as_json`` standard output has one JSON document, whatever happened. Raises LockstepError and
-    StackError.
+    StackError, and ConfigurationError, before anything is touched, for a directory with what no demo made.
     """
     directory = directory.absolute()
+    check_directory(directory)
     directory.mkdir(parents=True, exist_ok=True)
     with _only_one(directory), Interrupts() as interrupts:
         demo = _Demo(directory, rate=rate, seconds=seconds, interrupts=interrupts, as_json=as_json)
@@ -95,7 +97,7 @@ def run_demo(*, seconds: float | None, as_json: bool, keep: bool, directory: Pat
 @contextlib.contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
     """One demo at a time per directory: a second would empty the servers under the first one's feet."""
-    with (directory / "demo.lock").open("ab") as file:
+    with (directory / LOCK).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -117,7 +119,7 @@ class _Demo:
         # Servers that run for some minutes, all on one machine: a compiler that takes its time would take the demo's.
         self._stack = Stack(directory / "stack", light=True)
         self._children = Children(directory, hurried=interrupts.hurried)
-        self._config_file = directory / "lockstep.toml"
+        self._config_file = directory / CONFIGURATION
         self._began = time.monotonic()
         self._closing = contextlib.ExitStack()
         self._rebuild = SearchRebuild(self._config_file, self._children, interrupts, seconds=seconds, say=self._say)
@@ -175,7 +177,8 @@ class _Demo:
             self._say(f"the servers stay up; stop them with: lockstep down --directory {self._stack.directory}")
             return
         try:
-            self._stack.down()
+            if self._stack.exists:
+                self._stack.down()
         except StackError as error:
             self._say(f"error: {error}")
             return

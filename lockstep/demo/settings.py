@@ -6,8 +6,12 @@ from stack.stack import Endpoints
 PIPELINE = "shop"
 SEARCH, CACHE, WAREHOUSE = "search", "cache", "warehouse"
 
-_TEMPLATE = """\
-# Written by `lockstep demo` at each run. Every command takes it: lockstep lag --config <this file>
+FIRST_WORDS = "# Written by `lockstep demo`"
+"""How every file of a demo begins."""
+
+_TEMPLATE = (
+    f"{FIRST_WORDS} at each run."
+    + """ Every command takes it: lockstep lag --config <this file>
 
 [pipeline]
 name = "{pipeline}"                # first part of every topic
@@ -45,6 +49,7 @@ type = "warehouse"
 url = "{warehouse_url}"
 schema = "{pipeline}"
 """
+)
 
 
 _MAPPING = """\
