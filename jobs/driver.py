@@ -46,6 +46,8 @@ _LOOK_S: Final = 2.0
 
 _POLL_S: Final = 0.2
 
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -121,7 +123,7 @@ def session(
     bulk: bool = False,
     opened: SparkSession | None = None,
 ) -> Iterator[SparkSession]:
-    """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM and SIGINT set ``stop``.
+    """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM, SIGINT and SIGHUP set ``stop``.
 
     ``opened`` is used as it is and stays open; what ``open_session`` reads of the settings doesn't count then.
     ``bulk``: see ``open_session``. Raises LockstepError when Spark doesn't start.
@@ -334,7 +336,10 @@ class _Group:
 
 @contextmanager
 def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and SIGINT set ``stop`` instead of ending the process. Only the main thread may ask for signals."""
+    """SIGTERM, SIGINT and SIGHUP set ``stop`` instead of ending the process. Only the main thread may ask for signals.
+
+    Where SIGHUP is ignored, as under nohup, it stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -342,9 +347,8 @@ def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     def request(_signal: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    handlers: dict[signal.Signals, Any] = {
-        number: signal.signal(number, request) for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    heard = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handlers: dict[signal.Signals, Any] = {number: signal.signal(number, request) for number in heard}
     try:
         yield
     finally:

@@ -22,6 +22,9 @@ EXIT_TAKEN_OVER = 3
 EXIT_INTERRUPTED = 130
 """What a shell reports for a program that Ctrl-C has ended."""
 
+SUPERVISOR_VARIABLE = "LOCKSTEP_SUPERVISOR_PID"
+"""Set for the processes of ``lockstep run``: which process they belong to."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -86,12 +89,20 @@ def _discard_output() -> None:
 
 
 class StopOnSignals:
-    """Set by the first SIGTERM or SIGINT; the work in hand is finished first. A second SIGINT interrupts at once."""
+    """Set by the first SIGTERM, SIGINT or SIGHUP; the work in hand is finished first.
 
-    def __init__(self) -> None:
+    A second SIGINT interrupts at once. Where ``interrupts`` is false it raises nothing, and ``is_urgent`` tells of it:
+    for who has to clean up then too.
+    """
+
+    def __init__(self, *, interrupts: bool = True) -> None:
         self._event = threading.Event()
+        self._interrupts = interrupts
+        self._urgent = False
         signal.signal(signal.SIGTERM, self._stop)
         signal.signal(signal.SIGINT, self._stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup it goes on without its terminal
+            signal.signal(signal.SIGHUP, self._stop)
 
     def __call__(self) -> bool:
         return self._event.is_set()
@@ -100,7 +111,13 @@ class StopOnSignals:
         """Sleep, but not beyond the signal; True when it came."""
         return self._event.wait(seconds)
 
+    def is_urgent(self) -> bool:
+        """Whether a SIGINT has come after the first signal."""
+        return self._urgent
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self._event.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            self._urgent = True
+            if self._interrupts:
+                raise KeyboardInterrupt
         self._event.set()

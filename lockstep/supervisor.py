@@ -3,7 +3,10 @@
 Separate processes, so that kill -9, a memory leak or a JVM that hangs in one can't take the other with it.
 """
 
+import contextlib
+import ctypes
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.console import EXIT_CONFIGURATION, EXIT_TAKEN_OVER
+from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_TAKEN_OVER, SUPERVISOR_VARIABLE, say
 
 logger = logging.getLogger("lockstep.run")
 
@@ -20,12 +23,16 @@ _WAIT_MAX_S = 30.0
 _STEADY_S = 60.0
 """A process that ran this long starts with short waits again."""
 _STOP_S = 60.0
+_POLL_S = 0.05
+_PR_SET_PDEATHSIG = 1
 
 
 class Stopping(Protocol):
     def __call__(self) -> bool: ...
 
     def wait(self, seconds: float) -> bool: ...
+
+    def is_urgent(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -40,7 +47,9 @@ class _Member:
 
 
 def run_group(config: Path, stopping: Stopping) -> int:
-    """Run until told to stop; returns 0 then. A child that says its configuration is wrong ends the group with 2.
+    """Run until told to stop; returns 0 then, or 130 where that was urgent. No child is left behind in any case.
+
+    A child that says its configuration is wrong ends the group with 2.
 
     One whose place another process has taken isn't started again: the two would take over from each other without end.
     When that is so of both, the group ends with 3.
@@ -58,9 +67,21 @@ def run_group(config: Path, stopping: Stopping) -> int:
             if all(member.is_taken_over for member in group):
                 return EXIT_TAKEN_OVER
             stopping.wait(0.2)
-        return 0
     finally:
-        _stop(group)
+        _stop(group, stopping)
+    return EXIT_INTERRUPTED if stopping.is_urgent() else 0
+
+
+def end_with_supervisor(pid: int) -> None:
+    """Called in a child at its start: from now on the kernel sends it SIGTERM when the process that started it ends.
+
+    ``pid`` is that process. Even ``kill -9`` of the group's parent leaves no capture behind then. Only Linux has this.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != pid:  # it ended before we asked
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _look_after(member: _Member) -> int | None:
@@ -72,7 +93,8 @@ def _look_after(member: _Member) -> int | None:
         if now >= member.restart_at:
             logger.info("starting process=%s", member.name)
             # A session of its own: Ctrl-C reaches us alone, and we stop the children in order.
-            member.process = subprocess.Popen(member.command, start_new_session=True)
+            environment = {**os.environ, SUPERVISOR_VARIABLE: str(os.getpid())}
+            member.process = subprocess.Popen(member.command, env=environment, start_new_session=True)
             member.started = now
         return None
     code = member.process.poll()
@@ -93,14 +115,24 @@ def _look_after(member: _Member) -> int | None:
     return code
 
 
-def _stop(group: list[_Member]) -> None:
-    running = [member.process for member in group if member.process is not None]
-    for process in running:
+def _stop(group: list[_Member], stopping: Stopping) -> None:
+    """End all; kill what doesn't end in time, or at once where that is urgent."""
+    running = {member.name: member.process for member in group if member.process is not None}
+    if not running:
+        return
+    for process in running.values():
         process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(OSError):  # a terminal that was closed must not keep us from stopping them
+        say(f"stopping {' and '.join(running)}, up to {_STOP_S:.0f} s; Ctrl-C again kills them")
     deadline = time.monotonic() + _STOP_S
-    for process in running:
-        try:
-            process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    while time.monotonic() < deadline and not stopping.is_urgent():
+        if all(process.poll() is not None for process in running.values()):
+            return
+        time.sleep(_POLL_S)
+    for process in running.values():
+        if process.poll() is None:
+            # With the JVM that it has started: each child is a group of its own.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    for process in running.values():
+        process.wait()

@@ -2,6 +2,7 @@
 
 import faulthandler
 import io
+import os
 import platform
 import signal
 import sys
@@ -12,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from lockstep.cli import operate, rejections, run, servers, setup
-from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, exit_code_of, say
+from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 
 PROGRAM = "lockstep"
 
@@ -124,6 +125,10 @@ def main() -> None:
     """Entry point of the ``lockstep`` command."""
     # kill -USR1 prints where every thread of a command is that seems to hang. The traces hold code, no values.
     faulthandler.register(signal.SIGUSR1)
+    if SUPERVISOR_VARIABLE in os.environ:
+        from lockstep.supervisor import end_with_supervisor
+
+        end_with_supervisor(int(os.environ.pop(SUPERVISOR_VARIABLE)))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may have letters that the terminal's encoding lacks
     sys.exit(exit_code(sys.argv[1:]))

@@ -16,7 +16,7 @@ def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
     log_to_stderr()
     load(config)  # A wrong configuration is reported here, once, instead of by every process of the group.
-    raise typer.Exit(run_group(config, StopOnSignals()))
+    raise typer.Exit(run_group(config, StopOnSignals(interrupts=False)))
 
 
 def capture(config: ConfigOption = DEFAULT_CONFIG) -> None:

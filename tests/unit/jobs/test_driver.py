@@ -1,5 +1,7 @@
 """Which tables a sink gets, and which of its generations are applied to."""
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +12,7 @@ import pytest
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from jobs.driver import Source, _Group, tables_of
+from jobs.driver import Source, _Group, session, tables_of
 from jobs.generations.record import Phase, Record, begin_generation, list_generations
 from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink
@@ -32,6 +34,20 @@ def test_a_sink_gets_the_tables_it_names() -> None:
 def test_a_table_that_nobody_captures_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match=r"sinks.search.tables: public.users is not captured"):
         tables_of("search", ("public.users",), [ORDERS])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_asks_the_jobs_to_stop(number: signal.Signals) -> None:
+    source = Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings())
+    stop = threading.Event()
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup, SIGHUP is ignored here
+    try:
+        with session(source, stop, [], opened=cast(Any, object())):
+            os.kill(os.getpid(), number)
+            assert stop.wait(10)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 class _Late(MemoryRecords):

@@ -1,9 +1,13 @@
 """lockstep.supervisor"""
 
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from lockstep.console import EXIT_TAKEN_OVER
@@ -22,6 +26,9 @@ class _Until:
     def wait(self, seconds: float) -> bool:
         time.sleep(seconds / 10)
         return self()
+
+    def is_urgent(self) -> bool:
+        return False
 
 
 def _members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> Path:
@@ -47,3 +54,153 @@ def test_what_was_taken_over_is_not_started_again_and_the_other_is(
     stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("apply") == 3)
     assert run_group(tmp_path / "lockstep.toml", stopping) == 0
     assert starts.read_text().split().count("capture") == 1
+
+
+ROOT = Path(__file__).parents[3]
+SIGNALS = [signal.SIGHUP, signal.SIGTERM, signal.SIGINT]
+
+CONFIGURATION = """
+[pipeline]
+name = "shop"
+[source]
+dsn = "host=127.0.0.1 port=1"
+tables = ["public.orders"]
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+[sinks.cache]
+type = "redis"
+"""
+
+# The command, with a script in place of the Python that its children are started with.
+COMMAND = """\
+import signal, sys
+from lockstep.cli.main import exit_code
+sys.executable = sys.argv[1]
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[3] == "nohup" else signal.SIG_DFL)
+sys.exit(exit_code(["run", "--config", sys.argv[2]]))
+"""
+
+ENDS_ON_TERM = """trap 'kill $child; exit 0' TERM
+sleep 300 & child=$!
+wait"""
+IGNORES_TERM = """trap '' TERM
+while :; do sleep 300; done"""
+MEMBER = """exec {python} -c "
+import os, sys, time
+from lockstep.console import SUPERVISOR_VARIABLE
+from lockstep.supervisor import end_with_supervisor
+end_with_supervisor(int(os.environ[SUPERVISOR_VARIABLE]))
+print('asked', file=open('{asked}', 'a'))
+time.sleep(300)
+" """
+
+
+class _Group:
+    """`lockstep run` as a process, whose children are scripts."""
+
+    def __init__(self, directory: Path, *lines: str, nohup: bool = False) -> None:
+        (directory / "lockstep.toml").write_text(CONFIGURATION)
+        self._pids, self._messages = directory / "pids", directory / "messages"
+        script = directory / "python"
+        script.write_text("\n".join(["#!/bin/sh", f"echo $$ >> {self._pids}", *lines, ""]))
+        script.chmod(0o755)
+        command = [sys.executable, "-c", COMMAND, str(script), str(directory / "lockstep.toml")]
+        command.append("nohup" if nohup else "terminal")
+        with self._messages.open("w") as messages:
+            self.process = subprocess.Popen(command, stderr=messages, cwd=ROOT, start_new_session=True)
+        _wait(lambda: self._pids.exists() and len(self._pids.read_text().split()) == 2)
+        time.sleep(0.3)  # until the scripts have set their traps
+        children = [psutil.Process(int(pid)) for pid in self._pids.read_text().split()]
+        self.family = [*children, *(below for child in children for below in child.children(recursive=True))]
+
+    def messages(self) -> str:
+        return self._messages.read_text()
+
+    def living(self) -> list[psutil.Process]:
+        return [process for process in self.family if _is_alive(process)]
+
+    def close(self) -> None:
+        for process in [self.process, *self.living()]:
+            process.kill()
+        self.process.wait()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., _Group]]:
+    groups: list[_Group] = []
+
+    def start(*lines: str, nohup: bool = False) -> _Group:
+        groups.append(_Group(tmp_path, *lines, nohup=nohup))
+        return groups[-1]
+
+    yield start
+    for group in groups:
+        group.close()
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_a_signal_leaves_no_child_behind(number: signal.Signals, started: Callable[..., _Group]) -> None:
+    group = started(ENDS_ON_TERM)
+    group.process.send_signal(number)
+    assert group.process.wait(30) == 0, group.messages()
+    assert group.living() == []
+    assert "stopping capture and apply, up to 60 s; Ctrl-C again kills them" in group.messages()
+
+
+@pytest.mark.parametrize("first", SIGNALS, ids=lambda number: number.name)
+def test_ctrl_c_after_a_signal_kills_the_children_and_what_they_started(
+    first: signal.Signals, started: Callable[..., _Group]
+) -> None:
+    group = started(IGNORES_TERM)
+    assert len(group.family) == 4
+    group.process.send_signal(first)
+    _wait(lambda: "Ctrl-C again" in group.messages())
+    time.sleep(0.5)
+    assert len(group.living()) == 4, "the first is a request"
+    group.process.send_signal(signal.SIGINT)
+    assert group.process.wait(30) == 130, group.messages()
+    assert group.living() == []
+
+
+def test_an_impatient_ctrl_c_leaves_no_child_behind(started: Callable[..., _Group]) -> None:
+    group = started(IGNORES_TERM)
+    while group.process.poll() is None:
+        group.process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    # One more may come when Python itself is at its end.
+    assert group.process.returncode in {130, -signal.SIGINT}, group.messages()
+    assert group.living() == []
+
+
+def test_a_terminal_that_closes_means_nothing_under_nohup(started: Callable[..., _Group]) -> None:
+    group = started(ENDS_ON_TERM, nohup=True)
+    group.process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    assert group.process.poll() is None
+    assert len(group.living()) == 4
+    group.process.send_signal(signal.SIGTERM)
+    assert group.process.wait(30) == 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems don't tell a child of its parent's end")
+def test_kill_9_leaves_no_child_behind(tmp_path: Path, started: Callable[..., _Group]) -> None:
+    asked = tmp_path / "asked"
+    group = started(MEMBER.format(python=sys.executable, asked=asked))
+    _wait(lambda: asked.exists() and asked.read_text().count("asked") == 2)
+    group.process.kill()
+    group.process.wait()
+    _wait(lambda: group.living() == [])
