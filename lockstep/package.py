@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
-from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from cdc.model.errors import ConfigurationError
-from jobs.spark.shipped_code import source_files
+from jobs.spark.shipped_code import PACKAGES, source_files
 
 DEFAULT_OUTPUT: Final = Path("lockstep-package.zip")
 
@@ -28,6 +28,8 @@ _EXTRA: Final = re.compile(r"""extra\s*==\s*["']([^"']+)["']""")
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
 _MODE: Final = 0o644
 
+_IN_EVERY_ARCHIVE: Final = {f"{package}/__init__.py" for package in PACKAGES}
+
 # Three times as quick as the default for a tenth more bytes.
 _LEVEL: Final = 1
 
@@ -36,7 +38,7 @@ def package(output: Path, *, environment: bool = False) -> Path:
     """Write the archive and return its absolute path. With ``environment`` it holds the third-party packages as well.
 
     An archive of that name is replaced at once or not at all. Raises ConfigurationError when the packages aren't
-    installed here, or when the file can't be written.
+    installed here, when the file can't be written, or when it holds something else than an archive of ours.
     """
     files: dict[str, tuple[Path, int]] = {name: (file, ZIP_STORED) for name, file in source_files().items()}
     if environment:
@@ -45,6 +47,11 @@ def package(output: Path, *, environment: bool = False) -> Path:
     if output.exists() and not output.is_file():  # replaced, a device would be gone
         raise ConfigurationError(
             f"the archive {output} can't be written: what is there is no file", hint="name another place with --output"
+        )
+    if not _may_be_replaced(output):
+        raise ConfigurationError(
+            f"the archive {output} can't be written: what is there isn't an archive of `lockstep package`",
+            hint="name another place with --output, or move that file away",
         )
     partial = output.with_name(f".{output.name}.{os.getpid()}")
     try:
@@ -59,6 +66,18 @@ def package(output: Path, *, environment: bool = False) -> Path:
     finally:
         partial.unlink(missing_ok=True)
     return output
+
+
+def _may_be_replaced(output: Path) -> bool:
+    """Whether nothing would be lost: there is no file, an empty one, or an archive that an earlier call has written."""
+    if not output.exists() or output.stat().st_size == 0:
+        return True
+    try:
+        with ZipFile(output) as archive:
+            entries = {entry.filename: entry.date_time for entry in archive.infolist()}
+    except BadZipFile:
+        return False
+    return entries.keys() >= _IN_EVERY_ARCHIVE and set(entries.values()) == {_TIME}
 
 
 def _entry(name: str, compression: int) -> ZipInfo:

@@ -5,13 +5,14 @@ import subprocess
 import venv
 from importlib.metadata import Distribution, PathDistribution, distribution
 from pathlib import Path
-from zipfile import ZipFile
+from zipfile import ZipFile, ZipInfo
 
 import pyspark
 import pytest
 
 from cdc.model.errors import ConfigurationError
 from jobs.spark.shipped_code import check_archive, source_files
+from lockstep.cli.main import exit_code
 from lockstep.package import package, required
 
 # What the executors' Spark brings itself.
@@ -31,9 +32,29 @@ def test_it_holds_the_code_that_runs_here(tmp_path: Path) -> None:
 
 
 def test_an_older_archive_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
-    (tmp_path / "made.zip").write_text("old")
-    check_archive(package(tmp_path / "made.zip"))
+    made = package(tmp_path / "made.zip")
+    with ZipFile(made, "a") as archive:  # of a version with one module more
+        archive.writestr(ZipInfo("cdc/gone.py", (1980, 1, 1, 0, 0, 0)), "")
+    check_archive(package(made))
     assert [file.name for file in tmp_path.iterdir()] == ["made.zip"]
+
+
+def test_an_empty_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "made.zip").touch()
+    check_archive(package(tmp_path / "made.zip"))
+
+
+@pytest.mark.parametrize("kind", ["text", "archive"])
+def test_what_is_no_archive_of_ours_is_not_replaced(kind: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("[pipeline]\n")
+    if kind == "archive":
+        with ZipFile(mine, "w") as archive:
+            archive.writestr("cdc/__init__.py", "")
+    before = mine.read_bytes()
+    assert exit_code(["package", "--output", str(mine)]) == 2
+    assert mine.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_place_that_cant_be_written_is_reported(tmp_path: Path) -> None:
