@@ -1,18 +1,29 @@
 """``lockstep snapshot table``: ask capture to copy tables again."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.repair_messages import request_repair
+from cdc.postgres.slot import find_slot
 
 
-def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> list[TableName]:
-    """Send the requests; returns the tables.
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """The tables, and whether a capture reads the slot now. Another one reads the requests when it is started."""
 
-    Raises ConfigurationError with every name that can't be copied, before any request is sent.
+    tables: tuple[TableName, ...]
+    capture_runs: bool
+
+
+def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> Requested:
+    """Send the requests.
+
+    Raises ConfigurationError with every name that can't be copied, and LockstepError where no capture would ever read
+    the requests; both before any request is sent.
     """
     names, problems = [], []
     for text in texts:
@@ -32,6 +43,16 @@ def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> list[TableName]:
             hint=f"captured with a key are: {', '.join(map(str, pipeline.source.keyed_names))}",
         )
     with connect(pipeline.source, application="lockstep snapshot") as connection:
+        slot = find_slot(connection, pipeline.slot)
+        if slot is None:
+            raise LockstepError(
+                f"slot {pipeline.slot} doesn't exist: capture has never run here",
+                hint="start it with `lockstep capture`, which copies every table first",
+            )
+        if slot.wal_status == "lost":
+            raise LockstepError(
+                f"slot {pipeline.slot} is lost: capture can't read on", hint="`lockstep doctor` shows the way out"
+            )
         for name in names:
             request_repair(connection, name, None, slot=pipeline.slot)
-    return names
+    return Requested(tuple(names), capture_runs=slot.active_pid is not None)

@@ -270,5 +270,8 @@ def snapshot_table(
     from lockstep.console import say
     from snapshot.request import request_copies
 
-    for name in request_copies(load(config).as_pipeline(), table):
+    requested = request_copies(load(config).as_pipeline(), table)
+    for name in requested.tables:
         say(f"asked capture to copy {name}; its log says when it is done")
+    if not requested.capture_runs:
+        say("capture doesn't run now; it copies when it is started")

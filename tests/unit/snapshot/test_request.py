@@ -9,7 +9,8 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
-from snapshot.request import request_copies
+from cdc.postgres.slot import Slot
+from snapshot.request import Requested, request_copies
 
 PIPELINE = Pipeline(
     "shop",
@@ -20,9 +21,11 @@ PIPELINE = Pipeline(
 
 
 def test_a_table_that_is_named_twice_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = Slot(PIPELINE.slot, "pgoutput", "shop", 1, None, "reserved")
     asked: list[TableName] = []
     monkeypatch.setattr("snapshot.request.connect", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("snapshot.request.find_slot", lambda *_: slot)
     monkeypatch.setattr("snapshot.request.request_repair", lambda _, name, *__, **___: asked.append(name))
-    tables = [TableName("public", "t"), TableName("public", "u")]
-    assert request_copies(PIPELINE, ["public.t", "public.u", 'public."t"']) == tables
-    assert asked == tables
+    tables = (TableName("public", "t"), TableName("public", "u"))
+    assert request_copies(PIPELINE, ["public.t", "public.u", 'public."t"']) == Requested(tables, capture_runs=True)
+    assert asked == list(tables)
