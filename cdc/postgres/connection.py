@@ -1,11 +1,12 @@
 """Connections to the source database, with the session settings that make a value's text the same everywhere."""
 
-from typing import Any, cast
+import re
+from typing import Any, Final, cast
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.pgvalues import SESSION_SETTINGS
@@ -49,6 +50,16 @@ _REFUSED_FOR_GOOD = (
     "is not permitted to log in",
     "permission denied",
     "unsupported startup parameter",
+    "unrecognized configuration parameter",
+    "invalid value for parameter",
+    "certificate verify failed",
+    "does not match host name",
+    "does not support SSL",
+)
+
+# What libpq says of a connection string, or of a PG... variable, before it has asked any server.
+_WRONG_PARAMETER: Final = re.compile(
+    r'invalid "?\w+"? value\b|invalid port number|could not match \d+ |definition of service ".*" not found'
 )
 
 
@@ -73,12 +84,18 @@ def conninfo(source: SourceSettings, *, application: str) -> str:
 
 
 def connect(source: SourceSettings, *, application: str, replication: bool = False) -> psycopg.Connection[Any]:
-    """An autocommit connection. Raises Unavailable when the server isn't reached, LockstepError when it refuses us."""
+    """An autocommit connection.
+
+    Raises Unavailable when the server isn't reached, LockstepError when it refuses us, and ConfigurationError when the
+    connection string has a value that no server can be reached with.
+    """
     try:
         parameters = {"replication": "database"} if replication else {}
         connection: psycopg.Connection[Any] = psycopg.connect(
             conninfo(source, application=application), autocommit=True, **cast("Any", parameters)
         )
+    except psycopg.ProgrammingError as error:  # psycopg has read a value itself
+        raise _wrong_parameter(str(error).strip()) from error
     except psycopg.OperationalError as error:
         raise connection_error(error) from error
     since, statement = _NO_TRANSACTION_TIMEOUT
@@ -97,10 +114,18 @@ def connection_error(error: psycopg.Error) -> LockstepError:
     state = error.sqlstate or ""
     if state == _LOCK_NOT_AVAILABLE:
         return Unavailable("a table is locked, by an ALTER TABLE that isn't committed for instance", retry_after_s=1.0)
+    if not state and _WRONG_PARAMETER.search(text):
+        return _wrong_parameter(text)
     # libpq has no SQLSTATE for a server that refuses the connection in its own words.
     refused_for_good = any(words in text for words in _REFUSED_FOR_GOOD)
     if state.startswith(_TRANSIENT_CLASSES) or (not state and not refused_for_good):
         return Unavailable(f"PostgreSQL is not available: {text}", retry_after_s=1.0)
     return LockstepError(
         f"PostgreSQL refused: {text}", hint="`lockstep doctor` shows what is missing and the SQL for it"
+    )
+
+
+def _wrong_parameter(text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"PostgreSQL can't be connected to: {text}", hint="correct source.dsn, or the PG... variable that sets it"
     )

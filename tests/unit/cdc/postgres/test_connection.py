@@ -1,0 +1,50 @@
+"""cdc.postgres.connection: which failed connections can succeed later."""
+
+import psycopg
+import pytest
+
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.settings import SourceSettings
+
+
+@pytest.mark.parametrize(
+    "mistyped",
+    [
+        "port=54x32",
+        "port=99999",
+        "port=1 sslmode=verfy-full",
+        "port=1 channel_binding=always",
+        "port=1 target_session_attrs=primry",
+        "port=1 ssl_min_protocol_version=1.2",
+        "port=1 keepalives=yes",
+        "port=1 connect_timeout=10s",
+        "port=1,2",
+        "service=nowhere",
+    ],
+)
+def test_a_value_that_libpq_does_not_know_is_a_wrong_configuration(mistyped: str) -> None:
+    source = SourceSettings(dsn=f"host=127.0.0.1 {mistyped}", tables=("public.t",))
+    with pytest.raises(ConfigurationError, match=r"source\.dsn"):
+        connect(source, application="test")
+
+
+def test_nobody_who_listens_is_a_matter_of_time() -> None:
+    with pytest.raises(Unavailable):
+        connect(SourceSettings(dsn="host=127.0.0.1 port=1", tables=("public.t",)), application="test")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SSL error: certificate verify failed",
+        'server certificate for "other" does not match host name "db"',
+        "server does not support SSL, but SSL was required",
+        'FATAL:  unrecognized configuration parameter "serch_path"',
+        'FATAL:  invalid value for parameter "work_mem": "many"',
+    ],
+)
+def test_what_the_operator_has_to_mend_is_not_tried_again(text: str) -> None:
+    error = connection_error(psycopg.OperationalError(f'connection to server at "db", port 5432 failed: {text}'))
+    assert isinstance(error, LockstepError)
+    assert not isinstance(error, Unavailable)
