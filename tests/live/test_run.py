@@ -1,8 +1,10 @@
 """``lockstep run``: one supervised group."""
 
+import itertools
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ from tests.pipeline import Pipeline, traffic, wait_until
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 
+_numbers = itertools.count(1)
+
+
 @pytest.fixture
 def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
-    made = Pipeline(stack.endpoints(), tmp_path, f"run{os.getpid()}", sinks=True)
+    made = Pipeline(stack.endpoints(), tmp_path, f"run{os.getpid()}_{next(_numbers)}", sinks=True)
     yield made
     made.close()
 
@@ -42,3 +47,17 @@ def test_a_member_that_is_killed_is_started_again_and_a_stop_ends_all(pipeline: 
     assert pipeline.stop(group, timeout_s=120) == 0, log.read_text()
     assert [pid for pid in members if Path(f"/proc/{pid}").exists()] == []
     assert re.search(r"process ended process=capture exit_code=-9", log.read_text())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems don't tell a child of its parent's end")
+def test_kill_9_of_the_group_ends_its_members(pipeline: Pipeline) -> None:
+    group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
+    log = group.log  # type: ignore[attr-defined]
+    wait_until(lambda: "streaming from" in log.read_text(), what="capture streams", timeout_s=300)
+    members = _children(group.pid)
+    assert len(members) == 2
+    os.kill(group.pid, signal.SIGKILL)
+    group.wait()
+    wait_until(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), what="capture and apply end", timeout_s=120
+    )
