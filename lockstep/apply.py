@@ -1,33 +1,93 @@
 """``lockstep apply``: runs the jobs of some or all sinks, and moves where a sink starts to read."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Self
 
+import psycopg
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_progress
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
+from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.slot import wal_end
+from cdc.protocol.control_records import ProgressRecord
 from jobs.driver import run_sinks
 from jobs.generations.lease import is_running
-from jobs.generations.record import Phase, check_owner, list_generations
+from jobs.generations.record import Generation, Phase, check_owner, list_generations
+from jobs.offsets import Offsets
 from jobs.query.start_position import begin_at_start_position, offsets_after_lsn
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
-from sinks.registry import open_sink
+from sinks.contract import TopicPartition
+from sinks.registry import SinkSettings, open_sink
 
 
-def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None, say: Callable[[str], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a new start does to a generation, in records of the log."""
+
+    again: int
+    """Were applied already, and are read once more."""
+
+    left_out: int
+    """Weren't applied yet, and are before the start."""
+
+    @classmethod
+    def between(cls, applied: Mapping[TopicPartition, int], start: Offsets) -> Self:
+        """From what is applied to where reading is to start, both as the next offset of each partition."""
+        ahead = [offset - applied.get(at, 0) for at, offset in start.items()]
+        return cls(sum(-records for records in ahead if records < 0), sum(records for records in ahead if records > 0))
+
+
+def read_from(
+    config: Config,
+    name: str,
+    *,
+    lsn: int | None,
+    time_ms: int | None,
+    agreed: Callable[[str], bool],
+    say: Callable[[str], None],
+) -> bool:
     """Let the next job of a live generation read what was committed after ``lsn`` or published since ``time_ms``.
 
-    Raises LockstepError when a job applies to it now, and when it has no live generation that is ready.
+    Where that leaves something out, it has to be ``agreed`` to; False when it wasn't, and all is as it was.
+    Raises LockstepError when a job applies to it now, and when it has no live generation that is ready;
+    ConfigurationError for an LSN beyond the WAL's end.
     """
-    settings = settings_of(config, name)
-    opened = open_sink(name, settings, 1)
+    live = _ready_generation(config, name)
+    chosen = settings_of_generation(config, name, live)
+    start = _start(config, chosen, lsn=lsn, time_ms=time_ms)
+    opened = open_sink(name, chosen, live.number)
+    try:
+        progress = opened.generations.load_progress()
+        move = Move.between({} if progress is None else progress.next_offsets, start)
+        watermark = format_lsn(0 if progress is None else progress.watermark_lsn)
+        consequence = (
+            f"rows may be old from here on, and the watermark stays at {watermark} until they are read after all"
+            " (an earlier --from-lsn, or a rebuild)"
+        )
+        if move.left_out and not agreed(f"leave out {move.left_out:,} records of the log? If so, {consequence}"):
+            say("nothing was changed")
+            return False
+        begin_at_start_position(opened.records, live.number, start)
+    finally:
+        opened.sink.close()
+    say(f"sink {name}, generation {live.number}: {move.again:,} records of the log are read again")
+    if move.left_out:
+        say(f"{move.left_out:,} records are left out: {consequence}")
+    return True
+
+
+def _ready_generation(config: Config, name: str) -> Generation:
+    """The live generation of a sink to which no job applies. Raises LockstepError where there is none."""
+    opened = open_sink(name, settings_of(config, name), 1)
     try:
         live = next((generation for generation in list_generations(opened) if generation.is_live), None)
         if live is None:
@@ -48,31 +108,43 @@ def read_from(config: Config, name: str, *, lsn: int | None, time_ms: int | None
             )
     finally:
         opened.sink.close()
-    chosen = settings_of_generation(config, name, live)
-    tables = [TableName.parse(table) for table in chosen.tables] or config.source.keyed_names
+    return live
+
+
+def _start(config: Config, settings: SinkSettings, *, lsn: int | None, time_ms: int | None) -> Offsets:
+    """The offset of each partition of the sink's tables to read from. Raises ConfigurationError as ``read_from``."""
+    tables = [TableName.parse(table) for table in settings.tables] or config.source.keyed_names
     cluster = TopicAdmin(config.kafka.client())
     counts = cluster.partition_counts()
     partitions = [(config.topics()[table], n) for table in tables for n in range(counts.get(config.topics()[table], 0))]
-    if lsn is not None:
-        start = offsets_after_lsn(read_progress(config.kafka.client(), config.pipeline.name), lsn, partitions)
-    else:
+    if lsn is None:
         assert time_ms is not None
-        start = cluster.offsets_at(partitions, time_ms)
-    opened = open_sink(name, chosen, live.number)
-    try:
-        progress = opened.generations.load_progress()
-        applied = {} if progress is None else progress.next_offsets
-        left_out = sum(max(0, offset - applied.get(at, 0)) for at, offset in start.items())
-        again = sum(max(0, applied.get(at, 0) - offset) for at, offset in start.items())
-        begin_at_start_position(opened.records, live.number, start)
-    finally:
-        opened.sink.close()
-    say(f"sink {name}, generation {live.number}: {again:,} records of the log are read again")
-    if left_out:
-        watermark = format_lsn(0 if progress is None else progress.watermark_lsn)
-        say(
-            f"{left_out:,} records are left out: rows may be old from here on, and the watermark stays at {watermark}"
-            " until they are read after all (an earlier --from-lsn, or a rebuild)"
+        return cluster.offsets_at(partitions, time_ms)
+    newest = 0
+
+    def published() -> Iterator[ProgressRecord]:
+        nonlocal newest
+        for record in read_progress(config.kafka.client(), config.pipeline.name):
+            newest = record.lsn
+            yield record
+
+    start = offsets_after_lsn(published(), lsn, partitions)
+    # The source is asked only about what isn't published yet: where sinks are applied to, it needn't be in reach.
+    if lsn > newest:
+        _refuse_future(config, lsn)
+    return start
+
+
+def _refuse_future(config: Config, lsn: int) -> None:
+    with connect(config.source, application="lockstep apply") as connection:
+        try:
+            end = wal_end(connection)
+        except psycopg.Error as error:
+            raise connection_error(error) from error
+    if lsn > end:
+        raise ConfigurationError(
+            f"{format_lsn(lsn)} is beyond the end of the WAL, {format_lsn(end)}",
+            hint="--from-lsn is where something was committed; without it the sink goes on where it is",
         )
 
 

@@ -290,9 +290,10 @@ class TopicAdmin:
 
     def offsets_at(self, partitions: Sequence[tuple[str, int]], timestamp_ms: int) -> dict[tuple[str, int], int]:
         """The first record of each (topic, partition) that was written at this time or later, else its end."""
+        # The end comes first: asked for afterwards, it would be behind records that have come in between.
+        ends = self.end_offsets(partitions)
         offsets = self._offsets(dict.fromkeys(partitions, OffsetSpec.for_timestamp(timestamp_ms)), may_lack=True)
-        late = [at for at, offset in offsets.items() if offset < 0]
-        return offsets | (self.end_offsets(late) if late else {})
+        return {at: offset if offset >= 0 else ends[at] for at, offset in offsets.items()}
 
     def _offsets(
         self,

@@ -1,5 +1,6 @@
 """Commands that run the pipeline until they are stopped: ``run``, ``capture`` and ``apply``."""
 
+import sys
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -49,12 +50,15 @@ def apply(
             help="Read from what was published at this time (UTC where no offset is given); one sink only.",
         ),
     ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Don't ask before --from-lsn or --from-time leaves events out.")
+    ] = False,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
     """Apply the topics to the sinks, with Spark.
 
     One driver runs one query per sink and generation. Reading events again is harmless: a row that a sink has in the
-    same or a newer version stays.
+    same or a newer version stays. Asks before events are left out.
     """
     names = tuple(sink or ())
     if from_lsn is not None and from_time is not None:
@@ -65,14 +69,22 @@ def apply(
     lsn = None if from_lsn is None else _lsn(from_lsn)
     time_ms = None if from_time is None else _milliseconds(from_time)
 
+    from cdc.model.errors import ConfigurationError
     from lockstep.apply import apply_sinks, read_from
     from lockstep.config import load
-    from lockstep.console import log_to_stderr, say
+    from lockstep.console import EXIT_FAILED, log_to_stderr, say
+
+    def agreed(question: str) -> bool:
+        if not yes and not sys.stdin.isatty():
+            raise ConfigurationError(
+                f"{question}\napply asks before events are left out, and there is no terminal to ask", hint="add --yes"
+            )
+        return yes or typer.confirm(question, err=True)
 
     log_to_stderr()
     loaded = load(config)
-    if is_moved:
-        read_from(loaded, names[0], lsn=lsn, time_ms=time_ms, say=say)
+    if is_moved and not read_from(loaded, names[0], lsn=lsn, time_ms=time_ms, agreed=agreed, say=say):
+        raise typer.Exit(EXIT_FAILED)
     raise typer.Exit(apply_sinks(loaded, sinks=names, once=once))
 
 
@@ -86,5 +98,8 @@ def _lsn(text: str) -> int:
 
 
 def _milliseconds(moment: datetime) -> int:
-    """Since 1970; a time without an offset is UTC."""
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    """Since 1970; a time without an offset is UTC. Raises BadParameter for one in the future."""
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if moment > datetime.now(UTC):
+        raise typer.BadParameter("nothing can be published in the future yet", param_hint="'--from-time'")
+    return int(moment.timestamp() * 1000)

@@ -16,10 +16,11 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_tables
 from cdc.model.event import Position, RowEvent
-from cdc.model.lsn import format_lsn
+from cdc.model.lsn import format_lsn, parse_lsn
 from cdc.postgres.slot import emit_heartbeat
 from jobs.generations.record import list_generations
-from lockstep.apply import apply_sinks
+from jobs.query.start_position import StartPosition, load_start_position
+from lockstep.apply import apply_sinks, read_from
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
 from lockstep.generations import drop, list_of, settings_of_generation, switch_to
@@ -307,9 +308,20 @@ def test_the_log_is_read_from_any_position_and_the_watermark_never_lies(
     with traffic(pipeline, seed=50, pause_s=0.02) as writes:
         wait_until(lambda: writes.transactions > 20, what="some traffic")
     capture_end = _wal_end(pipeline)
+    start_before = _start(pipeline, sink)
     with pipeline.sql() as sql:
         sql.execute(f"update {pipeline.name}.account set owner = 'after the gap' where id = 1")
-    assert "records are left out" in applied("--from-lsn", capture_end)
+    before_gap = _progress(pipeline, sink)
+    assert "--yes" in applied("--from-lsn", capture_end, code=2)  # nobody is there to be asked
+    assert "beyond the end of the WAL" in applied("--from-lsn", "FFFF/0", "--yes", code=2)
+    questions: list[str] = []
+    options = {"lsn": parse_lsn(capture_end), "time_ms": None, "say": questions.append}
+    assert not read_from(pipeline.config, sink, agreed=lambda question: bool(questions.append(question)), **options)  # type: ignore[arg-type]
+    assert questions[0].startswith("leave out ")
+    assert questions[1:] == ["nothing was changed"]
+    assert _start(pipeline, sink) == start_before
+    assert _progress(pipeline, sink) == before_gap
+    assert "records are left out" in applied("--from-lsn", capture_end, "--yes")
     with_gap = _progress(pipeline, sink)
     assert with_gap.skipped
     applied()
@@ -333,6 +345,17 @@ def _wal_end(pipeline: Pipeline) -> str:
 
     wait_until(is_published, what="published")
     return format_lsn(target)
+
+
+def _start(pipeline: Pipeline, sink: str) -> StartPosition:
+    """Where the live generation of a sink starts to read."""
+    opened = open_sink(sink, pipeline.config.sinks[sink], 1)
+    try:
+        live = opened.generations.live()
+        assert live is not None
+        return load_start_position(opened.records, live)
+    finally:
+        opened.sink.close()
 
 
 def _progress(pipeline: Pipeline, sink: str) -> Progress:

@@ -123,6 +123,11 @@ MISTAKES: dict[str, tuple[list[str], str, str]] = {
     "value missing": (["lag", "--config"], "option '--config' requires an argument", "lockstep"),
     "no number": (["wait", "--timeout", "soon"], "invalid value for '--timeout'", "lockstep wait"),
     "no time": (["apply", "search", "--from-time", "noon"], "'noon' does not match the formats", "lockstep apply"),
+    "a time to come": (
+        ["apply", "search", "--from-time", "9000-01-01T00:00:00"],
+        "invalid value for '--from-time': nothing can be published in the future yet",
+        "lockstep apply",
+    ),
     "no LSN": (["apply", "search", "--from-lsn", "x"], "invalid value for '--from-lsn'", "lockstep apply"),
     "no sink to move": (["apply", "--from-lsn", "0/1"], "need the name of one sink", "lockstep apply"),
     "options that exclude each other": (
