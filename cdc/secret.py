@@ -2,11 +2,43 @@
 
 import errno
 import os
+import re
 from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl
 
 from pydantic import SecretStr
 
 from cdc.model.errors import ConfigurationError
+
+_SECRET_NAME: Final = re.compile(
+    r"secret|password|token|private|connection_string|sas(_|$)|scram_(client|server)_key"
+    r"|(account|customer)[._]key(?![._]id)|(access|master)_key(?!_id)",
+    re.IGNORECASE,
+)
+# A file or a path that holds one, Kubernetes' own by their names, and how one is made or sent.
+_NO_SECRET_NAME: Final = re.compile(
+    r"(file|path|secretbitlength|token\.mechanism)$|^spark\.kubernetes\.\w+\.secret(s|keyref)\.", re.IGNORECASE
+)
+_SCHEME: Final = re.compile(r"(?<![\w+.-])[a-z][\w+.-]*://", re.IGNORECASE)
+# As loose as the loosest of those who read addresses: a password may have any character that it shouldn't have.
+_USER_AND_PASSWORD: Final = re.compile(r"[^:/]*:.+@", re.DOTALL)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what a setting of this name holds is a secret, by the names that stores, Spark and libpq have."""
+    return _SECRET_NAME.search(name) is not None and _NO_SECRET_NAME.search(name) is None
+
+
+def address_holds_secret(text: str) -> bool:
+    """Whether an address, or one of several in a text, has a password: before its ``@`` or among its parameters.
+
+    An ``@`` further behind a ``:`` counts as well, since it can't be told from that of a password.
+    """
+    begins = [0, *(match.start() for match in _SCHEME.finditer(text))]
+    if any(_USER_AND_PASSWORD.match(_SCHEME.sub("", text[begin:], count=1)) for begin in begins):
+        return True
+    return any(is_secret_name(name) for name, _ in parse_qsl(text.partition("?")[2]))
 
 
 def read_secret_file(file: Path) -> str:

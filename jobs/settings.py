@@ -1,11 +1,13 @@
 """Settings of the Spark jobs. Nothing else knows whether Spark runs on this machine or on a cluster."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
+from cdc.secret import is_secret_name
 from cdc.settings import Settings
 
 CHECKPOINT_DIRECTORY = ".lockstep/checkpoints"
@@ -19,6 +21,20 @@ def _leaves_meaning_alone(conf: Mapping[str, str]) -> Mapping[str, str]:
     taken = [name for name in _MEANING if name in conf]
     if taken:
         raise ValueError(f"{', '.join(taken)}: the values of computed columns would change with it, so it is fixed")
+    return conf
+
+
+_JAVA_PROPERTY: Final = re.compile(r"-D([^\s=]+)=")
+
+
+def _holds_no_secret(conf: Mapping[str, str]) -> Mapping[str, str]:
+    """They become arguments of a process, which everybody on the machine can see."""
+    secrets = [name for name, value in conf.items() if any(map(is_secret_name, (name, *_JAVA_PROPERTY.findall(value))))]
+    if secrets:
+        raise ValueError(
+            f"{', '.join(secrets)}: secrets don't belong in here; use spark-defaults.conf, or core-site.xml for a"
+            " file system's"
+        )
     return conf
 
 
@@ -79,7 +95,7 @@ class SparkSettings(Settings):
         default=None,
         description="the Python of the workers; default python3 on a cluster, this one with a local master",
     )
-    conf: Annotated[Mapping[str, str], AfterValidator(_leaves_meaning_alone)] = Field(
+    conf: Annotated[Mapping[str, str], AfterValidator(_leaves_meaning_alone), AfterValidator(_holds_no_secret)] = Field(
         default_factory=dict,
         description="further Spark settings; they win over ours, and lists of jars, archives and paths add up",
     )

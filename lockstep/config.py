@@ -3,19 +3,19 @@
 import os
 import re
 import tomllib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
-from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from cdc.capture.settings import CaptureSettings
-from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
-from cdc.postgres.settings import SourceSettings
+from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
+from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
 from sinks.registry import SinkSettings
@@ -190,23 +190,48 @@ def _sink_sections(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _secrets_in_file(document: dict[str, Any]) -> list[str]:
     problems = []
     for name, section in _sink_sections(document).items():
-        way_out = f"use login.password_file or ${sink_password_variable(name)}"
         login = section.get("login")
         if isinstance(login, dict) and "password" in login:
-            problems.append(f"sinks.{name}.login.password: {way_out}")
-        if _holds_password(str(section.get("url", ""))):
-            problems.append(f"sinks.{name}.url: holds a password; {way_out}")
+            problems.append(f"sinks.{name}.login.password: {_way_out(('sinks', name))}")
         if "mask_salt" in section:
             problems.append(f"sinks.{name}.mask_salt: use mask_salt_file or ${sink_salt_variable(name)}")
+    addresses = [path for path, text in _texts(document, ()) if _is_address(path, text) and address_holds_secret(text)]
+    problems += [
+        f"{'.'.join(path)}: holds a password, or an @ that has to be written as %40; {_way_out(path)}"
+        for path in dict.fromkeys(addresses)
+    ]
     return problems
 
 
-def _holds_password(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # no address at all, which the sink's settings say
-        return False
-    return bool(parts.password) or any("password" in name.lower() for name, _ in parse_qsl(parts.query))
+def _texts(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every text of the file with the names that lead to it."""
+    match value:
+        case str():
+            yield path, value
+        case dict():
+            for name, inner in value.items():
+                yield from _texts(inner, (*path, name))
+        case list():
+            for inner in value:
+                yield from _texts(inner, path)
+
+
+def _is_address(path: tuple[str, ...], text: str) -> bool:
+    """Those of brokers have no scheme."""
+    return re.match(r"\s*[A-Za-z][\w+.-]*://", text) is not None or path == ("kafka", "bootstrap_servers")
+
+
+def _way_out(path: tuple[str, ...]) -> str:
+    """Where a secret belongs that was found here."""
+    match path:
+        case ("sinks", name, *_):
+            return f"use login.password_file or ${sink_password_variable(name)}"
+        case ("source", *_):
+            return f"use source.password_file or ${SOURCE_PASSWORD_VARIABLE}"
+        case ("kafka", *_):
+            return f"use kafka.username, and kafka.password_file or ${KAFKA_PASSWORD_VARIABLE}"
+        case _:
+            return "use Spark's own files: spark-defaults.conf, or core-site.xml for a file system's"
 
 
 def _with_sink_secrets(document: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Settings of a Delta sink."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
@@ -9,13 +8,10 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from cdc.model.table import TableName
+from cdc.secret import is_secret_name
 from sinks.access import Login
 from sinks.table_settings import PROJECTING, TableSettings
 
-_SECRET: Final = re.compile(
-    r"secret|password|token|private|connection_string|sas(_|$)|(account|access|master|customer)_key(?!_id)",
-    re.IGNORECASE,
-)
 # How each kind of store names the user and the password of a login, by the scheme of the root.
 _LOGINS: Final = {
     **dict.fromkeys(("s3", "s3a"), ("aws_access_key_id", "aws_secret_access_key")),
@@ -27,7 +23,7 @@ _LOGINS: Final = {
 
 
 def _plain_options(options: Mapping[str, str]) -> Mapping[str, str]:
-    secrets = [name for name in options if _SECRET.search(name) and not name.lower().endswith("_file")]
+    secrets = [name for name in options if is_secret_name(name)]
     if secrets:
         raise ValueError(
             f"{', '.join(sorted(secrets))}: secrets don't belong in here; "

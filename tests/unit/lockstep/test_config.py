@@ -122,6 +122,43 @@ def test_a_warehouse_in_a_file_is_written_by_one_machine(write) -> None:
         ('type = "redis"', 'type = "redis"\nurl = "redis://cache:6379/0?password=geheim"', "sinks.cache.url"),
         ('type = "redis"', 'type = "redis"\nlogin = { password = "geheim" }', "sinks.cache.login.password"),
         ('type = "redis"', 'type = "redis"\nurl = "redis://:geheim@cache:6379/0"', "sinks.cache.url"),
+        ("host=db dbname=shop user=lockstep", "postgresql://lockstep:ge/heim@db/shop", "source.dsn"),
+        ("kafka:9092", "user:geheim@kafka:9092", "kafka.bootstrap_servers"),
+        ("kafka:9092", "a:9092,SASL_SSL://user:geheim@b:9092", "kafka.bootstrap_servers"),
+        *(
+            ('type = "redis"', f'type = "warehouse"\nurl = "postgresql+psycopg://{address}"', "sinks.cache.url")
+            for address in (
+                "u:geheim#x@h/d",
+                "u:geheim/x@h/d",
+                "u:geheim[x@h/d",
+                "u:geheim?x@h/d",
+                "u:@geheim@h/d",
+                "u@firm:geheim@h/d",
+                "u@h/d?sslpassword=geheim",
+                "u@h/d?oauth_client_secret=geheim",
+            )
+        ),
+        ('type = "redis"', 'type = "opensearch"\nurls = ["https://a:1", "https://u:geheim#x@b:1"]', "sinks.cache.urls"),
+        ('type = "redis"', 'type = "delta"\nroot = "s3://key:geheim@bucket/x"', "sinks.cache.root"),
+        (
+            'type = "redis"',
+            'type = "delta"\nroot = "s3://b"\nstorage_options = { endpoint = "http://u:geheim@h:1" }',
+            "sinks.cache.storage_options.endpoint",
+        ),
+        ("[kafka]", '[spark]\ncheckpoint_directory = "s3a://key:geheim@bucket"\n[kafka]', "checkpoint_directory"),
+        ("[kafka]", '[spark]\njars = ["https://h/a.jar", "https://u:geheim@h/b.jar"]\n[kafka]', "spark.jars"),
+        *(
+            ("[kafka]", f'[spark.conf]\n"{name}" = "{value}"\n[kafka]', "spark.conf")
+            for name, value in (
+                ("spark.hadoop.fs.s3a.secret.key", "geheim"),
+                ("spark.hadoop.fs.azure.account.key.me.dfs.core.windows.net", "geheim"),
+                ("spark.hadoop.fs.s3a.session.token", "geheim"),
+                ("spark.ssl.keyPassword", "geheim"),
+                ("spark.executorEnv.AWS_SECRET_ACCESS_KEY", "geheim"),
+                ("spark.driver.extraJavaOptions", "-Xss2m -Djavax.net.ssl.trustStorePassword=geheim"),
+                ("spark.jars.repositories", "https://a/m2,https://u:geheim@b/m2"),
+            )
+        ),
     ],
 )
 def test_a_secret_in_the_file_is_refused_and_not_shown(write, old: str, new: str, path: str) -> None:
@@ -129,6 +166,32 @@ def test_a_secret_in_the_file_is_refused_and_not_shown(write, old: str, new: str
         load(write(VALID.replace(old, new)))
     assert path in str(caught.value)
     assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("host=db dbname=shop user=lockstep", "postgresql://lockstep@db:5432,db2:5432/shop?sslmode=require"),
+        ("kafka:9092", "SASL_SSL://a:9092,SASL_SSL://b:9092"),
+        ('type = "redis"', 'type = "redis"\nurl = "redis://me@[::1]:6379/0?client_name=a"'),
+        ('type = "redis"', 'type = "warehouse"\nurl = "postgresql+psycopg://u@h:5432/d?application_name=a%40b"'),
+        ('type = "redis"', 'type = "warehouse"\nurl = "duckdb:////a/b:c@d.duckdb"'),
+        ('type = "redis"', 'type = "delta"\nroot = "abfss://container@account.dfs.core.windows.net/lake"'),
+        *(
+            ("[kafka]", f'[spark.conf]\n"{name}" = "{value}"\n[kafka]')
+            for name, value in (
+                ("spark.kubernetes.executor.secrets.lockstep", "/run/secrets"),
+                ("spark.kubernetes.executor.secretKeyRef.WORD", "name:key"),
+                ("spark.authenticate.secret.file", "/run/secrets/spark"),
+                ("spark.kubernetes.authenticate.submission.oauthTokenFile", "/run/token"),
+                ("spark.hadoop.fs.s3a.endpoint", "https://store:9000"),
+                ("spark.driver.extraJavaOptions", "-Duser.timezone=UTC"),
+            )
+        ),
+    ],
+)
+def test_what_only_looks_like_a_secret_is_accepted(write, old: str, new: str) -> None:
+    load(write(VALID.replace(old, new)))
 
 
 def test_a_sink_gets_its_password_from_the_environment(write, monkeypatch: pytest.MonkeyPatch) -> None:
