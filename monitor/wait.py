@@ -31,8 +31,8 @@ def wait_for_lsn(
             if lag.broken:
                 raise LockstepError(lag.broken[0], hint="`lockstep doctor` says what to do")
             for name, error in lag.unanswered.items():
-                if name in sinks:
-                    raise error
+                if name in sinks and not isinstance(error, Unavailable):
+                    raise LockstepError(f"sink {name} can't be asked: {error.message}", hint=error.hint) from error
             reached = {
                 stage.sink.name
                 for stage in lag.stages

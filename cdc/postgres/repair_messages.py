@@ -19,8 +19,7 @@ import psycopg
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
-from cdc.postgres.connection import connection_error
-from cdc.postgres.slot import wal_end
+from cdc.postgres.slot import emit_messages
 from cdc.protocol.control_records import FORMAT, parse_record
 
 REPAIR_PREFIX: Final = "lockstep.repair"
@@ -109,18 +108,4 @@ def request_repair(
         raise LockstepError(
             f"keys of {table} aren't JSON", hint="give them in the form that the keys of the table's events have"
         ) from None
-    try:
-        with connection.transaction():
-            # The walsender sends only what is on disk.
-            connection.execute("set local synchronous_commit = on")
-            for content in contents:
-                connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (REPAIR_PREFIX, content))
-        return wal_end(connection)
-    except psycopg.errors.InsufficientPrivilege as error:
-        raise LockstepError(
-            "our role may not write logical messages",
-            hint="let a superuser run: grant execute on function pg_logical_emit_message(boolean, text, bytea, boolean)"
-            " to the role (without the last argument before PostgreSQL 17)",
-        ) from error
-    except psycopg.OperationalError as error:
-        raise connection_error(error) from error
+    return emit_messages(connection, REPAIR_PREFIX, contents)

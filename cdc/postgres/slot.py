@@ -1,6 +1,7 @@
 """The replication slot and other facts of the source, asked over an ordinary connection."""
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,6 +10,7 @@ import psycopg
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn, parse_lsn
+from cdc.postgres.connection import connection_error
 from cdc.protocol.control_records import FORMAT
 
 HEARTBEAT_PREFIX = "lockstep.heartbeat"
@@ -66,13 +68,31 @@ def end_other_reader(connection: psycopg.Connection[Any], slot: Slot) -> None:
 def emit_heartbeat(connection: psycopg.Connection[Any]) -> Lsn:
     """A transactional message, and so a commit that we will see in the stream. Returns an LSN after it.
 
-    Flushed even where synchronous_commit is off: the walsender sends only what is on disk.
+    Raises as ``emit_messages``.
     """
-    with connection.transaction():
-        connection.execute("set local synchronous_commit = on")
-        content = orjson.dumps({"format": FORMAT})
-        connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (HEARTBEAT_PREFIX, content))
-    return wal_end(connection)
+    return emit_messages(connection, HEARTBEAT_PREFIX, [orjson.dumps({"format": FORMAT})])
+
+
+def emit_messages(connection: psycopg.Connection[Any], prefix: str, contents: Iterable[bytes]) -> Lsn:
+    """Logical messages in a transaction of their own. Returns an LSN after its commit.
+
+    Flushed even where synchronous_commit is off: the walsender sends only what is on disk.
+    Raises LockstepError where PostgreSQL refuses, Unavailable when it can't be reached.
+    """
+    try:
+        with connection.transaction():
+            connection.execute("set local synchronous_commit = on")
+            for content in contents:
+                connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (prefix, content))
+        return wal_end(connection)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise LockstepError(
+            "our role may not write logical messages",
+            hint="let a superuser run: grant execute on function pg_logical_emit_message(boolean, text, bytea, boolean)"
+            " to the role (without the last argument before PostgreSQL 17)",
+        ) from error
+    except psycopg.Error as error:
+        raise connection_error(error) from error
 
 
 def wal_end(connection: psycopg.Connection[Any]) -> Lsn:

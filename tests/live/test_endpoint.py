@@ -16,6 +16,7 @@ from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.preflight.server import server_findings
 from cdc.postgres.settings import SourceSettings
+from cdc.postgres.slot import emit_heartbeat
 from stack import process as processes
 from stack.postgres import SOURCE_SETTINGS, Postgres
 from stack.stack import Endpoints
@@ -180,6 +181,11 @@ def test_a_standby_is_found(standby: SourceSettings) -> None:
             connection, tables=[T], publication="p", slot="s", create_publication="create publication p for table t;"
         )
     assert "the server is a standby" in [finding.what for finding in findings if finding.severity is Severity.ERROR]
+
+
+def test_a_standby_takes_no_messages(standby: SourceSettings) -> None:
+    with connect(standby, application="test") as connection, pytest.raises(LockstepError, match="during recovery"):
+        emit_heartbeat(connection)
 
 
 # Refusals: what the server itself says, and the SQL that mends it.

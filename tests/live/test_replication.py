@@ -167,6 +167,27 @@ def test_a_heartbeat_comes_as_a_commit_before_the_position_that_it_returned(publ
     assert of_type(messages, Commit)[0].end_lsn <= after
 
 
+def test_a_role_that_may_not_write_messages_is_told_what_to_grant(published_table: Database) -> None:
+    published_table.execute(
+        "do $$ begin execute format('revoke execute on function %s from public',"
+        " (select max(oid)::regprocedure from pg_proc where proname = 'pg_logical_emit_message'"
+        " and 'bytea'::regtype = any(proargtypes))); end $$"
+    )
+    with (
+        connect(published_table.source(user=published_table.role()), application="test") as refused,
+        pytest.raises(LockstepError, match="our role may not write logical messages") as caught,
+    ):
+        emit_heartbeat(refused)
+    assert "grant execute" in str(caught.value.hint)
+
+
+def test_a_message_that_a_lost_connection_would_have_sent_is_an_error_of_ours(published_table: Database) -> None:
+    with connect(published_table.source(), application="test") as connection:
+        published_table.value("select pg_terminate_backend(%s)", connection.info.backend_pid)
+        with pytest.raises(Unavailable):
+            emit_heartbeat(connection)
+
+
 def test_the_end_of_the_wal_is_after_what_was_committed(published_table: Database) -> None:
     name, point = published_table.create_slot()
     published_table.execute("insert into t values (1, 'x')")
