@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 import orjson
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
@@ -30,8 +30,12 @@ def follow(
     as_json: bool,
     stopping: Callable[[], bool],
     write: Callable[[str], object],
+    say: Callable[[str], object],
 ) -> None:
-    """Write every committed event of the table until ``stopping`` or ``count``. Raises LockstepError."""
+    """Write every committed event of the table until ``stopping`` or ``count``. Raises LockstepError.
+
+    Of a message that isn't an event of ours the position is said, or written as JSON.
+    """
     try:
         name = TableName.parse(table)
     except ValueError as error:
@@ -46,8 +50,17 @@ def follow(
         raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
     at = [(topic, partition) for partition in range(partitions)]
     positions = dict.fromkeys(at, 0) if from_start else cluster.committed_ends(at)
-    for shown, message in enumerate(new_messages(pipeline.kafka.client(), positions, stopping=stopping), start=1):
-        write(_line(message, as_json=as_json) + "\n")
+    shown = 0
+    for message in new_messages(pipeline.kafka.client(), positions, stopping=stopping):
+        line = _line(message, as_json=as_json)
+        if line is not None:
+            write(line + "\n")
+            shown += 1
+        elif as_json:
+            position = {"partition": message.partition(), "offset": message.offset()}
+            write(orjson.dumps({**position, "foreign": True}).decode() + "\n")
+        else:
+            say(f"{message.partition()}:{message.offset()} of {topic} isn't an event of ours")
         if shown == count:
             return
 
@@ -94,17 +107,31 @@ def _until_quiet(
         close_consumer(consumer)
 
 
-def _line(message: Message, *, as_json: bool) -> str:
+def _line(message: Message, *, as_json: bool) -> str | None:
+    """An event or a tombstone as one line; None for what isn't one of ours."""
     key, value = message.key(), message.value()
-    assert isinstance(key, bytes)
+    if not isinstance(key, bytes) or not isinstance(_json(key), dict):
+        return None
     if value is None:
-        headers = dict(message.headers() or [])
-        tag = bytes(headers[TAG_HEADER]).decode()  # type: ignore[arg-type]  # a tombstone of ours always has it
+        tag = dict(message.headers() or []).get(TAG_HEADER)
+        if not isinstance(tag, bytes):
+            return None
+        text = tag.decode(errors="replace")
         if as_json:
-            return orjson.dumps({"key": orjson.loads(key), "tombstone": True, "tag": tag}).decode()
-        return f"{tag} tombstone {key.decode()}"
-    if as_json:
-        return orjson.dumps({"key": orjson.loads(key), "value": orjson.loads(value)}).decode()
-    event = orjson.loads(value)
-    row = orjson.dumps(event["after"]).decode() if event["after"] is not None else ""
-    return f"{event['tag']} {_OPERATIONS[event['op']]:9} {key.decode()} {row}".rstrip()
+            return orjson.dumps({"key": _json(key), "tombstone": True, "tag": text}).decode()
+        return f"{text} tombstone {key.decode()}"
+    match _json(value):
+        case {"op": str(op), "tag": str(tag), "after": after, **_rest} as event if op in _OPERATIONS:
+            if as_json:
+                return orjson.dumps({"key": _json(key), "value": event}).decode()
+            row = "" if after is None else orjson.dumps(after).decode()
+            return f"{tag} {_OPERATIONS[op]:9} {key.decode()} {row}".rstrip()
+    return None
+
+
+def _json(text: str | bytes) -> Any:
+    """What JSON says; None for what isn't JSON."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None

@@ -116,7 +116,7 @@ def tail(
 ) -> None:
     """Show a table's events as they come, row values included."""
     from lockstep.config import load
-    from lockstep.console import StopOnSignals
+    from lockstep.console import StopOnSignals, say
     from monitor.tail import follow
 
     follow(
@@ -127,6 +127,7 @@ def tail(
         as_json=as_json,
         stopping=StopOnSignals(),
         write=_write_at_once,
+        say=say,
     )
 
 
