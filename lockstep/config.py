@@ -6,18 +6,21 @@ import tomllib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
+from urllib.parse import parse_qsl, quote, urlencode
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
+from cdc.postgres.dsn import FILES, file_below, files_below
 from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
+from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.warehouse.settings import WarehouseSettings
 
@@ -279,18 +282,39 @@ def _problem(details: Any) -> str:
     return f"{'.'.join(map(str, location)) or 'the file as a whole'}: {message}"
 
 
+_REDIS_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+"""Parameters of a Redis address that are paths."""
+
+
 def _below(directory: Path, config: Config) -> Config:
     """Paths in the file count from where the file is, not from where the command is run."""
     # Joined to an absolute one, the directory counts for nothing.
     values = str(directory / config.capture.values_directory)
     changes: dict[str, object] = {
         "capture": config.capture.model_copy(update={"values_directory": values}),
+        "source": config.source.model_copy(update={"dsn": files_below(directory, config.source.dsn)}),
+        "sinks": {name: _with_address_below(directory, sink) for name, sink in config.sinks.items()},
     }
     checkpoints = config.spark.checkpoint_directory
     if "://" not in checkpoints:
         changes["spark"] = config.spark.model_copy(update={"checkpoint_directory": str(directory / checkpoints)})
     joined: Config = _joined(directory, config.model_copy(update=changes))
     return joined
+
+
+def _with_address_below(directory: Path, sink: SinkSettings) -> SinkSettings:
+    """A sink with the files that are among the parameters of its address below the directory."""
+    if not isinstance(sink, WarehouseSettings | RedisSettings):
+        return sink
+    address, _, query = sink.url.get_secret_value().partition("?")
+    given = parse_qsl(query, keep_blank_values=True)
+    below = [
+        (name, file_below(directory, name, value) if name in (*FILES, *_REDIS_FILES) else value)
+        for name, value in given
+    ]
+    if below == given:
+        return sink
+    return sink.model_copy(update={"url": SecretStr(f"{address}?{urlencode(below, safe='/:', quote_via=quote)}")})
 
 
 def _joined(directory: Path, value: Any) -> Any:

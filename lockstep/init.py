@@ -15,7 +15,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
-from cdc.postgres.dsn import holds_secret, parse_dsn
+from cdc.postgres.dsn import files_below, holds_secret, parse_dsn
 from cdc.postgres.preflight.endpoint import refusal
 from cdc.postgres.settings import SourceSettings
 from lockstep.config import PipelineSettings, load
@@ -215,7 +215,9 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
             hint="capture needs tables with a primary key, or ones that [source.options] gives a key or append_only",
         )
     chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
-    path.write_text(config_text(chosen, make_conninfo("", **parameters), tables, skipped), encoding="utf-8")
+    # In the file they would count from the file, and here they count from where the command is run.
+    here = files_below(Path.cwd(), make_conninfo("", **parameters))
+    path.write_text(config_text(chosen, here, tables, skipped), encoding="utf-8")
     load(path)  # What we write must be valid.
     lines = [f"wrote {path}: {len(tables)} tables" + (f", {len(skipped)} left out" if skipped else "")]
     if not owned:

@@ -1,12 +1,16 @@
 """libpq's connection string in parts, and which of them are secrets."""
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 _SECRETS: Final = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
+
+FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl", "sslcrldir", "sslkeylogfile", "passfile")
+"""The parts that are paths."""
 
 # Greedy: a password may have quotes itself.
 _QUOTED: Final = re.compile(r'".*"', re.DOTALL)
@@ -26,3 +30,22 @@ def parse_dsn(dsn: str) -> dict[str, Any]:
 def holds_secret(parts: dict[str, Any]) -> bool:
     """Whether one of the parts is a secret."""
     return any(parts.get(name) is not None for name in _SECRETS)
+
+
+def file_below(directory: Path, name: str, value: str) -> str:
+    """One of ``FILES`` with its path below the directory, but for an absolute one and for what is no path.
+
+    Those are libpq's word for the system's authorities, a key in an engine, and nothing, which means no file.
+    """
+    is_word = not value or (name == "sslrootcert" and value == "system") or (name == "sslkey" and ":" in value)
+    return value if is_word else str(directory / value)
+
+
+def files_below(directory: Path, dsn: str) -> str:
+    """A connection string whose files count from the directory, as it was where none did otherwise.
+
+    Raises ValueError as ``parse_dsn``.
+    """
+    parts = parse_dsn(dsn)
+    below = {name: file_below(directory, name, parts[name]) for name in FILES if parts.get(name) is not None}
+    return dsn if below.items() <= parts.items() else make_conninfo("", **parts | below)

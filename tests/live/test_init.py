@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from cdc.model.table import TableName
+from cdc.postgres.dsn import parse_dsn
 from lockstep.config import load
 from lockstep.init import write_config
 from tests.databases import Database
@@ -33,3 +34,15 @@ def test_it_lists_the_tables_that_can_be_captured_and_says_why_others_cannot(
     assert "public.fast (unlogged" in text
     assert "public.part (a partition" in text
     assert "seen" not in text
+
+
+def test_files_of_the_connection_string_stay_those_of_where_the_command_was_run(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute("create table t (id int primary key)")
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    path = tmp_path / "there" / "lockstep.toml"
+    write_config(dsn=f"{database.dsn} passfile=pgpass", path=path, name="shop", schemas=())
+    assert parse_dsn(load(path).source.dsn)["passfile"] == str(tmp_path / "here" / "pgpass")

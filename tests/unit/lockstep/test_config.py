@@ -6,8 +6,10 @@ import pytest
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
+from cdc.postgres.dsn import parse_dsn
 from lockstep.config import load
 from sinks.redis.settings import RedisSettings
+from sinks.warehouse.settings import WarehouseSettings
 
 VALID = """
 [pipeline]
@@ -60,6 +62,57 @@ def test_every_path_counts_from_the_file(write, tmp_path: Path) -> None:
     assert (sink.tls.ca_file, sink.tls.key_file) == (tmp_path / "ca", Path("/etc/key"))
     assert (config.spark.java_home, config.spark.log_file) == (tmp_path / "java", tmp_path / "log")
     assert (config.spark.package, config.spark.jars) == (tmp_path / "package.zip", (tmp_path / "a.jar",))
+
+
+@pytest.mark.parametrize(
+    ("dsn", "expected"),
+    [
+        ("host=db sslrootcert=ca.pem sslkey=/k.pem", {"sslrootcert": "{below}/ca.pem", "sslkey": "/k.pem"}),
+        ("host=db sslcert=c sslkey=k sslcrl=r sslcrldir=d passfile=p",
+         {"sslcert": "{below}/c", "sslkey": "{below}/k", "sslcrl": "{below}/r", "sslcrldir": "{below}/d",
+          "passfile": "{below}/p"}),
+        ("host=db sslrootcert=system sslkey=pkcs11:k sslcert=''",
+         {"sslrootcert": "system", "sslkey": "pkcs11:k", "sslcert": ""}),
+        ("postgresql://me@a:1,b:2/shop?sslrootcert=ca%20x.pem",
+         {"host": "a,b", "port": "1,2", "user": "me", "dbname": "shop", "sslrootcert": "{below}/ca x.pem"}),
+    ],
+)  # fmt: skip
+def test_files_of_the_connection_string_count_from_the_file(
+    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dsn: str, expected: dict[str, str]
+) -> None:
+    path = write(VALID.replace("host=db dbname=shop user=lockstep", dsn))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for named in (path, Path("..") / path.name):
+        parts = parse_dsn(load(named).source.dsn)
+        below = str(named.absolute().parent)
+        assert {name: parts[name] for name in expected} == {
+            name: value.format(below=below) for name, value in expected.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("kind", "address", "parameters", "below"),
+    [
+        (
+            "warehouse",
+            "postgresql+psycopg://u%40x@h/d",
+            "sslmode=verify-full&sslrootcert=a%20b.pem&sslkey=/k",
+            "sslmode=verify-full&sslrootcert={}/a%20b.pem&sslkey=/k",
+        ),
+        ("warehouse", "postgresql+psycopg://h/d", "sslrootcert=system", "sslrootcert=system"),
+        ("warehouse", "duckdb:////a/b.duckdb", "memory_limit=4GB", "memory_limit=4GB"),
+        ("redis", "rediss://h/0", "ssl_ca_certs=ca.pem", "ssl_ca_certs={}/ca.pem"),
+    ],
+)
+def test_files_of_an_address_count_from_the_file(
+    write, tmp_path: Path, kind: str, address: str, parameters: str, below: str
+) -> None:
+    sink = load(write(VALID.replace('type = "redis"', f'type = "{kind}"\nurl = "{address}?{parameters}"'))).sinks[
+        "cache"
+    ]
+    assert isinstance(sink, RedisSettings | WarehouseSettings)
+    assert sink.url.get_secret_value() == f"{address}?{below.format(tmp_path)}"
 
 
 def test_checkpoints_on_another_file_system_keep_their_address(write) -> None:
