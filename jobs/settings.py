@@ -21,7 +21,25 @@ def _leaves_meaning_alone(conf: Mapping[str, str]) -> Mapping[str, str]:
     taken = [name for name in _MEANING if name in conf]
     if taken:
         raise ValueError(f"{', '.join(taken)}: the values of computed columns would change with it, so it is fixed")
+    if "spark.master" in conf:
+        raise ValueError("spark.master has a setting of its own: master in [spark]")
     return conf
+
+
+_LOCAL: Final = re.compile(r"local(\[([1-9]\d*|\*)(\s*,\s*\d+)?\])?")
+_CLUSTER: Final = re.compile(
+    r"local-cluster\[\s*[1-9]\d*\s*,\s*[1-9]\d*\s*,\s*[1-9]\d*\s*\]|yarn"
+    r"|spark://(\[[^\s,\]]+\]|[^\s,/:]+):\d+(,(\[[^\s,\]]+\]|[^\s,/:]+):\d+)*"
+    r"|k8s://(https?://)?[^\s/]+(/\S*)?"
+)
+
+
+def _is_master(master: str) -> str:
+    if not _LOCAL.fullmatch(master) and not _CLUSTER.fullmatch(master):
+        raise ValueError(
+            "is no master of Spark's: local[2] runs it here, and a cluster is spark://host:7077, yarn or k8s://host:443"
+        )
+    return master
 
 
 _JAVA_PROPERTY: Final = re.compile(r"-D([^\s=]+)=")
@@ -45,7 +63,9 @@ LIBRARIES_VARIABLE: Final = "LOCKSTEP_LIBRARIES"
 class SparkSettings(Settings):
     """How the Spark jobs run. The defaults favour latency; a backlog takes few large batches all the same."""
 
-    master: str = Field(default="local[2]", description="Spark's master; local[n] runs n tasks in one process here")
+    master: Annotated[str, AfterValidator(_is_master)] = Field(
+        default="local[2]", description="Spark's master; local[n] runs n tasks in one process here"
+    )
     trigger_ms: Annotated[int, Field(ge=0)] = Field(
         default=200,
         description="shortest time between two batches; 200 costs a quarter less CPU than 0 at the same latency",
@@ -72,7 +92,11 @@ class SparkSettings(Settings):
         default=CHECKPOINT_DIRECTORY,
         description="where Spark keeps its offsets, a path or a URL of a file system that all of Spark can reach",
     )
-    driver_memory: str = Field(default="1g", description="heap of the driver; with a local master that is all of Spark")
+    driver_memory: str = Field(
+        default="1g",
+        pattern=r"^[1-9]\d*[kmgtKMGT]$",
+        description="heap of the driver; with a local master that is all of Spark",
+    )
     retry_s: Annotated[float, Field(gt=0)] = Field(
         default=30.0, description="how long a task waits for a destination before its batch is begun again later"
     )
@@ -103,4 +127,4 @@ class SparkSettings(Settings):
     @property
     def is_local(self) -> bool:
         """Whether all of Spark is one process on this machine."""
-        return self.master.startswith("local")
+        return _LOCAL.fullmatch(self.master) is not None

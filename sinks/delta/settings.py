@@ -20,6 +20,7 @@ _LOGINS: Final = {
     ),
     **dict.fromkeys(("gs", "gcs"), (None, "google_service_account_key")),
 }
+_SCHEMES: Final = ("", "file", "hdfs", "viewfs", *_LOGINS)
 
 
 def _plain_options(options: Mapping[str, str]) -> Mapping[str, str]:
@@ -62,9 +63,12 @@ class DeltaSettings(TableSettings):
 
     @model_validator(mode="after")
     def _root_and_login_fit(self) -> Self:
-        scheme = urlsplit(self.root).scheme
+        parts = urlsplit(self.root)
+        scheme = parts.scheme
         if not scheme and not Path(self.root).is_absolute():
             raise ValueError("root is neither an absolute path nor an address")
+        if scheme not in _SCHEMES or (scheme in _LOGINS and not parts.netloc):
+            raise ValueError("root is no address of a store: it looks like s3://bucket/lake, abfss:// or gs://")
         if self.login != Login() and scheme not in _LOGINS:
             raise ValueError("login is for object stores")
         return self

@@ -52,6 +52,9 @@ def test_the_place_of_a_secret_may_be_among_the_options() -> None:
     ("values", "problem"),
     [
         ({"root": "lake"}, "neither an absolute path nor an address"),
+        ({"root": "s4://bucket/lake"}, "no address of a store"),
+        ({"root": "memory:///lake"}, "no address of a store"),
+        ({"root": "s3:///lake"}, "no address of a store"),
         ({"root": "/lake", "login": LOGIN}, "login is for object stores"),
         ({"root": "/lake", "retention_hours": 0}, "greater than 0"),
         ({"root": "/lake", "partition_by": {"orders": ["a"]}}, "not a table name"),
