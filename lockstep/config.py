@@ -87,14 +87,15 @@ class Config(Settings):
         """Two in one place would take each other's generations for theirs."""
         names: dict[tuple[str, ...], list[str]] = {}
         for name, sink in self.sinks.items():
-            names.setdefault((sink.type, *sink.place(name)), []).append(f"sinks.{name}")
+            for place in sink.places(name):
+                names.setdefault((sink.type, *place), []).append(f"sinks.{name}")
         problems = [
             f"{' and '.join(sharing)} write to the same place: give each a prefix or schema of its own"
             for sharing in names.values()
             if len(sharing) > 1
         ]
         if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("; ".join(dict.fromkeys(problems)))
         return self
 
     @model_validator(mode="after")

@@ -59,6 +59,20 @@ def split_address(url: str, *, looks_like: str) -> SplitResult:
     return parts
 
 
+_THIS_HOST: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})  # noqa: S104  nothing listens here
+
+
+def same_host(host: str) -> str:
+    """A host's name as it is for all who write it another way: case, brackets, a dot at its end, this machine."""
+    name = host.strip("[]").rstrip(".").lower()
+    return "localhost" if name in _THIS_HOST else name
+
+
+def same_server(parts: SplitResult, *, default_port: int) -> str:
+    """Host and port of an address that ``split_address`` took, the same for all ways to write them."""
+    return f"{same_host(parts.hostname or '')}:{parts.port or default_port}"
+
+
 class Tls(BaseModel):
     """TLS towards a server. The server's certificate is checked unless ``verify`` is switched off.
 

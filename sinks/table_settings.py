@@ -1,6 +1,6 @@
 """What every sink's settings say of the tables it gets, and of what it gets of them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
@@ -166,9 +166,12 @@ class TableSettings(BaseModel):
         named = {TableName.parse(text) for text in self.where}
         return named | {parse_column(text)[0] for text in (*self.exclude, *self.rename, *self.mask, *self.computed)}
 
-    def place(self, name: str) -> tuple[str, ...]:
-        """Where a sink of this name and these settings keeps its rows: no two sinks may be in the same place."""
-        return (name,)
+    def places(self, name: str) -> Set[tuple[str, ...]]:
+        """Where a sink of this name and these settings keeps its rows, however that is written.
+
+        No two sinks may have one of them in common.
+        """
+        return {(name,)}
 
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly."""

@@ -1,9 +1,9 @@
 """Settings of a Delta sink."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -20,6 +20,8 @@ _LOGINS: Final = {
     ),
     **dict.fromkeys(("gs", "gcs"), (None, "google_service_account_key")),
 }
+_SAME: Final = {"s3a": "s3", "gcs": "gs", "azure": "az", "abfs": "abfss"}
+"""Other names of a scheme."""
 _SCHEMES: Final = ("", "file", "hdfs", "viewfs", *_LOGINS)
 
 
@@ -73,8 +75,13 @@ class DeltaSettings(TableSettings):
             raise ValueError("login is for object stores")
         return self
 
-    def place(self, name: str) -> tuple[str, ...]:
-        return self.root.rstrip("/"), self.prefix or name
+    def places(self, name: str) -> Set[tuple[str, ...]]:
+        parts = urlsplit(self.root)
+        if parts.scheme in ("", "file"):
+            path = unquote(parts.path) if parts.scheme else self.root
+            return {("file", str(Path(path).resolve()), self.prefix or name)}
+        store = _SAME.get(parts.scheme, parts.scheme)
+        return {(store, parts.netloc, parts.path.strip("/"), self.prefix or name)}
 
     @property
     def target_file_bytes(self) -> int:

@@ -1,12 +1,12 @@
 """How the OpenSearch sink is configured."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from cdc.model.table import Table, TableName
-from sinks.access import Login, Tls, split_address
+from sinks.access import Login, Tls, same_server, split_address
 from sinks.opensearch.ids import IdTemplate
 from sinks.opensearch.mapping import copy_targets, field_name
 from sinks.opensearch.names import name_problems
@@ -14,6 +14,8 @@ from sinks.table_settings import PROJECTING, TableSettings
 from sinks.wrappers.projection import parse_column, parse_columns
 
 _ADDRESS: Final = "https://host:9200"
+_PORTS: Final = {"http": 9200, "https": 443}
+"""To which the client connects where an address has none."""
 
 # What an index must not be created with, and why.
 _SETTINGS_OF_OURS: Final[Mapping[str, str]] = {
@@ -176,8 +178,17 @@ class OpenSearchSettings(TableSettings):
         _raise_all(problems)
         return self
 
-    def place(self, name: str) -> tuple[str, ...]:
-        return (*sorted(url.rstrip("/") for url in self.urls), self.prefix or name)
+    def places(self, name: str) -> Set[tuple[str, ...]]:
+        """Each node leads to the whole cluster."""
+        nodes = [split_address(url, looks_like=_ADDRESS) for url in self.urls]
+        return {
+            (
+                same_server(node, default_port=_PORTS[node.scheme]),
+                node.path.rstrip("/"),
+                self.prefix or name,
+            )
+            for node in nodes
+        }
 
     def table_names(self) -> Mapping[TableName, str]:
         """``names``, parsed."""

@@ -1,14 +1,15 @@
 """Settings of a Redis sink."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, ClassVar, Final, Literal, Self, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.table import TableName
-from sinks.access import Login, Tls, split_address
+from sinks.access import Login, Tls, same_server, split_address
 from sinks.redis.layout import Layout, Template
 from sinks.table_settings import PROJECTING, TableSettings
 
@@ -100,8 +101,16 @@ class RedisSettings(TableSettings):
         """The tables that the layout's settings name."""
         return super().named_tables() | self.layout.named()
 
-    def place(self, name: str) -> tuple[str, ...]:
-        return self.url.get_secret_value(), self.prefix or name
+    def places(self, name: str) -> Set[tuple[str, ...]]:
+        text = self.url.get_secret_value()
+        parts = urlsplit(text)
+        database = dict(parse_qsl(parts.query)).get("db")
+        if parts.scheme == "unix":
+            server = unquote(parts.path)
+        else:
+            server = same_server(parts, default_port=6379)
+            database = database or parts.path.strip("/")
+        return {(server, (database or "").lstrip("0"), self.prefix or name)}
 
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly: they have expired, or nobody has asked for them yet."""

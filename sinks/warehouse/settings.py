@@ -1,16 +1,16 @@
 """What is configured of a SQL warehouse."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from sinks.access import Login, Tls
+from sinks.access import Login, Tls, same_host
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
 
@@ -47,6 +47,18 @@ def _are_tables(tables: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
     if not isinstance(tables, bool):
         _parse_tables(tables)
     return tables
+
+
+# As SQLAlchemy reads an address.
+_SERVER: Final = re.compile(
+    r"postgresql(?:\+\w+)?://(?:(?P<user>[^:/]*)(?::[^@]*)?@)?(?P<host>\[[^/?\]]+\]|[^/:?]+)?(?::(?P<port>\d*))?"
+    r"(?:/(?P<database>[^?]*))?(?:\?(?P<query>.*))?"
+)
+
+
+def _same_address(server: str) -> str:
+    host, _, port = server.rpartition(":")
+    return f"{same_host(host)}:{port}"
 
 
 _DUCKDB: Final = re.compile(r"duckdb(\+\w+)?:")
@@ -136,8 +148,23 @@ class WarehouseSettings(TableSettings):
             raise ValueError("; ".join(problems))
         return self
 
-    def place(self, name: str) -> tuple[str, ...]:
-        return str(self.file) if self.is_file else self.url.get_secret_value(), self.schema_name or name
+    def places(self, name: str) -> Set[tuple[str, ...]]:
+        where = str(self.file) if self.is_file else self._server_and_database()
+        return {(where, self.schema_name or name)}
+
+    def _server_and_database(self) -> str:
+        """The same for all ways to write them; the address itself where it can't be told."""
+        text = self.url.get_secret_value()
+        match = _SERVER.fullmatch(text)
+        if match is None:
+            return text
+        given = parse_qs(match["query"] or "")
+        port = given.get("port", [match["port"] or "5432"])[0]
+        hosts = [host for hosts in given.get("host", [match["host"] or ""]) for host in hosts.split(",")]
+        servers = [host if re.search(r"[^:\]]:\d+$|\]:\d+$", host) else f"{host}:{port}" for host in hosts]
+        user = self.login.user or unquote(match["user"] or "")
+        database = given.get("dbname", [match["database"] or user])[0]
+        return " ".join((*sorted(map(_same_address, servers)), database))
 
     @property
     def _history(self) -> tuple[str, ...]:

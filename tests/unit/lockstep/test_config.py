@@ -155,6 +155,67 @@ def test_two_sinks_cannot_be_in_the_same_place(write, settings: str, place: str)
         load(write(text + f'{place} = "one"\n'))
 
 
+_PLACES = {
+    "opensearch": ("urls = ['{}']", "prefix"),
+    "redis": ("url = '{}'", "prefix"),
+    "warehouse": ("url = '{}'", "schema"),
+    "delta": ("root = '{}'", "prefix"),
+}
+
+
+def _two_sinks(kind: str, one: str, two: str) -> str:
+    address, prefix = _PLACES[kind]
+    return VALID + "".join(
+        f'[sinks.{name}]\ntype = "{kind}"\n{address.format(text)}\n{prefix} = "p"\n'
+        for name, text in (("one", one), ("two", two))
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "two"),
+    [
+        ("opensearch", "http://127.0.0.1:1", "http://localhost:1"),
+        ("opensearch", "http://h", "http://H:9200/"),
+        ("opensearch", "https://h:443", "https://h."),
+        ("opensearch", "http://a:1', 'http://b:1", "http://b:1', 'http://c:1"),
+        ("redis", "redis://h:6379", "redis://h:6379/0"),
+        ("redis", "redis://h/1", "redis://me@h:6379/2?db=1"),
+        ("redis", "redis://[::1]", "redis://localhost:6379/"),
+        ("redis", "unix:///run/r.sock", "unix:///run/r.sock?db=0"),
+        ("warehouse", "postgresql+psycopg://u@h/d", "postgresql+psycopg://u@h:5432/d"),
+        ("warehouse", "postgresql://v@h/d", "postgresql+psycopg://u@h/d?sslmode=require"),
+        ("warehouse", "postgresql://h/d", "postgresql:///d?host=h&port=5432"),
+        ("warehouse", "postgresql://d@127.0.0.1", "postgresql://x@[::1]:5432/d"),
+        ("warehouse", "duckdb:////a/b.duckdb", "duckdb+duckdb_engine:////a/../a/b.duckdb?memory_limit=1GB"),
+        ("delta", "s3://b/x", "s3a://b/x/"),
+        ("delta", "/lake", "file:///a/../lake/"),
+    ],
+)
+def test_a_place_is_known_by_its_other_names(write, kind: str, one: str, two: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"sinks\.one and sinks\.two write to the same place"):
+        load(write(_two_sinks(kind, one, two)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "one", "two"),
+    [
+        ("opensearch", "http://h", "https://h"),
+        ("opensearch", "http://h/a", "http://h/b"),
+        ("redis", "redis://h/1", "redis://h/10"),
+        ("redis", "redis://h", "redis://i"),
+        ("redis", "unix:///run/r.sock", "unix:///run/r.sock?db=1"),
+        ("warehouse", "postgresql://u@h/d", "postgresql://u@h/e"),
+        ("warehouse", "postgresql://u@h/d", "postgresql://u@h:5433/d"),
+        ("warehouse", "postgresql://u@h", "postgresql://v@h"),
+        ("warehouse", "postgresql:///d?host=h", "postgresql:///d?host=i"),
+        ("delta", "s3://b/x", "gs://b/x"),
+        ("delta", "abfss://a@s/x", "abfss://b@s/x"),
+    ],
+)
+def test_places_that_are_not_the_same_may_be_in_one_file(write, kind: str, one: str, two: str) -> None:
+    load(write(_two_sinks(kind, one, two)))
+
+
 def test_a_warehouse_in_a_file_is_written_by_one_machine(write) -> None:
     text = (
         VALID + '[sinks.dwh]\ntype = "warehouse"\nurl = "duckdb:////var/lib/shop/dwh.duckdb"\n[spark]\nmaster = "{}"\n'
