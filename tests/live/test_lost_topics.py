@@ -15,7 +15,7 @@ from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
-from cdc.postgres.slot import find_slot
+from cdc.postgres.slot import Slot, find_slot
 from cdc.stream.topics import create_missing_topics
 from jobs.query.log_facts import have_shapes_changed
 from jobs.query.sink_plan import SinkPlan
@@ -180,13 +180,25 @@ def test_the_lost_shape_of_one_table_stops_capture(database: Database, captured:
 
 def _assert_refused(database: Database, captured: Captured, words: str, *tables: str) -> None:
     """It doesn't start, names the topics of these tables, and has confirmed nothing."""
-    before = find_slot(database.connection, captured.config.slot)
+    before = _slot_at_rest(database, captured)
     captured.begin()
     error = captured.wait_error()
     assert isinstance(error, PositionMismatch)
     assert words in str(error)
     assert all(captured.topic(table) in str(error) for table in tables)
-    assert find_slot(database.connection, captured.config.slot) == before
+    assert _slot_at_rest(database, captured) == before
+
+
+def _slot_at_rest(database: Database, captured: Captured) -> Slot | None:
+    """PostgreSQL takes in what was confirmed last, and ends its sender, a moment after capture has ended."""
+    slots: list[Slot | None] = []
+
+    def is_at_rest() -> bool:
+        slots.append(find_slot(database.connection, captured.config.slot))
+        return slots[-1] is None or slots[-1].active_pid is None
+
+    until(is_at_rest)
+    return slots[-1]
 
 
 def _rename_slot(_: Database, captured: Captured) -> None:
