@@ -9,7 +9,7 @@ import psycopg
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_progress
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
@@ -115,8 +115,7 @@ def _start(config: Config, settings: SinkSettings, *, lsn: int | None, time_ms: 
     """The offset of each partition of the sink's tables to read from. Raises ConfigurationError as ``read_from``."""
     tables = [TableName.parse(table) for table in settings.tables] or config.source.keyed_names
     cluster = TopicAdmin(config.kafka.client())
-    counts = cluster.partition_counts()
-    partitions = [(config.topics()[table], n) for table in tables for n in range(counts.get(config.topics()[table], 0))]
+    partitions = partitions_of([config.topics()[table] for table in tables], cluster.partition_counts())
     if lsn is None:
         assert time_ms is not None
         return cluster.offsets_at(partitions, time_ms)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -106,6 +106,16 @@ class LagCollector:
             (generation, self._opened(name, generation.number).generations.load_progress())
             for generation in generations
         ]
+
+    def refresh(self, sinks: Collection[str]) -> None:
+        """Let readers of the live generations of these sinks find what is applied. Raises Unavailable or LockstepError.
+
+        The sinks must have answered the last ``collect``.
+        """
+        for name in sinks:
+            generations = self._known.get(name, ())
+            for generation in [known for known in generations if known.is_live] or generations:
+                self._opened(name, generation.number).generations.refresh()
 
     def close(self) -> None:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.

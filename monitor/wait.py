@@ -15,6 +15,9 @@ class Collector(Protocol):
     def collect(self) -> LagReport:
         """The lag now. Raises Unavailable when the source or Kafka doesn't answer."""
 
+    def refresh(self, sinks: Collection[str]) -> None:
+        """Let readers find what these sinks have applied. Raises Unavailable when one doesn't answer."""
+
 
 def wait_for_lsn(
     collector: Collector, lsn: int, *, timeout_s: float, sinks: Collection[str], sleep: Callable[[float], None]
@@ -39,6 +42,7 @@ def wait_for_lsn(
                 if stage.sink is not None and stage.sink.is_live and stage.lsn is not None and stage.lsn >= lsn
             }
             if reached.issuperset(sinks):
+                collector.refresh(sinks)
                 return True
         waited_s = time.monotonic() - began
         if waited_s > timeout_s:

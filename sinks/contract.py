@@ -219,6 +219,10 @@ class Generations(Protocol):
         """
         ...
 
+    def refresh(self) -> None:
+        """Readers find from now on what was applied before. Has no effect where they always do."""
+        ...
+
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
         """Remove all other tables of this generation, their rows and the names that readers know them by.
 

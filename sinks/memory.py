@@ -168,6 +168,9 @@ class MemoryGenerations:
             self._store.generation(self._number)
             self._store.live = self._number
 
+    def refresh(self) -> None:
+        """Has no effect: readers see each write."""
+
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
         with self._store.lock:
             generation = self._store.generations.get(self._number, _Generation())

@@ -9,9 +9,10 @@ before the consistent point has been published then, and nothing after it. So th
 tags, also for the deletes of keys that the table no longer has. Rows of chosen keys are published again the same way.
 """
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.published_table import PublishedTable
@@ -24,6 +25,9 @@ from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
 from snapshot.table_reader import FoundKey
+
+_AGE_MAX_S: Final = 10.0
+"""How long the Kafka transaction of a batch is open. Brokers abort one of a minute, and rows may be wide or rare."""
 
 _REPORT_EVERY = 5000
 
@@ -120,6 +124,7 @@ class _TableCopy:
         self._prefix = tag_prefix(state.epoch, consistent_point)
         self._source = published.encoder.source(commit_time_ms=state.commit_time_ms, xid=0, snapshot=True)
         self._pending = 0
+        self._opened_s = 0.0
         self._size = 0
         self._estimated = reader.estimated_rows(published.table)
 
@@ -170,12 +175,15 @@ class _TableCopy:
         )
 
     def _send(self, key: bytes, value: bytes, *, tombstone: bytes | None = None) -> None:
+        now_s = time.monotonic()
+        if not self._pending:
+            self._opened_s = now_s
         self._publisher.send(self._published.topic, key, value)
         if tombstone is not None:
             self._publisher.send(self._published.topic, key, None, tombstone)
         self._pending += 1
         self._size += len(value)
-        if self._pending >= self._settings.batch_rows:
+        if self._pending >= self._settings.batch_rows or now_s - self._opened_s > _AGE_MAX_S:
             self._publisher.commit(self._state, progress=False)
             self._committed()
             self._pending = 0

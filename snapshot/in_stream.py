@@ -6,6 +6,7 @@ consistent point is published, and nothing after it. Then come the rows as the s
 
 import collections
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import Membership
 from cdc.postgres.connection import connection_error
 from cdc.postgres.replication import ComingSlot, CreatedSlot
-from cdc.postgres.slot import emit_heartbeat, temporary_slot_name
+from cdc.postgres.slot import emit_heartbeat, oldest_writer, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.pgoutput import Fields
 from cdc.stream.live_stream import LiveStream
@@ -35,7 +36,13 @@ from snapshot.keys import KeyTexts, key_texts
 from snapshot.table_reader import SnapshotReader, TableRefused, UnreadableKey
 
 _SLOT_PATIENCE_S: Final = 3.0
-"""How long the stream may stop for a slot that is created while nothing else is done."""
+"""How long the stream may stop for a slot that is created while nothing else is done, at first."""
+
+_SLOT_PATIENCE_MAX_S: Final = 60.0
+"""And after many attempts: where some transaction that writes always lasts longer, the copy would never begin."""
+
+_SAID_AFTER_S: Final = 60.0
+"""A wait for transactions that lasts so long is told."""
 
 _KEYS_AT_ONCE: Final = 500
 """How many keys one query reads, and one Kafka transaction takes at most."""
@@ -99,6 +106,8 @@ class StreamCopies:
         self._stopping = stopping
         self._while_waiting = while_waiting
         self._coming: ComingSlot | None = None
+        self._coming_since_s = 0.0
+        self._patience_s = _SLOT_PATIENCE_S
         self._no_repair_before_s = 0.0
         self._put_off_for = ""
 
@@ -124,11 +133,22 @@ class StreamCopies:
         if self._coming is None:
             with self._putting_off_repairs(unless=lacking):
                 self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
-        return self.is_ready()
+            self._coming_since_s = time.monotonic()
+        if self.is_ready():
+            return True
+        if time.monotonic() - self._coming_since_s > _SAID_AFTER_S:
+            self._coming_since_s = math.inf  # once for each
+            self._say_waiting()
+        return False
 
     def is_ready(self) -> bool:
         """Whether ``copy`` can begin."""
         return self._coming is not None and self._coming.is_ready()
+
+    def _say_waiting(self) -> None:
+        oldest = oldest_writer(self._sql)
+        whose = "" if oldest is None else f"; the oldest, of process {oldest.pid}, has run for {oldest.seconds:.0f} s"
+        self._say(f"a copy waits until transactions that write have ended{whose}")
 
     def _lacking(self, state: CaptureState) -> list[TableName]:
         return [name for name in self._pipeline.source.table_names if name not in state.copied]
@@ -197,8 +217,11 @@ class StreamCopies:
         if not wanted_names:
             return None
         coming = opened.enter_context(ComingSlot(pipeline.source, temporary_slot_name(pipeline.slot)))
-        if not coming.wait(_SLOT_PATIENCE_S, self._while_waiting):
+        if not coming.wait(self._patience_s, self._while_waiting):
+            self._patience_s = min(_SLOT_PATIENCE_MAX_S, 2 * self._patience_s)
+            self._say_waiting()
             return None
+        self._patience_s = _SLOT_PATIENCE_S
         slot = coming.created()
         reader = opened.enter_context(SnapshotReader(pipeline.source, slot.snapshot_name))
         shapes = reader.tables(wanted_names, pipeline.publication, pipeline.source.keys)

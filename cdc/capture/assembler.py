@@ -118,8 +118,9 @@ class Assembler:
     by prefix; those are never published.
 
     Rows of ``passed_over`` are counted as if they were published, and are not: these tables lack a copy to begin with.
-    A table comes to them when an update of it can't be completed. ``outdated`` are followed, but have to be copied
-    again: what is known of their rows may be of before a change that the stream didn't show.
+    A table comes to them when an update of it can't be completed. ``uncaptured`` are counted like them: they were
+    captured before, and perhaps still when the last transaction was published in part. ``outdated`` are followed, but
+    have to be copied again: what is known of their rows may be of before a change that the stream didn't show.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Assembler:
         tables: Mapping[TableName, PublishedTable],
         *,
         passed_over: Mapping[TableName, PublishedTable] = _NO_TABLES,
+        uncaptured: Mapping[TableName, PublishedTable] = _NO_TABLES,
         outdated: Collection[TableName] = (),
         epoch: int,
         skip_to: tuple[int, int],
@@ -143,6 +145,7 @@ class Assembler:
     ) -> None:
         self._tables = dict(tables)
         self._passed_over = dict(passed_over)
+        self._uncaptured = uncaptured
         self._outdated = set(outdated)
         self._of_oid = {
             published.table.oid: name
@@ -327,7 +330,8 @@ class Assembler:
         is_known = by_name in self._tables or by_name in self._passed_over
         name = by_name if is_known else self._of_oid.get(relation.relation_id)
         if name is None:
-            self._relations[relation.relation_id] = None
+            known_before = self._uncaptured.get(by_name)
+            self._relations[relation.relation_id] = None if known_before is None else _PassedOver(known_before)
             return
         if name in self._passed_over:
             self._relations[relation.relation_id] = self._described_only(relation, self._passed_over[name])

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from cdc.kafka.client import new_client
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
-from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase
 from cdc.protocol.envelope import TAG_HEADER
 
@@ -33,6 +33,9 @@ _MARKERS_S = 0.003
 client tries again after 20 ms. Measured: a pause of 2 to 4 ms takes a small commit from 32 ms to 9."""
 
 _VALUE_OVERHEAD_BYTES = 64 * 1024
+_MESSAGES_IN_QUEUE = 2
+"""As many of the largest messages fit into the queue at least: one that never fits would wait for ever."""
+
 _FENCED_CODES = (
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
@@ -54,8 +57,8 @@ class TransactionalPublisher:
     Raises as ``new_client``.
 
     ``send`` any number of events, then ``commit``. All of them raise Unavailable when the open batch is lost: the
-    caller starts over from the committed state. They raise Fenced when another process took over, and LockstepError
-    when the brokers refuse.
+    caller starts over from the committed state, and finds out whether another process took over. They raise
+    LockstepError when the brokers refuse.
     """
 
     def __init__(
@@ -93,7 +96,10 @@ class TransactionalPublisher:
                 "compression.type": "lz4",
                 "linger.ms": 5,  # a flush doesn't wait for it; a backlog gets fuller batches
                 "batch.size": 1024 * 1024,
-                "queue.buffering.max.kbytes": queue_bytes // 1024,
+                "queue.buffering.max.kbytes": max(
+                    queue_bytes, _MESSAGES_IN_QUEUE * (max_message_bytes + _VALUE_OVERHEAD_BYTES)
+                )
+                // 1024,
                 "queue.buffering.max.messages": 1_000_000,
                 "message.max.bytes": max_message_bytes + _VALUE_OVERHEAD_BYTES,
                 # The next transaction often starts before the last one's markers are written.
@@ -133,6 +139,7 @@ class TransactionalPublisher:
     def _add(
         self, topic: str, key: bytes, value: bytes | None, extra: bytes | list[tuple[str, bytes]] | None = None
     ) -> None:
+        deadline = None
         while True:
             try:
                 if extra is None:
@@ -144,6 +151,9 @@ class TransactionalPublisher:
             except BufferError:
                 self._call("poll", self._producer.poll, 0.05)
                 self._while_waiting()
+                deadline = deadline or time.monotonic() + _GIVE_UP_S
+                if time.monotonic() > deadline:
+                    raise Unavailable(f"Kafka took nothing of a full batch in {_GIVE_UP_S:.0f} s") from None
             except KafkaException as error:
                 raise self._translated(error, topic=topic, size=len(value or b"")) from error
 
@@ -258,9 +268,10 @@ class TransactionalPublisher:
     ) -> LockstepError:
         details: KafkaError = error.args[0]
         if details.code() in _FENCED_CODES:
-            return Fenced(
-                "another capture process of this slot has taken over; this one stops",
-                hint="exactly one may run: if it wasn't you, look for a second `lockstep capture` or `lockstep run`",
+            # Who has done that is found out at the next start, from the state: see Ownership.
+            return Unavailable(
+                f"Kafka has ended this producer's transaction: another process has taken over, or it was open for more"
+                f" than {TRANSACTION_TIMEOUT_MS // 1000} s"
             )
         if details.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             return LockstepError(

@@ -42,6 +42,24 @@ def find_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
     return Slot(row[0], row[1], row[2], row[3], parse_lsn(row[4]) if row[4] else None, row[5])
 
 
+@dataclass(frozen=True, slots=True)
+class OldestWriter:
+    """The transaction that writes and began first: the process id, and how long it has run."""
+
+    pid: int
+    seconds: float
+
+
+def oldest_writer(connection: psycopg.Connection[Any]) -> OldestWriter | None:
+    """None where none is seen; a role without pg_read_all_stats sees its own alone."""
+    row = connection.execute(
+        "select pid, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
+        " where backend_xid is not null and xact_start is not null and pid <> pg_backend_pid()"
+        " order by xact_start limit 1"
+    ).fetchone()
+    return None if row is None else OldestWriter(row[0], row[1])
+
+
 def temporary_slot_name(slot: str) -> str:
     """A new name each time: the server may still be busy with ending the last one."""
     return f"{slot[: _NAME_MAX - 9]}_{uuid.uuid4().hex[:8]}"

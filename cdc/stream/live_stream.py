@@ -99,11 +99,12 @@ class StreamOpener:
         require_slot(sql, state)
         tables = PublishedTables(pipeline, sql, state.database)
         recorded = read_tables(pipeline.kafka.client(), pipeline.name)
-        # Topics keep the shapes of all tables that were ever captured; those no longer configured are left out.
+        # Topics keep the shapes of all tables that were ever captured; those no longer configured are only counted.
         # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
         shapes_of = {name: tables.of(recorded[name]) for name in pipeline.source.table_names if name in recorded}
         published = {name: shape for name, shape in shapes_of.items() if name in state.memberships}
         passed_over = {name: shape for name, shape in shapes_of.items() if name not in published}
+        uncaptured = {name: tables.of(table) for name, table in recorded.items() if name not in shapes_of}
         watch = TableWatch(pipeline, sql, self.say)
         topics = TopicWatch(pipeline, self.keep_alive)
         state = watch.inspect(state)
@@ -125,7 +126,7 @@ class StreamOpener:
             report=self.committed,
             memory=toast.store,
         )
-        assembler = self._assembler(state, published, passed_over, shapes, log, toast, batch)
+        assembler = self._assembler(state, published, passed_over, uncaptured, shapes, log, toast, batch)
         loop = CaptureLoop(
             stream=stream,
             batch=batch,
@@ -149,6 +150,7 @@ class StreamOpener:
         state: CaptureState,
         published: Mapping[TableName, PublishedTable],
         passed_over: Mapping[TableName, PublishedTable],
+        uncaptured: Mapping[TableName, PublishedTable],
         shapes: CatalogueShapes,
         log: TopicReader,
         toast: ToastCache,
@@ -157,6 +159,7 @@ class StreamOpener:
         return Assembler(
             published,
             passed_over=passed_over,
+            uncaptured=uncaptured,
             outdated=published.keys() - state.copied.keys(),
             epoch=state.epoch,
             skip_to=(state.commit_lsn, state.seq),

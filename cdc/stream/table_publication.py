@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 
 from cdc.capture.published_table import PublishedTable
+from cdc.kafka.topic_names import table_topic
 from cdc.model.table import ReplicaIdentity, Table
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import keys_can_swap
@@ -23,13 +24,13 @@ class PublishedTables:
     database: str
 
     def of(self, table: Table) -> PublishedTable:
-        """How a table of this shape is published. Raises KeyError for one that isn't captured."""
+        """How a table of this shape is published, or was before it was taken out of the captured ones."""
         encoder = TableEncoder(table, server=self.pipeline.name, database=self.database, version=version("lockstep"))
         rule = None
         if table.replica_identity is not ReplicaIdentity.FULL and table.key:
             rule = load_rule(self.sql, table)
         return PublishedTable(
-            self.pipeline.topics()[table.name],
+            table_topic(self.pipeline.name, table.name),
             encoder,
             keys_can_swap=keys_can_swap(self.sql, table.oid),
             toast=rule if rule is not None and rule.positions else None,

@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 
 from cdc.kafka.partitioner import partition_of
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
@@ -85,9 +85,9 @@ def topic_tags(
     None when there are more than ``KEYS_MAX`` keys, or when reading takes longer than ``read_max_s`` seconds. Raises
     Unavailable when Kafka doesn't answer, LockstepError when a stop is asked for.
     """
-    partitions = TopicAdmin(client).partition_counts().get(topic, 0)
-    if not partitions or len(keys) > KEYS_MAX:
-        return None if partitions else {}
+    partitions = len(partitions_of([topic], TopicAdmin(client).partition_counts()))
+    if len(keys) > KEYS_MAX:
+        return None
     wanted = set(keys)
     # Ours are canonical already; another text of the same key would be another key.
     read = {partition_of(key, partitions) for key in keys}

@@ -93,6 +93,9 @@ class DeltaGenerations:
         self._tables.build(self._bookkeeping.read())  # nothing is created for a generation that never was
         self._bookkeeping.expose(choose)
 
+    def refresh(self) -> None:
+        """Has no effect: readers see what was committed."""
+
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
         if self._number not in self._bookkeeping.read().builds:
             return []

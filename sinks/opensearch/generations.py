@@ -58,12 +58,15 @@ class OpenSearchGenerations:
                 f"generation {self._number} is still being loaded in bulk", hint="switch when its load has ended"
             )
         # What is written and not yet refreshed would be missing for readers until the next refresh.
-        self._indexes.refresh(f"{self._indexes.prefix}.*_g{self._number}")
+        self.refresh()
         others = [index for index in indexes if index.is_live and index.generation != self._number]
         self._indexes.move_aliases(
             to=[(index.name, index.alias) for index in mine],
             away_from=[(index.name, index.alias) for index in others],
         )
+
+    def refresh(self) -> None:
+        self._indexes.refresh(f"{self._indexes.prefix}.*_g{self._number}")
 
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
         others = []

@@ -51,6 +51,9 @@ class RedisGenerations:
             self._live(client)  # SET would overwrite anything
             client.set(self._keys.live, f"g{self._number}")
 
+    def refresh(self) -> None:
+        """Has no effect: readers see each write."""
+
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
         others = []
         with self._connection.talking() as client:

@@ -77,6 +77,9 @@ class WarehouseGenerations:
             self._tables.expose(tables)
             self._bookkeeping.make_live()
 
+    def refresh(self) -> None:
+        """Has no effect: readers see what was committed."""
+
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
         with self._connection.transaction():
             if not self._bookkeeping.exist():

@@ -156,3 +156,6 @@ def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch
         assert len(list(sink.rows(ORDERS, [{"id": number}]))) == 1
     assert client.indices.get_settings(index=bookkeeping)[bookkeeping]["settings"]["index"]["refresh_interval"] == "-1"
     assert (refreshes(rows), refreshes(bookkeeping)) == before
+    assert client.count(index=rows)["count"] == 0
+    generations_of(sink).refresh()
+    assert client.count(index=rows)["count"] == 5

@@ -1,10 +1,13 @@
 """What the stream shows in part or not at all: tables that join and leave, partitions, filters, publications."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from snapshot import in_stream
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database
@@ -138,6 +141,43 @@ def test_a_table_that_joins_later_is_copied(database: Database, capture: Capturi
     captured.configure(tables=("public.t", "public.u"))
     captured.start()
     database.execute("insert into u values (1002, 'after')", "update u set a = 'z' where id = 5")
+    captured.assert_equal()
+
+
+def test_a_copy_begins_though_some_transaction_always_writes(
+    database: Database, capture: Capturing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slot is made when those that write have ended. The stream stops for it a little longer each time."""
+    monkeypatch.setattr(in_stream, "_SLOT_PATIENCE_S", 0.05)
+    database.execute("create table busy (id serial)", "create table a (id int primary key)")
+    captured = capture("public.a", publication="table a")
+    database.execute(
+        "create table b (id int primary key)", "insert into b values (1)", "alter publication p add table b"
+    )
+    captured.settle()
+    captured.stop()
+    captured.configure(tables=("public.a", "public.b"))
+    over = threading.Event()
+
+    def write() -> None:
+        with psycopg.connect(database.dsn) as connection:
+            while not over.is_set():
+                connection.execute("insert into busy default values")
+                over.wait(0.7)
+                connection.commit()
+
+    writers = [threading.Thread(target=write) for _ in range(3)]
+    try:
+        for writer in writers:
+            writer.start()
+            over.wait(0.25)
+        captured.start()
+        captured.wait_for("a copy waits until transactions that write have ended; the oldest, of process")
+        captured.wait_for("copying public.b")
+    finally:
+        over.set()
+        for writer in writers:
+            writer.join()
     captured.assert_equal()
 
 

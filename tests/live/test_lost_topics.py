@@ -333,3 +333,23 @@ def _is_undecided(plan: SinkPlan, prepared: Mapping[TableName, Table]) -> bool:
         return have_shapes_changed(plan, prepared)
     except Unavailable:
         return True
+
+
+def test_a_table_that_is_taken_out_in_the_middle_of_a_transaction_takes_nothing_of_the_others_along(
+    captured: Captured, database: Database
+) -> None:
+    """A restart counts the changes of the transaction to find those that were published: that table's too."""
+    captured.start()
+    captured.settle()
+    captured.stop()
+    batches = captured.config.capture.model_copy(update={"batch_rows": 10})
+    captured.config = captured.config.model_copy(update={"capture": batches})
+    database.execute(
+        "begin; insert into t select n, 'new' from generate_series(100, 104) n;"
+        " insert into u select n from generate_series(100, 130) n; commit"
+    )
+    captured.start(wrap_publisher=dying(lambda commit: captured.topic("public.u") in commit.topics))
+    assert isinstance(captured.wait_error(), Killed)
+    captured.configure(tables=("public.u",))
+    captured.start()
+    captured.assert_equal()

@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from cdc.kafka.control_topics import read_schema_records
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import histories, newest_shapes
@@ -72,8 +72,7 @@ def open_sides(
     topics = config.topics()
 
     def log_ends() -> Mapping[TopicPartition, int]:
-        counts = cluster.partition_counts()
-        partitions = [(topics[name], number) for name in names for number in range(counts.get(topics[name], 0))]
+        partitions = partitions_of([topics[name] for name in names], cluster.partition_counts())
         return cluster.end_offsets(partitions, while_waiting=waiting.check)
 
     with ExitStack() as closing:

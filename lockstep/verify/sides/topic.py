@@ -10,7 +10,7 @@ from zlib import crc32
 
 import orjson
 
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.event import Position
 from cdc.model.table import Table, TableName
@@ -178,8 +178,9 @@ class TopicSide:
         self._ends = self._cluster.end_offsets([(topic, partition) for partition in self._partitions(table)])
         return {partition: end for (_, partition), end in self._ends.items()}
 
-    def _partitions(self, table: Table) -> range:
-        return range(self._cluster.partition_counts().get(self._topics[table.name], 0))
+    def _partitions(self, table: Table) -> list[int]:
+        listed = partitions_of([self._topics[table.name]], self._cluster.partition_counts())
+        return [partition for _, partition in listed]
 
     def _row(self, table: Table, record: Record) -> tuple[Key, Row | None]:
         """The row in the newest shape. None: it is deleted, or a later copy of the table replaces the event."""

@@ -1,5 +1,6 @@
 """Waiting until sinks have applied an LSN."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -24,6 +25,9 @@ def _wait(*reports: LagReport, sinks: tuple[str, ...] = ("cache",), seconds: flo
     class Collector:
         def collect(self) -> LagReport:
             return left.pop(0) if len(left) > 1 else left[0]
+
+        def refresh(self, refreshed: Collection[str]) -> None:
+            assert refreshed == sinks
 
     return wait_for_lsn(Collector(), 10, timeout_s=seconds, sinks=sinks, sleep=lambda _: None)
 

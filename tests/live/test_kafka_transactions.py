@@ -1,0 +1,42 @@
+"""What Kafka's client and brokers do to a batch: its transaction is ended, or an event doesn't fit into the queue."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    """Not started; ends with the test."""
+    database.execute("create table t (id int primary key, a text)", "insert into t values (1, 'x')")
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"]) as made:
+        yield made
+
+
+def test_a_transaction_that_was_ended_is_begun_again_where_nobody_has_taken_over(
+    captured: Captured, database: Database
+) -> None:
+    """Brokers answer the same to a producer whose transaction took too long as to one that was replaced."""
+    captured.start()
+    captured.settle()
+    other = Producer({**captured.client, "transactional.id": f"{captured.name}.{captured.config.slot}"})
+    other.init_transactions(10)
+    database.execute("insert into t values (2, 'y')")
+    captured.wait_for("starting over from the committed state")
+    captured.assert_equal()
+
+
+def test_an_event_that_is_larger_than_the_clients_queue_is_sent(captured: Captured, database: Database) -> None:
+    small = captured.config.capture.model_copy(update={"queue_bytes": 1024 * 1024})
+    captured.config = captured.config.model_copy(update={"capture": small})
+    captured.start()
+    database.execute("insert into t select 2, string_agg(md5(n::text), '') from generate_series(1, 100000) n")
+    captured.assert_equal()
