@@ -14,22 +14,23 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
-from cdc.kafka.publisher import TransactionalPublisher
 from stack.stack import Stack
 from tests.captured import Captured
 from tests.databases import Database
+from tests.dying_publisher import Killed, dying
 from tests.services import KAFKA_OVERRIDES
 
 _SETUP = (
     "create function noise(length int, seed int) returns text language sql immutable return"
     " (select left(string_agg(md5(seed::text || n), ''), length) from generate_series(0, length / 32) n)",
+    "create type mood as enum ('sad', 'fine')",
     "create table a (id int primary key, n int, words text, list int[])",
     "create table b (x int, y text, n int, primary key (y, x) deferrable initially immediate)",
     "alter table b replica identity full",
@@ -47,10 +48,6 @@ _SETUP = (
 )
 
 
-class _Killed(BaseException):
-    """The process is gone."""
-
-
 class Round:
     """One database, one pipeline, three sessions."""
 
@@ -64,6 +61,8 @@ class Round:
         self._names = (f"c{number}" for number in itertools.count(1))
         self._partitions = itertools.count(1)
         self._loose: list[tuple[str, int]] = []
+        self._used: list[str] = []
+        self._moods = itertools.count(1)
 
     def _session(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self._database.dsn, autocommit=True)
@@ -79,7 +78,7 @@ class Round:
         for _ in range(statements):
             self._step(self.random.choice(sessions))
             if self.random.random() < 0.02:
-                self._restart()
+                self._restart(sessions)
         for session in sessions:
             self._execute(session, self.random.choice(["commit", "rollback"]))
             session.close()
@@ -169,6 +168,7 @@ class Round:
             [
                 f"update a set id = id + 10000 where id = {self._id()}",
                 f"update a set id = {self._id()} where id = {self._id()}",
+                f"update a set id = 29 - id where id < {self._id()}",
                 f"update b set x = x + 1 where y = 'y{self._id() % 3}'",
                 f"update b set x = 30 - x where y = 'y{self._id() % 3}'",
                 f"update b set y = 'y{self._id() % 3}' where x = {self._id()}",
@@ -203,6 +203,13 @@ class Round:
         ).fetchone()
         return str(row[0]) if row else "none"
 
+    def _name(self) -> str:
+        """Of a column: a new one, or one that was there before and may be again."""
+        if self._used and self.random.random() < 0.3:
+            return self.random.choice(self._used)
+        self._used.append(next(self._names))
+        return self._used[-1]
+
     def _add_column(self) -> str:
         kind = self.random.choice(
             [
@@ -211,10 +218,11 @@ class Round:
                 "text default 'd' not null",
                 "float8 default random()",
                 "numeric(8,2)[] default '{1.5}'",
+                "mood default 'sad'",
                 "timestamptz default now()",
             ]
         )
-        return f"alter table {self._table()} add {next(self._names)} {kind}"
+        return f"alter table {self._table()} add {self._name()} {kind}"
 
     def _drop_column(self) -> str:
         table = self._table()
@@ -222,7 +230,7 @@ class Round:
 
     def _rename_column(self) -> str:
         table = self._table()
-        return f"alter table {table} rename {self._extra(table)} to {next(self._names)}"
+        return f"alter table {table} rename {self._extra(table)} to {self._name()}"
 
     def _alter_type(self) -> str:
         table = self._table()
@@ -230,6 +238,9 @@ class Round:
         return self.random.choice(
             [
                 f"alter table {table} alter {column} type text using 'x' || {column}::text",
+                f"alter table {table} alter {column} type mood using 'fine'",
+                "alter table a alter id type bigint",
+                "alter table a alter id type int",
                 f"alter table {table} alter {column} type varchar(30) using left({column}::text, 3)",
                 "alter table a alter n type bigint",
                 "alter table a alter n type int",
@@ -264,6 +275,7 @@ class Round:
                 "create temp table if not exists mine (id int)",
                 "select pg_logical_emit_message(true, 'other', 'content')",
                 "select pg_logical_emit_message(false, 'other', 'content')",
+                f"alter type mood add value 'mood {next(self._moods)}'",
                 "vacuum full a",
                 "analyze",
             ]
@@ -274,47 +286,36 @@ class Round:
         return f"alter publication {name} drop table a; alter publication {name} add table a"
 
     def _key(self) -> str:
-        return "alter table a drop constraint a_pkey, add primary key (id)"
+        return self.random.choice(
+            [
+                "alter table a drop constraint a_pkey, add primary key (id)",
+                "alter table a drop constraint a_pkey, add primary key (id) deferrable",
+                "alter table a drop constraint a_pkey, add primary key (id) deferrable initially deferred",
+                "begin; alter table a rename id to ident; update a set n = n + 1 where ident < 9;"
+                " alter table a rename ident to id; commit",
+            ]
+        )
 
-    def _restart(self) -> None:
+    def _restart(self, sessions: Sequence[psycopg.Connection[Any]]) -> None:
         captured = self._captured
         if self.random.random() < 0.5:
             self.log.append("-- capture stops")
             captured.stop()
+            for _ in range(self.random.choice([0, 3, 10, 30])):
+                self._step(self.random.choice(sessions))
         else:
             at, before = self.random.randrange(1, 4), self.random.random() < 0.5
             self.log.append(f"-- capture is killed {'before' if before else 'after'} commit {at}")
             captured.stop()
-            captured.start(wrap_publisher=lambda publisher: _Dying(publisher, at, before=before))
+            captured.start(wrap_publisher=dying(lambda commit: commit.number == at, before=before))
             deadline = time.monotonic() + 3
             while captured.error is None and time.monotonic() < deadline:
                 time.sleep(0.05)
             if captured.error is None:
                 captured.stop()
-            elif not isinstance(captured.error, _Killed):
+            elif not isinstance(captured.error, Killed):
                 raise captured.error
         captured.start()
-
-
-class _Dying:
-    """A publisher whose process ends at its n-th commit."""
-
-    def __init__(self, publisher: TransactionalPublisher, at: int, *, before: bool) -> None:
-        self._publisher = publisher
-        self._left = at
-        self._before = before
-
-    def commit(self, *arguments: Any, **options: Any) -> Any:
-        self._left -= 1
-        if self._left == 0 and self._before:
-            raise _Killed
-        bounds = self._publisher.commit(*arguments, **options)
-        if self._left == 0:
-            raise _Killed
-        return bounds
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._publisher, name)
 
 
 @contextmanager
