@@ -102,7 +102,7 @@ checkpoint_directory = ".lockstep/checkpoints"
 # jars = ["jars/spark-sql-kafka.jar"]      # Spark's Kafka source with what it needs; else fetched
 # package = "lockstep-package.zip"         # on a cluster: what `lockstep package` has made
 # python = "python3"                       # of a cluster's workers
-# conf = { "spark.ui.enabled" = "true" }   # further settings of Spark's, which win
+# conf = { "spark.local.dir" = "/data/spark" }    # further settings of Spark's, which win
 
 # One section per sink, of any name. A change of a setting with (rebuild) takes effect with `lockstep rebuild SINK`,
 # of any other with the next start. Every sink may have these:

@@ -11,7 +11,7 @@ def check_stored(known: Progress | None, stored: Progress | None, *, following: 
     """Raise DataLost when ``stored`` is behind what is ``known``: loaded or stored by this job last.
 
     Rows that were written after that may be gone with it. Raises Fenced when ``stored`` is ahead of what is
-    ``following``: another job has applied more, and what this one stores would hide that.
+    ``following`` of the same partitions: another job has applied more, and what this one stores would hide that.
     """
     if known is None:
         return
@@ -20,7 +20,7 @@ def check_stored(known: Progress | None, stored: Progress | None, *, following: 
             f"{destination} lacks progress that this job has stored there: it was removed or put back to an earlier"
             " moment, or has failed over to a server that lacked its last writes"
         )
-    if _is_behind(following, stored):
+    if any(following.next_offsets.get(at, offset) < offset for at, offset in stored.next_offsets.items()):
         raise Fenced(f"another job has applied more to {destination} than this one", hint="stop one of the two jobs")
 
 

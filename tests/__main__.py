@@ -38,7 +38,7 @@ BESIDE = ("-n", str(max(2, 3 * (os.cpu_count() or 1) // 2)), "--dist", "loadfile
 Steps = tuple[tuple[Part, ...], ...]
 
 CHANGE: Steps = (
-    (Part("alone and not soak"), Part("unit and not busy and not alone and not soak", niceness=10)),
+    (Part("alone and not soak"), Part("unit and not busy and not alone and not soak", niceness=19)),
     (
         Part("busy and not alone and not soak"),
         Part("not unit and not busy and not alone and not soak", BESIDE, niceness=10),

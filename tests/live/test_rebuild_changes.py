@@ -156,6 +156,7 @@ class _Retyping(threading.Thread):
                 self.changes += 1
 
 
+@pytest.mark.soak
 def test_a_build_begins_again_a_few_times_and_no_more(pipeline: Captured) -> None:
     sink = f"{pipeline.name}_cache"
     build = pipeline.build(sink)
