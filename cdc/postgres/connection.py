@@ -37,6 +37,12 @@ _KEEPALIVES = {
 # Classes of SQLSTATE in which the same call can succeed later: connection, too many connections, shutting down.
 _TRANSIENT_CLASSES = ("08", "53", "57")
 
+_INTERNAL_CLASS = "XX"
+"""Also what a question about a table gets that is dropped meanwhile: "could not open relation with OID 16384"."""
+
+_VALUE_CLASSES = ("22", "23")
+"""Data exceptions and violated constraints."""
+
 _LOCK_NOT_AVAILABLE = "55P03"
 
 LOCK_TIMEOUT = "set lock_timeout = '2s'"
@@ -114,6 +120,12 @@ def connection_error(error: psycopg.Error) -> LockstepError:
     state = error.sqlstate or ""
     if state == _LOCK_NOT_AVAILABLE:
         return Unavailable("a table is locked, by an ALTER TABLE that isn't committed for instance", retry_after_s=1.0)
+    if state.startswith(_INTERNAL_CLASS):
+        return Unavailable(
+            f"PostgreSQL can't answer, perhaps since a table is being dropped: {text}", retry_after_s=1.0
+        )
+    if state.startswith(_VALUE_CLASSES):
+        text = f"{type(error).__name__}, SQLSTATE {state}"  # its words may hold a row's value
     if not state and _WRONG_PARAMETER.search(text):
         return _wrong_parameter(text)
     # libpq has no SQLSTATE for a server that refuses the connection in its own words.

@@ -69,8 +69,8 @@ class TableWatch:
             now = memberships(sql, state.publication, pipeline.source.table_names)
             now |= self._renamed(state, now)
             end = wal_end(sql)
-        except psycopg.errors.LockNotAvailable:
-            return state  # somebody is altering a table; there will be another look
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
+            return state  # somebody is altering or dropping a table; there will be another look
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
         changed = set()

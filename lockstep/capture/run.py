@@ -85,8 +85,8 @@ def capture(
                 session.run()
         except Stopped:
             return
-        except (Unavailable, psycopg.OperationalError) as raised:
-            error = connection_error(raised) if isinstance(raised, psycopg.OperationalError) else raised
+        except (Unavailable, psycopg.Error) as raised:
+            error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if not isinstance(error, Unavailable):
                 raise error from raised
             wait_s = 0.5 if time.monotonic() - started > _RETRY_MAX_S else min(wait_s * 2, _RETRY_MAX_S)

@@ -48,3 +48,15 @@ def test_what_the_operator_has_to_mend_is_not_tried_again(text: str) -> None:
     error = connection_error(psycopg.OperationalError(f'connection to server at "db", port 5432 failed: {text}'))
     assert isinstance(error, LockstepError)
     assert not isinstance(error, Unavailable)
+
+
+def test_a_table_that_is_dropped_under_a_question_is_no_reason_to_stop() -> None:
+    error = connection_error(psycopg.errors.InternalError_("could not open relation with OID 16384"))
+    assert isinstance(error, Unavailable)
+
+
+def test_what_postgresql_says_of_a_value_is_not_shown() -> None:
+    error = connection_error(psycopg.errors.InvalidTextRepresentation('invalid input for type integer: "secret"'))
+    assert not isinstance(error, Unavailable)
+    assert "InvalidTextRepresentation, SQLSTATE 22P02" in error.message
+    assert "secret" not in str(error)
