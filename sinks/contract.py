@@ -94,7 +94,8 @@ class Progress:
     is the commit time of that position. ``updated_at_ms`` is the time as of which the whole log had been applied, so it
     doesn't move while a sink works off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of
     the topics read; they show that a topic was recreated. ``skipped`` names partitions of which a part was left out on
-    purpose, from their next offset on. Everything else below the offset given there has been applied.
+    purpose, from their next offset on. Everything else below the offset given there has been applied. ``left_at_ms``
+    has the topics that are read no longer, each with the time as of which the log had been applied when it left.
     """
 
     next_offsets: Mapping[TopicPartition, int]
@@ -104,6 +105,7 @@ class Progress:
     topic_ids: Mapping[str, str]
     rejected: int = 0
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
+    left_at_ms: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

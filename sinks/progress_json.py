@@ -17,6 +17,7 @@ def dump_progress(progress: Progress) -> bytes:
             "topic_ids": dict(progress.topic_ids),
             "rejected": progress.rejected,
             "skipped": [[topic, partition, next_] for (topic, partition), next_ in progress.skipped.items()],
+            "left_at_ms": dict(progress.left_at_ms),
         }
     )
 
@@ -32,4 +33,5 @@ def load_progress(text: bytes | str) -> Progress:
         topic_ids=value["topic_ids"],
         rejected=value["rejected"],
         skipped={(topic, partition): next_ for topic, partition, next_ in value.get("skipped", ())},
+        left_at_ms=value.get("left_at_ms", {}),
     )

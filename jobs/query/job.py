@@ -219,8 +219,8 @@ def _start_position(opened: OpenedSink, plan: SinkPlan, log: LogFacts) -> StartP
 def _keeper(
     plan: SinkPlan, opened: OpenedSink, log: LogFacts, stored: Progress | None, start: StartPosition
 ) -> ProgressKeeper:
-    # A watermark says that all of the tables are applied up to there, so it ends where one joins.
-    known = stored if stored is not None and stored.next_offsets.keys() >= set(log.partitions) else None
+    # A watermark says that all of the tables are applied up to there, so it ends where one joins or comes back.
+    known = stored if stored is not None and _covers(stored, log) else None
     return ProgressKeeper(
         opened.generations,
         Watermark(
@@ -234,7 +234,20 @@ def _keeper(
         sink=plan.name,
         retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
         skipped=skipped_by(start.offsets, stored),
+        left_at_ms=_left_at_ms(stored, log),
     )
+
+
+def _covers(stored: Progress, log: LogFacts) -> bool:
+    return stored.next_offsets.keys() >= set(log.partitions) and not stored.left_at_ms.keys() & log.topics.keys()
+
+
+def _left_at_ms(stored: Progress | None, log: LogFacts) -> dict[str, int]:
+    """The topics that the destination has rows of and that aren't read now, as Progress has them."""
+    if stored is None:
+        return {}
+    gone = {topic for topic, _ in stored.next_offsets} - log.topics.keys()
+    return {topic: stored.left_at_ms.get(topic, stored.updated_at_ms) for topic in gone}
 
 
 def _now_ms() -> int:

@@ -32,10 +32,12 @@ class ProgressKeeper:
         sink: str,
         retention_ms: Mapping[str, int],
         skipped: Mapping[TopicPartition, int] | None = None,
+        left_at_ms: Mapping[str, int] | None = None,
     ) -> None:
         """``retention_ms``: how long each topic keeps tombstones.
 
-        ``skipped`` are the partitions of which this start position leaves something out, as in Progress.
+        ``skipped`` are the partitions of which this start position leaves something out, and ``left_at_ms`` has the
+        topics that are read no longer, both as in Progress.
         """
         self._sink = sink
         self._retention_ms = dict(retention_ms)
@@ -46,6 +48,7 @@ class ProgressKeeper:
         self._lock = threading.Lock()  # the sink's client and the watermark aren't made for two threads
         self._applied: Offsets = {} if stored is None else dict(stored.next_offsets)
         self._skipped: Offsets = dict(skipped or {})
+        self._left_at_ms = dict(left_at_ms or {})
         self._rejected = 0 if stored is None else stored.rejected
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
@@ -111,6 +114,7 @@ class ProgressKeeper:
             topic_ids=self._topic_ids,
             rejected=self._rejected,
             skipped=dict(self._skipped),
+            left_at_ms=self._left_at_ms,
         )
         self._generations.save_progress(progress)
         self._saved_at_ms = self._now_ms()

@@ -110,9 +110,10 @@ def _other_partitions(sink: str, topic: str, *, now: int, before: int) -> Positi
 def _check_absence(
     point: ResumePoint, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
 ) -> None:
-    away_ms = now_ms - progress.updated_at_ms
     for (topic, partition), next_offset in progress.next_offsets.items():
         facts = topics.get(topic)
+        # A topic that was read no longer for a while was away, however fresh the others are.
+        away_ms = now_ms - progress.left_at_ms.get(topic, progress.updated_at_ms)
         # Where nothing was written since, no tombstone can be gone.
         if facts is None or away_ms <= facts.delete_retention_ms or next_offset >= ends.get((topic, partition), 0):
             continue

@@ -1,6 +1,7 @@
 """jobs.query.job"""
 
 import threading
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -91,6 +92,28 @@ def test_a_watermark_that_does_not_cover_a_table_that_joined_counts_for_nothing(
 
     assert watermark("p.public.a") == 100
     assert watermark("p.public.a", "p.public.b") == 0
+
+
+def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> None:
+    """When it is read again it is a table that joins: the watermark starts over."""
+    stored = Progress({("p.public.a", 0): 5, ("p.public.b", 0): 3}, 100, 7, 1_000, {})
+    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+
+    def after(before: Progress, *topics: str) -> Progress:
+        opened = open_memory(MemoryStore())
+        opened.sink.prepare([table()])
+        opened.sink.claim()
+        log = LogFacts(
+            {}, [], {topic: TopicFacts("id", 1, 10**15) for topic in topics}, dict.fromkeys(topics, table().name)
+        )
+        return _keeper(plan, opened, log, before, StartPosition()).batch_applied({("p.public.a", 0): 6}, rejected=0)
+
+    without = after(stored, "p.public.a")
+    assert (without.left_at_ms, without.watermark_lsn) == ({"p.public.b": 1_000}, 100)
+    later = replace(without, updated_at_ms=9_000)
+    assert after(later, "p.public.a").left_at_ms == {"p.public.b": 1_000}
+    back = after(later, "p.public.a", "p.public.b")
+    assert (back.left_at_ms, back.watermark_lsn) == ({}, 0)
 
 
 def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | Unavailable]) -> None:

@@ -75,6 +75,14 @@ def test_a_sink_that_was_away_longer_than_tombstones_live_is_refused() -> None:
         check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), STORED)
 
 
+def test_a_topic_that_was_not_read_for_a_while_was_away_though_the_sink_was_not() -> None:
+    """Its table was taken out, and is back."""
+    left = replace(progress(updated_at_ms=NOW_MS), left_at_ms={TOPIC: NOW_MS - 25 * HOUR_MS})
+    with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours"):
+        check(left, STORED)
+    check(replace(left, left_at_ms={TOPIC: NOW_MS - 23 * HOUR_MS}), STORED)
+
+
 def test_a_sink_that_missed_nothing_may_be_away_for_ever() -> None:
     check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), STORED, ends=STORED)
 
