@@ -110,18 +110,19 @@ class RedisGenerations:
 
         with self._connection.talking() as client:
             self._check_history(client)
-            with client.pipeline(transaction=True) as pipeline:
-                # Nobody else stores progress between the look and the write.
-                pipeline.watch(self._keys.progress)
-                text: bytes | None = pipeline.get(self._keys.progress)
-                stored = None if text is None else load_progress(text)
-                check_stored(self._known, stored, following=progress, destination=f"key {self._keys.progress!r}")
-                pipeline.multi()
-                pipeline.set(self._keys.progress, dump_progress(progress))
-                try:
+            try:
+                with client.pipeline(transaction=True) as pipeline:
+                    # Nobody else stores progress between the look and the write.
+                    pipeline.watch(self._keys.progress)
+                    text: bytes | None = pipeline.get(self._keys.progress)
+                    stored = None if text is None else load_progress(text)
+                    check_stored(self._known, stored, following=progress, destination=f"key {self._keys.progress!r}")
+                    pipeline.multi()
+                    pipeline.set(self._keys.progress, dump_progress(progress))
                     pipeline.execute()
-                except WatchError:
-                    raise Unavailable("another job has just stored its progress in redis") from None
+            except WatchError:
+                # The client's word for a connection that is lost in between, too.
+                raise Unavailable("redis was lost, or another job has just stored its progress there") from None
         self._known = progress
 
     def _live(self, client: Client) -> int | None:

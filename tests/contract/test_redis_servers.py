@@ -14,6 +14,7 @@ import pytest
 from pydantic import SecretStr
 from redis import Redis
 from redis.backoff import NoBackoff
+from redis.client import Pipeline
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
@@ -320,3 +321,27 @@ def test_keys_that_somebody_removes_under_a_running_job_are_noticed(start: Start
             client.flushall()
         with pytest.raises(DataLost, match="lacks progress"):
             generations.save_progress(progress(2))
+
+
+@pytest.mark.parametrize("lost_at", ["get", "execute"])
+def test_a_server_that_is_lost_while_progress_is_stored_is_waited_for(
+    start: Start, monkeypatch: pytest.MonkeyPatch, lost_at: str
+) -> None:
+    """Once a key is watched, the client has another error for a lost connection."""
+    port = start("lost")
+    with opened(port) as sink:
+        generations = generations_of(sink)
+        sink.prepare([table()])
+        generations.save_progress(progress(1))
+        call = getattr(Pipeline, lost_at)
+
+        def lose(pipeline: Pipeline, *arguments: object) -> object:
+            with Redis(port=port) as other:
+                other.client_kill_filter(_type="normal", skipme=True)
+            return call(pipeline, *arguments)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Pipeline, lost_at, lose)
+            with pytest.raises(Unavailable):
+                generations.save_progress(progress(2))
+        _patiently(lambda: generations.save_progress(progress(2)))
