@@ -63,7 +63,9 @@ class Bookkeeping:
     def held(self, document: str) -> Held | None:
         """A document in the version in which it is now, or None when there is none of that id."""
         self.check_format()
-        answer = self._client.call("GET", self._path(document), missing_ok=True)
+        # A replica may lag, and what it lacks would look lost.
+        primary = {"preference": "_primary"}
+        answer = self._client.call("GET", self._path(document), parameters=primary, missing_ok=True)
         if not answer or not answer.get("found"):
             return None
         return Held(answer["_source"], answer["_seq_no"], answer["_primary_term"])
