@@ -70,7 +70,7 @@ class CaptureLoop:
         confirmation: Confirmation,
         clock: Clock,
         stopping: Callable[[], bool],
-        heartbeat: Callable[[], None],
+        heartbeat: Callable[[], object],
         heartbeat_interval_s: float,
         inspect: Callable[[CaptureState], CaptureState] = lambda state: state,
     ) -> None:

@@ -21,7 +21,6 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
-from cdc.postgres.connection import connection_error
 from cdc.postgres.repair_messages import REPAIR_PREFIX
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import emit_heartbeat, sender_timeout_s
@@ -134,7 +133,7 @@ class StreamOpener:
             confirmation=confirmation,
             clock=clock,
             stopping=self.stopping,
-            heartbeat=lambda: _heartbeat(sql),
+            heartbeat=lambda: emit_heartbeat(sql),
             heartbeat_interval_s=pipeline.source.heartbeat_interval_s,
             inspect=lambda state: watch.inspect(topics.inspect(state), assembler, shapes),
         )
@@ -190,10 +189,3 @@ def _outbox_channel(pipeline: Pipeline) -> OutboxChannel | None:
     if pipeline.source.outbox_name is None:
         return None
     return OutboxChannel(pipeline.source.outbox_name, lambda kind: outbox_topic(pipeline.name, kind))
-
-
-def _heartbeat(sql: psycopg.Connection[Any]) -> None:
-    try:
-        emit_heartbeat(sql)
-    except psycopg.OperationalError as error:
-        raise connection_error(error) from error

@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -16,6 +16,7 @@ from cdc.model.table import Table, TableName
 from jobs.executor.task_input import Task
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
+from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import (
     BackfillReporter,
@@ -100,14 +101,12 @@ class SinkJob:
                 ),
             )
             stored = opened.generations.load_progress()
-            self._check_resume(
-                cluster,
-                log,
-                ResumePoint(
-                    plan.name, plan.generation, stored, checkpoint.committed(), checkpoint.location, start.offsets
-                ),
+            point = ResumePoint(
+                plan.name, plan.generation, stored, checkpoint.committed(), checkpoint.location, start.offsets
             )
-            keeper = _keeper(plan, opened, log, stored, start)
+            now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
+            self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
+            keeper = _keeper(plan, opened, log, _as_of_start(stored, ends, now_ms), start)
             task = self._task(log, computed, start, fence=opened.sink.claim())
             # Before the first batch: the watermark says that all is as at the source, the rows from before included.
             if columns.lacking and not self._backfill(opened, log, columns, lacking, fence=task.fence):
@@ -162,14 +161,11 @@ class SinkJob:
             save_columns(opened.records, plan.generation, left)
         return left is not None
 
-    def _check_resume(self, cluster: TopicAdmin, log: LogFacts, point: ResumePoint) -> None:
-        check_resume(
-            point,
-            topics=log.topics,
-            begins={} if self._plan.trimmed else cluster.begin_offsets(log.partitions),
-            ends=cluster.end_offsets(log.partitions),
-            now_ms=_now_ms(),
-        )
+    def _check_resume(
+        self, cluster: TopicAdmin, log: LogFacts, point: ResumePoint, *, ends: Offsets, now_ms: int
+    ) -> None:
+        begins = {} if self._plan.trimmed else cluster.begin_offsets(log.partitions)
+        check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
 
     def _task(
         self, log: LogFacts, computed: Mapping[TableName, TablePlan], start: StartPosition, *, fence: int
@@ -234,19 +230,30 @@ def _keeper(
         sink=plan.name,
         retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
         skipped=skipped_by(start.offsets, stored),
-        left_at_ms=_left_at_ms(stored, log),
+        left_at_ms=_left_at_ms(stored, log.topics),
     )
+
+
+def _as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress | None:
+    """The stored progress. Where nothing is unread at the start, all is applied as of then, however long it was away.
+
+    What comes next would else look as if it had waited as long: the watermark's records are read beside the batches.
+    """
+    if stored is None or any(stored.next_offsets.get(at, 0) < end for at, end in ends.items()):
+        return stored
+    gone = _left_at_ms(stored, {topic for topic, _ in ends})
+    return replace(stored, updated_at_ms=now_ms, left_at_ms={**stored.left_at_ms, **gone})
 
 
 def _covers(stored: Progress, log: LogFacts) -> bool:
     return stored.next_offsets.keys() >= set(log.partitions) and not stored.left_at_ms.keys() & log.topics.keys()
 
 
-def _left_at_ms(stored: Progress | None, log: LogFacts) -> dict[str, int]:
+def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:
     """The topics that the destination has rows of and that aren't read now, as Progress has them."""
     if stored is None:
         return {}
-    gone = {topic for topic, _ in stored.next_offsets} - log.topics.keys()
+    gone = {topic for topic, _ in stored.next_offsets} - set(read_topics)
     return {topic: stored.left_at_ms.get(topic, stored.updated_at_ms) for topic in gone}
 
 

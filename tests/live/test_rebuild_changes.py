@@ -156,7 +156,7 @@ class _Retyping(threading.Thread):
                 self.changes += 1
 
 
-@pytest.mark.soak
+@pytest.mark.soak  # 22 s, and the test before it shows that a build begins again
 def test_a_build_begins_again_a_few_times_and_no_more(pipeline: Captured) -> None:
     sink = f"{pipeline.name}_cache"
     build = pipeline.build(sink)

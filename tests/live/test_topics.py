@@ -12,6 +12,7 @@ from cdc.capture.settings import CaptureSettings
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import table_topic
 from cdc.kafka.topic_reader import TopicReader
@@ -41,12 +42,7 @@ def prefix() -> str:
     return f"t{uuid.uuid4().hex[:12]}"
 
 
-def test_a_key_goes_to_the_partition_that_javas_clients_choose(endpoints: Endpoints, prefix: str) -> None:
-    settings = kafka_settings(endpoints.kafka_bootstrap, partitions=PARTITIONS)
-    topic = table_topic(prefix, TableName("public", "orders"))
-    TopicAdmin(settings.client()).create(
-        [*control_topic_plans(prefix, settings.topics), table_topic_plan(topic, settings.topics)]
-    )
+def _publisher(settings: KafkaSettings, prefix: str) -> TransactionalPublisher:
     publisher = TransactionalPublisher(
         settings.client(),
         prefix=prefix,
@@ -56,6 +52,16 @@ def test_a_key_goes_to_the_partition_that_javas_clients_choose(endpoints: Endpoi
         while_waiting=lambda: None,
     )
     publisher.start()
+    return publisher
+
+
+def test_a_key_goes_to_the_partition_that_javas_clients_choose(endpoints: Endpoints, prefix: str) -> None:
+    settings = kafka_settings(endpoints.kafka_bootstrap, partitions=PARTITIONS)
+    topic = table_topic(prefix, TableName("public", "orders"))
+    TopicAdmin(settings.client()).create(
+        [*control_topic_plans(prefix, settings.topics), table_topic_plan(topic, settings.topics)]
+    )
+    publisher = _publisher(settings, prefix)
     for key in KNOWN_HASHES:
         publisher.send(topic, key, b"{}")
     publisher.commit(state())
@@ -151,15 +157,7 @@ def test_a_topic_that_the_brokers_dont_list_is_not_read_as_an_empty_one(endpoint
 def test_a_topic_that_is_gone_ends_a_publishers_try(endpoints: Endpoints, prefix: str) -> None:
     settings = kafka_settings(endpoints.kafka_bootstrap)
     TopicAdmin(settings.client()).create(control_topic_plans(prefix, settings.topics))
-    publisher = TransactionalPublisher(
-        settings.client(),
-        prefix=prefix,
-        transactional_id=prefix,
-        queue_bytes=CaptureSettings().queue_bytes,
-        max_message_bytes=settings.topics.max_message_bytes,
-        while_waiting=lambda: None,
-    )
-    publisher.start()
+    publisher = _publisher(settings, prefix)
     gone = f"{prefix}.public.orders"
     with pytest.raises(Unavailable, match="doesn't exist any more"):
         publisher.send(gone, b"{}", b"{}")

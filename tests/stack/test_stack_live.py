@@ -27,6 +27,9 @@ from tests.services import KAFKA_OVERRIDES, temporary_directory
 
 pytestmark = pytest.mark.live
 
+_own_servers = pytest.mark.soak
+"""Each starts and stops servers of its own, for ten seconds and more: only a change of stack/ can break it."""
+
 
 @pytest.fixture(scope="module")
 def mine() -> Iterator[Stack]:
@@ -179,7 +182,7 @@ def test_a_killed_kafka_keeps_what_it_acknowledged(mine: Stack, up: Endpoints) -
     assert messages(up, "kept-by-kill") == [b"kept"]
 
 
-@pytest.mark.soak
+@_own_servers
 def test_a_stopped_server_keeps_its_port_and_data(mine: Stack, up: Endpoints) -> None:
     with redis.Redis.from_url(up.redis_url) as client:
         client.set("kept", "yes")
@@ -243,7 +246,7 @@ def test_a_failed_start_shows_the_end_of_its_log(directory: Path) -> None:
     assert stack.status()[2].state == "stopped"
 
 
-@pytest.mark.soak
+@_own_servers
 def test_a_failed_server_does_not_take_the_others_with_it(directory: Path) -> None:
     stack = Stack(directory)
     try:
@@ -261,7 +264,7 @@ def test_a_failed_server_does_not_take_the_others_with_it(directory: Path) -> No
         stack.down()
 
 
-@pytest.mark.soak
+@_own_servers
 def test_a_port_that_is_taken_at_the_last_moment_is_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = Valkey.ports
     with socket.create_server(("127.0.0.1", 0)) as faster:
@@ -288,7 +291,7 @@ def test_an_unknown_server_is_an_error(directory: Path) -> None:
         Stack(directory).up(["redis"])
 
 
-@pytest.mark.soak
+@_own_servers
 def test_two_stacks_do_not_meet(mine: Stack, up: Endpoints, directory: Path) -> None:
     other = Stack(directory)
     try:
@@ -300,7 +303,7 @@ def test_two_stacks_do_not_meet(mine: Stack, up: Endpoints, directory: Path) -> 
         other.down()
 
 
-@pytest.mark.soak
+@_own_servers
 def test_servers_outlive_the_command_and_the_next_one_stops_them(directory: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "stack", *arguments, "--directory", str(directory), "--json"]

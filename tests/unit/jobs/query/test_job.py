@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from cdc.model.errors import Fenced, LockstepError, Unavailable
-from jobs.query.job import SinkJob, _keeper
+from jobs.query.job import SinkJob, _as_of_start, _keeper
 from jobs.query.log_facts import LogFacts
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
@@ -92,6 +92,17 @@ def test_a_watermark_that_does_not_cover_a_table_that_joined_counts_for_nothing(
 
     assert watermark("p.public.a") == 100
     assert watermark("p.public.a", "p.public.b") == 0
+
+
+def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> None:
+    """Its first batch may come before the thread that follows the watermark has looked once."""
+    at, other = ("p.public.a", 0), ("p.public.b", 0)
+    stored = Progress({at: 5, other: 3}, 100, 7, 1_000, {})
+    assert _as_of_start(stored, {at: 6}, 9_000) is stored
+    started = _as_of_start(stored, {at: 5}, 9_000)
+    assert started is not None
+    assert (started.updated_at_ms, started.left_at_ms) == (9_000, {"p.public.b": 1_000})
+    assert _as_of_start(None, {at: 0}, 9_000) is None
 
 
 def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> None:
