@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc.kafka.control_topics import read_progress
+from cdc.kafka.control_topics import read_progress, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
@@ -120,12 +120,15 @@ def _start(config: Config, settings: SinkSettings, *, lsn: int | None, time_ms: 
         assert time_ms is not None
         return cluster.offsets_at(partitions, time_ms)
     newest = 0
+    state = read_state(config.kafka.client(), config.pipeline.name, config.slot)
+    epoch = 0 if state is None else state.epoch
 
     def published() -> Iterator[ProgressRecord]:
         nonlocal newest
         for record in read_progress(config.kafka.client(), config.pipeline.name):
+            # An LSN is one of the server that is captured now. All that was published before it comes before it.
             newest = record.lsn
-            yield record
+            yield record if record.epoch == epoch else replace(record, lsn=0)
 
     start = offsets_after_lsn(published(), lsn, partitions)
     # The source is asked only about what isn't published yet: where sinks are applied to, it needn't be in reach.

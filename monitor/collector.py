@@ -17,6 +17,7 @@ from cdc.model.lsn import parse_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
+from cdc.protocol.control_records import ProgressRecord
 from jobs.generations.record import Generation, list_generations
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.open_rejections import OpenRejections
@@ -53,7 +54,7 @@ class LagCollector:
         self._connection: psycopg.Connection[Any] | None = None
         self._cluster = TopicAdmin(pipeline.kafka.client())
         self._progress: ProgressReader | None = None
-        self._published: tuple[int, int] | None = None
+        self._published: ProgressRecord | None = None
         self._sinks: dict[tuple[str, int], OpenedSink] = {}
         self._questions: dict[str, Question[_Progresses]] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
@@ -64,8 +65,9 @@ class LagCollector:
         """The lag now. Raises Unavailable when the source or Kafka doesn't answer, LockstepError when one refuses."""
         # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
         answers = self._ask_sinks()
-        sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer)]
         published = self._newest_progress()
+        epoch = 0 if published is None else published.epoch
+        sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch)]
         open_rejections = self._open.counts()
         unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
         return replace(
@@ -129,7 +131,7 @@ class LagCollector:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _source(self, newest: tuple[int | None, int | None]) -> SourceFacts:
+    def _source(self, newest: ProgressRecord | None) -> SourceFacts:
         row = self._query(
             "select pg_current_wal_insert_lsn()::text, s.active, r.write_lsn::text,"
             " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
@@ -139,12 +141,11 @@ class LagCollector:
             self._pipeline.slot,
         )
         wal_end, active, received, retained, wal_status, safe_wal_size = row
-        published, commit_time_ms = newest
         return SourceFacts(
             parse_lsn(wal_end),
             parse_lsn(received) if received else None,
-            published,
-            commit_time_ms,
+            newest.lsn if newest is not None and newest.lsn else None,
+            newest.commit_time_ms if newest is not None and newest.lsn else None,
             bool(active),
             retained,
             wal_status,
@@ -162,17 +163,17 @@ class LagCollector:
         assert row is not None
         return tuple(row)
 
-    def _newest_progress(self) -> tuple[int | None, int | None]:
+    def _newest_progress(self) -> ProgressRecord | None:
         if self._progress is None:
             name = self._pipeline.name
             topics = tuple(self._pipeline.topics().values())
             if not set(topics) <= self._cluster.partition_counts().keys():
-                return None, None  # Capture has never run.
+                return None  # Capture has never run.
             self._progress = ProgressReader(self._pipeline.kafka.client(), name, topics)
             self._closing.callback(self._progress.close)
         for record in self._progress.new_records():
-            self._published = (record.lsn, record.commit_time_ms)
-        return self._published or (None, None)
+            self._published = record
+        return self._published
 
     def _generations(self, name: str) -> list[Generation]:
         """A sink's generations, the live one first. A sink that has none yet counts as one with its first."""
@@ -189,8 +190,11 @@ class LagCollector:
             opened = self._sinks[name, number] = open_sink(name, self._settings[name], number)
         return opened
 
-    def _facts(self, name: str, answer: _Answer) -> Iterator[SinkFacts]:
-        """The facts of a sink's generations. Where it couldn't be asked: those that it had last, with nothing known."""
+    def _facts(self, name: str, answer: _Answer, epoch: int) -> Iterator[SinkFacts]:
+        """The facts of a sink's generations. Where it couldn't be asked: those that it had last, with nothing known.
+
+        Nothing is known either of one whose watermark is of an epoch before ``epoch``, the newest one.
+        """
         generations = self._known.get(name, [_NOT_BEGUN])
         if isinstance(answer, LockstepError):
             for generation in generations:
@@ -201,12 +205,13 @@ class LagCollector:
             # A sink's only generation goes by the sink's name, before readers see it too.
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
+            reached = None if progress is None or progress.epoch < epoch else progress
             yield SinkFacts(
                 name,
                 generation.number,
                 is_live,
-                0 if progress is None else progress.watermark_lsn,
-                0 if progress is None else progress.commit_time_ms,
+                0 if reached is None else reached.watermark_lsn,
+                0 if reached is None else reached.commit_time_ms,
                 self._records_behind(self._tables(name, generation), read),
                 0 if progress is None else progress.rejected,
             )

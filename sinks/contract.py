@@ -90,12 +90,13 @@ class Outcome:
 class Progress:
     """How far a generation is: what to read next, and the watermark.
 
-    Everything committed up to ``watermark_lsn`` has been applied; 0 says that nothing is known yet. ``commit_time_ms``
-    is the commit time of that position. ``updated_at_ms`` is the time as of which the whole log had been applied, so it
-    doesn't move while a sink works off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of
-    the topics read; they show that a topic was recreated. ``skipped`` names partitions of which a part was left out on
-    purpose, from their next offset on. Everything else below the offset given there has been applied. ``left_at_ms``
-    has the topics that are read no longer, each with the time as of which the log had been applied when it left.
+    Everything committed up to ``watermark_lsn`` of this ``epoch`` has been applied; 0 says that nothing is known
+    yet. LSNs of different epochs can't be compared. ``commit_time_ms`` is the commit time of that position.
+    ``updated_at_ms`` is the time as of which the whole log had been applied, so it doesn't move while a sink works
+    off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of the topics read; they show
+    that a topic was recreated. ``skipped`` names partitions of which a part was left out on purpose, from their
+    next offset on. Everything else below the offset given there has been applied. ``left_at_ms`` has the topics
+    that are read no longer, each with the time as of which the log had been applied when it left.
     """
 
     next_offsets: Mapping[TopicPartition, int]
@@ -106,6 +107,7 @@ class Progress:
     rejected: int = 0
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
     left_at_ms: Mapping[str, int] = field(default_factory=dict)
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

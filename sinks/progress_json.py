@@ -11,6 +11,7 @@ def dump_progress(progress: Progress) -> bytes:
         {
             # Pairs are no JSON keys, and a topic's name may hold any separator.
             "next_offsets": [[topic, partition, next_] for (topic, partition), next_ in progress.next_offsets.items()],
+            "epoch": progress.epoch,
             "watermark_lsn": progress.watermark_lsn,
             "commit_time_ms": progress.commit_time_ms,
             "updated_at_ms": progress.updated_at_ms,
@@ -34,4 +35,5 @@ def load_progress(text: bytes | str) -> Progress:
         rejected=value["rejected"],
         skipped={(topic, partition): next_ for topic, partition, next_ in value.get("skipped", ())},
         left_at_ms=value.get("left_at_ms", {}),
+        epoch=value.get("epoch", 0),
     )

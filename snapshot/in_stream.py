@@ -263,7 +263,7 @@ class StreamCopies:
             membership=membership.to_text(),
             leaves=leaves,
             live_keys=self._stream.log.live_keys,
-            schemas=[SchemaRecord(shape, point.slot.consistent_point)] if new else [],
+            schemas=[SchemaRecord(shape, point.slot.consistent_point, from_epoch=loop.state.epoch)] if new else [],
             settings=self._pipeline.capture,
             stopping=self._stopping_after_status,
             report=self._copied,

@@ -11,28 +11,21 @@ from typing import Any
 import psycopg
 
 from cdc.capture.published_table import PublishedTable
-from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.errors import PositionMismatch
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline import Pipeline
-from cdc.postgres.preflight import check_source
-from cdc.postgres.preflight.finding import Severity
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import blocking_transactions, drop_slot, find_slot, temporary_slot_name
+from cdc.postgres.slot import drop_slot, find_slot, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.stream.source_checks import not_published, require_slot
 from cdc.stream.topics import require_empty_topics, topic_identities
 from snapshot.copy import CopyProgress, copy_tables
+from snapshot.preparation import prepare_source, waiting_for_slot
 from snapshot.table_reader import SnapshotReader
 
 FIRST_EPOCH = 0
-
-_REPORT_BLOCKERS_AFTER_S = 5.0
-
-
-class Stopped(Exception):
-    """Told to stop while waiting for PostgreSQL."""
 
 
 class InitialSnapshot:
@@ -71,7 +64,7 @@ class InitialSnapshot:
         Raises Stopped, and PositionMismatch where there is no state but a slot or events: nothing was done then.
         """
         pipeline, sql = self._pipeline, self._sql
-        self._preflight()
+        prepare_source(pipeline, sql, create_publication=self._create_publication, say=self._say)
         if state is None:
             if find_slot(sql, pipeline.slot) is not None:
                 raise PositionMismatch(
@@ -99,18 +92,18 @@ class InitialSnapshot:
                 topics=topic_identities(pipeline),
             )
             publisher.commit(state)
+        waiting = waiting_for_slot(sql, self._stopping, self._say)
         with ReplicationConnection(pipeline.source) as holder:
             if state.phase is SnapshotPhase.CREATING:
                 if find_slot(sql, pipeline.slot) is not None:
                     drop_slot(sql, pipeline.slot)  # made by a start that was interrupted before its first row
                 self._say(f"creating replication slot {pipeline.slot}")
-                slot = holder.create_slot(pipeline.slot, temporary=False, while_waiting=self._waiting_for_slot())
+                slot = holder.create_slot(pipeline.slot, temporary=False, while_waiting=waiting)
             else:
                 require_slot(sql, state)
                 self._say("the snapshot was interrupted: copying the tables that are missing")
-                slot = holder.create_slot(
-                    temporary_slot_name(pipeline.slot), temporary=True, while_waiting=self._waiting_for_slot()
-                )
+                own_name = temporary_slot_name(pipeline.slot)
+                slot = holder.create_slot(own_name, temporary=True, while_waiting=waiting)
             with SnapshotReader(pipeline.source, slot.snapshot_name) as reader:
                 names = pipeline.source.table_names
                 shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
@@ -149,59 +142,12 @@ class InitialSnapshot:
                     report=self._copied,
                 )
 
-    def _preflight(self) -> None:
-        pipeline, sql = self._pipeline, self._sql
-        findings = check_source(
-            sql,
-            tables=pipeline.source.published_names,
-            publication=pipeline.publication,
-            slot=pipeline.slot,
-            create_publication=self._create_publication,
-            keys=pipeline.source.keys,
-            append_only=pipeline.source.append_only,
-        )
-        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-        if errors:
-            raise LockstepError(
-                "the source isn't ready:\n"
-                + "\n".join(
-                    f"  {finding.subject} {finding.what}: {finding.why}\n    {finding.fix}" for finding in errors
-                ),
-                hint="`lockstep doctor` shows all findings",
-            )
-        exists = sql.execute("select 1 from pg_publication where pubname = %s", (pipeline.publication,)).fetchone()
-        if exists is None:
-            self._say(f"creating the publication: {self._create_publication}")
-            try:
-                sql.execute(self._create_publication.encode())
-            except psycopg.errors.InsufficientPrivilege as error:
-                raise LockstepError(
-                    f"our role may not create publication {pipeline.publication}",
-                    hint=f"let the tables' owner run: {self._create_publication}",
-                ) from error
-
-    def _waiting_for_slot(self) -> Callable[[float], None]:
-        """Says now and then which transactions a new slot waits for; without it, an idle session looks like a hang."""
-        next_report_s = _REPORT_BLOCKERS_AFTER_S
-
-        def waiting(seconds: float) -> None:
-            nonlocal next_report_s
-            if self._stopping():
-                raise Stopped
-            if seconds >= next_report_s:
-                next_report_s *= 2
-                blockers = ", ".join(
-                    f"pid {pid} ({name or 'no name'}, {age:.0f} s)"
-                    for pid, name, age in blocking_transactions(self._sql)
-                )
-                self._say(f"the slot waits for writing transactions to end: {blockers or 'none are left'}")
-
-        return waiting
-
 
 def _records(shapes: Mapping[TableName, Table], state: CaptureState, at: Lsn) -> list[SchemaRecord]:
     """The shapes of the rows that are going to be copied.
 
     Rows that were copied before an interruption have the shape of then. The stream says how a later one came about.
     """
-    return [SchemaRecord(table, at) for name, table in shapes.items() if name not in state.copied]
+    return [
+        SchemaRecord(table, at, from_epoch=state.epoch) for name, table in shapes.items() if name not in state.copied
+    ]

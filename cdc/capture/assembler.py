@@ -391,7 +391,7 @@ class Assembler:
     def _record_shape(self, published: PublishedTable, record: SchemaRecord) -> None:
         """The first row of a new shape is being published: from now on it is the one to compare with."""
         published.unrecorded = None
-        self.new_shapes.append(SchemaRecord(record.table, self._commit_lsn, record.change, self._seq))
+        self.new_shapes.append(SchemaRecord(record.table, self._commit_lsn, record.change, self._seq, self._epoch))
         self._tables[published.table.name] = published
         self._of_oid[published.table.oid] = published.table.name
         self._toast.shape_in_use(published)
@@ -647,6 +647,5 @@ def _no_key(table: Table) -> UnsupportedChange:
         f"the replica identity of {table.name} doesn't deliver its key ({', '.join(table.key)}), so a changed row can't"
         " be told from a new one",
         hint=f"run: alter table {table.name.sql} replica identity full; that holds for changes from then on, and this"
-        " one was made before. Start a pipeline of another name (pipeline.name in lockstep.toml), which takes a new"
-        " snapshot",
+        " one was made before. Then run `lockstep recover`, which leaves it out and copies the tables again",
     )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -187,7 +188,7 @@ class ProgressReader:
             records, following = self._read(start, high)
             if records:
                 newest = records[-1]
-                return [ProgressRecord(newest.lsn, newest.commit_time_ms, self._end_offsets())], following
+                return [replace(newest, bounds=self._end_offsets())], following
             if start == low:
                 return [], following
             tail *= 10  # nothing but transaction markers so far

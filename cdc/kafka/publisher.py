@@ -12,8 +12,9 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from cdc.kafka.client import new_client
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of, reason
-from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
+from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic, table_topic
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase
 from cdc.protocol.envelope import TAG_HEADER
 
@@ -74,6 +75,8 @@ class TransactionalPublisher:
     ) -> None:
         """``new_topic`` says how a topic that doesn't exist is created; None: it may not be."""
         self._new_topic = new_topic
+        self._prefix = prefix
+        self._topic_of: dict[TableName, str] = {}
         self._state_topic = control_topic(prefix, STATE)
         self._progress_topic = control_topic(prefix, PROGRESS)
         self._schema_topic = control_topic(prefix, SCHEMA)
@@ -179,12 +182,15 @@ class TransactionalPublisher:
             self._begin()
         slot = state.slot.encode()
         self._touched.update(covering)
-        with_progress = progress and state.phase is SnapshotPhase.DONE and (bool(covering) or self._progress_is_due())
+        is_first_copy = state.phase in (SnapshotPhase.CREATING, SnapshotPhase.COPYING)
+        with_progress = progress and not is_first_copy and (bool(covering) or self._progress_is_due())
         bounds: dict[str, tuple[int, ...]] = {}
         if with_progress:
             self._flush()
             bounds = self._bounds(self._touched)
-            record = ProgressRecord(state.end_lsn, state.commit_time_ms, bounds)
+            record = ProgressRecord(
+                state.end_lsn, state.commit_time_ms, bounds, state.epoch, self._uncopied_topics(state)
+            )
             self._add(self._progress_topic, slot, record.to_bytes())
         for schema in schemas:
             self._add(self._schema_topic, schema.key(), schema.to_bytes())
@@ -198,6 +204,12 @@ class TransactionalPublisher:
         self._touched.clear()
         self._progress_at = time.monotonic()
         return {(topic, partition): end for topic, ends in bounds.items() for partition, end in enumerate(ends)}
+
+    def _uncopied_topics(self, state: CaptureState) -> tuple[str, ...]:
+        for name in state.copied.keys() - self._topic_of.keys():
+            self._topic_of[name] = table_topic(self._prefix, name)
+        copied = {self._topic_of[name] for name in state.copied}
+        return tuple(sorted(state.topics.keys() - copied - {self._schema_topic}))
 
     def owes_progress(self) -> bool:
         """Whether an idle caller should commit once more, so that what was published last becomes known."""

@@ -7,8 +7,8 @@ import contextlib
 import select
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 import psycopg
@@ -19,20 +19,27 @@ from cdc.model.lsn import Lsn, format_lsn, parse_lsn
 from cdc.model.table import quote_identifier
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.settings import SourceSettings
+from cdc.postgres.versions import FAILOVER_SLOTS
 
 APPLICATION = "lockstep capture"
 
 _POLL_S = 0.1
 
+_FAILOVER_SLOT = "(SNAPSHOT 'export', FAILOVER true)"
+
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """Which WAL this is: a restored or other server has another ``system_id``, a promoted one another ``timeline``."""
+    """Which WAL this is: a restored or other server has another ``system_id``, a promoted one another ``timeline``.
+
+    ``left_at`` is where the server left each earlier timeline, as far as it says.
+    """
 
     system_id: str
     timeline: int
     wal_end: Lsn
     database: str
+    left_at: Mapping[int, Lsn] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,19 @@ class CreatedSlot:
 
     consistent_point: Lsn
     snapshot_name: str
+
+
+def parse_timeline_history(text: str) -> dict[int, Lsn]:
+    """The content of a timeline's history file: each earlier timeline, and where it was left.
+
+    Lines are the timeline, the LSN and a reason, with tabs between them. Others, comments for one, are skipped.
+    """
+    left_at = {}
+    for line in text.splitlines():
+        fields = line.split()
+        with contextlib.suppress(ValueError, IndexError):
+            left_at[int(fields[0])] = parse_lsn(fields[1])
+    return left_at
 
 
 def _literal(text: str) -> str:
@@ -63,23 +83,36 @@ class ReplicationConnection:
 
     def identify_system(self) -> SystemIdentity:
         """Which WAL this server has. Raises LockstepError when PostgreSQL refuses to say."""
-        system_id, timeline, wal_end, database = self._row("IDENTIFY_SYSTEM")
-        return SystemIdentity(system_id, int(timeline), parse_lsn(wal_end), database)
+        system_id, timeline, wal_end, database = self._row("IDENTIFY_SYSTEM", columns=4)
+        return SystemIdentity(system_id, int(timeline), parse_lsn(wal_end), database, self._left_at(int(timeline)))
+
+    def _left_at(self, timeline: int) -> dict[int, Lsn]:
+        if timeline == 1:
+            return {}
+        result = self._command(f"TIMELINE_HISTORY {timeline}", None)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            return {}  # its file may be gone by now
+        return parse_timeline_history((result.get_value(0, 1) or b"").decode(errors="replace"))
 
     def create_slot(
         self, name: str, *, temporary: bool, while_waiting: Callable[[float], None] | None = None
     ) -> CreatedSlot:
         """Create a pgoutput slot and export its snapshot.
 
+        Where PostgreSQL can (17 and later), standbys that synchronize slots get one that lasts, too.
         PostgreSQL first waits for every transaction that is writing; ``while_waiting`` gets the seconds so far.
         Raises LockstepError when PostgreSQL refuses the slot.
         """
         _, consistent_point, snapshot_name, _ = self._row(
-            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {'TEMPORARY ' if temporary else ''}"
-            "LOGICAL pgoutput EXPORT_SNAPSHOT",
+            f"CREATE_REPLICATION_SLOT {quote_identifier(name)} {'TEMPORARY ' if temporary else ''}LOGICAL pgoutput"
+            f" {'EXPORT_SNAPSHOT' if temporary or not self._has_failover_slots() else _FAILOVER_SLOT}",
             while_waiting,
+            columns=4,
         )
         return CreatedSlot(parse_lsn(consistent_point), snapshot_name)
+
+    def _has_failover_slots(self) -> bool:
+        return self._connection.info.server_version >= FAILOVER_SLOTS
 
     def start(self, slot: str, *, publication: str, at: Lsn, only_local: bool = False) -> None:
         """Begin to stream: from ``at``, or from what was confirmed if that is later.
@@ -145,15 +178,16 @@ class ReplicationConnection:
         text = result.error_message.decode(errors="replace").strip() if result is not None else ""
         return Unavailable(f"PostgreSQL ended the replication stream: {text or 'no reason given'}", retry_after_s=1.0)
 
-    def _row(self, command: str, while_waiting: Callable[[float], None] | None = None) -> tuple[str, str, str, str]:
+    def _row(
+        self, command: str, while_waiting: Callable[[float], None] | None = None, *, columns: int
+    ) -> tuple[str, ...]:
         result = self._command(command, while_waiting)
         if result.status != pq.ExecStatus.TUPLES_OK:
             raise LockstepError(
                 f"{command.split(' ', 1)[0]} failed: {result.error_message.decode(errors='replace').strip()}",
                 hint="`lockstep doctor` shows what is missing and the SQL for it",
             )
-        first, second, third, fourth = ((result.get_value(0, column) or b"").decode() for column in range(4))
-        return first, second, third, fourth
+        return tuple((result.get_value(0, column) or b"").decode() for column in range(columns))
 
     def _command(self, command: str, while_waiting: Callable[[float], None] | None) -> "pq.abc.PGresult":
         """Send a command and wait for its first result without blocking in libpq, so that waiting can be reported."""

@@ -18,6 +18,9 @@ HEARTBEAT_PREFIX = "lockstep.heartbeat"
 
 _NAME_MAX: Final = 63
 
+_ADVISORY_CLASS: Final = 1280527188
+"""The first number of our advisory locks: "LSCT" in ASCII, so that others' don't meet them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -67,6 +70,31 @@ def temporary_slot_name(slot: str) -> str:
 
 def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
     connection.execute("select pg_drop_replication_slot(%s)", (name,))
+
+
+def announce_capture(connection: psycopg.Connection[Any], slot: str) -> None:
+    """Let others see, for as long as this connection lives, that a capture of this slot is at work."""
+    connection.execute("select pg_advisory_lock_shared(%s, hashtext(%s))", (_ADVISORY_CLASS, slot))
+
+
+def is_captured(connection: psycopg.Connection[Any], slot: str) -> bool:
+    """Whether a capture of this slot is at work, be it with its first snapshot, a copy or the stream."""
+    row = connection.execute(
+        "select exists (select from pg_locks where locktype = 'advisory' and granted and classid = %s"
+        " and objid::int8 = hashtext(%s)::int8 & 4294967295 and objsubid = 2"
+        " and database = (select oid from pg_database where datname = current_database()))",
+        (_ADVISORY_CLASS, slot),
+    ).fetchone()
+    return row is not None and bool(row[0])
+
+
+def require_own_slot(slot: Slot, database: str) -> None:
+    """Raises LockstepError for a slot that can't be one that capture has made for this database."""
+    if slot.plugin != "pgoutput" or slot.database != database:
+        raise LockstepError(
+            f"slot {slot.name} isn't ours: its plugin is {slot.plugin}, its database {slot.database}",
+            hint="set source.slot to another name",
+        )
 
 
 def end_other_reader(connection: psycopg.Connection[Any], slot: Slot) -> None:

@@ -14,6 +14,9 @@ ORIGINS: Final = 160000
 INVALIDATION_REASONS: Final = 170000
 """``pg_replication_slots`` says why a slot was invalidated."""
 
+FAILOVER_SLOTS: Final = 170000
+"""A standby can keep a copy of a slot, from which a stream goes on after a promotion."""
+
 GENERATED_COLUMNS: Final = 180000
 """Publications can send stored generated columns. From here on PostgreSQL refuses an UPDATE whose replica identity
 holds a generated column that isn't published; before, it sent the rest."""

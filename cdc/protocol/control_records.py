@@ -21,9 +21,10 @@ FORMAT: Final = 4
 
 class SnapshotPhase(StrEnum):
     """``CREATING``: the slot may exist, no row was published. ``COPYING``: rows are being published. ``DONE``:
-    stream."""
+    stream. ``RECOVERING``: the slot is to be created again, after what is lost to the one before."""
 
     CREATING = "creating"
+    RECOVERING = "recovering"
     COPYING = "copying"
     DONE = "done"
 
@@ -66,6 +67,14 @@ class CaptureState:
     memberships: Mapping[TableName, str]
     topics: Mapping[str, TopicIdentity]
 
+    @property
+    def published_lsn(self) -> int:
+        """The greatest LSN of anything that was published in this epoch.
+
+        The beginning of a transaction may be published, and rows of a copy that began again later than the stream.
+        """
+        return max(self.end_lsn, self.commit_lsn, self.handoff)
+
     def published(self, *, commit_lsn: int, seq: int, end_lsn: int, commit_time_ms: int) -> Self:
         """The state after another batch of the stream."""
         return replace(self, commit_lsn=commit_lsn, seq=seq, end_lsn=end_lsn, commit_time_ms=commit_time_ms)
@@ -78,6 +87,47 @@ class CaptureState:
         """The state in which these tables have to be copied, and nothing that was published of them counts."""
         memberships = {name: what for name, what in self.memberships.items() if name not in names}
         return replace(self.to_be_copied(names), memberships=memberships)
+
+    def recovering(
+        self,
+        names: Collection[TableName],
+        *,
+        owner: str,
+        publication: str,
+        database: str,
+        system_id: str,
+        timeline: int,
+    ) -> Self:
+        """The state in which the slot is to be created again, on this server, and these tables to be copied.
+
+        Everything published from then on is newer than all before, whatever the LSNs are.
+        """
+        return replace(
+            self.never_copied(names),
+            owner=owner,
+            publication=publication,
+            database=database,
+            system_id=system_id,
+            timeline=timeline,
+            epoch=self.epoch + 1,
+            phase=SnapshotPhase.RECOVERING,
+            handoff=0,
+            commit_lsn=0,
+            seq=0,
+            end_lsn=0,
+        )
+
+    def handed_over(self, consistent_point: int, *, now_ms: int) -> Self:
+        """The state of a slot that was created again, and whose stream begins here."""
+        return replace(
+            self,
+            phase=SnapshotPhase.DONE,
+            handoff=consistent_point,
+            commit_lsn=consistent_point,
+            seq=0,
+            end_lsn=consistent_point,
+            commit_time_ms=now_ms,
+        )
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(
@@ -118,16 +168,26 @@ class CaptureState:
 class ProgressRecord:
     """Everything committed up to ``lsn`` lies below ``bounds``: topic -> one end offset per partition.
 
-    Topics that the batch didn't touch are absent; their earlier bounds still hold.
+    Topics that the batch didn't touch are absent; their earlier bounds still hold. ``uncopied`` are the topics of which
+    this isn't true, since their tables wait for a copy. LSNs of different epochs can't be compared.
     """
 
     lsn: int
     commit_time_ms: int
     bounds: Mapping[str, tuple[int, ...]]
+    epoch: int = 0
+    uncopied: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(
-            {"format": FORMAT, "lsn": self.lsn, "commit_time_ms": self.commit_time_ms, "bounds": self.bounds}
+            {
+                "format": FORMAT,
+                "epoch": self.epoch,
+                "lsn": self.lsn,
+                "commit_time_ms": self.commit_time_ms,
+                "bounds": self.bounds,
+                "uncopied": self.uncopied,
+            }
         )
 
     @classmethod
@@ -135,7 +195,8 @@ class ProgressRecord:
         """Raises LockstepError for a record of another format."""
         fields = parse_record(value, "a record of the control topic __progress")
         bounds = {topic: tuple(ends) for topic, ends in fields["bounds"].items()}
-        return cls(fields["lsn"], fields["commit_time_ms"], bounds)
+        uncopied = tuple(fields.get("uncopied", ()))
+        return cls(fields["lsn"], fields["commit_time_ms"], bounds, fields.get("epoch", 0), uncopied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +225,7 @@ class SchemaRecord:
     from_lsn: int
     change: ShapeChange = ShapeChange()
     from_seq: int = 0
+    from_epoch: int = 0
 
     def key(self) -> bytes:
         """No record may take the place of another one: what that says of older rows would be lost.
@@ -171,7 +233,8 @@ class SchemaRecord:
         Keys that earlier versions wrote end before the position. Their records stay beside these.
         """
         name = self.table.name
-        return orjson.dumps([name.schema, name.name, self.table.schema_id, self.from_lsn, self.from_seq])
+        position = [self.from_lsn, self.from_seq, *([self.from_epoch] if self.from_epoch else [])]
+        return orjson.dumps([name.schema, name.name, self.table.schema_id, *position])
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(
@@ -180,6 +243,7 @@ class SchemaRecord:
                 "schema_id": self.table.schema_id,
                 "from_lsn": self.from_lsn,
                 "from_seq": self.from_seq,
+                "from_epoch": self.from_epoch,
                 "renamed": dict(self.change.renamed),
                 "defaults": dict(self.change.defaults),
                 "rewritten": self.change.rewritten,
@@ -192,7 +256,8 @@ class SchemaRecord:
         """Raises LockstepError for a record of another format."""
         fields = parse_record(value, "a record of the control topic __schema")
         change = ShapeChange(fields.get("renamed", {}), fields.get("defaults", {}), fields.get("rewritten", ""))
-        return cls(Table.from_json(fields), fields["from_lsn"], change, fields.get("from_seq", 0))
+        position = fields["from_lsn"], fields.get("from_seq", 0), fields.get("from_epoch", 0)
+        return cls(Table.from_json(fields), position[0], change, position[1], position[2])
 
 
 def parse_record(value: bytes, what: str) -> dict[str, Any]:

@@ -113,8 +113,8 @@ class TableEncoder:
             f"a row of {name} is null in {self.table.columns[position].name}, which is in its key, so it can't be told"
             " from other such rows",
             hint=f"give the table another key in lockstep.toml ([source.options.'{name}'] key = [...], or none for its"
-            " primary key), then start again: the table is copied again. Or make the column not null, then start a"
-            " pipeline of another name (pipeline.name), which takes a new snapshot. Nothing was skipped",
+            " primary key), then start again: the table is copied again. Or make the column not null, then run"
+            " `lockstep recover`, which copies the tables again. Nothing was skipped",
         )
 
     def column(self, index: int, value: bytes) -> bytes:

@@ -13,6 +13,7 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import end_other_reader, find_slot
 from cdc.protocol.control_records import CaptureState
+from cdc.stream.source_checks import RECOVER
 
 _TAKE_OVER_S: Final = 30.0
 """How long an older reader may take to let go of the slot."""
@@ -64,5 +65,5 @@ def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> None:
             f"slot {state.slot} is at {confirmed_at}, but only {format_lsn(state.end_lsn)} was published:"
             " what lies between is lost to this slot",
             hint=f"was the slot advanced or recreated by hand? Or did Kafka lose a transaction? {COMMIT_MARKER_LOSS}."
-            " Start a pipeline of another name, which takes a new snapshot",
+            f" {RECOVER}",
         )

@@ -1,7 +1,8 @@
 """What must hold of the source before more of it is read: the same WAL, our slot, the tables in the publication."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
 import psycopg
 
@@ -13,24 +14,34 @@ from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState
 
+RECOVER: Final = "`lockstep recover` says what is missing, and copies the tables again under the same pipeline"
+
 
 def system_differences(state: CaptureState, identity: SystemIdentity, publication: str) -> list[str]:
     """How this server isn't the one whose WAL the state speaks of, a phrase each; empty when it is.
 
-    A copy of its files, of an earlier moment, has the same identity. Its WAL ends before what was published from it.
+    A standby of it that was promoted is, if it had everything that was published before it went its own way. A copy of
+    its files, of an earlier moment, has the same identity. Its WAL ends before what was published from it.
     """
     differences = [
         f"{what} was {was}, is {is_}"
         for what, was, is_ in (
             ("system identifier", state.system_id, identity.system_id),
-            ("timeline", state.timeline, identity.timeline),
             ("database", state.database, identity.database),
             ("publication", state.publication, publication),
         )
         if was != is_
     ]
-    # The beginning of a transaction may be published, and rows of a copy that began again later than the stream.
-    published = max(state.end_lsn, state.commit_lsn, state.handoff)
+    published = state.published_lsn
+    if state.system_id == identity.system_id and state.timeline != identity.timeline:
+        left_at = identity.left_at.get(state.timeline)
+        if left_at is None:
+            differences.append(f"timeline was {state.timeline}, is {identity.timeline}")
+        elif left_at < published:
+            differences.append(
+                f"it left timeline {state.timeline} at {format_lsn(left_at)}, but it was published up to"
+                f" {format_lsn(published)}"
+            )
     if state.system_id == identity.system_id and identity.wal_end < published:
         differences.append(
             f"its WAL ends at {format_lsn(identity.wal_end)}, but it was published up to {format_lsn(published)}"
@@ -38,15 +49,15 @@ def system_differences(state: CaptureState, identity: SystemIdentity, publicatio
     return differences
 
 
-def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline) -> None:
-    """The database must be the one whose WAL the state speaks of. Raises PositionMismatch with all differences."""
+def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline) -> CaptureState:
+    """The state, with the timeline of now. Raises PositionMismatch with all differences when it is another database."""
     differences = system_differences(state, identity, pipeline.publication)
     if differences:
         raise PositionMismatch(
             "the source isn't the one that was published from:\n" + "\n".join(f"  {line}" for line in differences),
-            hint="after a restore or a promotion published changes may not exist any more: start a pipeline of another"
-            " name, which takes a new snapshot",
+            hint=f"after a restore or a promotion published changes may not exist any more. {RECOVER}",
         )
+    return replace(state, timeline=identity.timeline)
 
 
 def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:
@@ -56,7 +67,7 @@ def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:
         what = "is gone" if slot is None else "is lost" if slot.wal_status == "lost" else "isn't the one we made"
         raise PositionMismatch(
             f"slot {state.slot} {what}: changes after {format_lsn(state.end_lsn)} can't be read any more",
-            hint="start a pipeline of another name (pipeline.name), which takes a new snapshot",
+            hint=RECOVER,
         )
 
 

@@ -37,7 +37,8 @@ class ToastCache:
         ids = TopicAdmin(self._client).topic_ids(self._topics)
         self.store = ToastStore(
             Path(pipeline.capture.values_directory) / pipeline.slot,
-            identity=f"{pipeline.name} {pipeline.slot} {sorted(ids.items())}",
+            # After a recovery its rows are of a server that isn't captured any more.
+            identity=f"{pipeline.name} {pipeline.slot} {sorted(ids.items())}{f' {state.epoch}' if state.epoch else ''}",
             say=say,
         )
         for table in published:

@@ -221,6 +221,7 @@ def _keeper(
         opened.generations,
         Watermark(
             log.table_of,
+            epoch=0 if known is None else known.epoch,
             lsn=0 if known is None else known.watermark_lsn,
             commit_time_ms=0 if known is None else known.commit_time_ms,
         ),

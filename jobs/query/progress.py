@@ -115,6 +115,7 @@ class ProgressKeeper:
             rejected=self._rejected,
             skipped=dict(self._skipped),
             left_at_ms=self._left_at_ms,
+            epoch=self._watermark.epoch,
         )
         self._generations.save_progress(progress)
         self._saved_at_ms = self._now_ms()

@@ -7,7 +7,7 @@ snapshot rows are in no record before the handoff's and raise nothing.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from cdc.protocol.control_records import ProgressRecord
@@ -19,20 +19,25 @@ PENDING_MAX: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
+    epoch: int
     lsn: int
     commit_time_ms: int
+    is_complete: bool
     learned_at_ms: int
     bounds: Mapping[TopicPartition, int]
 
 
 class Watermark:
-    """The watermark of one sink. It never goes back.
+    """The watermark of one sink. It never goes back, but for a new epoch, whose LSNs are others.
+
+    A record that doesn't hold for one of the sink's tables, which waits for its copy, raises nothing.
 
     ``topics`` are those that the sink reads; bounds of others don't concern it. The first added record must bound all
     of them, as ``ProgressReader``'s does: what was published before it is known by its bounds alone.
     """
 
-    def __init__(self, topics: Iterable[str], *, lsn: int = 0, commit_time_ms: int = 0) -> None:
+    def __init__(self, topics: Iterable[str], *, epoch: int = 0, lsn: int = 0, commit_time_ms: int = 0) -> None:
+        self.epoch = epoch
         self.lsn = lsn
         self.commit_time_ms = commit_time_ms
         self._topics = frozenset(topics)
@@ -51,11 +56,16 @@ class Watermark:
             if topic in self._topics
             for partition, bound in enumerate(ends)
         }
+        is_complete = not self._topics.intersection(record.uncopied)
+        if not bounds and not is_complete and record.epoch == self._newest_epoch():
+            return  # it asks for nothing, and raises nothing
         if not bounds and self._pending:
             # It asks for nothing that the one before doesn't: a quiet table's sink keeps one record, not thousands.
             last = self._pending.pop()
             bounds, learned_at_ms = dict(last.bounds), last.learned_at_ms
-        self._pending.append(_Pending(record.lsn, record.commit_time_ms, learned_at_ms, bounds))
+        self._pending.append(
+            _Pending(record.epoch, record.lsn, record.commit_time_ms, is_complete, learned_at_ms, bounds)
+        )
         if len(self._pending) > PENDING_MAX:
             self._merge_neighbours()
 
@@ -70,10 +80,17 @@ class Watermark:
                 break  # bounds only grow, so no later record is covered either
             covered += 1
         done, self._pending = self._pending[:covered], self._pending[covered:]
-        if not done or done[-1].lsn <= self.lsn:
-            return False
-        self.lsn, self.commit_time_ms = done[-1].lsn, done[-1].commit_time_ms
-        return True
+        before = self.epoch, self.lsn
+        for record in done:
+            if record.epoch > self.epoch:
+                # What was published in the epochs before may be undone by now: nothing is known until it was copied.
+                self.epoch, self.lsn, self.commit_time_ms = record.epoch, 0, 0
+            if record.is_complete and record.lsn > self.lsn:
+                self.lsn, self.commit_time_ms = record.lsn, record.commit_time_ms
+        return (self.epoch, self.lsn) != before
+
+    def _newest_epoch(self) -> int:
+        return self._pending[-1].epoch if self._pending else self.epoch
 
     def _merge_neighbours(self) -> None:
         self._pending = [_merged(*self._pending[index : index + 2]) for index in range(0, len(self._pending), 2)]
@@ -85,4 +102,4 @@ def _merged(*records: _Pending) -> _Pending:
     for record in records:
         for at, bound in record.bounds.items():
             bounds[at] = max(bound, bounds.get(at, 0))
-    return _Pending(records[-1].lsn, records[-1].commit_time_ms, records[0].learned_at_ms, bounds)
+    return replace(records[-1], learned_at_ms=records[0].learned_at_ms, bounds=bounds)

@@ -26,6 +26,7 @@ from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
+from cdc.postgres.slot import announce_capture
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
@@ -41,7 +42,9 @@ from cdc.stream.topics import (
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
-from snapshot.initial import InitialSnapshot, Stopped
+from snapshot.initial import InitialSnapshot
+from snapshot.preparation import Stopped, waiting_for_slot
+from snapshot.recovery import create_slot_again
 
 _RETRY_MAX_S = 10.0
 
@@ -131,11 +134,15 @@ class _Session:
             contextlib.closing(connect(pipeline.source, application=APPLICATION))
         )
         sql.execute(LOCK_TIMEOUT)
+        announce_capture(sql, pipeline.slot)
         identity = self._identify()
         create_missing_topics(pipeline, self._observer.say)
         publisher = self._publisher()
         state = self._take_over(publisher)
         wrapped = self._wrap_publisher(publisher)
+        if state is not None and state.phase is SnapshotPhase.RECOVERING:
+            waiting = waiting_for_slot(sql, self._stopping, self._observer.say)
+            state = create_slot_again(pipeline, sql, wrapped, state, while_waiting=waiting, say=self._observer.say)
         if state is None or state.phase is not SnapshotPhase.DONE:
             state = self._initial_snapshot(sql, wrapped, state, identity)
             if state.phase is not SnapshotPhase.DONE:
@@ -190,7 +197,12 @@ class _Session:
         self._ownership.take(state)
         if state is None:
             return None
-        check_system(state, self._identify(), pipeline)
+        was_timeline, state = state.timeline, check_system(state, self._identify(), pipeline)
+        if state.timeline != was_timeline:
+            self._observer.say(
+                f"the source was promoted, from timeline {was_timeline} to {state.timeline}, and has all that was"
+                " published: going on"
+            )
         # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
         state = replace(state, owner=self._ownership.name)
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.

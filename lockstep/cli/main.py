@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         operate.rebuild,
         operate.switch,
         operate.generations,
+        run.recover,
     ),
 }
 """Title of a group in ``lockstep --help`` -> its commands, in the order of the page."""

@@ -20,19 +20,57 @@ def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
     raise typer.Exit(run_group(config, StopOnSignals(interrupts=False)))
 
 
-def capture(config: ConfigOption = DEFAULT_CONFIG) -> None:
+def capture(
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another capture is at work, and take over when it is gone.")
+    ] = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
     """Read the WAL and publish it to Kafka.
 
     Takes the initial snapshot first where there is none. Stops cleanly on SIGTERM and Ctrl-C.
     """
     from lockstep.capture.display import observer
     from lockstep.capture.run import capture as run_capture
+    from lockstep.capture.standby import capture_in_turn
     from lockstep.config import load
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.terminal import err
 
     log_to_stderr()
-    run_capture(load(config).as_pipeline(), stopping=StopOnSignals(), observer=observer(err))
+    run_or_wait = capture_in_turn if standby else run_capture
+    run_or_wait(load(config).as_pipeline(), stopping=StopOnSignals(), observer=observer(err))
+
+
+def recover(
+    table: Annotated[
+        list[str] | None, typer.Option(help="Copy only this table again; may be repeated. Default: all with a key.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Let capture go on after a restore or a lost slot.
+
+    Says what is missing, makes a new slot, and has capture copy the tables again, under the same pipeline. Topics and
+    sinks stay: rows change, and none that exists vanishes. Ends a capture that runs.
+    """
+    from cdc.model.errors import ConfigurationError
+    from lockstep.capture.recover import Recovery
+    from lockstep.capture.recover import recover as run_recover
+    from lockstep.config import load
+    from lockstep.console import EXIT_FAILED, StopOnSignals, say
+
+    def agreed(recovery: Recovery) -> bool:
+        say(str(recovery))
+        if not yes and not sys.stdin.isatty():
+            raise ConfigurationError("recover asks before it begins, and there is no terminal", hint="add --yes")
+        return yes or typer.confirm("begin?", err=True)
+
+    state = run_recover(load(config).as_pipeline(), table or (), agreed=agreed, stopping=StopOnSignals(), say=say)
+    if state is None:
+        say("nothing was changed")
+        raise typer.Exit(EXIT_FAILED)
+    say("start capture now (lockstep run, or lockstep capture): it copies the tables while it streams")
 
 
 def apply(

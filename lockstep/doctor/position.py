@@ -13,10 +13,8 @@ from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import Slot, find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
-from cdc.stream.source_checks import system_differences
+from cdc.stream.source_checks import RECOVER, system_differences
 from lockstep.config import Config
-
-_NEW_PIPELINE = "start a pipeline of another name (pipeline.name), which takes a new snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +87,16 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
                 "source",
                 f"isn't the one that was published from: {'; '.join(differences)}",
                 "after a restore or a promotion published changes may not exist any more",
-                _NEW_PIPELINE,
+                RECOVER,
             )
         ]
-    if facts.slot is None and state.phase is not SnapshotPhase.CREATING:
+    if facts.slot is None and state.phase not in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
         return [
             error(
                 subject,
                 f"is gone; {format_lsn(state.end_lsn)} was published last",
                 "changes after that can't be read any more",
-                _NEW_PIPELINE,
+                RECOVER,
             )
         ]
     if facts.slot is not None and facts.slot.confirmed is not None and state.end_lsn < facts.slot.confirmed:
@@ -107,11 +105,13 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
                 subject,
                 f"is at {format_lsn(facts.slot.confirmed)}, but only {format_lsn(state.end_lsn)} was published",
                 "what lies between is lost to this slot: somebody else read or moved it, or Kafka lost a transaction",
-                _NEW_PIPELINE,
+                RECOVER,
             )
         ]
     what = (
-        "is being created" if state.phase is SnapshotPhase.CREATING else f"published up to {format_lsn(state.end_lsn)}"
+        "is being created"
+        if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING)
+        else f"published up to {format_lsn(state.end_lsn)}"
     )
     return [ok(subject, what)]
 

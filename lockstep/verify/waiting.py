@@ -51,13 +51,19 @@ class SyncPoint:
     """A point of the stream: an LSN of the source, or next offsets of topics, whichever the other side knows."""
 
     lsn: Lsn | None = None
+    epoch: int = 0
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
 
     def is_applied(self, progress: Progress | None) -> bool:
-        """Whether a sink with this progress has applied everything up to here."""
+        """Whether a sink with this progress has applied everything up to here.
+
+        Raises LockstepError when capture was recovered since: the LSN is one of a server that isn't captured any more.
+        """
         if progress is None:
             return False
-        if self.lsn is not None and progress.watermark_lsn < self.lsn:
+        if self.lsn is not None and progress.epoch > self.epoch:
+            raise LockstepError("capture was recovered in the meantime", hint="start again")
+        if self.lsn is not None and (progress.epoch, progress.watermark_lsn) < (self.epoch, self.lsn):
             return False
         return all(progress.next_offsets.get(partition, 0) >= end for partition, end in self.offsets.items())
 
@@ -122,7 +128,8 @@ def _missing(point: SyncPoint, progress: Progress | None) -> str:
     if progress is None:
         return "everything: no job has ever applied to it"
     if point.lsn is not None:
-        watermark = format_lsn(Lsn(progress.watermark_lsn)) if progress.watermark_lsn else "nothing yet"
+        is_known = progress.watermark_lsn and progress.epoch == point.epoch
+        watermark = format_lsn(Lsn(progress.watermark_lsn)) if is_known else "nothing yet"
         return f"what was committed up to {format_lsn(point.lsn)} (applied: {watermark})"
     lacking = sum(max(0, end - progress.next_offsets.get(partition, 0)) for partition, end in point.offsets.items())
     return f"{lacking:,} records of its topics"
@@ -130,4 +137,4 @@ def _missing(point: SyncPoint, progress: Progress | None) -> str:
 
 def _position(progress: Progress | None) -> object:
     # Not updated_at_ms: a job in good health writes it while the log doesn't grow.
-    return None if progress is None else (progress.watermark_lsn, dict(progress.next_offsets))
+    return None if progress is None else (progress.epoch, progress.watermark_lsn, dict(progress.next_offsets))

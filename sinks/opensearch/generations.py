@@ -109,7 +109,7 @@ class OpenSearchGenerations:
             self._next_removal = time.monotonic() + settings.gc_deletes_s
             # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
             with contextlib.suppress(LockstepError):
-                self._indexes.remove_markers(markers_before(progress.watermark_lsn))
+                self._indexes.remove_markers(markers_before(progress.epoch, progress.watermark_lsn))
 
     def _mine(self, indexes: Collection[OwnIndex]) -> list[OwnIndex]:
         return [index for index in indexes if index.generation == self._number]

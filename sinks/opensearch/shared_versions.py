@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from cdc.model.errors import LockstepError
-from cdc.model.tag import TRANSACTION_LENGTH, VERSION_EPOCHS, VERSION_SEQ_MAX, transaction_prefix
+from cdc.model.tag import TRANSACTION_LENGTH, VERSION_SEQ_MAX, transaction_prefix
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
 
 _COMMIT_UNITS: Final = 5
@@ -59,10 +59,10 @@ def condition_for(
     return Condition(b'"if_seq_no":%d,"if_primary_term":%d' % (document["_seq_no"], document["_primary_term"]))
 
 
-def markers_before(watermark_lsn: int) -> dict[str, Any]:
-    """The query for the markers of transactions that are applied whole, by this watermark."""
-    applied = [
-        {"range": {TAG_FIELD: {"gte": transaction_prefix(epoch, 0), "lt": transaction_prefix(epoch, watermark_lsn)}}}
-        for epoch in range(VERSION_EPOCHS)
-    ]
-    return {"bool": {"filter": [{"term": {DELETED_FIELD: True}}], "should": applied, "minimum_should_match": 1}}
+def markers_before(epoch: int, watermark_lsn: int) -> dict[str, Any]:
+    """The query for the markers of transactions that are applied whole, by this watermark.
+
+    Nothing of an earlier epoch comes any more once something of this one is known to be applied.
+    """
+    applied = {"range": {TAG_FIELD: {"lt": transaction_prefix(epoch, watermark_lsn)}}}
+    return {"bool": {"filter": [{"term": {DELETED_FIELD: True}}, applied]}}

@@ -74,8 +74,8 @@ def test_a_change_that_came_without_its_key_stops_capture_at_every_start(pipelin
         "alter table {s}.account replica identity using index {s}_owner",
         "update {s}.account set id = 2",
     )
-    _assert_stopped(running, "doesn't deliver its key", "of another name")
-    _assert_stopped(pipeline.start_capture(), "doesn't deliver its key", "of another name")
+    _assert_stopped(running, "doesn't deliver its key", "lockstep recover")
+    _assert_stopped(pipeline.start_capture(), "doesn't deliver its key", "lockstep recover")
 
 
 def _assert_stopped(process: Any, message: str, way_out: str = "start again") -> None:

@@ -11,7 +11,7 @@ from cdc.postgres.slot import Slot, find_slot
 from cdc.postgres.versions import INVALIDATION_REASONS
 
 _OTHER_NAME = "choose another name: source.slot in lockstep.toml"
-_NEW_PIPELINE = "start a pipeline of another name, which takes a new snapshot"
+_RECOVER = "run: lockstep recover"
 
 
 def slot_findings(connection: psycopg.Connection[Any], name: str) -> list[Finding]:
@@ -32,7 +32,7 @@ def _usable(connection: psycopg.Connection[Any], slot: Slot) -> Finding:
             subject,
             f"is lost: {_why_lost(connection, slot.name)}",
             "changes are missing, so the stream can't go on",
-            _NEW_PIPELINE,
+            _RECOVER,
         )
     if slot.active_pid is not None:
         row = connection.execute(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from cdc.kafka.control_topics import read_schema_records
+from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
@@ -88,10 +88,12 @@ def open_sides(
             return closing.enter_context(opened_row_computer(config.spark, settings.expressions(), shapes))
 
         view = SinkView(projection_of(settings), open_computer)
+        state = read_state(client, config.pipeline.name, config.slot)
         source = SourceSide(
             config.source,
             names=names,
             publication=config.publication,
+            epoch=0 if state is None else state.epoch,
             load=options.load,
             waiting=waiting,
             view=view,

@@ -70,6 +70,7 @@ class SourceSide:
         *,
         names: Sequence[TableName],
         publication: str,
+        epoch: int,
         load: Load,
         waiting: Waiting,
         view: SinkView,
@@ -77,6 +78,7 @@ class SourceSide:
         self._source = source
         self._names = tuple(names)
         self._publication = publication
+        self._epoch = epoch
         self._load = load
         self._waiting = waiting
         self._view = view
@@ -102,7 +104,7 @@ class SourceSide:
 
     def sync_point(self) -> SyncPoint:
         with self._connected() as connection:
-            return SyncPoint(lsn=emit_heartbeat(connection))
+            return SyncPoint(lsn=emit_heartbeat(connection), epoch=self._epoch)
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
         origin = self._origins[table.name]
@@ -157,7 +159,8 @@ class SourceSide:
     def request_repair(self, table: TableName, keys: Collection[Key], *, slot: str) -> SyncPoint:
         """Ask this slot's capture to publish these keys' current rows again. Returns a point after the request."""
         with self._connected() as connection:
-            return SyncPoint(lsn=Lsn(request_repair(connection, table, [key_values(key) for key in keys], slot=slot)))
+            lsn = request_repair(connection, table, [key_values(key) for key in keys], slot=slot)
+            return SyncPoint(lsn=Lsn(lsn), epoch=self._epoch)
 
     def close(self) -> None:
         if self._connection is not None:

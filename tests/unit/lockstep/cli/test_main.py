@@ -18,7 +18,9 @@ GROUPS = {
     "Local servers": ["demo", "up", "status", "down"],
     "Set up": ["init", "doctor", "package"],
     "Run": ["run", "capture", "apply"],
-    "Operate": ["lag", "wait", "tail", "verify", "rebuild", "switch", "generations", "snapshot", "rejections"],
+    "Operate": [
+        *("lag", "wait", "tail", "verify", "rebuild", "switch", "generations", "recover", "snapshot", "rejections"),
+    ],
 }
 
 

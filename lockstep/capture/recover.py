@@ -1,0 +1,136 @@
+"""``lockstep recover``: says what capture has lost, takes over, and orders a new slot and copies."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc.kafka.control_topics import read_state
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.model.errors import LockstepError
+from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
+from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
+from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
+from cdc.postgres.slot import find_slot
+from cdc.protocol.control_records import CaptureState
+from cdc.stream.topics import create_missing_topics
+from migrations.source import publication_sql
+from snapshot.preparation import prepare_source, waiting_for_slot
+from snapshot.recovery import RECOVERIES_MAX, create_slot_again, tables_to_copy, what_is_missing
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a recovery will do; ``missing`` says what is lost, a sentence each, nothing where nothing is."""
+
+    missing: Sequence[str]
+    tables: Sequence[TableName]
+    left_out: Sequence[TableName]
+
+    def __str__(self) -> str:
+        lines = [*self.missing]
+        if not lines:
+            lines.append("nothing keeps capture from going on: `lockstep capture` continues where it ended")
+        lines.append(
+            f"recover makes a new slot, and has capture copy {len(self.tables)} tables again:"
+            f" {', '.join(map(str, self.tables))}"
+        )
+        if self.left_out:
+            lines.append(f"not copied, so possibly not right from then on: {', '.join(map(str, self.left_out))}")
+        return "\n".join(lines)
+
+
+def recover(
+    pipeline: Pipeline,
+    chosen: Sequence[str],
+    *,
+    agreed: Callable[[Recovery], bool],
+    stopping: Callable[[], bool],
+    say: Callable[[str], None],
+) -> CaptureState | None:
+    """Do it if that is ``agreed``. Returns the state from which capture goes on, else None.
+
+    A capture that runs is fenced, and ends. Whatever is interrupted goes on when capture is started.
+    Raises LockstepError when nothing was ever captured, or the source isn't ready, and ConfigurationError for names.
+    """
+    tables = tables_to_copy(pipeline, chosen)
+    client = pipeline.kafka.client()
+    try:
+        with contextlib.closing(connect(pipeline.source, application=APPLICATION)) as sql:
+            sql.execute(LOCK_TIMEOUT)
+            state = _require_state(read_state(client, pipeline.name, pipeline.slot), pipeline)
+            prepare_source(
+                pipeline,
+                sql,
+                create_publication=publication_sql(pipeline.publication, pipeline.source.published_names),
+                say=say,
+                slot_counts=False,
+            )
+            missing = what_is_missing(state, _identify(pipeline), find_slot(sql, pipeline.slot), pipeline.publication)
+            left_out = [name for name in pipeline.source.table_names if name not in tables]
+            if not agreed(Recovery(missing, tables, left_out)):
+                return None
+            return _recover(pipeline, sql, tables, stopping=stopping, say=say)
+    except psycopg.Error as error:
+        raise connection_error(error) from error
+
+
+def _recover(
+    pipeline: Pipeline,
+    sql: psycopg.Connection[Any],
+    tables: Sequence[TableName],
+    *,
+    stopping: Callable[[], bool],
+    say: Callable[[str], None],
+) -> CaptureState:
+    create_missing_topics(pipeline, say)
+    publisher = TransactionalPublisher(
+        pipeline.kafka.client(),
+        prefix=pipeline.name,
+        transactional_id=f"{pipeline.name}.{pipeline.slot}",
+        queue_bytes=pipeline.capture.queue_bytes,
+        max_message_bytes=pipeline.kafka.topics.max_message_bytes,
+        while_waiting=lambda: None,
+    )
+    with contextlib.closing(publisher):
+        publisher.start()  # nobody else publishes from here on
+        state = _require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
+        identity = _identify(pipeline)
+        state = state.recovering(
+            tables,
+            owner=uuid.uuid4().hex,
+            publication=pipeline.publication,
+            database=identity.database,
+            system_id=identity.system_id,
+            timeline=identity.timeline,
+        )
+        publisher.commit(state, covering=list(pipeline.topics().values()))
+        state = create_slot_again(
+            pipeline, sql, publisher, state, while_waiting=waiting_for_slot(sql, stopping, say), say=say
+        )
+    say(f"the new slot begins at {format_lsn(state.end_lsn)}")
+    return state
+
+
+def _identify(pipeline: Pipeline) -> SystemIdentity:
+    with ReplicationConnection(pipeline.source) as connection:
+        return connection.identify_system()
+
+
+def _require_state(state: CaptureState | None, pipeline: Pipeline) -> CaptureState:
+    if state is None:
+        raise LockstepError(
+            f"Kafka holds no state of slot {pipeline.slot}: nothing was ever captured under this name",
+            hint="`lockstep capture` takes the first snapshot",
+        )
+    if state.epoch >= RECOVERIES_MAX:
+        raise LockstepError(
+            f"pipeline {pipeline.name} was recovered {state.epoch} times, which is as often as its tags can tell apart",
+            hint="start a pipeline of another name (pipeline.name), which takes a new snapshot",
+        )
+    return state

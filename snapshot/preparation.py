@@ -1,0 +1,86 @@
+"""What comes before a slot is created: the source must be ready, and the slot waits for those who write."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import psycopg
+
+from cdc.model.errors import LockstepError
+from cdc.pipeline import Pipeline
+from cdc.postgres.preflight import check_source
+from cdc.postgres.preflight.finding import Severity
+from cdc.postgres.slot import blocking_transactions
+
+_REPORT_BLOCKERS_AFTER_S: Final = 5.0
+
+
+class Stopped(Exception):
+    """Told to stop while waiting for PostgreSQL."""
+
+
+def prepare_source(
+    pipeline: Pipeline,
+    sql: psycopg.Connection[Any],
+    *,
+    create_publication: str,
+    say: Callable[[str], None],
+    slot_counts: bool = True,
+) -> None:
+    """Create the publication where there is none. ``create_publication`` is the SQL for it.
+
+    ``slot_counts`` is False where the slot that is there now will be dropped. Raises LockstepError with everything that
+    isn't ready; nothing was done then.
+    """
+    findings = check_source(
+        sql,
+        tables=pipeline.source.published_names,
+        publication=pipeline.publication,
+        slot=pipeline.slot,
+        create_publication=create_publication,
+        keys=pipeline.source.keys,
+        append_only=pipeline.source.append_only,
+    )
+    errors = [
+        finding
+        for finding in findings
+        if finding.severity is Severity.ERROR and (slot_counts or finding.subject != f"slot {pipeline.slot}")
+    ]
+    if errors:
+        raise LockstepError(
+            "the source isn't ready:\n"
+            + "\n".join(f"  {finding.subject} {finding.what}: {finding.why}\n    {finding.fix}" for finding in errors),
+            hint="`lockstep doctor` shows all findings",
+        )
+    exists = sql.execute("select 1 from pg_publication where pubname = %s", (pipeline.publication,)).fetchone()
+    if exists is None:
+        say(f"creating the publication: {create_publication}")
+        try:
+            sql.execute(create_publication.encode())
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise LockstepError(
+                f"our role may not create publication {pipeline.publication}",
+                hint=f"let the tables' owner run: {create_publication}",
+            ) from error
+
+
+def waiting_for_slot(
+    sql: psycopg.Connection[Any], stopping: Callable[[], bool], say: Callable[[str], None]
+) -> Callable[[float], None]:
+    """Says now and then which transactions a new slot waits for; without it, an idle session looks like a hang.
+
+    What it returns gets the seconds so far, and raises Stopped when told to stop.
+    """
+    next_report_s = _REPORT_BLOCKERS_AFTER_S
+
+    def waiting(seconds: float) -> None:
+        nonlocal next_report_s
+        if stopping():
+            raise Stopped
+        if seconds >= next_report_s:
+            next_report_s *= 2
+            blockers = ", ".join(
+                f"pid {pid} ({name or 'no name'}, {age:.0f} s)" for pid, name, age in blocking_transactions(sql)
+            )
+            say(f"the slot waits for writing transactions to end: {blockers or 'none are left'}")
+
+    return waiting

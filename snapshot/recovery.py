@@ -1,0 +1,120 @@
+"""The way back after a restore, a promotion that lost something, or a lost slot: a new slot, and every table copied.
+
+The state says so before anything is done, so whatever is interrupted goes on at the next start. The tables are copied
+in the middle of the stream, as a table is that joins. So keys that the source no longer has are deleted, and sinks
+never lack a row that exists. A new epoch makes all that comes newer than what was published before.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
+from cdc.model.tag import VERSION_EPOCHS
+from cdc.pipeline import Pipeline
+from cdc.postgres.replication import ReplicationConnection, SystemIdentity
+from cdc.postgres.slot import Slot, drop_slot, end_other_reader, find_slot, require_own_slot
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.stream.source_checks import system_differences
+
+RECOVERIES_MAX: Final = VERSION_EPOCHS - 1
+"""How often one pipeline can be recovered: an OpenSearch version has room for so many epochs."""
+
+_LET_GO_S: Final = 30.0
+"""How long an older reader may take to let go of the slot."""
+
+
+def what_is_missing(
+    state: CaptureState, identity: SystemIdentity, slot: Slot | None, publication: str
+) -> Sequence[str]:
+    """What keeps capture from going on, and what nobody will ever see of it, a sentence each. Empty: nothing does."""
+    published = format_lsn(state.published_lsn)
+    differences = system_differences(state, identity, publication)
+    if differences:
+        return (
+            *(f"the source isn't the one that was published from: {difference}" for difference in differences),
+            "what was published and isn't in the source any more is undone, by copies of the tables",
+            "rows of append-only tables and messages that were published stay; those that weren't are missing",
+        )
+    if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
+        return ()
+    if slot is None or slot.wal_status == "lost":
+        what = "is gone" if slot is None else "is lost"
+    elif slot.confirmed is not None and slot.confirmed > state.end_lsn:
+        what = f"was moved to {format_lsn(slot.confirmed)}"
+    else:
+        return ()
+    return (
+        f"slot {state.slot} {what}: changes from {published} to {format_lsn(identity.wal_end)} can't be read any more",
+        "copies of the tables bring the rows up to date; what a row was in between is missing",
+        "rows of append-only tables, of the outbox, and messages from in between are missing",
+    )
+
+
+def create_slot_again(
+    pipeline: Pipeline,
+    sql: psycopg.Connection[Any],
+    publisher: Any,
+    state: CaptureState,
+    *,
+    while_waiting: Callable[[float], None],
+    say: Callable[[str], None],
+) -> CaptureState:
+    """The committed state from which a RECOVERING one streams. Older processes are fenced by now.
+
+    Raises LockstepError for a slot of this name that isn't ours, and Unavailable.
+    """
+    drop_own_slot(sql, state.slot, say)
+    with ReplicationConnection(pipeline.source) as connection:
+        say(f"creating replication slot {state.slot}")
+        slot = connection.create_slot(state.slot, temporary=False, while_waiting=while_waiting)
+        state = state.handed_over(slot.consistent_point, now_ms=time.time_ns() // 1_000_000)
+        publisher.commit(state, covering=list(pipeline.topics().values()))
+    return state
+
+
+def drop_own_slot(sql: psycopg.Connection[Any], name: str, say: Callable[[str], None]) -> None:
+    """Drop the slot, if there is one; an older reader, which is fenced by now, is ended first.
+
+    Raises LockstepError for a slot that isn't ours, or that isn't let go of.
+    """
+    deadline = time.monotonic() + _LET_GO_S
+    while (slot := find_slot(sql, name)) is not None:
+        require_own_slot(slot, sql.info.dbname)
+        if slot.active_pid is not None:
+            say(f"slot {name} is still read by pid {slot.active_pid}, which is fenced: ending it")
+            end_other_reader(sql, slot)
+        try:
+            drop_slot(sql, name)
+        except psycopg.errors.ObjectInUse:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def tables_to_copy(pipeline: Pipeline, chosen: Sequence[str]) -> list[TableName]:
+    """The tables of a recovery: those that were chosen, else all with a key.
+
+    A copy of an append-only table repeats rows that its topic has already, so it has to be chosen.
+    Raises ConfigurationError with every name that isn't captured.
+    """
+    names, problems = [], []
+    for text in chosen:
+        try:
+            names.append(TableName.parse(text))
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if names[-1] not in pipeline.source.table_names:
+            problems.append(f"{names[-1]} isn't captured")
+    if problems:
+        raise ConfigurationError(
+            "these tables can't be copied",
+            problems=problems,
+            hint=f"captured are: {', '.join(map(str, pipeline.source.table_names))}",
+        )
+    return names or list(pipeline.source.keyed_names)

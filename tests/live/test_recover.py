@@ -1,0 +1,349 @@
+"""The way back after a restore, a lost slot and a promotion: the same topics, equal to the source again."""
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.kafka.control_topics import read_progress, read_state
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.tag import Tag
+from cdc.postgres.slot import find_slot
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from lockstep.capture import recover as recovery
+from lockstep.capture.recover import Recovery, recover
+from monitor.collector import LagCollector
+from snapshot import recovery as slots
+from snapshot.recovery import RECOVERIES_MAX
+from stack.stack import Endpoints, Stack
+from tests.captured import Captured
+from tests.databases import Database, until
+from tests.services import temporary_directory
+
+pytestmark = pytest.mark.live
+
+_TABLES = (
+    "create table t (id int primary key, v text, big text)",
+    "alter table t alter big set storage external",
+    "insert into t select n, 'old', repeat('b', 3000) from generate_series(1, 50) n",
+    "create table log (at int, line text)",
+    "insert into log values (1, 'first')",
+)
+_SETTINGS = "[source.options.'public.log']\nappend_only = true\n"
+
+
+@pytest.fixture
+def own() -> Iterator[tuple[Stack, Database]]:
+    """A PostgreSQL of the test's own, and a database of it."""
+    with temporary_directory() as directory:
+        stack = Stack(directory, light=True, durable=False)
+        try:
+            database = Database(stack.up(["postgres"]).source_dsn)
+            yield stack, database
+            database.connection.close()
+        finally:
+            stack.remove()
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    """Has run, and is stopped."""
+    database.execute(*_TABLES)
+    with _captured(database, endpoints, tmp_path) as made:
+        made.start().settle()
+        made.stop()
+        yield made
+
+
+def _captured(database: Database, endpoints: Endpoints, directory: Path) -> Captured:
+    return Captured(database, endpoints.kafka_bootstrap, directory, ["public.t", "public.log"], sections=_SETTINGS)
+
+
+def _recover(captured: Captured, *tables: str) -> tuple[list[Recovery], CaptureState | None]:
+    asked: list[Recovery] = []
+
+    def agreed(what: Recovery) -> bool:
+        asked.append(what)
+        return True
+
+    state = recover(
+        captured.config.as_pipeline(), tables, agreed=agreed, stopping=lambda: False, say=captured.said.append
+    )
+    return asked, state
+
+
+def _state(captured: Captured) -> CaptureState:
+    state = read_state(captured.client, captured.name, captured.config.slot)
+    assert state is not None
+    return state
+
+
+def _tags_per_key(captured: Captured, table: str) -> dict[bytes, list[str]]:
+    tags: dict[bytes, list[str]] = {}
+    for event in captured.events(table):
+        if event.value is not None:
+            tags.setdefault(event.key, []).append(event.tag)
+    return tags
+
+
+def _assert_recovered(captured: Captured) -> None:
+    """Equal to a new reader, and to one that keeps the greatest tag, as sinks do."""
+    captured.assert_equal("public.t")
+    for tags in _tags_per_key(captured, "public.t").values():
+        assert tags == sorted(tags)
+        assert Tag.parse(tags[-1]).epoch == 1 or tags == sorted(tags)
+
+
+def test_after_a_lost_slot_the_topics_are_equal_again(captured: Captured, database: Database) -> None:
+    database.drop_slot(captured.config.slot)
+    database.execute(
+        "delete from t where id <= 10",
+        "update t set v = 'unseen' where id = 11",
+        "insert into t values (51, 'unseen', 'x')",
+        "insert into log values (2, 'unseen')",
+    )
+    captured.begin()
+    assert "`lockstep recover`" in str(captured.wait_error())
+    captured.stop()
+    (asked,), state = _recover(captured)
+    assert "is gone: changes from" in asked.missing[0]
+    assert [str(name) for name in asked.tables] == ["public.t"]
+    assert [str(name) for name in asked.left_out] == ["public.log"]
+    assert state is not None
+    assert (state.epoch, state.phase) == (1, SnapshotPhase.DONE)
+    captured.start()
+    database.execute("update t set v = 'after' where id = 12", "insert into log values (3, 'after')")
+    _assert_recovered(captured)
+    lines = [event.after["line"] for event in captured.events("public.log")]
+    assert lines == ["first", "after"]  # once each, without what nobody could read
+
+
+def test_what_a_restore_has_undone_is_undone_on_the_topics(
+    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Its LSNs are below those that were published: tags and watermarks must not take that for older."""
+    stack, database = own
+    database.execute(*_TABLES)
+    with _captured(database, endpoints, tmp_path) as captured:
+        captured.start().settle()
+        captured.stop()
+        files = Path(database.value("show data_directory"))
+        stack.stop("postgres")
+        subprocess.run(["cp", "-a", str(files), str(tmp_path / "volume")], check=True)
+        stack.start("postgres")
+        database.reconnect()
+        captured.start()
+        database.execute(
+            "insert into t select n, 'undone', repeat('u', 9000) from generate_series(51, 2000) n",
+            "update t set v = 'undone', big = repeat('u', 9000) where id = 1",
+            "delete from t where id = 2",
+        )
+        captured.settle()
+        captured.stop()
+        published = _state(captured).end_lsn
+
+        stack.stop("postgres")
+        shutil.rmtree(files)
+        subprocess.run(["cp", "-a", str(tmp_path / "volume"), str(files)], check=True)
+        stack.start("postgres")
+        database.reconnect()
+        (asked,), state = _recover(captured)
+        assert "its WAL ends at" in asked.missing[0]
+        assert state is not None
+        assert state.end_lsn < published
+        captured.start()
+        # The old large value must not be taken from what was published of the server before.
+        database.execute("update t set v = 'after' where id = 1")
+        _assert_recovered(captured)
+        newest = list(read_progress(captured.client, captured.name))[-1]
+        assert (newest.epoch, newest.uncopied) == (1, ())
+        assert newest.lsn < published
+        with LagCollector(captured.config.as_pipeline(), {}) as collector:
+            assert collector.collect().broken == ()
+
+
+def test_a_recovery_that_is_killed_goes_on_when_capture_is_started(
+    captured: Captured, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.drop_slot(captured.config.slot)
+    database.execute("delete from t where id = 1", "insert into t values (51, 'unseen', 'x')")
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recovery, "create_slot_again", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _recover(captured)
+    assert _state(captured).phase is SnapshotPhase.RECOVERING
+    with monkeypatch.context() as patch:  # once more, with the slot made and nothing published of that
+        patch.setattr(TransactionalPublisher, "commit", _dying_when(SnapshotPhase.DONE))
+        captured.begin()
+        captured.wait_error()
+        captured.stop()
+    first = find_slot(database.connection, captured.config.slot)
+    assert first is not None
+    assert _state(captured).phase is SnapshotPhase.RECOVERING
+    captured.start()
+    _assert_recovered(captured)
+    assert _state(captured).epoch == 1
+
+
+def _dying_when(phase: SnapshotPhase) -> Any:
+    commit = TransactionalPublisher.commit
+
+    def dying(self: TransactionalPublisher, state: CaptureState, *arguments: Any, **options: Any) -> Any:
+        if state.phase is phase:
+            raise KeyboardInterrupt
+        return commit(self, state, *arguments, **options)
+
+    return dying
+
+
+def test_a_chosen_table_is_copied_alone_also_an_append_only_one(captured: Captured, database: Database) -> None:
+    database.drop_slot(captured.config.slot)
+    database.execute("update t set v = 'unseen' where id = 1", "insert into log values (2, 'unseen')")
+    (asked,), _ = _recover(captured, "public.log")
+    assert [str(name) for name in asked.left_out] == ["public.t"]
+    captured.start()
+    database.execute("update t set v = 'after' where id = 2")
+    captured.settle()
+    assert [event.after["line"] for event in captured.events("public.log")] == ["first", "first", "unseen"]
+    rows = captured.rows("public.t")
+    assert (rows[b'{"id":1}']["v"], rows[b'{"id":2}']["v"]) == ("old", "after")
+
+
+def test_what_recover_refuses_leaves_all_as_it_is(captured: Captured, database: Database) -> None:
+    before = _state(captured)
+    with pytest.raises(LockstepError, match=r"public\.nothing isn't captured"):
+        _recover(captured, "public.nothing")
+    asked = recover(
+        captured.config.as_pipeline(), (), agreed=lambda _: False, stopping=lambda: False, say=captured.said.append
+    )
+    assert asked is None
+    assert _state(captured) == before
+    with pytest.raises(LockstepError, match="as often as its tags can tell apart"):
+        recovery._require_state(replace(before, epoch=RECOVERIES_MAX), captured.config.as_pipeline())
+    database.drop_slot(captured.config.slot)
+    database.execute(f"select pg_create_logical_replication_slot('{captured.config.slot}', 'test_decoding')")
+    with pytest.raises(LockstepError, match="isn't ours"):
+        slots.drop_own_slot(database.connection, captured.config.slot, captured.said.append)
+
+
+def test_a_capture_that_runs_is_ended_by_a_recovery(captured: Captured, database: Database) -> None:
+    captured.start()
+    running = list(captured.said)
+    (asked,), _ = _recover(captured)
+    assert asked.missing == ()
+    assert "nothing keeps capture from going on" in str(asked)
+    assert "has taken over" in str(captured.wait_error())
+    assert running
+    captured.stop()
+    captured.start()
+    _assert_recovered(captured)
+
+
+def _promote(stack: Stack, database: Database, files: Path) -> None:
+    (files / "standby.signal").touch(mode=0o666)
+    stack.start("postgres")
+    database.reconnect()
+    database.execute("select pg_promote()")
+    until(lambda: not database.value("select pg_is_in_recovery()"))
+
+
+def test_a_promoted_server_is_followed_only_if_it_has_all_that_was_published(
+    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+) -> None:
+    stack, database = own
+    database.execute(*_TABLES)
+    with _captured(database, endpoints, tmp_path) as captured:
+        captured.start().settle()
+        captured.stop()
+        files = Path(database.value("show data_directory"))
+        stack.stop("postgres")
+        subprocess.run(["cp", "-a", str(files), str(tmp_path / "volume")], check=True)
+        stack.start("postgres")
+        database.reconnect()
+        database.execute("insert into t values (51, 'lost', 'x')")
+        captured.start().settle()
+        captured.stop()
+        stack.stop("postgres")
+        shutil.move(files, tmp_path / "all")
+        subprocess.run(["cp", "-a", str(tmp_path / "volume"), str(files)], check=True)
+        _promote(stack, database, files)
+        captured.begin()
+        error = captured.wait_error()
+        assert isinstance(error, PositionMismatch)
+        assert "it left timeline 1 at" in str(error)
+        captured.stop()
+
+        stack.stop("postgres")
+        shutil.rmtree(files)
+        shutil.move(tmp_path / "all", files)
+        _promote(stack, database, files)
+        database.execute("insert into t values (52, 'after', 'x')")
+        captured.start()
+        assert any("was promoted, from timeline 1 to 2" in line for line in captured.said)
+        captured.assert_equal("public.t")
+        assert (_state(captured).timeline, _state(captured).epoch) == (2, 0)
+
+
+def test_a_slot_is_kept_for_a_promotion_where_postgresql_can(captured: Captured, database: Database) -> None:
+    if database.connection.info.server_version < 170000:
+        pytest.skip("failover slots came with PostgreSQL 17")
+    row = database.connection.execute(
+        "select failover from pg_replication_slots where slot_name = %s", (captured.config.slot,)
+    ).fetchone()
+    assert row == (True,)
+
+
+def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(captured: Captured, database: Database) -> None:
+    def start() -> tuple["subprocess.Popen[str]", list[str]]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lockstep", "capture", "--standby", "--config", str(captured.path)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        lines: list[str] = []
+
+        def read() -> None:
+            assert process.stderr is not None
+            lines.extend(iter(process.stderr.readline, ""))
+
+        threading.Thread(target=read, daemon=True).start()
+        return process, lines
+
+    def says(lines: list[str], words: str) -> bool:
+        return any(words in line for line in lines)
+
+    first, of_first = start()
+    try:
+        until(lambda: says(of_first, "streaming from"))
+        second, of_second = start()
+        try:
+            until(lambda: says(of_second, "standing by"))
+            database.execute("insert into t values (51, 'before', 'x')")
+            first.kill()
+            first.wait()
+            until(lambda: says(of_second, "streaming from"))
+            database.execute("insert into t values (52, 'after', 'x')")
+            deadline = time.monotonic() + 60
+            while b'{"id":52}' not in captured.rows("public.t"):
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            assert captured.rows("public.t") == captured.source_rows("public.t")
+        finally:
+            second.terminate()
+            second.wait()
+            assert second.stderr is not None
+    finally:
+        first.kill()
+        first.wait()
