@@ -93,3 +93,11 @@ def test_a_schema_record_without_a_change_reads_as_one_that_has_none() -> None:
 def test_a_table_that_is_to_be_copied_again_leaves_the_ledger() -> None:
     assert state().to_be_copied({table().name}).copied == {}
     assert state().to_be_copied({TableName("other", "one")}) == state()
+
+
+def test_a_shape_of_another_epoch_takes_nobodys_place() -> None:
+    orders = table()
+    keys = {SchemaRecord(orders, 8, from_seq=1, from_epoch=epoch).key() for epoch in (0, 1, 2)}
+    assert len(keys) == 3
+    name = orders.name
+    assert SchemaRecord(orders, 8).key() == orjson.dumps([name.schema, name.name, orders.schema_id, 8, 0])

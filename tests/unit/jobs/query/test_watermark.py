@@ -1,6 +1,7 @@
 """The watermark: what is covered, and what never holds it back or lets it run ahead."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -152,3 +153,32 @@ def test_it_is_the_newest_record_before_the_first_uncovered_one(
             expected = each.lsn
         assert mark.lsn == max(before, expected)
         before = mark.lsn
+
+
+def test_a_record_that_does_not_hold_for_a_table_of_the_sink_raises_nothing_and_holds_nothing_up() -> None:
+    """The table waits for its copy: what lies below the bounds isn't all that was committed."""
+    waits = replace(record(200, orders=(6,)), uncopied=(ORDERS,))
+    mark = watermark(record(100, orders=(5,)), waits, replace(record(300), uncopied=(ORDERS,)))
+    mark.advance({(ORDERS, 0): 6})
+    assert (mark.lsn, mark.behind_since_ms) == (100, None)
+    mark.add(record(400, orders=(9,)), learned_at_ms=1)
+    assert not mark.advance({(ORDERS, 0): 8})
+    assert mark.advance({(ORDERS, 0): 9})
+    assert mark.lsn == 400
+
+
+def test_a_table_of_another_sink_that_waits_for_its_copy_does_not_matter() -> None:
+    mark = watermark(replace(record(100, orders=(5,)), uncopied=(OTHER,)))
+    assert mark.advance({(ORDERS, 0): 5})
+    assert mark.lsn == 100
+
+
+def test_a_new_epoch_begins_with_nothing_known_though_its_lsns_are_smaller() -> None:
+    mark = watermark(record(900, orders=(5,)))
+    mark.advance({(ORDERS, 0): 5})
+    mark.add(replace(record(0), epoch=1, uncopied=(ORDERS, ITEMS)), learned_at_ms=1)
+    assert mark.advance({(ORDERS, 0): 5})
+    assert (mark.epoch, mark.lsn) == (1, 0)
+    mark.add(replace(record(300, orders=(7,)), epoch=1), learned_at_ms=2)
+    assert mark.advance({(ORDERS, 0): 7})
+    assert (mark.epoch, mark.lsn) == (1, 300)

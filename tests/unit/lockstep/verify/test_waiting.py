@@ -66,3 +66,16 @@ def test_waiting_ends_when_it_is_told_to_stop():
 
     with pytest.raises(LockstepError, match="stopped"):
         waiting.sleep(60.0)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "lsn", "applied"), [(0, 900, False), (1, 100, False), (1, 300, True)], ids=["before", "less", "reached"]
+)
+def test_a_watermark_of_an_epoch_before_says_nothing(epoch: int, lsn: int, applied: bool) -> None:
+    progress = Progress({}, lsn, 0, 0, {}, epoch=epoch)
+    assert SyncPoint(lsn=Lsn(200), epoch=1).is_applied(progress) == applied
+
+
+def test_a_recovery_in_the_middle_ends_the_wait() -> None:
+    with pytest.raises(LockstepError, match="was recovered in the meantime"):
+        SyncPoint(lsn=Lsn(200)).is_applied(Progress({}, 300, 0, 0, {}, epoch=1))

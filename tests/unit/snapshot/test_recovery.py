@@ -1,0 +1,43 @@
+"""What a recovery says is missing, and the state that it writes."""
+
+from dataclasses import replace
+
+import pytest
+
+from cdc.model.lsn import Lsn
+from cdc.model.table import TableName
+from cdc.postgres.replication import SystemIdentity
+from cdc.postgres.slot import Slot
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from snapshot.recovery import what_is_missing
+from tests.history import HANDOFF, state
+
+IDENTITY = SystemIdentity(state().system_id, 1, Lsn(HANDOFF + 1000), "app")
+SLOT = Slot(state().slot, "pgoutput", "app", None, Lsn(HANDOFF), "reserved")
+
+
+@pytest.mark.parametrize(
+    ("slot", "identity", "words"),
+    [
+        (SLOT, IDENTITY, ""),
+        (None, IDENTITY, "is gone: changes from"),
+        (replace(SLOT, wal_status="lost"), IDENTITY, "is lost: changes from"),
+        (replace(SLOT, confirmed=Lsn(HANDOFF + 8)), IDENTITY, "was moved to"),
+        (SLOT, replace(IDENTITY, wal_end=Lsn(HANDOFF - 8)), "isn't the one that was published from: its WAL ends"),
+    ],
+)
+def test_what_is_missing_is_said(slot: Slot | None, identity: SystemIdentity, words: str) -> None:
+    missing = what_is_missing(state(), identity, slot, state().publication)
+    assert words in " ".join(missing)
+    assert bool(missing) == bool(words)
+
+
+def test_the_new_state_is_newer_than_all_before_and_knows_no_copy_of_the_tables() -> None:
+    orders, other = TableName("public", "orders"), TableName("public", "other")
+    before = state(copied={orders: 2, other: 1}, memberships={orders: "1 2", other: "3 4"})
+    ordered = before.recovering([orders], owner="o", publication="p", database="d", system_id="8", timeline=3)
+    assert CaptureState.from_bytes(ordered.to_bytes()) == ordered
+    assert (ordered.epoch, ordered.phase) == (before.epoch + 1, SnapshotPhase.RECOVERING)
+    assert (ordered.copied, ordered.memberships) == ({other: 1}, {other: "3 4"})
+    streaming = ordered.handed_over(0x100, now_ms=5)
+    assert (streaming.phase, streaming.published_lsn, streaming.end_lsn) == (SnapshotPhase.DONE, 0x100, 0x100)
