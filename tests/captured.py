@@ -175,12 +175,22 @@ class Captured:
         records = [SchemaRecord.from_bytes(value) for value in values]
         return [record for record in records if record.table.name == TableName.parse(table)]
 
-    def rows(self, table: str) -> dict[bytes, Row]:
-        """What a reader makes of the topic: the newest row per key, in the newest shape by ``__schema`` alone."""
+    def rows(self, table: str, *, by_tag: bool = False) -> dict[bytes, Row]:
+        """What a reader makes of the topic: the newest row per key, in the newest shape by ``__schema`` alone.
+
+        ``by_tag``: of a key, the event with the greatest tag counts, as in a sink. Else the last one does.
+        """
         records = self.schemas(table)
         indexes = {record.table.schema_id: index for index, record in enumerate(records)}
         newest: dict[bytes, Row] = {}
+        tags: dict[bytes, str] = {}
         for event in self.events(table):
+            if by_tag and event.value is None:
+                continue  # it follows its delete, which has a tag
+            if by_tag and event.tag < tags.setdefault(event.key, event.tag):
+                continue
+            if by_tag:
+                tags[event.key] = event.tag
             if event.value is None or event.op == "d":
                 newest.pop(event.key, None)
                 continue
@@ -201,10 +211,11 @@ class Captured:
             return {_key(shape, row): dict(row) for row in rows}
 
     def assert_equal(self, *tables: str) -> None:
-        """Every table, as its topic tells it, is the source's."""
+        """Every table, as its topic tells it, is the source's: to a new reader, and to a sink that was always there."""
         self.settle()
-        for table in tables or [str(name) for name in self.config.source.table_names]:
-            actual, expected = self.rows(table), self.source_rows(table)
+        names = tables or [str(name) for name in self.config.source.table_names]
+        for table, by_tag in itertools.product(names, (False, True)):
+            actual, expected = self.rows(table, by_tag=by_tag), self.source_rows(table)
             different = [key for key in actual.keys() | expected.keys() if actual.get(key) != expected.get(key)]
             shown = [(key, _short(actual.get(key)), _short(expected.get(key))) for key in sorted(different)[:3]]
             assert not different, (

@@ -3,29 +3,35 @@
     python -m tests.random_statements --minutes 30 [--seed N] --stack DIRECTORY
 
 Each round has a database, a pipeline and a seed of its own. When its sessions have ended, what a new reader makes of
-the topics must be what the tables hold. A round is repeated by its seed, as far as the servers' own timing allows.
+the topics must be what the tables hold. The slot is lost now and then, and the source taken back, and `recover` is the
+way back. A round is repeated by its seed, as far as the servers' own timing allows.
 """
 
 import argparse
+import contextlib
 import itertools
 import random
+import shutil
+import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from lockstep.capture.recover import recover
 from stack.stack import Stack
 from tests.captured import Captured
 from tests.databases import Database
 from tests.dying_publisher import Killed, dying
-from tests.services import KAFKA_OVERRIDES
+from tests.services import KAFKA_OVERRIDES, temporary_directory
+
+_RESTORE_EVERY = 4
+"""One in so many rounds, by its seed, has a source that is taken back to an earlier moment."""
 
 _SETUP = (
     "create function noise(length int, seed int) returns text language sql immutable return"
@@ -46,6 +52,39 @@ _SETUP = (
     ),
     "insert into b select n, 'y' || n % 3, n from generate_series(1, 20) n",
 )
+
+
+class OwnServer:
+    """A PostgreSQL that nobody else uses, whose files are kept and taken back."""
+
+    def __init__(self, directory: Path) -> None:
+        self._stack = Stack(directory, light=True, durable=False)
+        self._kept = directory / "kept"
+        self.dsn = self._stack.up(["postgres"]).source_dsn
+        with psycopg.connect(self.dsn) as connection:
+            row = connection.execute("show data_directory").fetchone()
+        assert row is not None
+        self._files = Path(row[0])
+
+    def keep(self) -> None:
+        """Keep the files as they are now."""
+        self._stack.stop("postgres")
+        _copy(self._files, self._kept)
+        self._stack.start("postgres")
+
+    def take_back(self) -> None:
+        """Begin again with the files that were kept."""
+        self._stack.stop("postgres")
+        shutil.rmtree(self._files)
+        _copy(self._kept, self._files)
+        self._stack.start("postgres")
+
+    def remove(self) -> None:
+        self._stack.remove()
+
+
+def _copy(files: Path, to: Path) -> None:
+    subprocess.run(["cp", "-a", str(files), str(to)], check=True)  # with their owner, which PostgreSQL insists on
 
 
 class Round:
@@ -73,8 +112,37 @@ class Round:
 
     def run(self, statements: int) -> None:
         """Run so many statements. Raises AssertionError when topics and tables differ."""
-        sessions = [self._session() for _ in range(3)]
         self._captured.start()
+        self._work(statements)
+        self._captured.wait_quiet()
+        self._captured.assert_equal()
+
+    def run_over_a_restore(self, statements: int, server: "OwnServer") -> None:
+        """The same, with a source that is taken back to an earlier moment in between. ``server`` is the database's."""
+        self._captured.start()
+        self._work(statements // 3)
+        self._captured.settle()
+        self._captured.stop()
+        server.keep()
+        self._database.reconnect()
+        self._captured.start()
+        self._work(statements // 3)
+        if self.random.random() < 0.7:
+            self._captured.settle()
+        self._captured.stop()
+        self.log.append("-- the source is taken back")
+        server.take_back()
+        self._database.reconnect()
+        for _ in range(self.random.choice([0, 1])):
+            self._work(10)
+        recovered(self._captured)
+        self._captured.start()
+        self._work(statements // 3)
+        self._captured.wait_quiet()
+        self._captured.assert_equal()
+
+    def _work(self, statements: int) -> None:
+        sessions = [self._session() for _ in range(3)]
         for _ in range(statements):
             self._step(self.random.choice(sessions))
             if self.random.random() < 0.02:
@@ -82,8 +150,6 @@ class Round:
         for session in sessions:
             self._execute(session, self.random.choice(["commit", "rollback"]))
             session.close()
-        self._captured.wait_quiet()
-        self._captured.assert_equal()
 
     def _step(self, session: psycopg.Connection[Any]) -> None:
         status = session.info.transaction_status
@@ -298,7 +364,18 @@ class Round:
 
     def _restart(self, sessions: Sequence[psycopg.Connection[Any]]) -> None:
         captured = self._captured
-        if self.random.random() < 0.5:
+        how = self.random.random()
+        if how < 0.15:
+            self.log.append("-- the slot is lost")
+            captured.stop()
+            self._database.drop_slot(captured.config.slot)
+            for _ in range(self.random.choice([0, 3, 10])):
+                self._step(self.random.choice(sessions))
+            # A new slot waits for transactions that write, and this thread has their sessions.
+            for session in sessions:
+                self._execute(session, self.random.choice(["commit", "rollback"]))
+            recovered(captured)
+        elif how < 0.55:
             self.log.append("-- capture stops")
             captured.stop()
             for _ in range(self.random.choice([0, 3, 10, 30])):
@@ -318,7 +395,15 @@ class Round:
         captured.start()
 
 
-@contextmanager
+def recovered(captured: Captured) -> None:
+    """What an operator does after a stop for good."""
+    agreed = recover(
+        captured.config.as_pipeline(), (), agreed=lambda _: True, stopping=lambda: False, say=captured.said.append
+    )
+    assert agreed is not None
+
+
+@contextlib.contextmanager
 def prepared(seed: int, source_dsn: str, kafka: str, directory: Path) -> Iterator[Round]:
     """A round, ready to run."""
     database = Database(source_dsn)
@@ -351,13 +436,20 @@ def main() -> int:
     for seed in seeds:
         if time.monotonic() > deadline:
             break
-        with (
-            tempfile.TemporaryDirectory() as directory,
-            prepared(seed, endpoints.source_dsn, endpoints.kafka_bootstrap, Path(directory)) as made,
-        ):
+        with contextlib.ExitStack() as closing:
+            directory = closing.enter_context(temporary_directory())
+            server = None
+            if seed % _RESTORE_EVERY == 0:
+                server = OwnServer(directory / "server")
+                closing.callback(server.remove)
+            source_dsn = endpoints.source_dsn if server is None else server.dsn
+            made = closing.enter_context(prepared(seed, source_dsn, endpoints.kafka_bootstrap, directory))
             rounds += 1
             try:
-                made.run(options.statements)
+                if server is None:
+                    made.run(options.statements)
+                else:
+                    made.run_over_a_restore(options.statements, server)
             except (Exception, AssertionError) as error:
                 failed += 1
                 print(f"seed {seed} FAILED: {type(error).__name__}: {str(error)[:1500]}", flush=True)

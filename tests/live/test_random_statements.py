@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from stack.stack import Endpoints
-from tests.random_statements import prepared
+from tests.random_statements import OwnServer, prepared
+from tests.services import temporary_directory
 
 pytestmark = pytest.mark.live
 
@@ -24,3 +25,18 @@ def test_topics_hold_what_the_tables_hold(endpoints: Endpoints, tmp_path: Path, 
     print(f"seed {number}: python -m tests.random_statements --seed {number} --stack DIRECTORY")
     with prepared(number, endpoints.source_dsn, endpoints.kafka_bootstrap, tmp_path) as made:
         made.run(150)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(None, marks=pytest.mark.soak)])
+def test_topics_hold_what_the_tables_hold_after_a_restore(
+    endpoints: Endpoints, tmp_path: Path, seed: int | None
+) -> None:
+    number = int(time.time()) if seed is None else seed
+    print(f"seed {number}")
+    with temporary_directory() as directory:
+        server = OwnServer(directory)
+        try:
+            with prepared(number, server.dsn, endpoints.kafka_bootstrap, tmp_path) as made:
+                made.run_over_a_restore(90, server)
+        finally:
+            server.remove()
