@@ -286,6 +286,8 @@ class Assembler:
         self._passed_over.pop(name, None)
         self._outdated.discard(name)
         self._tables[name] = published
+        # The table that it was before may live on under another name, and another server gives its number to any table.
+        self._of_oid = {known_oid: known for known_oid, known in self._of_oid.items() if known != name}
         self._of_oid[oid] = name
         if oid in self._described:  # PostgreSQL describes it again only when it changes
             self._relation(self._described[oid])

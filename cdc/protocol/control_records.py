@@ -100,7 +100,8 @@ class CaptureState:
     ) -> Self:
         """The state in which the slot is to be created again, on this server, and these tables to be copied.
 
-        Everything published from then on is newer than all before, whatever the LSNs are.
+        Everything published from then on is newer than all before, whatever the LSNs are. One that was ordered and not
+        begun stays in its epoch.
         """
         return replace(
             self.never_copied(names),
@@ -109,7 +110,7 @@ class CaptureState:
             database=database,
             system_id=system_id,
             timeline=timeline,
-            epoch=self.epoch + 1,
+            epoch=self.epoch + (self.phase is not SnapshotPhase.RECOVERING),
             phase=SnapshotPhase.RECOVERING,
             handoff=0,
             commit_lsn=0,

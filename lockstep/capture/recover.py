@@ -20,7 +20,7 @@ from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState
 from cdc.stream.topics import create_missing_topics
 from migrations.source import publication_sql
-from snapshot.preparation import prepare_source, waiting_for_slot
+from snapshot.preparation import Stopped, prepare_source, waiting_for_slot
 from snapshot.recovery import RECOVERIES_MAX, create_slot_again, tables_to_copy, what_is_missing
 
 
@@ -78,6 +78,10 @@ def recover(
             return _recover(pipeline, sql, tables, stopping=stopping, say=say)
     except psycopg.Error as error:
         raise connection_error(error) from error
+    except Stopped:
+        raise LockstepError(
+            "stopped before there was a new slot", hint="`lockstep capture` goes on with it when it is started"
+        ) from None
 
 
 def _recover(

@@ -436,6 +436,16 @@ def test_a_table_keeps_its_topic_when_it_is_renamed() -> None:
     assert event[0] == "shop.public.orders"
 
 
+def test_a_table_that_took_the_place_of_another_is_followed_alone_from_its_copy_on() -> None:
+    """The one before lives on under another name, or its number is another table's on another server."""
+    shape = replace(table(), oid=RELATION_ID)
+    follower = assembler(shape, shapes=Adopting())
+    (copied,) = published(replace(shape, oid=RELATION_ID + 1)).values()
+    follower.replace(copied)
+    before = replace(relation(shape), name="orders_old")
+    assert events(follower, History([delete(b"1", None)]).messages(before)) == []
+
+
 def test_a_table_that_is_copied_later_is_captured_from_there() -> None:
     follower = assembler()
     items = relation(ITEMS, RELATION_ID + 1)
