@@ -178,7 +178,7 @@ class Capture:
             self.state = replace(self.state, copied={shape.name: 1 for shape in shapes})
         clock = self.time.clock()
         self._confirmation = Confirmation(
-            self.stream, clock, interval_s=STATUS_INTERVAL_S, confirmed=Lsn(self.state.end_lsn)
+            self.stream, clock, interval_s=STATUS_INTERVAL_S, confirmed=Lsn(self.state.resume_lsn)
         )
         self._batch = Batch(
             publisher=self.publisher,

@@ -17,7 +17,7 @@ from cdc.capture.toast_rows import ToastRows
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName
-from cdc.protocol.control_records import SchemaRecord
+from cdc.protocol.control_records import LastTransaction, SchemaRecord
 from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import (
     UNCHANGED,
@@ -134,6 +134,8 @@ class Assembler:
         skip_to: tuple[int, int],
         end_lsn: Lsn,
         commit_time_ms: int,
+        last_transaction: LastTransaction | None = None,
+        only_local: bool = False,
         include_before: bool = True,
         shapes: Shapes | None = None,
         log: PublishedLog | None = None,
@@ -166,6 +168,7 @@ class Assembler:
         """None: a table that the publication sends and nobody captures."""
         self._described: dict[int, Relation] = {}
         self._prefix = b""
+        self._only_local = only_local
         self._commit_lsn = 0
         self._transaction_time_ms = 0
         self._xid = 0
@@ -179,6 +182,8 @@ class Assembler:
         """The end of the last complete transaction."""
         self.commit_time_ms = commit_time_ms
         """When the last complete transaction committed."""
+        self.last_transaction = last_transaction
+        """Which one that was."""
         self.new_shapes: list[SchemaRecord] = []
         """Shapes that came into use and aren't committed yet; whoever commits clears the list."""
 
@@ -276,6 +281,9 @@ class Assembler:
         if commit.end_lsn > self.end_lsn:
             self.end_lsn = commit.end_lsn
             self.commit_time_ms = self._transaction_time_ms
+            self.last_transaction = LastTransaction(
+                commit.commit_lsn, self._xid, commit.commit_time_us, self._only_local
+            )
 
     def replace(self, published: PublishedTable) -> None:
         """Note that a table was copied here: from now on it has this shape, or is captured for the first time.

@@ -117,7 +117,11 @@ class Batch:
         commit_lsn, seq = position = assembler.position
         shapes = tuple(assembler.new_shapes)
         self.state = self.state.published(
-            commit_lsn=commit_lsn, seq=seq, end_lsn=assembler.end_lsn, commit_time_ms=assembler.commit_time_ms
+            commit_lsn=commit_lsn,
+            seq=seq,
+            end_lsn=assembler.end_lsn,
+            commit_time_ms=assembler.commit_time_ms,
+            last_transaction=assembler.last_transaction,
         )
         rewritten = {record.table.name for record in shapes if record.change.rewritten}
         self.state = self.state.to_be_copied(rewritten).never_copied(assembler.passed_over)
@@ -126,7 +130,8 @@ class Batch:
         if self._memory is not None:
             self._memory.commit(position, bounds)
         assembler.new_shapes.clear()
-        self._confirmation.committed(assembler.end_lsn)
+        # The last complete transaction is left out, so that the next start gets it again and can compare it.
+        self._confirmation.committed(Lsn(self.state.resume_lsn))
         self._report(Committed(self.events, self.state))
         self.published_end = assembler.end_lsn
         self.events = self._bytes = 0

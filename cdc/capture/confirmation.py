@@ -33,9 +33,9 @@ class Confirmation:
         self.received = confirmed
         self.confirmed = confirmed
 
-    def committed(self, end_lsn: Lsn) -> None:
-        """Kafka has committed everything up to the end of this transaction."""
-        self.confirmed = max(self.confirmed, end_lsn)
+    def committed(self, resume_lsn: Lsn) -> None:
+        """Kafka has committed everything that commits before this position."""
+        self.confirmed = max(self.confirmed, resume_lsn)
         self.send_status()
 
     def send_status(self) -> None:

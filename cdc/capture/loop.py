@@ -7,7 +7,7 @@ from typing import Protocol
 from cdc.capture.assembler import Assembler
 from cdc.capture.batch import Batch
 from cdc.capture.confirmation import Clock, Confirmation
-from cdc.model.errors import MalformedMessage
+from cdc.model.errors import MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.pgoutput import Message, decode
@@ -22,6 +22,10 @@ _IDLE_S = 0.1
 
 _SERVE_EVERY = 512
 """Messages between two looks at the clock under a backlog."""
+
+_PINGS_MAX = 20
+"""So many requests for a status, one after the other, come from a server that shuts down: it has sent everything, and
+asks until all of it is confirmed. It never will be, since nothing is confirmed but what Kafka has."""
 
 _BEGIN = ord("B")
 _TRUNCATE = ord("T")
@@ -84,6 +88,8 @@ class CaptureLoop:
         self._heartbeat_interval_s = heartbeat_interval_s
         self._inspect = inspect
         self._unserved = 0
+        self._pings = 0
+        self._pinged_s = clock.monotonic_s()
         self._heartbeat_s = self._inspected_s = clock.monotonic_s()
         self._inspection_is_due = False
 
@@ -129,6 +135,7 @@ class CaptureLoop:
             if frame is not None:
                 dry = False
                 if frame[0] == XLOG_DATA:
+                    self._pings = 0
                     if not self._publish(frame, until):
                         batch.commit_pending(assembler)
                         return Pause(self.state, frame)
@@ -192,12 +199,25 @@ class CaptureLoop:
         return True
 
     def _answer(self, frame: bytes, until: Lsn | None) -> bool:
-        """Take in a keepalive; whether the server has sent everything that commits before ``until``."""
+        """Take in a keepalive; whether the server has sent everything that commits before ``until``.
+
+        Raises Unavailable when the server waits for us to leave.
+        """
         keepalive = parse_keepalive(frame)
         self._confirmation.received = max(self._confirmation.received, keepalive.wal_end)
         if keepalive.reply_requested:
+            self._count_ping()
             self._confirmation.send_status()
         return until is not None and not self._assembler.in_transaction and keepalive.wal_end >= until
+
+    def _count_ping(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._pinged_s > _IDLE_S:
+            self._pings = 0  # one that only wants to know whether we are there
+        self._pinged_s = now_s
+        self._pings += 1
+        if self._pings > _PINGS_MAX:
+            raise Unavailable("PostgreSQL shuts down, and waits for its readers to leave")
 
     def _must_commit(self, *, full: bool, dry: bool) -> bool:
         """Whether something waits for a commit, and it isn't a transaction whose rest is coming."""

@@ -36,12 +36,26 @@ class TopicIdentity(NamedTuple):
     partitions: int
 
 
+class LastTransaction(NamedTuple):
+    """A transaction of the stream: its commit LSN, xid, and commit time in microseconds since 2000.
+
+    ``only_local`` says whether the stream was asked to leave out what was replicated into the server.
+    """
+
+    commit_lsn: int
+    xid: int
+    commit_time_us: int
+    only_local: bool
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureState:
     """How far capture is, committed in the same Kafka transaction as the events it describes.
 
     ``commit_lsn`` and ``seq`` are of the last published change. A restart skips changes up to it, also in the middle of
-    a transaction. ``end_lsn`` is the end of the last *complete* transaction, the only thing that is confirmed.
+    a transaction. ``end_lsn`` is the end of the last *complete* transaction, and ``last_transaction`` tells which that
+    was, None before there was one. PostgreSQL is told of all before it, so that each start gets it again: a server on
+    which it is another one, or none, isn't the one that was published from.
     ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
     ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has to be copied,
     also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
@@ -66,6 +80,7 @@ class CaptureState:
     copied: Mapping[TableName, int]
     memberships: Mapping[TableName, str]
     topics: Mapping[str, TopicIdentity]
+    last_transaction: LastTransaction | None = None
 
     @property
     def published_lsn(self) -> int:
@@ -75,9 +90,29 @@ class CaptureState:
         """
         return max(self.end_lsn, self.commit_lsn, self.handoff)
 
-    def published(self, *, commit_lsn: int, seq: int, end_lsn: int, commit_time_ms: int) -> Self:
+    @property
+    def resume_lsn(self) -> int:
+        """From where the stream is to be sent: the last complete transaction comes again."""
+        return self.end_lsn if self.last_transaction is None else self.last_transaction.commit_lsn
+
+    def published(
+        self,
+        *,
+        commit_lsn: int,
+        seq: int,
+        end_lsn: int,
+        commit_time_ms: int,
+        last_transaction: LastTransaction | None,
+    ) -> Self:
         """The state after another batch of the stream."""
-        return replace(self, commit_lsn=commit_lsn, seq=seq, end_lsn=end_lsn, commit_time_ms=commit_time_ms)
+        return replace(
+            self,
+            commit_lsn=commit_lsn,
+            seq=seq,
+            end_lsn=end_lsn,
+            commit_time_ms=commit_time_ms,
+            last_transaction=last_transaction,
+        )
 
     def to_be_copied(self, names: Collection[TableName]) -> Self:
         """The state in which these tables have to be copied again."""
@@ -116,6 +151,7 @@ class CaptureState:
             commit_lsn=0,
             seq=0,
             end_lsn=0,
+            last_transaction=None,
         )
 
     def handed_over(self, consistent_point: int, *, now_ms: int) -> Self:
@@ -150,6 +186,7 @@ class CaptureState:
                 "copied": [[name.schema, name.name, rows] for name, rows in self.copied.items()],
                 "memberships": [[name.schema, name.name, what] for name, what in self.memberships.items()],
                 "topics": [[topic, *identity] for topic, identity in self.topics.items()],
+                "last_transaction": None if self.last_transaction is None else list(self.last_transaction),
             }
         )
 
@@ -162,6 +199,8 @@ class CaptureState:
         for name in ("copied", "memberships"):
             fields[name] = {TableName(schema, table): value for schema, table, value in fields[name]}
         fields["topics"] = {topic: TopicIdentity(*identity) for topic, *identity in fields["topics"]}
+        last = fields.get("last_transaction")
+        fields["last_transaction"] = None if last is None else LastTransaction(*last)
         return cls(**fields)
 
 

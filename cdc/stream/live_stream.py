@@ -15,6 +15,7 @@ from cdc.capture.confirmation import Clock, Confirmation, KeepAlive
 from cdc.capture.loop import CaptureLoop, Stream
 from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel
 from cdc.capture.published_table import PublishedTable
+from cdc.capture.resumed_stream import ResumedStream
 from cdc.kafka.control_topics import read_tables
 from cdc.kafka.topic_names import MESSAGES, control_topic, outbox_topic
 from cdc.kafka.topic_reader import TopicReader
@@ -28,7 +29,7 @@ from cdc.protocol.control_records import CaptureState
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.slot_stream import start_stream
-from cdc.stream.source_checks import require_slot
+from cdc.stream.source_checks import RECOVER, require_slot
 from cdc.stream.table_publication import PublishedTables
 from cdc.stream.table_watch import TableWatch
 from cdc.stream.toast_cache import ToastCache
@@ -71,6 +72,8 @@ class LiveStream:
     shapes: CatalogueShapes
     toast: ToastCache
     log: TopicReader
+    is_resumed: Callable[[], bool]
+    """Whether it is known that this is the stream that was published from. Before, nothing may be copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +110,10 @@ class StreamOpener:
         watch = TableWatch(pipeline, sql, self.say)
         topics = TopicWatch(pipeline, self.keep_alive)
         state = watch.inspect(state)
-        stream = self._stream(state)
+        stream, confirmed = self._stream(state)
         clock = Clock(time.monotonic, lambda: time.time_ns() // 1000)
         interval_s = min(_STATUS_INTERVAL_S, sender_timeout_s(sql) / 4)
-        confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=Lsn(state.end_lsn))
+        confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=confirmed)
         self.keep_alive.add(confirmation)
         log = TopicReader(pipeline.kafka.client(), self.keep_alive)
         shapes = CatalogueShapes(sql, pipeline, tables.of, self.say)
@@ -135,14 +138,17 @@ class StreamOpener:
             stopping=self.stopping,
             heartbeat=lambda: emit_heartbeat(sql),
             heartbeat_interval_s=pipeline.source.heartbeat_interval_s,
-            inspect=lambda state: watch.inspect(topics.inspect(state), assembler, shapes),
+            inspect=lambda state: (
+                watch.inspect(topics.inspect(state), assembler, shapes) if stream.is_resumed else state
+            ),
         )
-        return LiveStream(loop, assembler, tables, watch, shapes, toast, log)
+        return LiveStream(loop, assembler, tables, watch, shapes, toast, log, lambda: stream.is_resumed)
 
-    def _stream(self, state: CaptureState) -> Stream:
-        connection = start_stream(self.pipeline, self.sql, state, self.say)
-        self.closing.callback(connection.close)
-        return self.wrap_stream(connection)
+    def _stream(self, state: CaptureState) -> tuple[ResumedStream, Lsn]:
+        """The stream, and what its slot was told before."""
+        opened = start_stream(self.pipeline, self.sql, state, self.say)
+        self.closing.callback(opened.connection.close)
+        return ResumedStream(self.wrap_stream(opened.connection), opened.first, hint=RECOVER), opened.confirmed
 
     def _assembler(
         self,
@@ -164,6 +170,8 @@ class StreamOpener:
             skip_to=(state.commit_lsn, state.seq),
             end_lsn=Lsn(state.end_lsn),
             commit_time_ms=state.commit_time_ms,
+            last_transaction=state.last_transaction,
+            only_local=self.pipeline.source.origin == "none",
             include_before=self.pipeline.capture.include_before,
             shapes=shapes,
             log=log,

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -12,22 +13,32 @@ from cdc.model.lsn import Lsn, format_lsn
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import end_other_reader, find_slot
-from cdc.protocol.control_records import CaptureState
+from cdc.protocol.control_records import CaptureState, LastTransaction
 from cdc.stream.source_checks import RECOVER
 
 _TAKE_OVER_S: Final = 30.0
 """How long an older reader may take to let go of the slot."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenedStream:
+    """A stream, what its slot was told before, and the transaction that it has to begin with, if that is known."""
+
+    connection: ReplicationConnection
+    confirmed: Lsn
+    first: LastTransaction | None
+
+
 def start_stream(
     pipeline: Pipeline, sql: psycopg.Connection[Any], state: CaptureState, say: Callable[[str], None]
-) -> ReplicationConnection:
-    """Stream from the state's end; an older reader of the slot, which is fenced by now, is ended first.
+) -> OpenedStream:
+    """Stream from the state's position; an older reader of the slot, which is fenced by now, is ended first.
 
     Raises PositionMismatch when the slot was moved beyond the state, LockstepError when PostgreSQL refuses and
     Unavailable when it can't be reached.
     """
     deadline = time.monotonic() + _TAKE_OVER_S
+    only_local = pipeline.source.origin == "none"
     while True:
         slot = find_slot(sql, state.slot)
         if slot is not None and slot.active_pid is not None:
@@ -39,8 +50,8 @@ def start_stream(
             stream.start(
                 state.slot,
                 publication=state.publication,
-                at=Lsn(state.end_lsn),
-                only_local=pipeline.source.origin == "none",
+                at=Lsn(state.resume_lsn),
+                only_local=only_local,
             )
         except LockstepError as error:
             stream.close()
@@ -49,15 +60,21 @@ def start_stream(
             raise
         break
     try:
-        _check_position(sql, state)
+        confirmed = _check_position(sql, state)
     except BaseException:
         stream.close()
         raise
-    return stream
+    last = state.last_transaction
+    # A slot that was moved beyond it, as earlier versions did, doesn't send it; nor does a stream that leaves it out.
+    comes_again = last is not None and confirmed <= last.commit_lsn and last.only_local == only_local
+    return OpenedStream(stream, confirmed, last if comes_again else None)
 
 
-def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> None:
-    """Asked only while we stream: from then on nobody else can move the slot. Raises PositionMismatch."""
+def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> Lsn:
+    """What the slot was told. Asked only while we stream: from then on nobody else can move it.
+
+    Raises PositionMismatch.
+    """
     slot = find_slot(sql, state.slot)
     if slot is None or slot.confirmed is None or slot.confirmed > state.end_lsn:
         confirmed_at = "nowhere" if slot is None or slot.confirmed is None else format_lsn(slot.confirmed)
@@ -67,3 +84,4 @@ def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> None:
             hint=f"was the slot advanced or recreated by hand? Or did Kafka lose a transaction? {COMMIT_MARKER_LOSS}."
             f" {RECOVER}",
         )
+    return slot.confirmed

@@ -256,11 +256,15 @@ class _Session:
         )
         self._closing.callback(copies.close)
         self._observer.say(f"streaming from {format_lsn(state.end_lsn)}")
+
+        def may_copy(state: CaptureState) -> bool:
+            return stream.is_resumed() and copies.may_begin(state)
+
         pause: Pause | None = Pause(stream.loop.state, None)
         while pause is not None:
             frame = pause.frame
-            if copies.is_ready():
+            if stream.is_resumed() and copies.is_ready():
                 pause = copies.copy(frame)
                 frame = None if pause is None else pause.frame
             if pause is not None:
-                pause = stream.loop.run(first=frame, may_copy=copies.may_begin)
+                pause = stream.loop.run(first=frame, may_copy=may_copy)

@@ -54,7 +54,9 @@ class Log:
         """
         self._lsn += 1
         self.publisher.send(topic, b'{"id":1}', b"{}")
-        committed = state().published(commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0)
+        committed = state().published(
+            commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0, last_transaction=None
+        )
         self.publisher.commit(committed, covering=[topic])
         deadline = time.monotonic() + 30
         while all(record.lsn != self._lsn for record in read_progress(self.settings.client(), self.prefix)):

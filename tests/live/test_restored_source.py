@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cdc.kafka.control_topics import read_state
 from cdc.model.errors import LockstepError, PositionMismatch
-from cdc.postgres.slot import find_slot
+from cdc.postgres.slot import find_slot, wal_end
 from lockstep.doctor.position import check_position
 from monitor.collector import LagCollector
 from monitor.wait import wait_for_lsn
@@ -74,6 +75,64 @@ def test_a_volume_that_was_taken_back_is_refused_before_anything_is_confirmed(
         assert "it was put back to an earlier moment" in sentence
         with pytest.raises(LockstepError, match="put back"):
             wait_for_lsn(collector, 1, timeout_s=0, sinks=(), sleep=lambda _: None)
+
+
+def test_a_volume_that_was_taken_back_and_written_to_since_is_refused_as_well(
+    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Its WAL reaches beyond what was published by now, so positions alone look as after an ordinary restart."""
+    stack, database = own
+    database.execute("create table t (id int primary key)", "insert into t values (1)")
+    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"])
+    captured.start()
+    captured.settle()
+    captured.stop()
+    files = Path(database.value("show data_directory"))
+    stack.stop("postgres")
+    _copy(files, tmp_path / "volume")
+    stack.start("postgres")
+    database.reconnect()
+    captured.start()
+    database.execute("insert into t select n from generate_series(2, 50) n")
+    captured.settle()
+    captured.stop()
+    published = read_state(captured.client, captured.name, captured.config.slot)
+    assert published is not None
+
+    stack.stop("postgres")
+    shutil.rmtree(files)
+    _copy(tmp_path / "volume", files)
+    stack.start("postgres")
+    database.reconnect()
+    number = 100
+    while wal_end(database.connection) < published.end_lsn + 100_000:
+        database.execute(f"insert into t select n from generate_series({number}, {number + 99}) n")
+        number += 100
+    captured.begin()
+    error = captured.wait_error()
+    assert isinstance(error, PositionMismatch)
+    assert "put back to an earlier moment and has gone on since" in str(error)
+    assert "lockstep recover" in str(error)
+    assert read_state(captured.client, captured.name, captured.config.slot).end_lsn == published.end_lsn  # type: ignore[union-attr]
+
+
+def test_postgresql_can_shut_down_while_capture_runs(
+    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """It waits for readers that haven't confirmed all of its WAL, and what no transaction wrote is never confirmed."""
+    stack, database = own
+    database.execute("create table t (id int primary key)")
+    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"])
+    captured.configure(heartbeat_interval_s=600.0)
+    with captured.start():
+        captured.settle()
+        database.execute("checkpoint")
+        stack.stop("postgres")
+        captured.wait_for("shuts down")
+        stack.start("postgres")
+        database.reconnect()
+        database.execute("insert into t values (1)")
+        captured.assert_equal()
 
 
 def test_a_slot_that_is_gone_is_reported_by_the_lag(database: Database, endpoints: Endpoints, tmp_path: Path) -> None:

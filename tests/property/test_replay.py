@@ -47,7 +47,7 @@ def test_a_run_that_is_cut_at_any_commit_goes_on_where_it_was(history: History, 
     position, log = state(), []
     for _ in range(data.draw(st.integers(1, 4))):
         crashing = Capture(
-            *data.draw(bursts(frames_from(history, position.end_lsn))),
+            *data.draw(bursts(frames_from(history, position.resume_lsn))),
             shapes=SHAPES,
             state=position,
             fail_at=data.draw(st.integers(0, 3)),
@@ -58,7 +58,7 @@ def test_a_run_that_is_cut_at_any_commit_goes_on_where_it_was(history: History, 
             crashing.run()
         log += crashing.publisher.events
         position = crashing.publisher.states[-1] if crashing.publisher.states else position
-    log += Capture(frames_from(history, position.end_lsn), shapes=SHAPES, state=position).run().publisher.events
+    log += Capture(frames_from(history, position.resume_lsn), shapes=SHAPES, state=position).run().publisher.events
     assert log == whole
 
 

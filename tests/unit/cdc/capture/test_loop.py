@@ -61,18 +61,20 @@ def test_nothing_is_confirmed_before_it_is_committed() -> None:
     sent = frames(rows(2), rows(3))
     journal = Capture(sent[:5], sent[5:]).run().journal
     for index, (what, lsn) in enumerate(journal):
-        assert what != "confirmed" or lsn == HANDOFF or ("committed", lsn) in journal[:index]
+        end = {FIRST: FIRST_END, FIRST + 0x1000: SECOND_END}.get(lsn)
+        assert what != "confirmed" or lsn == HANDOFF or ("committed", end) in journal[:index]
 
 
-def test_what_is_confirmed_is_the_end_of_a_transaction() -> None:
+def test_what_is_confirmed_ends_where_the_last_transaction_commits() -> None:
+    """So the next start gets that transaction again, and sees whether it is the one that was published."""
     sent = frames(rows(2), rows(3))
     journal = Capture(sent[:5], sent[5:]).run().journal
-    assert sorted(set(journal.of("confirmed"))) == [FIRST_END, SECOND_END]
+    assert sorted(set(journal.of("confirmed"))) == [FIRST, FIRST + 0x1000]
 
 
 def test_what_was_committed_is_confirmed_at_once() -> None:
     journal = Capture(frames(rows(2))).run().journal
-    assert journal[journal.index(("committed", FIRST_END)) + 1] == ("confirmed", FIRST_END)
+    assert journal[journal.index(("committed", FIRST_END)) + 1] == ("confirmed", FIRST)
 
 
 def test_a_commit_that_fails_is_raised_and_confirms_nothing() -> None:
@@ -110,10 +112,18 @@ def test_a_keepalive_in_the_middle_of_a_transaction_confirms_nothing_of_it() -> 
     assert capture.journal[0] == ("confirmed", HANDOFF)
 
 
-def test_a_commit_after_a_keepalive_confirms_its_own_end_and_no_more() -> None:
+def test_a_commit_after_a_keepalive_confirms_its_own_position_and_no_more() -> None:
     sent = frames(rows(2))
     capture = Capture([*sent[:3], keepalive_frame(HANDOFF + 0x8000), *sent[3:]]).run()
-    assert set(capture.journal.of("confirmed")) == {FIRST_END}
+    assert set(capture.journal.of("confirmed")) == {FIRST}
+
+
+def test_a_server_that_asks_without_end_shuts_down_and_is_left() -> None:
+    """It would wait for ever: it wants all of its WAL confirmed, and only what Kafka has is."""
+    asks = [keepalive_frame(HANDOFF + 8, reply_requested=True)]
+    with pytest.raises(Unavailable, match="shuts down"):
+        Capture(asks * 30).run()
+    assert set(Capture([*asks * 10, *frames(rows(2)), *asks * 15]).run().journal.of("confirmed")) == {HANDOFF, FIRST}
 
 
 def test_a_keepalive_raises_what_was_received() -> None:
@@ -188,7 +198,7 @@ def test_a_transaction_without_rows_moves_the_state_on() -> None:
 
 def test_a_transaction_without_rows_is_confirmed() -> None:
     journal = Capture(frames([LogicalMessage(True, Lsn(1), "lockstep.heartbeat", b"")])).run().journal
-    assert journal[-1] == ("confirmed", FIRST_END)
+    assert journal[-1] == ("confirmed", FIRST)
 
 
 def test_what_was_published_before_a_restart_is_not_sent_again() -> None:
@@ -201,7 +211,7 @@ def test_what_was_published_before_a_restart_is_not_sent_again() -> None:
 
 def test_stop_finishes_the_batch() -> None:
     capture = Capture(frames(rows(2))).run(stopping=lambda: True)
-    assert (committed_rows(capture), capture.journal[-1]) == ([2], ("confirmed", FIRST_END))
+    assert (committed_rows(capture), capture.journal[-1]) == ([2], ("confirmed", FIRST))
 
 
 def test_stop_in_the_middle_of_a_transaction_publishes_what_came() -> None:

@@ -10,6 +10,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import (
     FORMAT,
     CaptureState,
+    LastTransaction,
     ProgressRecord,
     SchemaRecord,
     ShapeChange,
@@ -28,8 +29,12 @@ def test_a_state_reads_back_as_it_was_written() -> None:
 
 def test_another_batch_moves_the_position_and_nothing_else() -> None:
     before = state()
-    moved = {"commit_lsn": 0x2000, "seq": 7, "end_lsn": 0x2030, "commit_time_ms": 5}
-    assert before.published(commit_lsn=0x2000, seq=7, end_lsn=0x2030, commit_time_ms=5) == replace(before, **moved)
+    last = LastTransaction(0x2000, 700, 5000, only_local=False)
+    moved = {"commit_lsn": 0x2000, "seq": 7, "end_lsn": 0x2030, "commit_time_ms": 5, "last_transaction": last}
+    after = before.published(**moved)
+    assert after == replace(before, **moved)
+    assert CaptureState.from_bytes(after.to_bytes()) == after
+    assert (before.resume_lsn, after.resume_lsn) == (before.end_lsn, 0x2000)
 
 
 RECORDS = {
