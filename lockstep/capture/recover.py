@@ -63,6 +63,8 @@ def recover(
     try:
         with contextlib.closing(connect(pipeline.source, application=APPLICATION)) as sql:
             sql.execute(LOCK_TIMEOUT)
+            # The slot comes first, and the end of the WAL last: a capture that runs moves on meanwhile.
+            slot = find_slot(sql, pipeline.slot)
             state = _require_state(read_state(client, pipeline.name, pipeline.slot), pipeline)
             prepare_source(
                 pipeline,
@@ -71,7 +73,7 @@ def recover(
                 say=say,
                 slot_counts=False,
             )
-            missing = what_is_missing(state, _identify(pipeline), find_slot(sql, pipeline.slot), pipeline.publication)
+            missing = what_is_missing(state, _identify(pipeline), slot, pipeline.publication)
             left_out = [name for name in pipeline.source.table_names if name not in tables]
             if not agreed(Recovery(missing, tables, left_out)):
                 return None
