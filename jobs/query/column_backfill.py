@@ -29,6 +29,9 @@ from sinks.wrappers.projection import Projection
 
 _RECORD: Final = "columns"
 
+_GONE: Final = -1
+"""The number of a column that the source has dropped before anybody knew its number."""
+
 _ROWS: Final = 500
 _BYTES: Final = 8 * 1024 * 1024
 """How many rows are written at once, and how large they may be together, but for the last one."""
@@ -137,9 +140,17 @@ def next_columns(
 
 
 def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, int]:
-    """Without the earlier names of columns that have another one by now, where the destination has renamed them."""
+    """Without the earlier names of columns that have another one by now, where the destination has renamed them.
+
+    A column without a number that is gone must not pass for one that gets its name later.
+    """
     names = {column.number: column.name for column in table.columns if column.number}
-    return {name: number for name, number in columns.items() if names.get(number, name) == name}
+    there = {column.name for column in table.columns}
+    return {
+        name: number if number or name in there else _GONE
+        for name, number in columns.items()
+        if names.get(number, name) == name
+    }
 
 
 def _still_lacking(lacking: Mapping[str, JsonValue], held_table: HeldTable, table: Table) -> dict[str, JsonValue]:

@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -12,7 +12,8 @@ from pyspark.sql import SparkSession
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, PositionMismatch, Unavailable
-from cdc.model.table import Table, TableName
+from cdc.model.table import TableName
+from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.task_input import Task
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
@@ -52,7 +53,7 @@ class SinkJob:
         self._spark = spark
         self._stop = stop
         self._report = report
-        self._prepared: Mapping[TableName, Table] = {}
+        self._known_shapes: Sequence[SchemaRecord] = ()
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -69,7 +70,7 @@ class SinkJob:
             except (ConfigurationError, Fenced, PositionMismatch):
                 raise
             except LockstepError:
-                # A row of a newer shape came before its table was prepared for it: the next start prepares it.
+                # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
                 if not self._have_shapes_changed():
                     raise
 
@@ -92,7 +93,7 @@ class SinkJob:
                 columns, lacking = self._prepare(opened, log)
             if plan.bulk:
                 opened.generations.begin_bulk()
-            self._prepared = log.tables
+            self._known_shapes = log.records
             start = _start_position(opened, plan, log)
             checkpoint = Checkpoint(
                 self._spark,
@@ -193,12 +194,12 @@ class SinkJob:
         )
 
     def _have_shapes_changed(self) -> bool:
-        """Whether the log knows a newer shape of a table than the sink was prepared for. Waits until it can tell."""
-        prepared, self._prepared = self._prepared, {}  # the next failure without a new preparation is final
+        """Whether the log has a shape of a table that the sink wasn't prepared for. Waits until it can tell."""
+        known, self._known_shapes = self._known_shapes, ()  # the next failure without a new preparation is final
         backoff = Backoff()
-        while prepared and not self._stop.is_set():
+        while known and not self._stop.is_set():
             try:
-                return have_shapes_changed(self._plan, prepared)
+                return have_shapes_changed(self._plan, known)
             except Unavailable as error:
                 self._wait(error, backoff)
         return False

@@ -1,6 +1,6 @@
 """What the log says of a sink's tables before its job reads them: shapes, topics, and whether the topics exist."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.kafka.control_topics import read_schema_records
@@ -54,16 +54,16 @@ def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
     return LogFacts(tables, records, _topic_facts(plan, cluster, list(table_of)), table_of)
 
 
-def have_shapes_changed(plan: SinkPlan, prepared: Mapping[TableName, Table]) -> bool:
-    """Whether the log has other shapes than the sink was prepared for.
+def have_shapes_changed(plan: SinkPlan, known: Sequence[SchemaRecord]) -> bool:
+    """Whether the log has other shapes of the tables than those that were ``known`` when the sink was prepared.
 
+    All of them count: a column may come and go in one transaction, and the newest shape is then the one from before.
     Raises Unavailable also while a transaction that writes shapes isn't over for every broker: it may be for others.
     """
     client, topic = plan.kafka.client(), control_topic(plan.pipeline, SCHEMA)
     cluster = TopicAdmin(client)
     ends, committed = cluster.end_offsets([(topic, 0)]), cluster.committed_ends([(topic, 0)])
-    newest = newest_shapes(read_schema_records(client, plan.pipeline))
-    if any(newest.get(name, table) != table for name, table in prepared.items()):
+    if _of_tables(plan, read_schema_records(client, plan.pipeline)) != list(known):
         return True
     if committed != ends:
         raise Unavailable(f"topic {topic} has a transaction that isn't committed yet")
@@ -79,8 +79,11 @@ def _read_tables(plan: SinkPlan, cluster: TopicAdmin) -> tuple[dict[TableName, T
     missing = [name for name in plan.tables if name not in newest]
     if missing:
         raise _not_yet(plan, f"table {missing[0]} isn't in the log of pipeline {plan.pipeline!r}")
-    mine = [record for record in records if record.table.name in plan.tables]
-    return {name: newest[name] for name in plan.tables}, mine
+    return {name: newest[name] for name in plan.tables}, _of_tables(plan, records)
+
+
+def _of_tables(plan: SinkPlan, records: Iterable[SchemaRecord]) -> list[SchemaRecord]:
+    return [record for record in records if record.table.name in plan.tables]
 
 
 def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> dict[str, TopicFacts]:

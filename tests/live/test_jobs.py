@@ -279,6 +279,24 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark
         sink.close()
 
 
+def test_a_column_that_comes_and_goes_in_one_transaction_ends_no_sink(pipeline: Pipeline, spark: SparkSession) -> None:
+    """When the job looks for the shape that it didn't know, the newest one is that which it was prepared for."""
+    pipeline.write(put(1, "before"))
+    with pipeline.job(spark) as job:
+        job.wait_for("StatusReport")
+        lsn = 0
+        for number in range(2, 5):
+            passing = table(*ORDERS.columns, column(f"passing_{number}"))
+            row = {"id": 1, "note": f"passing {number}", "amount": "2"}
+            change = Put(passing, {**row, f"passing_{number}": "gone"})
+            shapes = [SchemaRecord(passing, pipeline.log.lsn), SchemaRecord(ORDERS, pipeline.log.lsn, from_seq=2)]
+            lsn = pipeline.log.commit([change, put(number, "beside it")], schemas=shapes)
+            pipeline.expected |= {1: row, number: {"id": number, "note": "beside it", "amount": "1.10"}}
+            job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
+        assert job.stop() == 0
+    assert pipeline.rows() == pipeline.expected
+
+
 def test_an_interrupt_of_the_terminal_stops_it_in_order(pipeline: Pipeline) -> None:
     pipeline.write(put(1, "before"))
     with pipeline.process() as job:

@@ -156,6 +156,16 @@ def test_a_column_under_another_ones_name_is_fine_where_all_rows_come_again() ->
     assert columns.tables[FIRST.name].columns == {"id": 1, "note": 9}
 
 
+def test_a_column_that_was_gone_before_its_number_was_known_is_not_the_next_one_of_its_name() -> None:
+    """As of one that comes and goes in a transaction that writes rows: rows may have its values, or lack it."""
+    passing = SchemaRecord(_of(ID, NOTE, replace(GRADE, number=0)), 2)
+    records = [RECORDS[0], passing, replace(RECORDS[0], from_lsn=3)]
+    known = _next(_next(_next(FRESH, *records[:2]), *records), *records, replace(passing, from_lsn=4))
+    assert _lacking(known) == {}
+    with pytest.raises(LockstepError, match="column 'grade' is another one than before"):
+        _next(known, *records, replace(RECORDS[1], from_lsn=5))
+
+
 def test_the_note_survives_its_json() -> None:
     store = MemoryStore()
     opened = open_memory(store, 1)

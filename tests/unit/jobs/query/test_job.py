@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.protocol.control_records import SchemaRecord
 from jobs.query.job import SinkJob, _as_of_start, _keeper
 from jobs.query.log_facts import LogFacts
 from jobs.query.resume_check import TopicFacts
@@ -35,7 +36,7 @@ class _Job(SinkJob):
         self.queries += 1
         if self.queries == 2:
             return False
-        self._prepared = {table().name: table()}
+        self._known_shapes = [SchemaRecord(table(), 1)]
         raise self._error
 
 
@@ -131,5 +132,5 @@ def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | 
     job = _Job(LockstepError("no room"))
     looks += [_AWAY] * 100
     job.stop.set()
-    job._prepared = {table().name: table()}
+    job._known_shapes = [SchemaRecord(table(), 1)]
     assert not job._have_shapes_changed()
