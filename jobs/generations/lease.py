@@ -4,16 +4,17 @@ Both are coordination records of the destination, so there is one truth wherever
 
 ``g<n>.heartbeat``
     Written again and again by the generation's job. Who wants to know whether there is one looks twice: clocks of
-    several machines don't agree, but a counter that moves is alive.
+    several machines don't agree, but a counter that moves is alive. A destination without a fence may have several jobs
+    for a while, so each has an entry of its own. Of two that write at the same moment one is lost, and comes back.
 ``g<n>.pause_request``
-    Asks that job to let no batch begin until the record is gone. The job confirms it in its heartbeat. It doesn't pause
-    longer than ``PAUSE_MAX_S``: whoever asked may have died.
+    Asks all of them to let no batch begin until the record is gone. Each confirms it in its entry. None pauses longer
+    than ``PAUSE_MAX_S``: whoever asked may have died.
 """
 
 import time
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import orjson
@@ -48,6 +49,31 @@ class Clock:
 SYSTEM_CLOCK: Final = Clock()
 
 
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A job's entry. ``beats`` counts how often it was written, ``paused_for`` is the request that it pauses for."""
+
+    beats: int
+    paused_for: str | None
+
+
+class _Beats:
+    """Since when each entry has been as it is, for one who looks again and again."""
+
+    def __init__(self, monotonic_s: Callable[[], float]) -> None:
+        self._monotonic_s = monotonic_s
+        self._moved: dict[str, tuple[Beat, float]] = {}
+
+    def living(self, beats: Mapping[str, Beat]) -> dict[str, Beat]:
+        """The entries of these that have moved lately, or weren't seen before."""
+        now = self._monotonic_s()
+        known = self._moved
+        self._moved = {
+            run: known[run] if run in known and known[run][0] == beat else (beat, now) for run, beat in beats.items()
+        }
+        return {run: beat for run, (beat, moved_at) in self._moved.items() if now - moved_at <= _SILENCE_S}
+
+
 class GenerationLease:
     """A job's side: shows that it runs, and pauses when it is asked to.
 
@@ -70,6 +96,7 @@ class GenerationLease:
         self._monotonic = monotonic
         self._run = uuid.uuid4().hex
         self._beats = 0
+        self._seen = _Beats(monotonic)
         self._beat_at: float | None = None
         self._paused_for: str | None = None
         self._paused_at = 0.0
@@ -102,10 +129,8 @@ class GenerationLease:
     def end(self) -> None:
         """The job is over, nobody has to wait for it. Raises what the destination raises."""
         self._gate.release()
-        heartbeat = self._records.load(self._heartbeat_name)
-        if heartbeat is None or orjson.loads(heartbeat)["run"] == self._run:  # else another job has taken over
-            beat = {"run": self._run, "ended": True, "paused_for": None}
-            self._records.save(self._heartbeat_name, orjson.dumps(beat).decode())
+        beats = _load(self._records, self._heartbeat_name) or {}
+        self._save({run: beat for run, beat in beats.items() if run != self._run})
 
     def _go_on(self) -> None:
         self._expired, self._paused_for = self._paused_for or "", None
@@ -114,8 +139,12 @@ class GenerationLease:
     def _beat(self, now: float) -> None:
         self._beats += 1
         self._beat_at = now
-        beat = {"run": self._run, "beats": self._beats, "paused_for": self._paused_for}
-        self._records.save(self._heartbeat_name, orjson.dumps(beat).decode())
+        living = self._seen.living(_load(self._records, self._heartbeat_name) or {})
+        self._save({**living, self._run: Beat(self._beats, self._paused_for)})
+
+    def _save(self, beats: Mapping[str, Beat]) -> None:
+        entries = {run: asdict(beat) for run, beat in beats.items()}
+        self._records.save(self._heartbeat_name, orjson.dumps({"jobs": entries}).decode())
 
 
 def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:
@@ -124,42 +153,35 @@ def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYS
     It takes some seconds to see that one has died without a word, or that there is none yet.
     """
     name = _heartbeat_name(generation)
-    first = records.load(name)
+    first = _load(records, name) or {}
     deadline = clock.monotonic_s() + _SILENCE_S
     while clock.monotonic_s() < deadline:
-        beat = records.load(name)
-        if _has_ended(beat):
+        beats = _load(records, name)
+        if beats is not None and not beats:
             return False
-        if beat != first:
+        if any(first.get(run) != beat for run, beat in (beats or {}).items()):
             return True
         clock.sleep(_LOOK_S)
     return False
 
 
 def wait_for_pause(records: CoordinationRecords, generation: int, request: str, clock: Clock = SYSTEM_CLOCK) -> bool:
-    """Wait until a generation's job confirms this pause request; False when there is no job.
+    """Wait until every job of a generation confirms this pause request; False when there is no job.
 
-    Raises Unavailable when the job is busy with a batch for too long.
+    Raises Unavailable when one is busy with a batch for too long.
     """
-    name = _heartbeat_name(generation)
-    last, moved_at = None, clock.monotonic_s()
-    deadline = moved_at + _BUSY_MAX_S
+    name, seen = _heartbeat_name(generation), _Beats(clock.monotonic_s)
+    deadline = clock.monotonic_s() + _BUSY_MAX_S
     while clock.monotonic_s() < deadline:
-        beat = records.load(name)
-        if beat is None or _has_ended(beat):
-            return False
-        if orjson.loads(beat)["paused_for"] == request:
-            return True
-        if beat != last:
-            last, moved_at = beat, clock.monotonic_s()
-        elif clock.monotonic_s() - moved_at > _SILENCE_S:
-            return False
+        living = seen.living(_load(records, name) or {})
+        if all(beat.paused_for == request for beat in living.values()):
+            return bool(living)
         clock.sleep(_LOOK_S)
     raise Unavailable(f"generation {generation} is in the middle of a long batch", hint="try again in a moment")
 
 
 def pause_request_name(generation: int) -> str:
-    """The coordination record that asks a generation's job to pause; its text is the request's own id."""
+    """The coordination record that asks a generation's jobs to pause; its text is the request's own id."""
     return f"g{generation}.pause_request"
 
 
@@ -167,5 +189,8 @@ def _heartbeat_name(generation: int) -> str:
     return f"g{generation}.heartbeat"
 
 
-def _has_ended(beat: str | None) -> bool:
-    return beat is not None and bool(orjson.loads(beat).get("ended"))
+def _load(records: CoordinationRecords, name: str) -> dict[str, Beat] | None:
+    """The jobs' entries; None where no job has ever written one, as far as this version knows."""
+    text = records.load(name)
+    entries = None if text is None else orjson.loads(text).get("jobs")
+    return None if entries is None else {run: Beat(**entry) for run, entry in entries.items()}

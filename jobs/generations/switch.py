@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from jobs.generations.lease import PAUSE_MAX_S, SYSTEM_CLOCK, Clock, pause_request_name, wait_for_pause
 from jobs.offsets import Offsets
 from sinks.contract import OpenedSink, Progress
@@ -31,11 +31,12 @@ def switch(
 ) -> int | None:
     """Make a generation the live one, and return which was live before. No reader sees a row go back.
 
-    The live generation's job pauses until the new one has applied all that readers may have seen. The progress of the
+    The live generation's jobs pause until the new one has applied all that readers may have seen. The progress of the
     live one doesn't show that. A job that failed in the middle of a batch has written rows and saved no progress. So
     the new one has to apply all that the log has by then.
 
-    Raises LockstepError when the new one lacks something and doesn't catch up, and what ``Generations.switch`` raises.
+    Raises LockstepError when the new one lacks something and doesn't catch up, Unavailable when another switch begins
+    meanwhile, and what ``Generations.switch`` raises.
     """
     with _opened(open_generation, target) as new:
         live = new.generations.live()
@@ -56,11 +57,19 @@ def switch(
                     if clock.monotonic_s() - began > _SWITCH_S:
                         raise _lacks_events(target, live, lacking)
                     clock.sleep(_LOOK_S)
+                _check_in_force(old, request_name, request)
                 new.records.save(PREVIOUS, str(live))
                 new.generations.switch()
             finally:
-                old.records.save(request_name, None)
+                if old.records.load(request_name) == request:
+                    old.records.save(request_name, None)
     return live
+
+
+def _check_in_force(old: OpenedSink, request_name: str, request: str) -> None:
+    """Raise Unavailable when the old generation's job needn't pause any more, and so may have shown newer rows."""
+    if old.records.load(request_name) != request:
+        raise Unavailable("another switch of this sink has begun, or this one took too long", hint="try it again")
 
 
 def missing_records(progress: Progress | None, wanted_offsets: Offsets) -> int:

@@ -94,6 +94,44 @@ def test_a_job_pauses_only_when_its_batch_is_over() -> None:
     assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
 
 
+def test_who_asks_for_a_pause_waits_for_every_job_of_the_generation() -> None:
+    """Where a destination has no fence, two may apply to it for a while, and each may be in the middle of a batch."""
+    store, now, busy = prepared_store(1), Time(), BatchGate()
+    jobs = [lease_of(store, BatchGate(), now), lease_of(store, busy, now)]
+
+    def beat() -> None:
+        for job in jobs:
+            job.heartbeat()
+
+    beat()
+    assert busy.enter()
+    MemoryRecords(store).save("g1.pause_request", "mine")
+    now.every = beat
+    with pytest.raises(Unavailable, match="long batch"):
+        wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    busy.leave()
+    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    jobs.pop().end()
+    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert is_running(MemoryRecords(store), 1, now.clock())
+
+
+def test_a_job_that_was_killed_is_waited_for_no_longer_than_it_takes_to_see_that() -> None:
+    store, now = prepared_store(1), Time()
+    lease_of(store, BatchGate(), now).heartbeat()
+    job = lease_of(store, BatchGate(), now)
+    now.every = job.heartbeat
+    job.heartbeat()
+    MemoryRecords(store).save("g1.pause_request", "mine")
+    began = now.now
+    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert now.now - began < 4 * HEARTBEAT_S
+    now.sleep(HEARTBEAT_S)
+    began = now.now
+    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())
+    assert now.now == began, "the job has taken its entry away"
+
+
 def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     opened = open_memory(store, 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.switch import PREVIOUS, missing_records, switch
 from sinks.contract import Progress
@@ -71,6 +71,26 @@ def test_a_generation_that_does_not_catch_up_is_not_switched_to() -> None:
         switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
     assert store.live == 1
     assert "g1.pause_request" not in store.records
+
+
+def test_of_two_switches_at_once_the_first_gives_up_and_leaves_the_others_request() -> None:
+    store, now = prepared_store(1, 2), Time()
+    lease = lease_of(store, BatchGate(), now)
+    lease.heartbeat()
+    now.every = lease.heartbeat
+    _at(store, 1, 10)
+    _at(store, 2, 10)
+    looks = []
+
+    def ends() -> dict[tuple[str, int], int]:
+        looks.append(now.now)
+        if len(looks) == 2:  # the first has its pause by now
+            store.records["g1.pause_request"] = "of the second"
+        return {AT: 10}
+
+    with pytest.raises(Unavailable, match="another switch"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=ends, clock=now.clock())
+    assert (store.live, store.records["g1.pause_request"]) == (1, "of the second")
 
 
 def test_the_new_generation_needs_all_that_the_log_has_whatever_the_old_one_says_of_itself() -> None:
