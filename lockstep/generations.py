@@ -1,6 +1,7 @@
 """``lockstep generations`` and ``switch``: which builds of a sink's data exist, which one readers see, dropping one."""
 
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,9 +9,10 @@ from typing import Any
 
 from rich.table import Table
 
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record
@@ -134,7 +136,9 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
                 f"generation {number} of sink {name!r} is {generation.phase.value}, not ready",
                 hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
             )
-        live_before = switch(partial(open_sink, name, settings), number, log_ends=partial(log_ends, config))
+        wanted = map(TableName.parse, settings_of_generation(config, name, generation).tables)
+        tables = [table for table in wanted if table in config.source.keyed_names] or config.source.keyed_names
+        live_before = switch(partial(open_sink, name, settings), number, log_ends=partial(log_ends, config, tables))
     finally:
         opened.sink.close()
     return live_before, number
@@ -188,11 +192,14 @@ def _wait_until_nobody_applies(opened: OpenedSink, number: int) -> None:
             )
 
 
-def log_ends(config: Config) -> Offsets:
-    """Where the tables' topics end now. Raises Unavailable when Kafka doesn't answer."""
+def log_ends(config: Config, tables: Iterable[TableName]) -> Offsets:
+    """Where these tables' topics end now.
+
+    Raises Unavailable when Kafka doesn't answer, and when it doesn't list one of the topics.
+    """
     cluster = TopicAdmin(config.kafka.client())
-    counts = cluster.partition_counts()
-    return cluster.end_offsets([(topic, n) for topic in config.topics().values() for n in range(counts.get(topic, 0))])
+    topics = [config.topics()[name] for name in tables]
+    return cluster.end_offsets(partitions_of(topics, cluster.partition_counts()))
 
 
 def list_of(config: Config, name: str) -> list[Generation]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import psycopg
 
 from cdc.kafka.control_topics import ProgressReader
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.model.table import TableName
@@ -233,11 +233,11 @@ class LagCollector:
         return [TableName.parse(table) for table in settings.tables] or self._pipeline.source.keyed_names
 
     def _records_behind(self, tables: Sequence[TableName], next_offsets: dict[tuple[str, int], int]) -> int | None:
+        """None where it isn't known, as while the brokers don't list a topic: it must not pass for an empty one."""
         topics = self._pipeline.topics()
         read = [topics[table] for table in tables if table in topics]
         counts = self._cluster.partition_counts()
-        partitions = [(topic, p) for topic in read for p in range(counts.get(topic, 0))]
-        if not partitions:
+        if not read or not counts.keys() >= set(read):
             return None
-        ends = self._cluster.end_offsets(partitions)
+        ends = self._cluster.end_offsets(partitions_of(read, counts))
         return sum(max(0, end - next_offsets.get(at, 0)) for at, end in ends.items())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.kafka.topic_admin import TopicAdmin, reason
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
 
 _TAIL_OFFSETS = 50
@@ -29,10 +29,12 @@ class NewestRecord:
 
 
 def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> list[NewestRecord]:
-    """Of every partition of the topics that exist, where it has any near its end. Raises Unavailable."""
+    """Of every partition of these topics, where it has any near its end.
+
+    Raises Unavailable, also for a topic that the brokers don't list.
+    """
     cluster = TopicAdmin(client)
-    counts = cluster.partition_counts()
-    partitions = [(topic, p) for topic in topics for p in range(counts.get(topic, 0))]
+    partitions = partitions_of(topics, cluster.partition_counts()) if topics else []
     ends = {at: end for at, end in cluster.end_offsets(partitions).items() if end > 0} if partitions else {}
     if not ends:
         return []

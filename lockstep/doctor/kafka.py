@@ -41,7 +41,9 @@ def check_kafka(config: Config) -> list[Finding]:
                 else "use another pipeline.name, or give the topic back to whoever made it",
             )
         )
-    return findings + foreign_record_findings(newest_records(config.kafka.client(), list(config.topics().values())))
+    absent = {plan.name for plan in missing}
+    topics = [topic for topic in config.topics().values() if topic not in absent]
+    return findings + foreign_record_findings(newest_records(config.kafka.client(), topics))
 
 
 def _brokers(cluster: TopicAdmin) -> list[Finding]:

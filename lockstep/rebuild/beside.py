@@ -215,7 +215,9 @@ class _Generation:
         context = self._context
         self._save(replace(self._record, exposed=True))
         return switch(
-            partial(open_sink, context.name, context.settings), self._number, log_ends=partial(log_ends, context.config)
+            partial(open_sink, context.name, context.settings),
+            self._number,
+            log_ends=partial(log_ends, context.config, context.tables),
         )
 
     def _save(self, record: Record) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 from cdc.kafka.control_topics import read_tables
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.table import Column, Table, TableName
@@ -157,11 +157,13 @@ def _type(column: Column) -> str:
 def trimmed_partitions(
     config: Config, tables: Sequence[TableName], next_offsets: Mapping[TopicPartition, int]
 ) -> list[TrimmedPartition]:
-    """The partitions that have lost what is to be read next. Raises Unavailable."""
+    """The partitions that have lost what is to be read next.
+
+    Raises Unavailable, also while the brokers don't list one of the topics.
+    """
     topics = {config.topics()[name]: name for name in tables}
     cluster = TopicAdmin(config.kafka.client())
-    counts = cluster.partition_counts()
-    begins = cluster.begin_offsets([(topic, number) for topic in topics for number in range(counts.get(topic, 0))])
+    begins = cluster.begin_offsets(partitions_of(topics, cluster.partition_counts()))
     return [
         TrimmedPartition(topics[topic], partition, begin, wanted)
         for (topic, partition), begin in sorted(begins.items())

@@ -88,7 +88,7 @@ class Build:
 
     def read_to_end(self, *, bulk: bool = False) -> InputsChanged | None:
         """Apply what the log holds now, from where this generation is. Raises what the job failed with."""
-        ends = log_ends(self._context.config)
+        ends = log_ends(self._context.config, self._context.tables)
         job = self.start(once=True, bulk=bulk)
         try:
             while job.is_alive:
@@ -105,7 +105,7 @@ class Build:
 
     def catch_up(self, job: JobThread) -> InputsChanged | None:
         """Apply what was published meanwhile, until only what came in the last moment is lacking."""
-        ends = log_ends(self._context.config)
+        ends = log_ends(self._context.config, self._context.tables)
         while True:
             changed = self._wait_a_moment(job)
             if changed is not None:

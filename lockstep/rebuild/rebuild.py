@@ -11,9 +11,9 @@ from typing import Final
 import psycopg
 from pyspark.sql import SparkSession
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect, connection_error
-from jobs.driver import Source, session
+from jobs.driver import Source, session, tables_of
 from lockstep.apply import spark_settings
 from lockstep.config import Config
 from lockstep.generations import log_ends, settings_of
@@ -21,6 +21,7 @@ from lockstep.rebuild.beside import begin_beside, build_beside
 from lockstep.rebuild.generation_build import RebuildContext
 from lockstep.rebuild.in_place import begin_in_place, rebuild_in_place
 from lockstep.rebuild.outcome import Observer, Rebuilt
+from sinks.registry import SinkSettings
 
 _LONG_LOG: Final = 1_000_000
 """From so many offsets on, a compiler that takes its time is worth it; a shorter log is read before it is done."""
@@ -50,12 +51,20 @@ def rebuild(
         source = Source(config.pipeline.name, config.kafka, config.source.keyed_names, spark_settings(config))
         begin = begin_in_place if in_place else begin_beside
         number, record = begin(config, name, settings, observer.say)
-        is_long = sum(log_ends(config).values()) >= _LONG_LOG
-        with session(source, stop, [settings], bulk=is_long, opened=opened) as spark:
+        with session(source, stop, [settings], bulk=_is_long(config, name, settings), opened=opened) as spark:
             context = RebuildContext(config, source, name, settings, spark, stop, observer, trimmed)
             if in_place:
                 return rebuild_in_place(context, number, record)
             return build_beside(context, number, record, switch_over=switch_over)
+
+
+def _is_long(config: Config, name: str, settings: SinkSettings) -> bool:
+    """Whether there is much to read. Where nobody knows yet, it is said when that is to be read."""
+    try:
+        ends = log_ends(config, tables_of(name, settings.tables, config.source.keyed_names))
+    except Unavailable:
+        return False
+    return sum(ends.values()) >= _LONG_LOG
 
 
 @contextmanager
