@@ -12,9 +12,14 @@ from jobs.query.start_position import StartPosition
 _VERSION = "v1"
 
 
-def checkpoint_location(directory: str, *, sink: str, generation: int, start: StartPosition | None = None) -> str:
-    """One checkpoint per sink, generation and start position: ``<directory>/<sink>/g<n>``, ``g<n>-1`` and so on."""
-    return f"{directory.rstrip('/')}/{sink}/g{generation}{start.directory if start else ''}"
+def checkpoint_location(
+    directory: str, *, pipeline: str, sink: str, generation: int, start: StartPosition | None = None
+) -> str:
+    """One checkpoint per pipeline, sink, generation and start position.
+
+    It is ``<directory>/<pipeline>/<sink>/g<n>``, then ``g<n>-1`` and so on. Two pipelines may share the directory.
+    """
+    return f"{directory.rstrip('/')}/{pipeline}/{sink}/g{generation}{start.directory if start else ''}"
 
 
 def parse_offsets(text: str) -> Offsets:

@@ -98,7 +98,11 @@ class SinkJob:
             checkpoint = Checkpoint(
                 self._spark,
                 checkpoint_location(
-                    plan.spark.checkpoint_directory, sink=plan.name, generation=plan.generation, start=start
+                    plan.spark.checkpoint_directory,
+                    pipeline=plan.pipeline,
+                    sink=plan.name,
+                    generation=plan.generation,
+                    start=start,
                 ),
             )
             stored = opened.generations.load_progress()

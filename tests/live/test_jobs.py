@@ -175,7 +175,8 @@ def test_a_job_that_was_killed_while_it_wrote_its_first_offsets_goes_on(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
     lsn = pipeline.write(put(1), put(2))
-    checkpoint = checkpoint_location(pipeline.arguments()["spark"].checkpoint_directory, sink="cache", generation=1)
+    directory = pipeline.arguments()["spark"].checkpoint_directory
+    checkpoint = checkpoint_location(directory, pipeline=pipeline.name, sink="cache", generation=1)
     left = Path(checkpoint) / "offsets" / f".0.{uuid.uuid4()}.tmp"  # as Hadoop's file systems name it
     left.parent.mkdir(parents=True)
     left.write_text("v1\n")

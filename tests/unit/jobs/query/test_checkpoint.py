@@ -23,5 +23,11 @@ def test_an_unknown_form_is_not_guessed_at(text: str) -> None:
         parse_offsets(text)
 
 
-def test_every_generation_has_a_checkpoint_of_its_own() -> None:
-    assert checkpoint_location("s3a://bucket/state/", sink="search", generation=2) == "s3a://bucket/state/search/g2"
+def test_every_generation_of_every_pipelines_sink_has_a_checkpoint_of_its_own() -> None:
+    locations = {
+        checkpoint_location("s3a://bucket/state/", pipeline=pipeline, sink="search", generation=generation)
+        for pipeline in ("shop", "stock")
+        for generation in (1, 2)
+    }
+    assert len(locations) == 4
+    assert "s3a://bucket/state/shop/search/g2" in locations

@@ -41,9 +41,10 @@ def test_a_start_position_comes_back_and_each_has_its_own_checkpoint() -> None:
     assert first.offsets == {(ORDERS, 0): 5}
     assert load_start_position(opened.records, 1) == StartPosition()
     locations = [
-        checkpoint_location("c", sink="s", generation=2, start=start) for start in (StartPosition(), first, second)
+        checkpoint_location("c", pipeline="p", sink="s", generation=2, start=start)
+        for start in (StartPosition(), first, second)
     ]
-    assert locations == ["c/s/g2", "c/s/g2-1", "c/s/g2-2"]
+    assert locations == ["c/p/s/g2", "c/p/s/g2-1", "c/p/s/g2-2"]
 
 
 def test_going_back_leaves_nothing_out() -> None:
