@@ -299,6 +299,7 @@ class _Group:
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
+        member.opened.generations.migrate()
         generations = list_generations(member.opened)
         today = definition(member.settings)
         if not generations:

@@ -39,6 +39,7 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
     can't get in place.
     """
     with open_generation(name, settings, 1) as opened:
+        opened.generations.migrate()
         live = next((generation for generation in list_generations(opened) if generation.is_live), None)
     if live is None or live.phase not in (Phase.READY, Phase.REPLAYING):
         raise LockstepError(

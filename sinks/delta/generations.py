@@ -73,6 +73,9 @@ class DeltaGenerations:
         self._bookkeeping.change(save)
         self._known = progress
 
+    def migrate(self) -> None:
+        """Has no effect: what an earlier version has stored is refused, and built again."""
+
     def live(self) -> int | None:
         return self._bookkeeping.live()
 

@@ -28,6 +28,9 @@ class OpenSearchGenerations:
         self._next_removal = 0.0
         self._known: Progress | None = None
 
+    def migrate(self) -> None:
+        """Has no effect: what an earlier version has stored is refused, and built again."""
+
     def live(self) -> int | None:
         return self._indexes.live()
 

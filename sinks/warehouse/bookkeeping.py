@@ -36,17 +36,23 @@ class WarehouseBookkeeping:
 
             upgrade(self._connection.connected)
 
-    def exist(self) -> bool:
-        """Whether there are any. Earlier ones are brought to this version's format.
+    def migrate(self) -> None:
+        """Bring the tables that there are to this version's format. Raises LockstepError for a newer one."""
+        if not self._are_current and self.stored_format():
+            self.create()
 
-        Raises LockstepError for newer ones.
-        """
+    def exist(self) -> bool:
+        """Whether there are any. Raises LockstepError for those of another version."""
         if self._are_current:
             return True
         stored = self.stored_format()
         if 0 < stored < HEAD:
-            self.create()
-        self._are_current = stored == HEAD  # else this transaction may undo it
+            raise LockstepError(
+                f"the bookkeeping of sink {self._name!r} has format {stored}, and this version needs {HEAD}",
+                hint="start its job with this version, which migrates it (lockstep apply, or lockstep run); until then"
+                " an earlier version can go on with it",
+            )
+        self._are_current = stored == HEAD
         return stored > 0
 
     def stored_format(self) -> int:
@@ -58,23 +64,9 @@ class WarehouseBookkeeping:
         return stored
 
     def require(self) -> None:
-        """Raise LockstepError when there are no bookkeeping tables, or newer ones."""
+        """Raise LockstepError when there are no bookkeeping tables, or those of another version."""
         if not self.exist():
             raise self.missing()
-
-    def require_current(self) -> None:
-        """Raise LockstepError unless they have this version's format. An executor can't bring them to it."""
-        if self._are_current:
-            return
-        stored = self.stored_format()
-        if stored == 0:
-            raise self.missing()
-        if stored < HEAD:
-            raise LockstepError(
-                f"the bookkeeping of sink {self._name!r} has format {stored}, and this version writes {HEAD}",
-                hint="the warehouse was put back to an earlier moment: start the job again, which migrates it",
-            )
-        self._are_current = True
 
     def missing(self) -> LockstepError:
         """The error for a generation that doesn't exist."""
@@ -212,7 +204,7 @@ class WarehouseBookkeeping:
         Returns whether the generation is loaded in bulk, which stays so as long. Raises Fenced when another job has the
         right. Raises LockstepError when the generation doesn't exist.
         """
-        self.require_current()
+        self.require()
         held = self._execute(
             "select is_bulk from lockstep.writer where view_schema = :view_schema and generation = :generation and "
             "fence = :fence " + self._locking("for share"),

@@ -21,6 +21,10 @@ class WarehouseGenerations:
         self._known: Progress | None = None
         self._timeline: str | None = None
 
+    def migrate(self) -> None:
+        with self._connection.transaction():
+            self._bookkeeping.migrate()
+
     def live(self) -> int | None:
         with self._connection.transaction():
             if not self._bookkeeping.stored_format():  # who only looks changes nothing

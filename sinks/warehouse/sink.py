@@ -173,7 +173,7 @@ class WarehouseSink:
             return
         try:
             with self._connection.transaction():
-                self._bookkeeping.require_current()
+                self._bookkeeping.require()
                 tables = self._bookkeeping.tables()
                 self._dialect.look_at([_prepared(tables, name) for name in names])
         except BaseException:
