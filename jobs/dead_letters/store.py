@@ -1,9 +1,10 @@
 """Rejected events -> the dead-letter topic, which keeps them until the same or a newer event of the key is applied."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from cdc.kafka.control_topics import ClientSettings
+from jobs.dead_letters.from_log import with_values
 from jobs.dead_letters.limit import check_open
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, dead_letter_key, dead_letter_value
 from jobs.dead_letters.topic import DeadLetterTopic
@@ -76,6 +77,7 @@ class DeadLetters:
     def __init__(
         self, client: ClientSettings, pipeline: str, *, sink: str, generation: int, report: Reporter = log_report
     ) -> None:
+        self._client = client
         self._topic = DeadLetterTopic(client, pipeline)
         self._sink = sink
         self._generation = generation
@@ -112,17 +114,20 @@ class DeadLetters:
     def publish(self, events: Iterable[RejectedEvent], *, rejected_at_ms: int) -> None:
         """Return once every event is acknowledged by all in-sync replicas. Publishing one twice changes nothing.
 
-        Dead letters of the same rows with older tags are closed then. Raises Unavailable when the brokers don't
-        answer, LockstepError when they refuse a record.
+        Dead letters of the same rows with older tags are closed then. Raises as ``with_values``; Unavailable when the
+        brokers don't answer, LockstepError when they refuse a record.
         """
-        given = list(events)
-        self._topic.send(
-            (
-                self._record_key(event),
-                dead_letter_value(self._sink, self._generation, event, rejected_at_ms=rejected_at_ms),
-            )
-            for event in given
-        )
+        given: list[RejectedEvent] = []
+
+        def records() -> Iterator[tuple[bytes, bytes]]:
+            for event in with_values(self._client, events):
+                yield (
+                    self._record_key(event),
+                    dead_letter_value(self._sink, self._generation, event, rejected_at_ms=rejected_at_ms),
+                )
+                given.append(replace(event, value=None))
+
+        self._topic.send(records())
         void = [
             key for event in given for key in self._known.take((event.position.topic, event.key), older_than=event.tag)
         ]

@@ -14,7 +14,14 @@ from cdc.model.event import Events, Position
 from jobs.executor.decode import decode
 from jobs.executor.log_reader import read_log
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
-from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow
+from jobs.executor.result import (
+    Failure,
+    RejectedEvent,
+    Result,
+    check_rejections,
+    to_arrow,
+    without_large_values,
+)
 from jobs.executor.row_versions import versions_of
 from jobs.executor.task_input import Task
 from jobs.executor.window import Window, newest
@@ -109,7 +116,7 @@ def _apply_portion(task: Task, records: pa.Table, next_offsets: Mapping[TopicPar
     if task.rejected_before:
         result.resolved += _resolved(task, events, rejections)
     if rejections:
-        result.rejected += _with_records(rejections, records)
+        result.rejected = list(without_large_values([*result.rejected, *_with_records(rejections, records)]))
         check_rejections(task.sink, result.rejected)
 
 

@@ -1,8 +1,8 @@
 """What a task returns to the driver, and its form in Arrow: counts, offsets, rejected events and errors."""
 
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -20,8 +20,8 @@ _ARROW_SCHEMA: Final = pa.schema([("facts", pa.string()), ("value", pa.binary())
 REJECTIONS_MAX: Final = 10_000
 """Rejections of one batch. More of them mean a wrong mapping: the job stops, and the batch doesn't count as done."""
 
-_REJECTED_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Keys and values of one batch's rejections."""
+VALUES_BYTES_MAX: Final = 8 * 1024 * 1024
+"""How much of rejected events' values a task returns. The driver reads the others from the log, one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Failure:
 class RejectedEvent:
     """A ``Rejection`` as it reaches the driver: ``key`` and ``value`` are its record's own bytes.
 
-    A tombstone has no value. ``tag`` has 28 hex digits.
+    A tombstone has no value. With ``is_in_log`` the value was too large to come along. ``tag`` has 28 hex digits.
     """
 
     position: Position
@@ -70,6 +70,7 @@ class RejectedEvent:
     value: bytes | None
     tag: str
     reason: str
+    is_in_log: bool = False
 
 
 @dataclass(slots=True)
@@ -102,10 +103,17 @@ class Result:
         self.failures += other.failures
 
 
+def without_large_values(rejected: Iterable[RejectedEvent]) -> Iterator[RejectedEvent]:
+    """The same events, whose values are no more than a task returns: a few large rows are no reason to stop."""
+    size = 0
+    for event in rejected:
+        size += len(event.value or b"")
+        yield event if event.value is None or size <= VALUES_BYTES_MAX else replace(event, value=None, is_in_log=True)
+
+
 def check_rejections(sink: str, rejected: Sequence[RejectedEvent]) -> None:
     """Raise LockstepError when so many were rejected that it can't be the rows."""
-    size = sum(len(event.key) + len(event.value or b"") for event in rejected)
-    if len(rejected) > REJECTIONS_MAX or size > _REJECTED_BYTES_MAX:
+    if len(rejected) > REJECTIONS_MAX:
         raise LockstepError(
             f"sink {sink!r} rejected {len(rejected)} events of one batch, which isn't the rows' fault; "
             f"the first reason: {rejected[0].reason}",
@@ -134,6 +142,7 @@ def to_arrow(result: Result) -> pa.RecordBatch:
             "key": event.key.decode(),
             "tag": event.tag,
             "reason": event.reason,
+            "is_in_log": event.is_in_log,
         }
         for event in result.rejected
     ]
@@ -151,7 +160,14 @@ def from_arrow(table: pa.Table) -> Result:
         fact = orjson.loads(text)
         if "position" in fact:
             total.rejected.append(
-                RejectedEvent(Position(*fact["position"]), fact["key"].encode(), value, fact["tag"], fact["reason"])
+                RejectedEvent(
+                    Position(*fact["position"]),
+                    fact["key"].encode(),
+                    value,
+                    fact["tag"],
+                    fact["reason"],
+                    fact["is_in_log"],
+                )
             )
         else:
             total.add(

@@ -505,6 +505,24 @@ def test_a_job_stops_before_more_are_open_than_allowed(
         running.log.close()
 
 
+def test_a_few_rows_that_are_too_large_for_a_sink_do_not_stop_it(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Together they are more than a task could return to the driver: it reads them from the log."""
+    running = Running(endpoints, tmp_path, spark)
+    large = [order(letter * 3_000_000) for letter in "abcde"]
+    try:
+        for put in large:
+            running.log.commit([put])
+        with running.start(None, "cache", once=True) as job:
+            assert job.finish() == 0
+        topic = DeadLetterTopic(running.log.kafka.client(), running.name)
+        kept = [json.loads(value or b"null")["after"] for _, value in topic.values(topic.read()[0])]
+        assert sorted(kept, key=lambda row: row["id"]) == [put.row for put in large]
+    finally:
+        running.log.close()
+
+
 # What may be there, and mustn't harm.
 
 

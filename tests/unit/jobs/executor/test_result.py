@@ -43,6 +43,21 @@ def test_too_many_rejections_stop_the_job(store: MemoryStore, monkeypatch: pytes
     assert "never" in failure.message
 
 
+def test_large_values_of_rejected_events_stay_in_the_log(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few large rows don't stop the job, and the driver doesn't hold them all."""
+    sink = MemorySink(store, 1, refuse=lambda _: "never")
+    records = [put(number, "x" * 100, lsn=8 * number) for number in range(1, 4)]
+    size = len(run(task(sink), records).rejected[0].value or b"")
+    monkeypatch.setattr(result, "VALUES_BYTES_MAX", 2 * size + 50)
+    rejected = run(task(sink), records).rejected
+    assert [(event.is_in_log, event.value is None) for event in rejected] == [
+        (False, False),
+        (False, False),
+        (True, True),
+    ]
+    assert [event.reason for event in rejected] == ["never"] * 3
+
+
 def test_results_survive_the_way_to_the_driver() -> None:
     sent = Result(
         rows=3,
@@ -50,7 +65,10 @@ def test_results_survive_the_way_to_the_driver() -> None:
         stale=1,
         next_offsets={(TOPIC, 0): 9},
         commit_time_ms=5,
-        rejected=[RejectedEvent(Position(TOPIC, 0, 8), orjson.dumps({"id": "ü"}), None, "0" * 28, "no")],
+        rejected=[
+            RejectedEvent(Position(TOPIC, 0, 8), orjson.dumps({"id": "ü"}), None, "0" * 28, "no"),
+            RejectedEvent(Position(TOPIC, 0, 9), b"{}", None, "0" * 28, "no", is_in_log=True),
+        ],
         resolved=[(TOPIC, b'{"id":1}')],
         failures=[Failure("Unavailable", "away", None, 1.5)],
     )
