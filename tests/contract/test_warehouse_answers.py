@@ -331,6 +331,29 @@ def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: Warehou
     assert refused[0] == refused[1] == [len(incompressible)]
 
 
+def test_rows_are_not_tried_one_by_one_once_too_many_are_refused(
+    settings: WarehouseSettings, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a column's type is wrong: two attempts for each row would pass before anybody is told."""
+    monkeypatch.setattr("sinks.warehouse.postgres.dialect._REFUSED_FEW", 10)
+    numbered = table(column("id", "int8"), column("n", "int4"))
+    sink = WarehouseSink(WarehouseTables(name, settings.model_copy(update={"max_open_rejections": 3}), 1))
+    sink.prepare([numbered])
+    fence = sink.claim()
+
+    def rows(count: int) -> Batch:
+        refused = [upsert({"id": number, "n": 2**40}, 1, of=numbered) for number in range(count)]
+        return batch(*refused, upsert({"id": 1_000, "n": 1}, 1, of=numbered), fence=fence)
+
+    with pytest.raises(LockstepError, match="refuses more than 10 rows of one batch") as raised:
+        sink.apply(rows(500))
+    assert "22003" in raised.value.message
+    assert list(sink.scan(numbered)) == []
+    outcome = sink.apply(rows(10))
+    assert (outcome.applied, len(outcome.rejections)) == (1, 10)
+    sink.close()
+
+
 def test_an_end_of_bulk_that_fails_can_be_repeated(
     warehouse: Any, endpoints: Any, settings: WarehouseSettings, name: str
 ) -> None:

@@ -111,7 +111,7 @@ class WarehouseConnection:
         """The sum of what ``write`` returns. One bad row fails the whole statement, so halves are tried until it stands
         alone: then ``refuse`` gets it, with the reason.
 
-        k bad rows among n cost about 2 k log n further attempts.
+        k bad rows among n cost about 2 k log n further attempts. ``refuse`` may raise when there are too many.
         """
         savepoint = self.connected.begin_nested()
         try:

@@ -1,8 +1,7 @@
 """One generation's tables in a PostgreSQL database: written by COPY through staging tables, read by COPY."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, cast
 
 from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
@@ -14,6 +13,7 @@ from sinks.warehouse.history import check_history_columns
 from sinks.warehouse.names import HISTORY_SUFFIX, TAG_COLUMN, qualified
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
+from sinks.warehouse.postgres.errors import too_many_refused
 from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
 from sinks.warehouse.postgres.tables import (
     Statements,
@@ -28,6 +28,9 @@ from sinks.warehouse.postgres.views import WarehouseViews
 from sinks.warehouse.reader_views import live_rows_sql
 from sinks.warehouse.settings import WarehouseSettings
 
+_REFUSED_FEW: Final = 1_000
+"""So many rows of a batch may be refused in any case: to try them one by one takes some seconds."""
+
 
 class PostgreSql:
     """Connects at the first call, and again after a lost connection."""
@@ -39,6 +42,7 @@ class PostgreSql:
         self._statements: dict[TableName, Statements] = {}
         self._history_statements: dict[TableName, HistoryStatements] = {}
         self._stagings = 0
+        self._refused_max = max(_REFUSED_FEW, settings.max_open_rejections)
 
     def check(self, tables: Collection[HeldTable]) -> None:
         for held in tables:
@@ -119,7 +123,7 @@ class PostgreSql:
             self.connection.copy(statements.copy, statements.lines(portion))
             return int(self.connection.run(merge).rowcount)
 
-        return self.connection.in_halves(write, events, _refuse(rejections))
+        return self.connection.in_halves(write, events, self._refuse(rejections))
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
         statements = self._statements[events.table]
@@ -129,7 +133,7 @@ class PostgreSql:
             return len(portion)
 
         indexable = self._indexable(statements, events, rejections)
-        return self.connection.in_halves(write, indexable, _refuse(rejections))
+        return self.connection.in_halves(write, indexable, self._refuse(rejections))
 
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
         statements = self._history_statements[versions.events.table]
@@ -189,7 +193,7 @@ class PostgreSql:
             return len(portion)
 
         refused: list[Rejection] = []
-        self.connection.in_halves(write, events.select(long), _refuse(refused))
+        self.connection.in_halves(write, events.select(long), self._refuse(refused))
         rejections += refused
         refused_keys = [rejection.event.key for rejection in refused]
         gone = {index for index in long if events[index].key in refused_keys}
@@ -205,9 +209,15 @@ class PostgreSql:
     def _history(self, held: HeldTable) -> str:
         return self._qualified(held.name + HISTORY_SUFFIX)
 
+    def _refuse(self, rejections: list[Rejection]) -> Callable[[TableEvents, str], None]:
+        """What keeps a refused row. It raises LockstepError for more rows than may be refused.
 
-def _refuse(rejections: list[Rejection]) -> "partial[None]":
-    def refuse(refused: TableEvents, reason: str) -> None:
-        rejections.append(Rejection(refused[0], reason))
+        It isn't the rows then, and the others would be tried one by one before anybody is told.
+        """
 
-    return partial(refuse)
+        def refuse(refused: TableEvents, reason: str) -> None:
+            if len(rejections) == self._refused_max:
+                raise too_many_refused(self._refused_max, rejections[0].reason)
+            rejections.append(Rejection(refused[0], reason))
+
+        return refuse

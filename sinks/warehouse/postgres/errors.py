@@ -68,6 +68,15 @@ def reason_of(error: BaseException) -> str:
     return f"{state_of(error)} {type(original).__name__}{where}"
 
 
+def too_many_refused(refused_max: int, reason: str) -> LockstepError:
+    """The error for a batch of which so many rows were refused that it can't be the rows; ``reason`` is the first."""
+    return LockstepError(
+        f"the warehouse refuses more than {refused_max:,} rows of one batch, which isn't the rows' fault; the first"
+        f" reason: {reason}",
+        hint="mend what the reason says and start the job again: the batch is read again, nothing was skipped",
+    )
+
+
 def translated(error: BaseException) -> LockstepError:
     """The driver's error as ours."""
     original = _original(error)
