@@ -33,6 +33,11 @@ class BatchGate:
             self._held = False
             self._changed.notify_all()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody gets in any more."""
+        return self._closed
+
     def close(self, timeout_s: float) -> bool:
         """Let nobody in any more; whether the one inside has left in time."""
         with self._changed:

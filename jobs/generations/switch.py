@@ -3,9 +3,11 @@
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from cdc.model.errors import LockstepError, Unavailable
+from jobs.generations.columns import load_columns
 from jobs.generations.lease import PAUSE_MAX_S, SYSTEM_CLOCK, Clock, pause_request_name, wait_for_pause
 from jobs.offsets import Offsets
 from sinks.contract import OpenedSink, Progress
@@ -53,9 +55,9 @@ def switch(
             try:
                 wait_for_pause(old.records, live, request, clock)
                 wanted_offsets = log_ends()
-                while (lacking := missing_records(new.generations.load_progress(), wanted_offsets)) > 0:
+                while (lacking := _lacking(new, target, wanted_offsets)) != _NOTHING:
                     if clock.monotonic_s() - began > _SWITCH_S:
-                        raise _lacks_events(target, live, lacking)
+                        raise lacking.error(target, live)
                     clock.sleep(_LOOK_S)
                 _check_in_force(old, request_name, request)
                 new.records.save(PREVIOUS, str(live))
@@ -90,21 +92,39 @@ def _approach(new: OpenedSink, target: int, live: int, log_ends: Callable[[], Of
     """
     wanted_offsets, began = log_ends(), clock.monotonic_s()
     last, moved_at = None, began
-    while (lacking := missing_records(new.generations.load_progress(), wanted_offsets)) > 0:
+    while (lacking := _lacking(new, target, wanted_offsets)) != _NOTHING:
         now = clock.monotonic_s()
         if lacking != last:
             last, moved_at = lacking, now
         if now - moved_at > _SWITCH_S or now - began > _APPROACH_S:
-            raise _lacks_events(target, live, lacking)
+            raise lacking.error(target, live)
         clock.sleep(_LOOK_S)
 
 
-def _lacks_events(target: int, live: int, lacking: int) -> LockstepError:
-    return LockstepError(
-        f"generation {target} lacks {lacking} events that readers may have seen in generation {live}: they would see"
-        " older rows",
-        hint="let `lockstep apply` or `lockstep run` bring it up to date, then try again",
-    )
+@dataclass(frozen=True, slots=True)
+class _Lacking:
+    """What a generation lacks of what readers may have seen: ``events``, and ``columns`` in rows from before."""
+
+    events: int
+    columns: bool
+
+    def error(self, target: int, live: int) -> LockstepError:
+        message = (
+            f"generation {target} lacks {self.events} events that readers may have seen in generation {live}:"
+            " they would see older rows"
+        )
+        if not self.events:
+            message = f"generation {target} lacks a new column's default in some rows, which its job writes now"
+        return LockstepError(message, hint="let `lockstep apply` or `lockstep run` bring it up to date, then try again")
+
+
+_NOTHING: Final = _Lacking(0, columns=False)
+
+
+def _lacking(new: OpenedSink, target: int, wanted_offsets: Offsets) -> _Lacking:
+    columns = load_columns(new.records, target)
+    is_filled = columns is None or columns.is_filled
+    return _Lacking(missing_records(new.generations.load_progress(), wanted_offsets), not is_filled)
 
 
 @contextmanager

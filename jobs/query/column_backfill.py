@@ -3,17 +3,18 @@
 The source gives a new column's default to the rows that are there without writing one of them, so no event says so.
 Events of earlier shapes get the value as they are read (``shape_history``). Rows that were applied before get it here.
 The destination's own DDL gives it to them where it can. Else they are written one by one under their own tag, so that
-newer ones win.
+newer ones win: beside the batches, which go on. The watermark waits until it is over.
 
-The coordination record ``g<n>.columns`` says which columns a generation has had and which values its rows still lack.
-It is written before the destination is prepared, and again when all rows have their values. A job that is killed in
-between goes on at the next start. Rows that have the column by then, null included, are left alone.
+The coordination record ``g<n>.columns`` is written before the destination is prepared, and again when all rows have
+their values. A job that is killed in between goes on at the next start. Rows that have the column by then, null
+included, are left alone.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Final
 
 import orjson
 
@@ -23,11 +24,10 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import added_values
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.columns import Columns, HeldTable
 from jobs.report import ColumnBackfillProgress, Reporter
-from sinks.contract import AddedValues, Batch, CoordinationRecords, Sink, StoredRow
+from sinks.contract import AddedValues, Batch, Sink, StoredRow
 from sinks.wrappers.projection import Projection
-
-_RECORD: Final = "columns"
 
 _GONE: Final = -1
 """The number of a column that the source has dropped before anybody knew its number."""
@@ -41,59 +41,6 @@ _REPORT_S: Final = 5.0
 
 _NOWHERE: Final = Position("", 0, 0)
 """These events don't come from the log."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldTable:
-    """The shape that a generation's table was prepared for last, and the number of each column that it ever had."""
-
-    schema_id: str
-    columns: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """The columns of a generation's tables. ``lacking`` are the values that rows applied earlier are still to get."""
-
-    tables: Mapping[TableName, HeldTable] = field(default_factory=dict)
-    lacking: AddedValues = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return orjson.dumps(
-            {
-                "tables": [
-                    [name.schema, name.name, held_table.schema_id, dict(held_table.columns)]
-                    for name, held_table in self.tables.items()
-                ],
-                "lacking": [[name.schema, name.name, dict(values)] for name, values in self.lacking.items()],
-            }
-        ).decode()
-
-    def only(self, tables: Collection[TableName]) -> "Columns":
-        """The same of a generation that has lost all other tables."""
-        return Columns(
-            {name: held_table for name, held_table in self.tables.items() if name in tables},
-            {name: values for name, values in self.lacking.items() if name in tables},
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> "Columns":
-        fields: dict[str, Any] = orjson.loads(text)
-        return cls(
-            {TableName(schema, name): HeldTable(shape, columns) for schema, name, shape, columns in fields["tables"]},
-            {TableName(schema, name): values for schema, name, values in fields["lacking"]},
-        )
-
-
-def load_columns(records: CoordinationRecords, generation: int) -> Columns | None:
-    """A generation's columns; None when it never was prepared."""
-    text = records.load(f"g{generation}.{_RECORD}")
-    return None if text is None else Columns.from_json(text)
-
-
-def save_columns(records: CoordinationRecords, generation: int, columns: Columns) -> None:
-    """Replace what is known of a generation's columns."""
-    records.save(f"g{generation}.{_RECORD}", columns.to_json())
 
 
 def next_columns(
@@ -136,7 +83,7 @@ def next_columns(
         columns = {} if held_table is None else _under_their_names(held_table.columns, table)
         columns |= {column.name: column.number or columns.get(column.name, 0) for column in table.columns}
         held_tables[table.name] = HeldTable(whole.schema_id, columns)
-    return Columns(held_tables, lacking)
+    return Columns(held_tables, lacking, is_filled=not lacking)
 
 
 def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, int]:
@@ -206,16 +153,19 @@ def backfill_columns(
     fence: int,
     enter: Callable[[], bool],
     leave: Callable[[ColumnBackfill], None],
+    stopping: Callable[[], bool] = lambda: False,
 ) -> ColumnBackfill:
     """Give these columns' values to the rows that lack the columns.
 
-    ``enter`` is called before each step, and False ends it before all is done; ``leave`` after each step. Repeating it
-    is harmless, also while others apply newer events. Raises what the sink raises.
+    ``enter`` is called before each step, and False ends it before all is done; ``leave`` after each step. ``stopping``
+    is asked for each row, since most may have the columns, and ends it too. Repeating it is harmless, also while others
+    apply newer events. Raises what the sink raises.
     """
     rows = refused = 0
     reason = ""
+    scanned = takewhile(lambda _: not stopping(), sink.scan(table))
     # Who looks at a snapshot of the rows may see them late: each is read again just before it is written.
-    for keys in _portions(stored for stored in sink.scan(table) if _lacks(stored, values)):
+    for keys in _portions(stored for stored in scanned if _lacks(stored, values)):
         if not enter():
             return ColumnBackfill(rows, refused, reason)
         events = [
@@ -229,7 +179,7 @@ def backfill_columns(
         if outcome.rejections and not reason:
             reason = outcome.rejections[0].reason
         leave(ColumnBackfill(rows, refused, reason))
-    return ColumnBackfill(rows, refused, reason, is_over=True)
+    return ColumnBackfill(rows, refused, reason, is_over=not stopping())
 
 
 class BackfillReporter:
@@ -286,14 +236,22 @@ def backfill_tables(
                 gate.leave()
                 report.report_if_due(table, names, done)
 
-            done = backfill_columns(sink, tables[name], values, fence=fence, enter=gate.enter, leave=leave)
+            done = backfill_columns(
+                sink,
+                tables[name],
+                values,
+                fence=fence,
+                enter=gate.enter,
+                leave=leave,
+                stopping=lambda: gate.is_closed,
+            )
             report.report(name, names, done)
             if not done.is_over:
                 return None
             if done.refused:
                 continue  # they are tried again at the next start
         del still[name]
-    return replace(columns, lacking=still)
+    return replace(columns, lacking=still, is_filled=True)
 
 
 def _portions(rows: Iterable[StoredRow]) -> Iterator[list[Mapping[str, JsonValue]]]:

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -15,18 +16,13 @@ from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Position
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.task_input import Task
+from jobs.generations.batch_gate import BatchGate
+from jobs.generations.columns import Columns, load_columns, save_columns
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
-from jobs.query.column_backfill import (
-    BackfillReporter,
-    Columns,
-    backfill_tables,
-    load_columns,
-    next_columns,
-    save_columns,
-)
+from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts
 from jobs.query.progress import ProgressKeeper
@@ -34,7 +30,7 @@ from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_resume
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, load_start_position, skipped_by
-from jobs.query.threads import ended_early, leased
+from jobs.query.threads import ended_early
 from jobs.query.watermark import Watermark
 from jobs.report import Reporter, SinkWaiting
 from jobs.spark.computed_columns import TablePlan, checked_plans
@@ -111,15 +107,21 @@ class SinkJob:
             )
             now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
             self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
-            keeper = _keeper(plan, opened, log, _as_of_start(stored, ends, now_ms), start)
+            # The watermark says that all is as at the source, the rows from before included.
+            keeper = _keeper(
+                plan,
+                opened,
+                log,
+                _as_of_start(stored, ends, now_ms),
+                start,
+                holds_watermark=bool(columns.lacking),
+            )
             task = self._task(log, computed, start, fence=opened.sink.claim())
-            # Before the first batch: the watermark says that all is as at the source, the rows from before included.
-            if columns.lacking and not self._backfill(opened, log, columns, lacking, fence=task.fence):
-                return False
+            backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
             with ended_early(plan, cluster, log.tables, log.topics, self._stop) as early:
                 by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
                 SinkQuery(
-                    QueryPlan(plan, task, checkpoint, start, by_topic),
+                    QueryPlan(plan, task, checkpoint, start, by_topic, backfill),
                     self._spark,
                     keeper,
                     stop=early.ending,
@@ -147,12 +149,11 @@ class SinkJob:
         lacking = opened.sink.prepare(list(log.tables.values()), go_live=plan.go_live, added=columns.lacking)
         return columns, lacking
 
-    def _backfill(
-        self, opened: OpenedSink, log: LogFacts, columns: Columns, lacking: AddedValues, *, fence: int
-    ) -> bool:
-        """Give the rows that lack a column what the source shows in it. False when the job was asked to stop before."""
+    def _backfill(self, log: LogFacts, columns: Columns, lacking: AddedValues, fence: int, gate: BatchGate) -> bool:
+        """Give the rows that lack a column what the source shows in it. False when the gate was closed before."""
         plan = self._plan
-        with leased(plan, self._stop) as gate:
+        opened = plan.opened()  # for a thread of its own
+        try:
             left = backfill_tables(
                 opened.sink,
                 log.tables,
@@ -162,8 +163,10 @@ class SinkJob:
                 gate=gate,
                 report=BackfillReporter(plan.name, plan.generation, self._report),
             )
-        if left is not None:
-            save_columns(opened.records, plan.generation, left)
+            if left is not None:
+                save_columns(opened.records, plan.generation, left)
+        finally:
+            opened.sink.close()
         return left is not None
 
     def _check_resume(
@@ -218,7 +221,13 @@ def _start_position(opened: OpenedSink, plan: SinkPlan, log: LogFacts) -> StartP
 
 
 def _keeper(
-    plan: SinkPlan, opened: OpenedSink, log: LogFacts, stored: Progress | None, start: StartPosition
+    plan: SinkPlan,
+    opened: OpenedSink,
+    log: LogFacts,
+    stored: Progress | None,
+    start: StartPosition,
+    *,
+    holds_watermark: bool = False,
 ) -> ProgressKeeper:
     # A watermark says that all of the tables are applied up to there, so it ends where one joins or comes back.
     known = stored if stored is not None and _covers(stored, log) else None
@@ -237,6 +246,7 @@ def _keeper(
         retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
         skipped=skipped_by(start.offsets, stored),
         left_at_ms=_left_at_ms(stored, log.topics),
+        holds_watermark=holds_watermark,
     )
 
 

@@ -33,8 +33,11 @@ class ProgressKeeper:
         retention_ms: Mapping[str, int],
         skipped: Mapping[TopicPartition, int] | None = None,
         left_at_ms: Mapping[str, int] | None = None,
+        holds_watermark: bool = False,
     ) -> None:
         """``retention_ms``: how long each topic keeps tombstones.
+
+        ``holds_watermark``: what is stored of it stays as it is until ``release_watermark``.
 
         ``skipped`` are the partitions of which this start position leaves something out, and ``left_at_ms`` has the
         topics that are read no longer, both as in Progress.
@@ -53,6 +56,14 @@ class ProgressKeeper:
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
         self._learned_any = False
+        self._held = (watermark.lsn, watermark.commit_time_ms) if holds_watermark else None
+        self._owes_watermark = False
+
+    def release_watermark(self) -> None:
+        """Rows from before are as at the source too: from now on the watermark says how far all of them are."""
+        with self._lock:
+            self._owes_watermark = self._held is not None
+            self._held = None
 
     @property
     def complete_at_ms(self) -> int:
@@ -91,7 +102,7 @@ class ProgressKeeper:
                 at_ms = now_ms if self._learned_any else self._complete_at_ms
                 self._watermark.add(record, learned_at_ms=at_ms)
                 self._learned_any = True
-            raised = self._watermark.advance(self._applied)
+            raised = (self._watermark.advance(self._applied) and self._held is None) or self._owes_watermark
             behind_since_ms = self._watermark.behind_since_ms
             self._complete_at_ms = now_ms if behind_since_ms is None else behind_since_ms
             if raised or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
@@ -106,10 +117,11 @@ class ProgressKeeper:
         )
 
     def _save(self) -> Progress:
+        lsn, commit_time_ms = self._held or (self._watermark.lsn, self._watermark.commit_time_ms)
         progress = Progress(
             next_offsets=dict(self._applied),
-            watermark_lsn=self._watermark.lsn,
-            commit_time_ms=self._watermark.commit_time_ms,
+            watermark_lsn=lsn,
+            commit_time_ms=commit_time_ms,
             updated_at_ms=self._complete_at_ms,
             topic_ids=self._topic_ids,
             rejected=self._rejected,
@@ -118,5 +130,6 @@ class ProgressKeeper:
             epoch=self._watermark.epoch,
         )
         self._generations.save_progress(progress)
+        self._owes_watermark = False
         self._saved_at_ms = self._now_ms()
         return progress

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -31,7 +31,15 @@ from jobs.query.failures import Backoff, spark_error
 from jobs.query.progress import ProgressKeeper
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition
-from jobs.query.threads import POLL_S, QueryState, follow_watermark, keep_lease, report_long_batches, side_threads
+from jobs.query.threads import (
+    POLL_S,
+    QueryState,
+    fill_columns,
+    follow_watermark,
+    keep_lease,
+    report_long_batches,
+    side_threads,
+)
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, with_computed
@@ -44,13 +52,18 @@ class _Stopping(Exception):
 
 @dataclass(frozen=True)
 class QueryPlan:
-    """What a query is made of. ``computed`` has the tables with expressions, by topic."""
+    """What a query is made of. ``computed`` has the tables with expressions, by topic.
+
+    ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
+    else the gate was closed.
+    """
 
     sink: SinkPlan
     task: Task
     checkpoint: Checkpoint
     start: StartPosition
     computed: Mapping[str, TablePlan]
+    backfill: Callable[[BatchGate], bool] | None = None
 
 
 class SinkQuery:
@@ -74,6 +87,7 @@ class SinkQuery:
         self._keeper = keeper
         self._start_position = plan.start
         self._computed = plan.computed
+        self._backfill = plan.backfill
         self._stop = stop
         self._leaving = leaving
         self._report = report
@@ -112,15 +126,25 @@ class SinkQuery:
     def _run_to_end(self, query: StreamingQuery) -> None:
         """Wait until the query has ended, or end it when the job is asked to stop; the side threads run meanwhile."""
         state, sink = self._state, self._task.sink
-        targets = {
+        targets: dict[str, Callable[[], None]] = {
             "watermark": partial(follow_watermark, state, sink, self._read_progress, self._report),
             "heartbeat": partial(keep_lease, state, self._lease),
             "batches": partial(report_long_batches, state, self._plan, self._report),
         }
+        if self._backfill is not None:
+            state.filling.set()
+            targets["columns"] = partial(fill_columns, state, partial(self._fill, self._backfill))
         with side_threads(state, sink, targets):
-            while query.isActive and not self._stop.is_set() and state.failure is None:
+            while self._goes_on(query) and not self._stop.is_set() and state.failure is None:
                 state.ended.wait(POLL_S)
             self._end(query)
+
+    def _goes_on(self, query: StreamingQuery) -> bool:
+        return query.isActive or (self._state.filling.is_set() and query.exception() is None)
+
+    def _fill(self, backfill: Callable[[BatchGate], bool]) -> None:
+        if backfill(self._gate):
+            self._keeper.release_watermark()
 
     def _writer(self) -> ArrowMap:
         task = replace(
@@ -162,6 +186,7 @@ class SinkQuery:
         wait, since two at once would fence each other off.
         """
         limit_s = self._plan.spark.stop_timeout_s
+        self._gate.close(0)  # a column backfill ends there too
         while query.isActive:
             self._gate.close(limit_s)
             try:

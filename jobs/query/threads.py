@@ -13,6 +13,8 @@ Spark's own               the checkpoint, the task's results     the destination
 ``keep_lease``                                                   ``failure``
 ``batches-<sink>``        ``under_way``                          reports                            ``ended``
 ``report_long_batches``
+``columns-<sink>``        the destination's rows                 the rows that lack a column, step  all rows have it,
+``fill_columns``                                                 by step through the batch gate     or the gate closed
 ``stop-<sink>``           the job's ``stop``                     ``ending``                         the query is over
 ``ended_early``
 ``schema-<sink>``         ``__schema``, the topics' identities   ``ending``, ``failure``            soon after the
@@ -30,7 +32,6 @@ from typing import Final
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
-from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.resume_check import TopicFacts, check_same_topics
 from jobs.query.schema_watch import SchemaWatch
@@ -55,6 +56,8 @@ class QueryState:
     def __init__(self) -> None:
         self.ended = threading.Event()
         self.batch_done = threading.Event()
+        self.filling = threading.Event()
+        """Set while rows from before still lack columns."""
         self.failure: Exception | None = None
         """The first one."""
         self.under_way: tuple[int, float] | None = None
@@ -115,6 +118,17 @@ def keep_lease(state: QueryState, lease: GenerationLease) -> None:
             state.fail(error)
 
 
+def fill_columns(state: QueryState, fill: Callable[[], None]) -> None:
+    """Give rows from before the columns that they lack, beside the batches. ``fill`` ends early at a closed gate."""
+    try:
+        fill()
+    except Exception as error:
+        state.fail(error)
+    finally:
+        state.filling.clear()
+        state.batch_done.set()  # the watermark may have waited for this alone
+
+
 def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> None:
     """Report a batch that waits for its server without end."""
     told_at = 0.0
@@ -123,43 +137,6 @@ def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> 
         if under_way is not None and now - max(under_way[1], told_at) >= _LONG_BATCH_S:
             told_at = now
             report(BatchGoesOn(plan.name, plan.generation, under_way[0], elapsed_s=now - under_way[1]))
-
-
-@contextmanager
-def leased(plan: SinkPlan, stop: threading.Event) -> Iterator[BatchGate]:
-    """A gate for work without a query: others see that the job runs, and can pause it. ``stop`` closes the gate.
-
-    Raises, when the block ends, what kept the job from looking for the end of a pause; the gate is closed then.
-    """
-    gate, over = BatchGate(), threading.Event()
-    failures: list[Exception] = []
-    opened = plan.opened()
-    lease = GenerationLease(opened.records, plan.generation, gate)
-
-    def work() -> None:
-        while not over.wait(_TICK_S):
-            if stop.is_set():
-                gate.close(0)
-            try:
-                with suppress(LockstepError):
-                    lease.heartbeat()
-            except Exception as error:  # without it, the work could wait for ever for one who has asked it to
-                failures.append(error)
-                gate.close(0)
-                return
-
-    with suppress(LockstepError):
-        lease.heartbeat()  # somebody may have asked for a pause before we came
-    thread = threading.Thread(target=work, name=f"heartbeat-{plan.name}", daemon=True)
-    thread.start()
-    try:
-        yield gate
-    finally:
-        over.set()
-        thread.join()
-        opened.sink.close()
-    if failures:
-        raise failures[0]
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.tag import Tag
 from jobs.dead_letters.store import DeadLetters
+from jobs.generations.columns import load_columns, save_columns
 from jobs.generations.lease import is_running
 from jobs.generations.record import Phase, Record, check_owner, list_generations, save_record
-from jobs.query.column_backfill import load_columns, save_columns
 from jobs.query.start_position import begin_at_start_position, leave_equal_tags, load_start_position
 from lockstep.config import Config
 from lockstep.generations import take

@@ -210,6 +210,29 @@ def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
         assert job.stop() == 0
 
 
+def test_rows_go_on_to_be_applied_while_others_get_a_default(
+    database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watermark alone waits: it says that rows from before are as at the source, too."""
+    monkeypatch.setattr("jobs.query.column_backfill._ROWS", 1)  # so that it takes a while
+    database.execute(SETUP[0], SETUP[1], "insert into t select n, 'a' || n, n from generate_series(1, 5000) n")
+    followed = follow("cache")
+    with followed.job() as job:
+        followed.wait_applied(job)
+        since = len(job.reports)
+        database.execute("alter table t add d int not null default 5")
+        job.wait_for("ColumnBackfillProgress", since=since)
+        database.execute("insert into t values (9001, 'new', 1, null, 7)")
+        lsn = emit_heartbeat(database.connection)
+        followed.wait_shown("cache", 9001, d=7)
+        assert not any(report.get("is_over") for report in job.reports[since:]), "it is in the middle of the others"
+        over = job.wait_for("ColumnBackfillProgress", since=since, is_over=True)
+        raised = job.wait_until(lambda seen: seen.get("watermark_lsn", 0) >= lsn, 60, since)
+        assert job.reports.index(over) < job.reports.index(raised)
+        followed.assert_equal()
+        assert job.stop() == 0
+
+
 def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newer_rows(
     database: Database, follow: Follow
 ) -> None:

@@ -4,9 +4,10 @@ import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.columns import Columns, save_columns
 from jobs.generations.switch import PREVIOUS, missing_records, switch
 from sinks.contract import Progress
-from sinks.memory import MemorySink, MemoryStore, open_memory
+from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from tests.generations import ORDERS, Time, lease_of, prepared_store
 
 AT = ("shop.public.orders", 0)
@@ -71,6 +72,19 @@ def test_a_generation_that_does_not_catch_up_is_not_switched_to() -> None:
         switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
     assert store.live == 1
     assert "g1.pause_request" not in store.records
+
+
+def test_a_generation_whose_rows_still_lack_a_new_column_is_not_switched_to() -> None:
+    store, now = prepared_store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 10)
+    save_columns(MemoryRecords(store), 2, Columns(lacking={ORDERS.name: {"note": "x"}}, is_filled=False))
+    with pytest.raises(LockstepError, match="lacks a new column's default in some rows"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
+    assert store.live == 1
+    # What the destination has refused stays as it is.
+    save_columns(MemoryRecords(store), 2, Columns(lacking={ORDERS.name: {"note": "x"}}))
+    assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
 
 
 def test_of_two_switches_at_once_the_first_gives_up_and_leaves_the_others_request() -> None:

@@ -10,14 +10,8 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
-from jobs.query.column_backfill import (
-    ColumnBackfill,
-    Columns,
-    backfill_columns,
-    load_columns,
-    next_columns,
-    save_columns,
-)
+from jobs.generations.columns import Columns, load_columns, save_columns
+from jobs.query.column_backfill import ColumnBackfill, backfill_columns, next_columns
 from sinks.contract import Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.wrappers.projection import Projection
@@ -57,7 +51,7 @@ FRESH = _next(None, *RECORDS[:1], has_rows=False)
 
 
 def _done(columns: Columns) -> Columns:
-    return replace(columns, lacking={})
+    return replace(columns, lacking={}, is_filled=True)
 
 
 def test_a_new_generation_lacks_nothing() -> None:
@@ -229,6 +223,22 @@ def test_who_is_interrupted_goes_on_where_it_was() -> None:
     assert kept.grades.count(None) == 700
     assert kept.backfill_columns() == ColumnBackfill(700, is_over=True)
     assert set(kept.grades) == {5}
+
+
+def test_who_is_to_stop_does_not_look_at_all_rows_first() -> None:
+    kept = Kept("n" for _ in range(1200))
+    assert kept.backfill_columns() == ColumnBackfill(1200, is_over=True)
+    looks = iter(range(3))
+    done = backfill_columns(
+        kept.sink,
+        GRADED,
+        {"grade": 5},
+        fence=0,
+        enter=lambda: True,
+        leave=kept.steps.append,
+        stopping=lambda: next(looks, None) is None,
+    )
+    assert done == ColumnBackfill()
 
 
 def test_a_row_that_is_refused_does_not_keep_its_neighbours() -> None:

@@ -26,13 +26,21 @@ class Clock:
         return self.now_ms
 
 
-def keeper(stored: Progress | None = None, clock: Clock | None = None) -> tuple[ProgressKeeper, Generations]:
+def keeper(
+    stored: Progress | None = None, clock: Clock | None = None, *, holds_watermark: bool = False
+) -> tuple[ProgressKeeper, Generations]:
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])
     opened.sink.claim()
     mark = Watermark([TOPIC], lsn=0 if stored is None else stored.watermark_lsn)
     kept = ProgressKeeper(
-        opened.generations, mark, stored=stored, topic_ids={TOPIC: "id"}, now_ms=clock or Clock(), **KEPT
+        opened.generations,
+        mark,
+        stored=stored,
+        topic_ids={TOPIC: "id"},
+        now_ms=clock or Clock(),
+        holds_watermark=holds_watermark,
+        **KEPT,
     )
     return kept, opened.generations
 
@@ -53,6 +61,19 @@ def test_a_record_that_comes_after_its_batch_raises_the_watermark() -> None:
     kept, generations = keeper()
     kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
     assert kept.learn([record(100, 5)]) == generations.load_progress()
+    assert kept.learn([]) is None
+
+
+def test_while_rows_from_before_lack_a_column_the_watermark_stays_and_batches_count() -> None:
+    kept, generations = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), holds_watermark=True)
+    assert kept.learn([record(200, 9)]) is None
+    stored = kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
+    assert (stored.next_offsets, stored.watermark_lsn, stored.commit_time_ms) == ({(TOPIC, 0): 9}, 100, 0)
+    kept.release_watermark()
+    released = kept.learn([])
+    assert released is not None
+    assert (released.watermark_lsn, released.commit_time_ms) == (200, 200)
+    assert generations.load_progress() == released
     assert kept.learn([]) is None
 
 

@@ -1,0 +1,72 @@
+"""Which columns a generation's tables have had, and which values its rows still lack: the record ``g<n>.columns``."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from cdc.model.table import TableName
+from sinks.contract import AddedValues, CoordinationRecords
+
+_RECORD: Final = "columns"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTable:
+    """The shape that a generation's table was prepared for last, and the number of each column that it ever had."""
+
+    schema_id: str
+    columns: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a generation's tables. ``lacking`` are the values that rows applied earlier are still to get.
+
+    ``is_filled``: all of them have got theirs, but for those that the destination refused to take.
+    """
+
+    tables: Mapping[TableName, HeldTable] = field(default_factory=dict)
+    lacking: AddedValues = field(default_factory=dict)
+    is_filled: bool = True
+
+    def to_json(self) -> str:
+        return orjson.dumps(
+            {
+                "tables": [
+                    [name.schema, name.name, held_table.schema_id, dict(held_table.columns)]
+                    for name, held_table in self.tables.items()
+                ],
+                "lacking": [[name.schema, name.name, dict(values)] for name, values in self.lacking.items()],
+                "filled": self.is_filled,
+            }
+        ).decode()
+
+    def only(self, tables: Collection[TableName]) -> "Columns":
+        """The same of a generation that has lost all other tables."""
+        return Columns(
+            {name: held_table for name, held_table in self.tables.items() if name in tables},
+            {name: values for name, values in self.lacking.items() if name in tables},
+            self.is_filled,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Columns":
+        fields: dict[str, Any] = orjson.loads(text)
+        return cls(
+            {TableName(schema, name): HeldTable(shape, columns) for schema, name, shape, columns in fields["tables"]},
+            {TableName(schema, name): values for schema, name, values in fields["lacking"]},
+            fields.get("filled", True),
+        )
+
+
+def load_columns(records: CoordinationRecords, generation: int) -> Columns | None:
+    """A generation's columns; None when it never was prepared."""
+    text = records.load(f"g{generation}.{_RECORD}")
+    return None if text is None else Columns.from_json(text)
+
+
+def save_columns(records: CoordinationRecords, generation: int, columns: Columns) -> None:
+    """Replace what is known of a generation's columns."""
+    records.save(f"g{generation}.{_RECORD}", columns.to_json())
