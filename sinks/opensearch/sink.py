@@ -6,20 +6,25 @@ The tag is the document's external version (``cdc.model.tag``): the server refus
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import orjson
+
 from cdc.model.errors import Unavailable
 from cdc.model.event import Events, JsonValue
-from cdc.model.table import Table
+from cdc.model.table import Table, TableName
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, StoredRow
 from sinks.opensearch.answers import RETRY_AFTER_S, unreadable
 from sinks.opensearch.bulk_writer import BulkWriter
 from sinks.opensearch.coordination import OpenSearchCoordination
+from sinks.opensearch.documents import Target
 from sinks.opensearch.generations import OpenSearchGenerations
 from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD
 from sinks.opensearch.settings import OpenSearchSettings
+from sinks.page_size import PageSize
 
-_SCAN_DOCUMENTS: Final = 2000
+_SCAN_IDS: Final = 2000
 _SCAN_KEEP_ALIVE: Final = "5m"
+_DOCUMENTS_MAX: Final = 1000
 
 
 def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) -> OpenedSink:
@@ -41,6 +46,7 @@ class OpenSearchSink:
         self._client = indexes.client
         self._bookkeeping = indexes.bookkeeping
         self._writer = BulkWriter(indexes)
+        self._page_sizes: dict[TableName, PageSize] = {}
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
@@ -75,12 +81,14 @@ class OpenSearchSink:
         index = self._indexes.index(table.name)
         target = self._indexes.look_at(table.name)
         self._indexes.refresh(index)
-        query = {"size": _SCAN_DOCUMENTS, "sort": ["_doc"], "query": LIVE}
+        # Ids alone: a page of documents may have any size.
+        query = {"size": _SCAN_IDS, "sort": ["_doc"], "query": LIVE, "_source": False}
         page = self._client.call("POST", f"/{index}/_search", query, {"scroll": _SCAN_KEEP_ALIVE})
         try:
             while _is_whole(page)["hits"]["hits"]:
-                for hit in page["hits"]["hits"]:
-                    yield target.stored(hit["_source"], table)
+                found = [_identity(hit) for hit in page["hits"]["hits"]]
+                for source in self._sources(index, table, found, target):
+                    yield target.stored(source, table)
                 again = {"scroll": _SCAN_KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
                 page = self._client.call("POST", "/_search/scroll", again)
         finally:
@@ -92,19 +100,39 @@ class OpenSearchSink:
         target = self._indexes.look_at(table.name)
         identities = [target.identity({name: key[name] for name in table.key}) for key in keys]
         documents = list({identity["_id"]: identity for identity in identities}.values())
-        if not documents:
-            return
-        # By id, hence as of now: the server looks into what it hasn't refreshed yet.
-        wanted = {"docs": documents} if target.routing else {"ids": [document["_id"] for document in documents]}
-        answer = self._client.call("POST", f"/{index}/_mget", wanted)
-        for document in answer["docs"]:
-            if "error" in document:
-                raise unreadable(document["error"])
-            if document["found"] and not document["_source"].get(DELETED_FIELD):
-                yield target.stored(document["_source"], table)
+        for source in self._sources(index, table, documents, target):
+            yield target.stored(source, table)
 
     def close(self) -> None:
         self._client.close()
+
+    def _sources(
+        self, index: str, table: Table, documents: Sequence[Mapping[str, str]], target: Target
+    ) -> Iterator[Mapping[str, Any]]:
+        """What is stored of these documents, but for those that are gone; a bounded number of bytes at a time.
+
+        By id, hence as of now: the server looks into what it hasn't refreshed yet.
+        """
+        page_size = self._page_sizes.setdefault(table.name, PageSize(_DOCUMENTS_MAX))
+        begin = 0
+        while portion := documents[begin : begin + page_size.rows]:
+            begin += len(portion)
+            wanted = {"docs": portion} if target.routing else {"ids": [document["_id"] for document in portion]}
+            answer = self._client.call("POST", f"/{index}/_mget", wanted)
+            size = 0
+            for document in answer["docs"]:
+                if "error" in document:
+                    raise unreadable(document["error"])
+                if document["found"]:
+                    size += len(orjson.dumps(document["_source"]))
+                    if not document["_source"].get(DELETED_FIELD):
+                        yield document["_source"]
+            page_size.learn(len(portion), size)
+
+
+def _identity(hit: Mapping[str, Any]) -> Mapping[str, str]:
+    """Where a document is found again."""
+    return {"_id": hit["_id"], **({"routing": hit["_routing"]} if "_routing" in hit else {})}
 
 
 def _is_whole(page: Any) -> Any:

@@ -9,9 +9,10 @@ from typing import Final
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.event import Events, JsonValue
-from cdc.model.table import Table
+from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Rejection, StoredRow
+from sinks.page_size import PageSize
 from sinks.redis.calls import Calls
 from sinks.redis.connection import Client
 from sinks.redis.coordination import RedisCoordination
@@ -19,7 +20,7 @@ from sinks.redis.generations import RedisGenerations
 from sinks.redis.layout import table_field
 from sinks.redis.scripts import EPOCH_LENGTH, KEEP_EPOCH
 from sinks.redis.settings import RedisSettings, settings_text
-from sinks.redis.stored_rows import keys_of, read_rows
+from sinks.redis.stored_rows import ROWS_MAX, RecentKeys, keys_of, read_rows
 from sinks.redis.tables import RedisTables
 from sinks.stored_format import STORED_FORMAT
 
@@ -50,6 +51,7 @@ class RedisSink:
         self._keeps_rows = tables.settings.mode == "materialise"
         self._calls = Calls(tables.settings, tables.keys)
         self._epoch = ""
+        self._page_sizes: dict[TableName, PageSize] = {}
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
@@ -103,11 +105,9 @@ class RedisSink:
         layout = self._layout.of(table.name)
         with self._connection.talking() as client:
             self._tables.check_prepared(client, {table.name})
-            seen: set[bytes] = set()  # SCAN may name a key twice while the server's table grows
+            recent = RecentKeys()
             for keys in keys_of(client, self._keys.rows, layout.template(table.key)):
-                new = [key for key in keys if key not in seen]
-                seen.update(new)
-                yield from read_rows(client, new, table, layout)
+                yield from read_rows(client, recent.new(keys), table, layout, self._page_size(table))
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         layout = self._layout.of(table.name)
@@ -116,10 +116,13 @@ class RedisSink:
         with self._connection.talking() as client:
             self._tables.check_prepared(client, {table.name})
             wanted = dict.fromkeys(prefix + text([key[name] for name in table.key]) for key in keys)
-            yield from read_rows(client, list(wanted), table, layout)
+            yield from read_rows(client, list(wanted), table, layout, self._page_size(table))
 
     def close(self) -> None:
         self._connection.close()
+
+    def _page_size(self, table: Table) -> PageSize:
+        return self._page_sizes.setdefault(table.name, PageSize(ROWS_MAX))
 
     def _check_layout(self, shapes: Iterable[Shape]) -> None:
         """Raise ConfigurationError with all that doesn't fit the tables' columns, or could give two rows one key."""

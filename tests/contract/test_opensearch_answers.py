@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from opensearchpy import OpenSearch
 
@@ -81,6 +82,28 @@ def test_json_that_cannot_be_indexed_costs_the_search_copy_only(client: OpenSear
     assert sink.apply(batch(upsert(row, 1, of=PRODUCTS))).applied == 1
     assert [stored.row["attributes"] for stored in sink.scan(PRODUCTS)] == [text]
     assert ids_of_hits(client, sink, {"exists": {"field": "attributes"}}) == []
+
+
+def test_wide_documents_are_read_a_few_at_a_time(sink: OpenSearchSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of so many documents could be gigabytes, for the server and for us."""
+    wide = {**ROW, "title": "x" * (1 << 20)}
+    keys: list[dict[str, JsonValue]] = [{"id": number} for number in range(60)]
+    for begin in range(0, 60, 20):
+        events = [upsert({**wide, **key}, 1, of=PRODUCTS) for key in keys[begin : begin + 20]]
+        assert sink.apply(batch(*events)).applied == 20
+    answers: list[int] = []
+    ask = sink._client.call
+
+    def measured(*arguments: Any, **options: Any) -> Any:
+        answer = ask(*arguments, **options)
+        answers.append(len(orjson.dumps(answer)))
+        return answer
+
+    monkeypatch.setattr(sink._client, "call", measured)
+    assert sorted(stored.row["id"] for stored in sink.scan(PRODUCTS)) == list(range(60))
+    assert sorted(stored.row["id"] for stored in sink.rows(PRODUCTS, keys)) == list(range(60))
+    assert max(answers) < 20 << 20
+    assert sum(answers) > 120 << 20
 
 
 # It changes the whole server, which others use at the same time.

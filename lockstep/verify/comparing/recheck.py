@@ -20,7 +20,8 @@ from enum import Enum
 from typing import Final
 
 from cdc.model.table import Table
-from lockstep.verify.canonical import Fingerprint, Key, Row, portions
+from lockstep.verify.canonical import Fingerprint, Key, Row, differing_columns, portions
+from lockstep.verify.report import Difference, Kind
 from lockstep.verify.sides.expected import Expected, Version
 from lockstep.verify.sides.sink import Copy, SinkSide
 from lockstep.verify.waiting import Applied, Waiting
@@ -70,15 +71,6 @@ def _fingerprint(version: Version | None) -> Fingerprint | None:
     return None if version is None else version.fingerprint
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A key that differs: the rows of both sides (None: no row) and the tag of the sink's."""
-
-    expected: Row | None
-    stored: Row | None
-    tag: str | None
-
-
 @dataclass(slots=True)
 class Rechecked:
     """What the keys turned out to be. ``copies`` is what the sink has of equal keys: nothing where no row is expected.
@@ -87,7 +79,7 @@ class Rechecked:
     """
 
     copies: dict[Key, tuple[Copy, ...]] = field(default_factory=dict)
-    different: dict[Key, Finding] = field(default_factory=dict)
+    different: dict[Key, Difference] = field(default_factory=dict)
     undecided: list[Key] = field(default_factory=list)
 
 
@@ -162,9 +154,9 @@ def _observe(
 
 def _details(
     table: Table, certain: Mapping[Key, Observation], expected: Expected, sink: SinkSide
-) -> dict[Key, Finding]:
-    """The values of rows that differ, to say in which columns. Left out are keys of which a side has moved on since."""
-    findings: dict[Key, Finding] = {}
+) -> dict[Key, Difference]:
+    """In which columns rows differ. Left out are keys of which a side has moved on since."""
+    differences: dict[Key, Difference] = {}
     for portion in portions(certain, _DETAILS_AT_ONCE):
         expected_rows = expected.rows(table, portion)
         stored = sink.rows(table, portion)
@@ -172,6 +164,15 @@ def _details(
             version, row = expected_rows.get(key, (None, None))
             copies = stored.get(key, [])
             if version == certain[key].after and tuple(copy for copy, _ in copies) == certain[key].copies:
-                first = copies[0] if copies else None
-                findings[key] = Finding(row, first[1] if first else None, first[0].tag if first else None)
-    return findings
+                copy, stored_row = copies[0] if copies else (None, None)
+                differences[key] = _difference(table, key, row, stored_row, None if copy is None else copy.tag)
+    return differences
+
+
+def _difference(table: Table, key: Key, expected: Row | None, stored: Row | None, tag: str | None) -> Difference:
+    """The values themselves aren't kept: many rows may differ, and be large."""
+    if stored is None:
+        return Difference(Kind.MISSING, key)
+    if expected is None:
+        return Difference(Kind.EXTRA, key, sink_tag=tag)
+    return Difference(Kind.DIFFERENT, key, differing_columns(table, expected, stored), tag)

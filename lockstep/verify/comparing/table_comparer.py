@@ -7,7 +7,7 @@ from typing import Final
 
 from cdc.model.errors import Unavailable
 from cdc.model.table import Table
-from lockstep.verify.canonical import Key, differing_columns, parse_keys
+from lockstep.verify.canonical import Key, parse_keys
 from lockstep.verify.comparing.misplaced import (
     MISPLACED,
     SECOND_COPY,
@@ -15,7 +15,7 @@ from lockstep.verify.comparing.misplaced import (
     possibly_misplaced,
     second_copies,
 )
-from lockstep.verify.comparing.recheck import Finding, Rechecked, recheck
+from lockstep.verify.comparing.recheck import Rechecked, recheck
 from lockstep.verify.comparing.search import Candidates, Search
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions
 from lockstep.verify.progress import OnStep, Step
@@ -76,7 +76,7 @@ class TableComparer:
 
     def differences(self, table: Table, rechecked: Rechecked) -> list[Difference]:
         """What the recheck has found, without the rows that one of the sides may lack. Raises Unavailable."""
-        differences = [_difference(table, key, finding) for key, finding in rechecked.different.items()]
+        differences = list(rechecked.different.values())
         # Only another generation of the sink may lack rows that are here; source and topic have them all.
         is_against_generation = self._options.against not in (SOURCE, TOPIC)
         allowed = {
@@ -191,12 +191,3 @@ class TableComparer:
 def ordered(differences: Iterable[Difference]) -> tuple[Difference, ...]:
     """Each once, by key. Pure."""
     return tuple(sorted(set(differences), key=lambda difference: (difference.key, difference.kind)))
-
-
-def _difference(table: Table, key: Key, finding: Finding) -> Difference:
-    if finding.stored is None:
-        return Difference(Kind.MISSING, key)
-    if finding.expected is None:
-        return Difference(Kind.EXTRA, key, sink_tag=finding.tag)
-    columns = differing_columns(table, finding.expected, finding.stored)
-    return Difference(Kind.DIFFERENT, key, columns, finding.tag)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from cdc.model.table import Table
 from lockstep.verify.canonical import Fingerprint, Key, Row
-from lockstep.verify.sides.expected import Version, versions_of
+from lockstep.verify.sides.expected import Version
 from lockstep.verify.sides.sink import SinkSide
 from lockstep.verify.waiting import Applied, SyncPoint
 from sinks.contract import TopicPartition
@@ -30,7 +30,9 @@ class GenerationSide:
         return ((key, copy.fingerprint) for key, copy in self._rows.scan(table))
 
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
-        return versions_of(self.rows(table, keys))
+        self._applied.wait(self.sync_point())
+        copies = self._rows.copies(table, keys)
+        return {key: Version(first.fingerprint, first.tag) for key, (first, *_) in copies.items()}
 
     def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
         """Nothing: it knows the newest version only."""

@@ -41,17 +41,23 @@ class SinkSide:
 
     def copies(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Copy, ...]]:
         """What is stored under these keys; keys without a row are absent. More than one copy is one too many."""
-        return {key: tuple(copy for copy, _ in rows) for key, rows in self.rows(table, keys).items()}
+        copies: dict[Key, tuple[Copy, ...]] = {}
+        for key, copy, _ in self._stored(table, keys):
+            copies[key] = (*copies.get(key, ()), copy)
+        return copies
 
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, list[tuple[Copy, Row]]]:
-        """The same with their values."""
+        """The same with their values; for few keys."""
         rows: dict[Key, list[tuple[Copy, Row]]] = {}
+        for key, copy, row in self._stored(table, keys):
+            rows.setdefault(key, []).append((copy, row))
+        return rows
+
+    def _stored(self, table: Table, keys: Collection[Key]) -> Iterator[tuple[Key, Copy, Row]]:
         for portion in portions(keys, _KEYS_AT_ONCE):
             self._waiting.check()
             asked = set(portion)
             for stored in self._sink.rows(table, [key_values(key) for key in portion]):
                 key = key_of(table, stored.key)
                 if key in asked:  # a row under the wrong key isn't what readers ask for
-                    copy = Copy(stored.tag, fingerprint(table, key, stored.row))
-                    rows.setdefault(key, []).append((copy, stored.row))
-        return rows
+                    yield key, Copy(stored.tag, fingerprint(table, key, stored.row)), stored.row

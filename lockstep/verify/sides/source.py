@@ -4,10 +4,10 @@ A snapshot over a whole large table would keep VACUUM from removing what became 
 about a second don't. The pause after each of them, as long as the statement took, leaves half of one connection's load.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 import psycopg
@@ -26,7 +26,7 @@ from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Field, Fields
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values, portions
-from lockstep.verify.sides.expected import Version, versions_of
+from lockstep.verify.sides.expected import Version
 from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.source_load import Load, next_chunk_rows
 from lockstep.verify.waiting import SyncPoint, Waiting
@@ -35,6 +35,8 @@ from sinks.columns.copy_text import array_literal, plain_text
 APPLICATION: Final = "lockstep verify"
 
 KEYS_AT_ONCE: Final = 500
+
+_Kept = TypeVar("_Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class SourceSide:
     def versions(self, table: Table, keys: Collection[Key]) -> dict[Key, Version]:
         versions: dict[Key, Version] = {}
         for portion in portions(keys, KEYS_AT_ONCE):
-            versions |= versions_of(self._portion(table, portion))
+            versions |= self._portion(table, portion, lambda version, _: version)
         return versions
 
     def versions_between(self) -> Mapping[Key, Collection[Fingerprint | None]]:
@@ -153,7 +155,7 @@ class SourceSide:
     def rows(self, table: Table, keys: Collection[Key]) -> dict[Key, tuple[Version, Row]]:
         rows: dict[Key, tuple[Version, Row]] = {}
         for portion in portions(keys, KEYS_AT_ONCE):
-            rows |= self._portion(table, portion)
+            rows |= self._portion(table, portion, lambda version, row: (version, row))
         return rows
 
     def request_repair(self, table: TableName, keys: Collection[Key], *, slot: str) -> SyncPoint:
@@ -167,20 +169,21 @@ class SourceSide:
             self._connection.close()
             self._connection = None
 
-    def _portion(self, table: Table, keys: Sequence[Key]) -> dict[Key, tuple[Version, Row]]:
+    def _portion(self, table: Table, keys: Sequence[Key], kept_of: Callable[[Version, Row], _Kept]) -> dict[Key, _Kept]:
+        """What is to be kept of each row: all of them together may be large."""
         began = self._waiting.now_s()
         try:
-            rows = self._by_key(table, keys)
+            rows = {key: kept_of(version, row) for key, version, row in self._by_key(table, keys)}
         except psycopg.DataError:
             # A sink may hold a key that the source's type can't have, so no row of the source has it. Find that key.
             if len(keys) == 1:
                 return {}
             half = len(keys) // 2
-            return self._portion(table, keys[:half]) | self._portion(table, keys[half:])
+            return self._portion(table, keys[:half], kept_of) | self._portion(table, keys[half:], kept_of)
         self._waiting.sleep((self._waiting.now_s() - began) * self._load.pause_ratio)
         return rows
 
-    def _by_key(self, table: Table, keys: Sequence[Key]) -> dict[Key, tuple[Version, Row]]:
+    def _by_key(self, table: Table, keys: Sequence[Key]) -> Iterator[tuple[Key, Version, Row]]:
         origin = self._origins[table.name]
         read = self._read(table)
         encoder = _encoder(read)
@@ -207,19 +210,20 @@ class SourceSide:
             f"select {_selected(read)}, t.xmin::text from {origin.relation} t,"
             f" unnest({arrays}) as k ({', '.join(aliases)}) where {' and '.join(conditions)}"
         )
-        rows: dict[Key, Row] = {}
         stamps: dict[Key, str] = {}
-        for *fields, stamp in self._copy(query):
-            row: Row = orjson.loads(encoder.row(fields))
-            key = key_of(table, row)
-            # Another text of the same value is another key to everybody downstream.
-            if key in wanted_keys:
-                assert isinstance(stamp, bytes)
-                rows[key], stamps[key] = row, stamp.decode()
-        return {
-            key: (Version(fingerprint(table, key, row), stamps[key]), row)
-            for key, row in self._view.rows(table.name, rows.items())
-        }
+
+        def rows() -> Iterator[tuple[Key, Row]]:
+            for *fields, stamp in self._copy(query):
+                row: Row = orjson.loads(encoder.row(fields))
+                key = key_of(table, row)
+                # Another text of the same value is another key to everybody downstream.
+                if key in wanted_keys and key not in stamps:
+                    assert isinstance(stamp, bytes)
+                    stamps[key] = stamp.decode()
+                    yield key, row
+
+        for key, row in self._view.rows(table.name, rows()):
+            yield key, Version(fingerprint(table, key, row), stamps[key]), row
 
     def _copy(self, query: str) -> Iterator[Fields]:
         statement = f"copy ({query}) to stdout".encode()

@@ -1,7 +1,8 @@
 """Rows that are stored where nobody looks for them."""
 
 from lockstep.verify.comparing.misplaced import possibly_misplaced, second_copies
-from lockstep.verify.comparing.recheck import Finding, Rechecked
+from lockstep.verify.comparing.recheck import Rechecked
+from lockstep.verify.report import Difference, Kind
 from lockstep.verify.sides.sink import Copy
 
 KEY = b'{"id":1}'
@@ -22,7 +23,7 @@ def test_a_second_copy_is_certain():
 
 
 def test_a_second_copy_of_a_row_that_differs_is_a_difference_of_its_own():
-    different = Rechecked(different={KEY: Finding({"id": 1}, {"id": 2}, "tag a")})
+    different = Rechecked(different={KEY: Difference(Kind.DIFFERENT, KEY, ("id",), "tag a")})
 
     assert misplaced({KEY: [HELD_A, HELD_B]}, {KEY}, different) == ({KEY: HELD_B}, {})
 
