@@ -56,7 +56,7 @@ class ProgressKeeper:
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
         self._learned_any = False
-        self._held = (watermark.lsn, watermark.commit_time_ms) if holds_watermark else None
+        self._held = (watermark.epoch, watermark.lsn, watermark.commit_time_ms) if holds_watermark else None
         self._owes_watermark = False
 
     def release_watermark(self) -> None:
@@ -117,7 +117,8 @@ class ProgressKeeper:
         )
 
     def _save(self) -> Progress:
-        lsn, commit_time_ms = self._held or (self._watermark.lsn, self._watermark.commit_time_ms)
+        mark = self._watermark
+        epoch, lsn, commit_time_ms = self._held or (mark.epoch, mark.lsn, mark.commit_time_ms)
         progress = Progress(
             next_offsets=dict(self._applied),
             watermark_lsn=lsn,
@@ -127,7 +128,7 @@ class ProgressKeeper:
             rejected=self._rejected,
             skipped=dict(self._skipped),
             left_at_ms=self._left_at_ms,
-            epoch=self._watermark.epoch,
+            epoch=epoch,
         )
         self._generations.save_progress(progress)
         self._owes_watermark = False

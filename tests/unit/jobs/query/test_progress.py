@@ -1,5 +1,6 @@
 """What is stored, when, and that nothing is counted or taken back twice."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,6 +76,17 @@ def test_while_rows_from_before_lack_a_column_the_watermark_stays_and_batches_co
     assert (released.watermark_lsn, released.commit_time_ms) == (200, 200)
     assert generations.load_progress() == released
     assert kept.learn([]) is None
+
+
+def test_a_watermark_that_is_held_is_not_taken_for_one_of_a_new_epoch() -> None:
+    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), holds_watermark=True)
+    kept.learn([replace(record(0, 5), epoch=1, uncopied=(TOPIC,))])
+    held = kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
+    assert (held.epoch, held.watermark_lsn) == (0, 100)
+    kept.release_watermark()
+    released = kept.learn([])
+    assert released is not None
+    assert (released.epoch, released.watermark_lsn) == (1, 0)
 
 
 def test_a_batch_that_comes_again_counts_its_rejections_once() -> None:
