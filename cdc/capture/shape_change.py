@@ -6,8 +6,9 @@ that is taken because of it is as new as the catalogue.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from cdc.capture.column_numbers import column_numbers
 from cdc.model.errors import UnsupportedChange
 from cdc.model.table import Column, ReplicaIdentity, Table
 from cdc.protocol.control_records import ShapeChange
@@ -44,14 +45,19 @@ def changed_shape(
     ``resolve`` returns a column's type, and ``added_value`` what older rows have in an added column. ``parse`` reads
     JSON. Raises UnsupportedChange when no key is left.
     """
-    numbers = {(c.name, c.type_oid): c.number for c in current.columns} if current is not None else {}
-    columns = tuple(_column(known_table, column, numbers, resolve) for column in relation.columns)
+    is_same = known_table.oid in (0, relation.relation_id)
+    numbers = column_numbers(
+        known_table.columns if is_same else (), relation.columns, current.columns if current is not None else ()
+    )
+    columns = tuple(
+        _column(known_table, column, number, resolve) for column, number in zip(relation.columns, numbers, strict=True)
+    )
     origins = _origins(known_table, columns)
     renamed = {new: old.name for new, old in origins.items() if old.name != new}
     key = _key(known_table, relation, columns, current, configured_key, {old: new for new, old in renamed.items()})
     table = Table(known_table.name, columns, key, relation.replica_identity, relation.relation_id)
     rewritten: list[str] = []
-    if known_table.oid not in (0, relation.relation_id):
+    if not is_same:
         rewritten.append("it was dropped and made again")
     if key != known_table.key:  # also when only a name of it differs: names are part of every event's key
         rewritten.append("its key is another one")
@@ -62,6 +68,8 @@ def changed_shape(
         if origin is None and column.name in known_names:
             # Only the catalogue says so, and it may be ahead: rows with the old values can still come in this shape.
             rewritten.append(f"column {column.name!r} was dropped and added again")
+        elif origin is None and not column.number:
+            rewritten.append(f"column {column.name!r} was added, and may have been dropped since")
         elif origin is None:
             value = added_value(column)
             if value.json is None:
@@ -73,31 +81,16 @@ def changed_shape(
     return table, ShapeChange(renamed, defaults, "; ".join(rewritten))  # type: ignore[arg-type]  # orjson gives JsonValue
 
 
-def _column(
-    known_table: Table, column: RelationColumn, numbers: Mapping[tuple[str, int], int], resolve: ResolveColumn
-) -> Column:
-    number = numbers.get((column.name, column.type_oid), 0)
-    for old in known_table.columns:
-        if (old.name, old.type_oid, old.type_modifier) == (column.name, column.type_oid, column.type_modifier):
-            return Column(
-                old.name,
-                old.type_name,
-                old.value_type,
-                old.is_array,
-                old.type_oid,
-                old.type_modifier,
-                number or old.number,
-            )
-    described = resolve(column)
-    return Column(
-        described.name,
-        described.type_name,
-        described.value_type,
-        described.is_array,
-        described.type_oid,
-        described.type_modifier,
-        number,
+def _column(known_table: Table, column: RelationColumn, number: int, resolve: ResolveColumn) -> Column:
+    same_type = next(
+        (
+            known
+            for known in known_table.columns
+            if (known.type_oid, known.type_modifier) == (column.type_oid, column.type_modifier)
+        ),
+        None,
     )
+    return replace(same_type or resolve(column), name=column.name, number=number)
 
 
 def _origins(known_table: Table, columns: tuple[Column, ...]) -> dict[str, Column]:
@@ -109,7 +102,7 @@ def _origins(known_table: Table, columns: tuple[Column, ...]) -> dict[str, Colum
         same_name = by_name.get(column.name)
         if column.number and column.number in by_number:
             origins[column.name] = by_number[column.number]
-        elif same_name is not None and not (column.number and same_name.number):
+        elif same_name is not None and not same_name.number:
             origins[column.name] = same_name
     return origins
 

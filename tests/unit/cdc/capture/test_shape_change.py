@@ -87,6 +87,23 @@ def test_a_column_that_was_dropped_and_added_is_another_one() -> None:
     assert changed(now, added=b'"new"')[1] == ShapeChange(rewritten="column 'a' was dropped and added again")
 
 
+def test_two_names_that_moved_on_while_nobody_read_are_told_apart() -> None:
+    """``a`` has become another name, and ``b`` is ``a``; the stream is still before that, or in the middle of it."""
+    b = replace(A, name="b", number=3)
+    before = with_columns(ID, A, b)
+    middle = with_columns(ID, replace(A, name="a_old"), b)
+    current = with_columns(ID, replace(A, name="a_old"), replace(b, name="a"))
+    assert changed(before, before=before, current=current) == (before, ShapeChange())
+    assert changed(middle, before=before, current=current) == (middle, ShapeChange(renamed={"a_old": "a"}))
+    assert changed(current, before=middle) == (current, ShapeChange(renamed={"a": "b"}))
+    assert changed(current, before=before) == (current, ShapeChange(renamed={"a_old": "a", "a": "b"}))
+
+
+def test_a_column_of_which_the_catalogue_knows_nothing_means_a_rewrite() -> None:
+    now = with_columns(ID, A, B, replace(column("c"), number=0))
+    assert "'c' was added, and may have been dropped since" in changed(now, current=BEFORE)[1].rewritten
+
+
 def test_without_numbers_names_decide() -> None:
     unknown = with_columns(*(replace(column, number=0) for column in BEFORE.columns))
     now = with_columns(ID, replace(A, name="z"), B)

@@ -1,0 +1,95 @@
+"""Which number each column of a Relation message has, though the stream sends none. Pure.
+
+A column keeps its number (``attnum``) whatever it is called, and no later column gets it. The stream sends columns in
+the order of their numbers, under their names as of then. The recorded shape is of before that, and the catalogue may be
+ahead of it: a name can mean another column there. So a name counts only where the order of the numbers allows it.
+"""
+
+from collections.abc import Sequence
+
+from cdc.model.table import Column
+from cdc.protocol.pgoutput import RelationColumn
+
+_STAYS = 1000
+"""More than all names together, since it is certain."""
+
+_STAYS_PERHAPS = 2
+"""Less than a name: where a column list hides columns, another list may have taken its place."""
+
+_NAMED_NOW = 4
+_NAMED_BEFORE = 3
+_SAME_TYPE = 1
+
+
+def column_numbers(
+    known: Sequence[Column], described: Sequence[RelationColumn], current: Sequence[Column]
+) -> tuple[int, ...]:
+    """The numbers of the ``described`` columns; 0 where ``known`` and ``current`` don't tell it for certain.
+
+    ``known`` are the recorded columns, and ``current`` those in the catalogue by now. A column that both have was there
+    all the time in between, so it is among the described ones, perhaps under a third name.
+    Where both have a column of the described name, and either could be the one, it is the catalogue's.
+    """
+    before = {column.number: column for column in known if column.number}
+    now = {column.number: column for column in current if column.number}
+    newest = max(before, default=0)
+    if [column.name for column in described] == [column.name for column in current]:
+        aligned = tuple(column.number for column in current)  # what is found below as well, only sooner
+    else:
+        numbers = sorted(before.keys() | now.keys())
+        hides = any(number < newest and number not in before for number in now)
+        stays = dict.fromkeys(before.keys() & now.keys(), _STAYS_PERHAPS if hides else _STAYS)
+        weights = [
+            [_weight(column, before.get(number), now.get(number), stays.get(number, 0)) for number in numbers]
+            for column in described
+        ]
+        aligned = _heaviest_alignment(weights, numbers)
+    return _certain(aligned, newest) if before else aligned
+
+
+def _weight(column: RelationColumn, before: Column | None, now: Column | None, stays: int) -> int:
+    """How much speaks for it that a described column has this number; 0 when nothing does."""
+    weight = stays
+    if now is not None and now.name == column.name:
+        weight += _NAMED_NOW
+    elif before is not None and before.name == column.name:
+        weight += _NAMED_BEFORE
+    if weight and any(known is not None and known.type_oid == column.type_oid for known in (before, now)):
+        weight += _SAME_TYPE
+    return weight
+
+
+def _certain(aligned: Sequence[int], newest: int) -> tuple[int, ...]:
+    """Without the numbers of columns that came after the ``newest`` recorded one, from the first left-out one on.
+
+    The column that has the number which is left out may have had the name of the next one then.
+    """
+    following = newest
+    certain = []
+    for number in aligned:
+        following += number == following + 1
+        certain.append(number if number <= following else 0)
+    return tuple(certain)
+
+
+def _heaviest_alignment(weights: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[int, ...]:
+    """A number for each row of ``weights``, in growing order and 0 for none, so that the sum of weights is greatest."""
+    best = [[0] * (len(numbers) + 1)]
+    for row in weights:
+        above, line = best[-1], [0]
+        for index, weight in enumerate(row):
+            paired = above[index] + weight if weight else 0
+            line.append(max(above[index + 1], line[index], paired))
+        best.append(line)
+    aligned = [0] * len(weights)
+    row_index, index = len(weights), len(numbers)
+    while row_index and index:
+        weight = weights[row_index - 1][index - 1]
+        if weight and best[row_index][index] == best[row_index - 1][index - 1] + weight:
+            row_index, index = row_index - 1, index - 1
+            aligned[row_index] = numbers[index]
+        elif best[row_index][index] == best[row_index][index - 1]:
+            index -= 1
+        else:
+            row_index -= 1
+    return tuple(aligned)
