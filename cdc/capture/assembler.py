@@ -50,6 +50,7 @@ _OUTSIDE_SEQ = 0
 """The ``seq`` of a message outside of transactions."""
 _NO_NOTICES: Mapping[str, Notice] = {}
 _NO_TABLES: Mapping[TableName, PublishedTable] = {}
+_NO_RELATIONS: Mapping[int, PublishedTable] = {}
 
 
 class _Incomplete(Exception):
@@ -119,8 +120,9 @@ class Assembler:
 
     Rows of ``passed_over`` are counted as if they were published, and are not: these tables lack a copy to begin with.
     A table comes to them when an update of it can't be completed. ``uncaptured`` are counted like them: they were
-    captured before, and perhaps still when the last transaction was published in part. ``outdated`` are followed, but
-    have to be copied again: what is known of their rows may be of before a change that the stream didn't show.
+    captured before, and perhaps still when the last transaction was published in part. So are ``former``, by oid:
+    relations that had a captured table's name before another one got it. ``outdated`` are followed, but have to be
+    copied again: what is known of their rows may be of before a change that the stream didn't show.
     """
 
     def __init__(
@@ -129,6 +131,7 @@ class Assembler:
         *,
         passed_over: Mapping[TableName, PublishedTable] = _NO_TABLES,
         uncaptured: Mapping[TableName, PublishedTable] = _NO_TABLES,
+        former: Mapping[int, PublishedTable] = _NO_RELATIONS,
         outdated: Collection[TableName] = (),
         epoch: int,
         skip_to: tuple[int, int],
@@ -148,6 +151,7 @@ class Assembler:
         self._tables = dict(tables)
         self._passed_over = dict(passed_over)
         self._uncaptured = uncaptured
+        self._former = dict(former)
         self._outdated = set(outdated)
         self._of_oid = {
             published.table.oid: name
@@ -291,12 +295,11 @@ class Assembler:
         Raises UnsupportedChange when the stream has described it in a shape without a key.
         """
         name, oid = published.table.name, published.table.oid
-        self._passed_over.pop(name, None)
+        passed_over = self._passed_over.pop(name, None)
+        known_before = self._tables.get(name, passed_over)
         self._outdated.discard(name)
         self._tables[name] = published
-        # The table that it was before may live on under another name, and another server gives its number to any table.
-        self._of_oid = {known_oid: known for known_oid, known in self._of_oid.items() if known != name}
-        self._of_oid[oid] = name
+        self._stand_for(published, known_before)
         if oid in self._described:  # PostgreSQL describes it again only when it changes
             self._relation(self._described[oid])
 
@@ -340,7 +343,7 @@ class Assembler:
         is_known = by_name in self._tables or by_name in self._passed_over
         name = by_name if is_known else self._of_oid.get(relation.relation_id)
         if name is None:
-            known_before = self._uncaptured.get(by_name)
+            known_before = self._former.get(relation.relation_id) or self._uncaptured.get(by_name)
             self._relations[relation.relation_id] = None if known_before is None else _PassedOver(known_before)
             return
         if name in self._passed_over:
@@ -402,11 +405,27 @@ class Assembler:
         """The first row of a new shape is being published: from now on it is the one to compare with."""
         published.unrecorded = None
         self.new_shapes.append(SchemaRecord(record.table, self._commit_lsn, record.change, self._seq, self._epoch))
+        known_before = self._tables.get(published.table.name)
         self._tables[published.table.name] = published
-        self._of_oid[published.table.oid] = published.table.name
+        self._stand_for(published, known_before)
         self._toast.shape_in_use(published)
         if record.change.rewritten:
             self.distrust(published.table.name)
+
+    def _stand_for(self, published: PublishedTable, known_before: PublishedTable | None) -> None:
+        """A name stands for one relation. The one that had it before, if it is still there, is another table now.
+
+        On another server its number is any table's.
+        """
+        name, oid = published.table.name, published.table.oid
+        self._former.pop(oid, None)
+        for other in [other for other, its_name in self._of_oid.items() if its_name == name and other != oid]:
+            del self._of_oid[other]
+            if known_before is not None:
+                self._former[other] = known_before
+                if other in self._relations:
+                    self._relations[other] = _PassedOver(known_before)
+        self._of_oid[oid] = name
 
     def record(self, published: PublishedTable) -> None:
         """A table has another shape by now, and the stream, which has no row of it, is past that change."""

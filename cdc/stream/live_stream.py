@@ -16,7 +16,7 @@ from cdc.capture.loop import CaptureLoop, Stream
 from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.resumed_stream import ResumedStream
-from cdc.kafka.control_topics import read_tables
+from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_names import MESSAGES, control_topic, outbox_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.lsn import Lsn
@@ -100,13 +100,17 @@ class StreamOpener:
         pipeline, sql = self.pipeline, self.sql
         require_slot(sql, state)
         tables = PublishedTables(pipeline, sql, state.database)
-        recorded = read_tables(pipeline.kafka.client(), pipeline.name)
+        records = read_schema_records(pipeline.kafka.client(), pipeline.name)
+        recorded = {record.table.name: record.table for record in records}
         # Topics keep the shapes of all tables that were ever captured; those no longer configured are only counted.
         # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
         shapes_of = {name: tables.of(recorded[name]) for name in pipeline.source.table_names if name in recorded}
         published = {name: shape for name, shape in shapes_of.items() if name in state.memberships}
         passed_over = {name: shape for name, shape in shapes_of.items() if name not in published}
-        uncaptured = {name: tables.of(table) for name, table in recorded.items() if name not in shapes_of}
+        uncaptured = {name: tables.only_counted(table) for name, table in recorded.items() if name not in shapes_of}
+        relations = {record.table.oid: record.table for record in records if record.table.name in shapes_of}
+        of_today = {0, *(table.oid for table in recorded.values())}
+        former = {oid: tables.only_counted(table) for oid, table in relations.items() if oid not in of_today}
         watch = TableWatch(pipeline, sql, self.say)
         topics = TopicWatch(pipeline, self.keep_alive)
         state = watch.inspect(state)
@@ -128,7 +132,7 @@ class StreamOpener:
             report=self.committed,
             memory=toast.store,
         )
-        assembler = self._assembler(state, published, passed_over, uncaptured, shapes, log, toast, batch)
+        assembler = self._assembler(state, published, passed_over, uncaptured, former, shapes, log, toast, batch)
         loop = CaptureLoop(
             stream=stream,
             batch=batch,
@@ -156,6 +160,7 @@ class StreamOpener:
         published: Mapping[TableName, PublishedTable],
         passed_over: Mapping[TableName, PublishedTable],
         uncaptured: Mapping[TableName, PublishedTable],
+        former: Mapping[int, PublishedTable],
         shapes: CatalogueShapes,
         log: TopicReader,
         toast: ToastCache,
@@ -165,6 +170,7 @@ class StreamOpener:
             published,
             passed_over=passed_over,
             uncaptured=uncaptured,
+            former=former,
             outdated=published.keys() - state.copied.keys(),
             epoch=state.epoch,
             skip_to=(state.commit_lsn, state.seq),

@@ -24,14 +24,20 @@ class PublishedTables:
     database: str
 
     def of(self, table: Table) -> PublishedTable:
-        """How a table of this shape is published, or was before it was taken out of the captured ones."""
-        encoder = TableEncoder(table, server=self.pipeline.name, database=self.database, version=version("lockstep"))
+        """How a table of this shape is published."""
         rule = None
         if table.replica_identity is not ReplicaIdentity.FULL and table.key:
             rule = load_rule(self.sql, table)
         return PublishedTable(
             table_topic(self.pipeline.name, table.name),
-            encoder,
+            self._encoder(table),
             keys_can_swap=keys_can_swap(self.sql, table.oid),
             toast=rule if rule is not None and rule.positions else None,
         )
+
+    def only_counted(self, table: Table) -> PublishedTable:
+        """A table of this shape whose changes are counted and not published. Asks nothing."""
+        return PublishedTable(table_topic(self.pipeline.name, table.name), self._encoder(table))
+
+    def _encoder(self, table: Table) -> TableEncoder:
+        return TableEncoder(table, server=self.pipeline.name, database=self.database, version=version("lockstep"))

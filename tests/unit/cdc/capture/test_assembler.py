@@ -446,6 +446,49 @@ def test_a_table_that_took_the_place_of_another_is_followed_alone_from_its_copy_
     assert events(follower, History([delete(b"1", None)]).messages(before)) == []
 
 
+OLD, NEW = RELATION_ID, RELATION_ID + 5
+SWAPPED = replace(table(), oid=NEW)
+_OUT_OF_THE_NAME = replace(relation(table(), OLD), name="orders_old")
+
+
+def _swapped(*body: Message) -> list[tuple[int, Message]]:
+    """``orders`` got another name, and another relation is ``orders``; then come these changes, in one transaction."""
+    described: list[tuple[int, Message]] = [(0, _OUT_OF_THE_NAME), (0, relation(SWAPPED, NEW))]
+    return [*described, (0, relation(ITEMS, RELATION_ID + 1)), *History(body).messages()]
+
+
+def test_of_two_relations_that_had_one_name_the_newer_one_is_the_table() -> None:
+    follower = assembler(replace(table(), oid=OLD), shapes=Adopting(SWAPPED))
+    body = [insert(b"1", b"new", of=NEW), delete(b"1", None, of=OLD), insert(b"2", b"old", of=OLD)]
+    published = events(follower, _swapped(*body, insert(b"3", b"new", of=NEW)))
+    assert [parsed(event)["key"]["id"] for event in published] == [1, 3]
+
+
+def test_the_relation_that_had_a_tables_name_is_left_out_after_the_copy_of_the_other_one() -> None:
+    follower = assembler(replace(table(), oid=OLD), shapes=Adopting(SWAPPED))
+    (copied,) = published(SWAPPED).values()
+    follower.replace(copied)
+    assert events(follower, _swapped(delete(b"1", None, of=OLD))) == []
+
+
+@pytest.mark.parametrize("key", [None, (b"2", None)], ids=["same key", "another key"])
+def test_a_restart_counts_the_relation_that_had_a_tables_name(key: Any) -> None:
+    """Else it would skip a change of another table, or repeat one."""
+    items = insert(b"1", b"7", of=RELATION_ID + 1)
+    old = update(b"1", b"x", key=key, of=OLD)
+    messages = _swapped(old, items, insert(b"1", b"new", of=NEW), old, items)
+    was = replace(table(), oid=OLD)
+    whole = events(assembler(was, ITEMS, shapes=Adopting(SWAPPED)), messages)
+    for ended in range(len(messages)):
+        first = assembler(was, ITEMS, shapes=Adopting(SWAPPED))
+        begun = events(first, messages[:ended])
+        newest = first.tables[was.name].table
+        former = {OLD: published(was)[was.name]} if newest.oid == NEW else {}
+        at = state(commit_lsn=first.position[0], seq=first.position[1])
+        again = assembler(newest, ITEMS, at=at, shapes=Adopting(SWAPPED), former=former)
+        assert [event[2] for event in (*begun, *events(again, messages))] == [event[2] for event in whole]
+
+
 def test_a_table_that_is_copied_later_is_captured_from_there() -> None:
     follower = assembler()
     items = relation(ITEMS, RELATION_ID + 1)
