@@ -21,11 +21,11 @@ from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
-from cdc.postgres.catalogue import Membership
 from cdc.postgres.connection import connection_error
 from cdc.postgres.replication import ComingSlot, CreatedSlot
 from cdc.postgres.slot import emit_heartbeat, oldest_writer, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord
+from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
@@ -249,7 +249,7 @@ class StreamCopies:
         change = membership.since(recorded) if recorded else None
         # Only where nothing but new partitions is the reason: a table that was altered as well is copied whole.
         only_leaves = self._stream.watch.take_only_leaves(name, shape.schema_id) and not new
-        leaves = change.leaves if change is not None and not change.whole and only_leaves else ()
+        leaves = change.partitions if change is not None and not change.whole and only_leaves else ()
         self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
         # A process that dies after the copy's last commit must not complete an update from values of before it.
         self._stream.toast.store.clear(published.topic)
@@ -308,8 +308,9 @@ class StreamCopies:
             self._ignore(name, "its key is another one by now")
             return None
         recorded = loop.state.memberships.get(name)
-        if recorded is None or point.memberships[name].since(recorded).whole:
-            self._say(f"{name}: rows may have changed without an event; copying it again instead of a repair")
+        whole = "it lacks its copy" if recorded is None else point.memberships[name].since(recorded).whole
+        if whole:
+            self._say(f"{name}: {whole}; copying it again instead of a repair")
             loop.adopt(loop.state.to_be_copied([name]))
         elif published_before.table.schema_id != shape.schema_id:
             # The stream is past an ALTER TABLE, and has had no row of the table since.

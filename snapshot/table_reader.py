@@ -9,10 +9,12 @@ from psycopg import sql
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
-from cdc.postgres.catalogue import Membership, load_tables, memberships, row_filters
+from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
+from cdc.postgres.memberships import memberships
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copy_text import split_row
+from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
 

@@ -1,6 +1,5 @@
 """Tables' shapes from the catalogue: columns as published, key, replica identity, and what each type comes down to."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,53 +9,8 @@ import psycopg
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
 
-_FIRST_USER_OID = 16384
+FIRST_USER_OID = 16384
 """Types below are built in and the same in every server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Membership:
-    """What a table is and how it is published, to notice what changes it without an event.
-
-    ``relation`` holds its oid, the publication's entries and settings, and its constraints that decide whether keys
-    can swap (``keys_can_swap``): a key may have been deferrable for a moment. ``file`` is where its rows are stored and
-    ``columns`` a digest of when its columns were last altered. Where both differ, an ALTER TABLE rewrote the rows;
-    VACUUM FULL and TRUNCATE change the file alone. ``leaves`` maps a partitioned table's partitions to their files.
-    """
-
-    relation: str
-    file: str
-    columns: str
-    leaves: Mapping[str, str]
-
-    @staticmethod
-    def oid_of(text: str) -> int:
-        """The relation's oid, out of what ``to_text`` gave."""
-        return int(json.loads(text)[0].split(" ", 1)[0])
-
-    def to_text(self) -> str:
-        """For comparison with another one, later."""
-        return json.dumps([self.relation, self.file, self.columns, dict(self.leaves)])
-
-    def since(self, text: str) -> "MembershipChange":
-        """What happened since the one that ``text`` holds."""
-        relation, file, columns, leaves = json.loads(text)
-        if relation != self.relation or (file != self.file and columns != self.columns):
-            return MembershipChange(whole=True)
-        if any(self.leaves.get(leaf) != stored for leaf, stored in leaves.items()):
-            return MembershipChange(whole=True)
-        added = tuple(int(leaf) for leaf in self.leaves if leaf not in leaves)
-        return MembershipChange(whole=False, altered=columns != self.columns, leaves=added)
-
-
-@dataclass(frozen=True, slots=True)
-class MembershipChange:
-    """``whole``: any row may have changed without an event. ``altered``: columns were, and no row changed by that.
-    ``leaves``: oids of partitions that came, perhaps with rows."""
-
-    whole: bool
-    altered: bool = False
-    leaves: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +51,7 @@ def value_type(types: Mapping[int, PgType], oid: int) -> tuple[str, bool]:
         # A domain over an array inside an array has no form of its own. An extension's type may have another separator
         # (PostGIS has colons). The text of both is exact.
         return ("text", False) if nested or (element.delimiter != "," and name != "box") else (name, True)
-    if pg_type.kind == "b" and pg_type.oid < _FIRST_USER_OID:
+    if pg_type.kind == "b" and pg_type.oid < FIRST_USER_OID:
         return pg_type.name, False
     return "text", False
 
@@ -201,46 +155,6 @@ def added_column_default(connection: psycopg.Connection[Any], oid: int, column: 
     if has_missing:
         return Default(text, is_known=True)
     return Default(None, is_known=not has_default)
-
-
-def memberships(
-    connection: psycopg.Connection[Any], publication: str, names: Sequence[TableName]
-) -> dict[TableName, Membership]:
-    """What each table is and how the publication sends it; tables that it doesn't publish are absent.
-
-    It has everything that changes when a table, publication or entry is dropped and recreated. It has the partitions
-    too. With ``publish_via_partition_root``, one that is attached, detached or truncated changes the table without an
-    event.
-    """
-    version = connection.info.server_version
-    lists = "r.prattrs::text, pg_get_expr(r.prqual, r.prrelid)" if version >= PUBLICATION_LISTS else "''"
-    schemas = (
-        "(select string_agg(s.oid::text, ' ' order by s.oid) from pg_publication_namespace s where s.pnpubid = p.oid)"
-        if version >= PUBLICATION_LISTS
-        else "''"
-    )
-    generated = "p.pubgencols::text" if version >= GENERATED_COLUMNS else "''"
-    rows = connection.execute(
-        "select t.schema, t.name, concat_ws(' ', c.oid, p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete,"
-        f" p.pubtruncate, p.pubviaroot, {generated}, {schemas},"
-        f" (select string_agg(concat_ws(' ', r.oid, {lists}), ', ' order by r.oid) from pg_publication_rel r"
-        "   where r.prpubid = p.oid"
-        "     and r.prrelid in (select c.oid union all select * from pg_partition_ancestors(c.oid))),"
-        " (select 'keys ' || string_agg(concat_ws(' ', k.oid, k.condeferrable), ', ' order by k.oid)"
-        "   from pg_constraint k"
-        "   where k.conrelid = c.oid and (k.contype = 'p' or k.contype = 'u' and k.condeferrable))),"
-        " c.relfilenode::text, (select md5(string_agg(concat_ws(' ', a.attnum, a.xmin), ', ' order by a.attnum))"
-        "   from pg_attribute a where a.attrelid = c.oid and a.attnum > 0),"
-        " case when c.relkind = 'p' then (select coalesce(jsonb_object_agg(l.relid::oid, f.relfilenode), '{}'::jsonb)"
-        "   from pg_partition_tree(c.oid) l join pg_class f on f.oid = l.relid where l.isleaf and f.relkind <> 'p')"
-        " else '{}'::jsonb end"
-        " from unnest(%s::text[], %s::text[]) as t(schema, name)"
-        " join pg_namespace n on n.nspname = t.schema join pg_class c on c.relnamespace = n.oid and c.relname = t.name"
-        " join pg_publication p on p.pubname = %s"
-        " join pg_publication_tables m on m.pubname = p.pubname and m.schemaname = t.schema and m.tablename = t.name",
-        ([name.schema for name in names], [name.name for name in names], publication),
-    ).fetchall()
-    return {TableName(row[0], row[1]): Membership(*row[2:]) for row in rows}
 
 
 def name_of_oid(connection: psycopg.Connection[Any], oid: int) -> TableName | None:

@@ -1,6 +1,7 @@
 """What the catalogue adds to the stream: a Relation message becomes a table with types, key and column history."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -11,14 +12,16 @@ from cdc.capture.shape_change import AddedValue, changed_shape
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import added_column_default, load_tables, load_types, table_of_oid, value_type
+from cdc.postgres.memberships import storage_of
 from cdc.protocol.control_records import SchemaRecord
+from cdc.protocol.membership import Recorded
 from cdc.protocol.pgoutput import Relation, RelationColumn
 from cdc.protocol.pgvalues import json_encoder
 
 
 class CatalogueShapes:
     """Asks once per Relation message, never per row. ``publish`` says how a table's rows are encoded and where they
-    go."""
+    go. ``membership_of`` gives what was recorded at a table's copy, None for a table that is to be copied anyway."""
 
     def __init__(
         self,
@@ -26,12 +29,14 @@ class CatalogueShapes:
         pipeline: Pipeline,
         publish: Callable[[Table], PublishedTable],
         say: Callable[[str], None],
+        membership_of: Callable[[TableName], str | None] = lambda _: None,
     ) -> None:
         self._sql = sql
         self._publication = pipeline.publication
         self._keys = pipeline.source.keys
         self._publish = publish
         self._say = say
+        self._membership_of = membership_of
         self._types = load_types(sql)
 
     def adopt(self, relation: Relation, known_table: PublishedTable) -> PublishedTable:
@@ -53,14 +58,30 @@ class CatalogueShapes:
         )
         published = self._publish(table)
         published.keys_can_swap |= known_table.keys_can_swap
-        if table == known_table.table:
+        rewritten = self._rewritten(relation, table.name) if not change.rewritten else ""
+        if rewritten:
+            change = replace(change, rewritten=rewritten)
+            self._say(f"{table.name}: rows may have changed without an event: {rewritten}; copying it again")
+        if table == known_table.table and not rewritten:
             return published
-        if table.schema_id != known_table.table.schema_id or change.rewritten:
+        if table.schema_id != known_table.table.schema_id or (change.rewritten and not rewritten):
             self._say(
                 f"{table.name} has a new shape, schema id {table.schema_id}: {_in_words(known_table.table, table)}"
             )
         published.unrecorded = SchemaRecord(table, 0, change)
         return published
+
+    def _rewritten(self, relation: Relation, name: TableName) -> str:
+        """Why the rows from before may be others by now, though the shape doesn't show it; empty when they aren't.
+
+        The next look would find it too. Until then, updates would be completed with values of the rows from before.
+        """
+        text = self._membership_of(name)
+        recorded = Recorded.from_text(text) if text is not None else None
+        if recorded is None:
+            return ""
+        now = storage_of(self._sql, relation.relation_id)
+        return now.rewritten_since(recorded.storage) if now is not None else ""
 
     def current_relation(self, name: TableName) -> Relation | None:
         """The table as the stream would describe it now; None when it is gone or not published."""

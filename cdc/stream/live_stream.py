@@ -120,7 +120,6 @@ class StreamOpener:
         confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=confirmed)
         self.keep_alive.add(confirmation)
         log = TopicReader(pipeline.kafka.client(), self.keep_alive)
-        shapes = CatalogueShapes(sql, pipeline, tables.of, self.say)
         toast = ToastCache(pipeline, log, state, published.values(), self.say)
         self.closing.callback(toast.close)
         batch = Batch(
@@ -131,6 +130,13 @@ class StreamOpener:
             clock=clock,
             report=self.committed,
             memory=toast.store,
+        )
+        shapes = CatalogueShapes(
+            sql,
+            pipeline,
+            tables.of,
+            self.say,
+            membership_of=lambda name: batch.state.memberships.get(name) if name in batch.state.copied else None,
         )
         assembler = self._assembler(state, published, passed_over, uncaptured, former, shapes, log, toast, batch)
         loop = CaptureLoop(

@@ -13,10 +13,12 @@ from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName, quote_identifier
 from cdc.pipeline import Pipeline
-from cdc.postgres.catalogue import Membership, memberships, name_of_oid, unpublished_kinds
+from cdc.postgres.catalogue import name_of_oid, unpublished_kinds
 from cdc.postgres.connection import connection_error
+from cdc.postgres.memberships import memberships
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import CaptureState
+from cdc.protocol.membership import Membership, Recorded, left
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.source_checks import not_published
 
@@ -48,11 +50,52 @@ class TableWatch:
     ) -> CaptureState:
         """Compare tables and publication with what was copied; tables that differ are to be copied again.
 
-        The stream doesn't show a table that left the publication, an ALTER TABLE that rewrote rows, or a partition that
-        was attached, detached or truncated. Raises LockstepError when the publication no longer sends all changes.
+        ``cdc.protocol.membership`` has what is compared. Raises LockstepError when the publication no longer sends all
+        changes.
 
         Before there is a stream, there are no ``assembler`` and ``shapes``.
         """
+        looked = self._look(state)
+        if looked is None:
+            return state
+        now, end = looked
+        changed = set()
+        refreshed = dict(state.memberships)
+        for name, recorded in state.memberships.items():
+            if name not in state.copied or name not in self._pipeline.topics():
+                continue
+            if name not in now:
+                if name not in self._absent:
+                    self._say(
+                        f"warning: {not_published(self._pipeline, [name])}. Until then its changes aren't seen; it is"
+                        " copied again afterwards"
+                    )
+                self._absent.add(name)
+                refreshed[name] = left(recorded)
+                continue
+            self._absent.discard(name)
+            change = now[name].since(recorded)
+            if change.whole:
+                changed.add(name)
+                if assembler is not None:
+                    assembler.distrust(name)
+                self._say(f"{name}: rows may have changed without an event: {change.whole}; copying it again")
+            elif change.partitions:
+                changed.add(name)
+                if not change.altered:
+                    published = assembler.tables.get(name) if assembler is not None else None
+                    self._only_leaves[name] = published.table.schema_id if published is not None else ""
+                elif assembler is not None:
+                    assembler.distrust(name)
+                self._say(f"{name}: partitions came; copying them")
+            elif not change.altered or self._record_altered(assembler, shapes, name, state, now[name].storage.columns):
+                refreshed[name] = now[name].to_text()
+            elif name not in self._altered or self._altered[name].columns != now[name].storage.columns:
+                self._altered[name] = _Altered(now[name].storage.columns, end)  # altered again: wait again
+        return replace(state, memberships=refreshed).to_be_copied(changed)
+
+    def _look(self, state: CaptureState) -> tuple[dict[TableName, Membership], Lsn] | None:
+        """The captured tables by now, and the WAL's end after that; None while somebody alters or drops one."""
         pipeline, sql = self._pipeline, self._sql
         try:
             unpublished = unpublished_kinds(sql, state.publication)
@@ -68,40 +111,11 @@ class TableWatch:
                 raise not_published(pipeline, [outbox])  # it is never copied, so its rows would be lost
             now = memberships(sql, state.publication, pipeline.source.table_names)
             now |= self._renamed(state, now)
-            end = wal_end(sql)
+            return now, wal_end(sql)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
-            return state  # somebody is altering or dropping a table; there will be another look
+            return None  # there will be another look
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
-        changed = set()
-        refreshed = dict(state.memberships)
-        for name, recorded in state.memberships.items():
-            if name not in state.copied or name not in pipeline.topics():
-                continue
-            if name not in now:
-                if name not in self._absent:
-                    self._say(
-                        f"warning: {not_published(pipeline, [name])}. Until then its changes aren't seen; it is copied"
-                        " again afterwards"
-                    )
-                self._absent.add(name)
-                continue
-            self._absent.discard(name)
-            change = now[name].since(recorded)
-            if change.whole or change.leaves:
-                changed.add(name)
-                if not change.whole and not change.altered:
-                    published = assembler.tables.get(name) if assembler is not None else None
-                    self._only_leaves[name] = published.table.schema_id if published is not None else ""
-                elif assembler is not None:
-                    assembler.distrust(name)
-                what = "partitions came" if not change.whole else "rows may have changed without an event"
-                self._say(f"{name}: {what}; copying {'them' if not change.whole else 'it again'}")
-            elif not change.altered or self._record_altered(assembler, shapes, name, state, now[name].columns):
-                refreshed[name] = now[name].to_text()
-            elif name not in self._altered or self._altered[name].columns != now[name].columns:
-                self._altered[name] = _Altered(now[name].columns, end)  # altered again: wait again
-        return replace(state, memberships=refreshed).to_be_copied(changed)
 
     def take_only_leaves(self, name: TableName, schema_id: str) -> bool:
         """Whether nothing but new partitions is the reason why a table of this shape is to be copied. Asked once."""
@@ -129,7 +143,7 @@ class TableWatch:
         if relation is not None and published is not None:
             adopted = shapes.adopt(relation, published)
             now = memberships(self._sql, state.publication, [name])
-            if name not in now or now[name].columns != columns:
+            if name not in now or now[name].storage.columns != columns:
                 return False  # altered while we asked: the next look waits again
             assembler.record(adopted)
         del self._altered[name]
@@ -141,7 +155,8 @@ class TableWatch:
         for name, recorded in state.memberships.items():
             if name in present or name not in state.copied or name not in self._pipeline.topics():
                 continue
-            called = name_of_oid(self._sql, Membership.oid_of(recorded))
+            before = Recorded.from_text(recorded)
+            called = name_of_oid(self._sql, before.oid) if before is not None else None
             published = memberships(self._sql, state.publication, [called]) if called else {}
             if called in published:
                 if name not in self._renamed_to:

@@ -1,6 +1,6 @@
 """What came out, case by case and version by version: for a terminal, and as Markdown for docs/conformance.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from tests.conformance.case import MAJORS, Case
@@ -22,13 +22,13 @@ class Verdict(StrEnum):
     NONE = "-"
 
 
-def verdict(case: Case, major: int, complaints: Complaints) -> Verdict:
+def verdict(case: Case, major: int, complaints: Complaints, *, not_yet: Collection[str] = NOT_YET) -> Verdict:
     """A case that was meant to run and has no entry has failed: nothing is skipped without a word."""
     if case.since > major:
         return Verdict.NONE
     if case.id in complaints:
         return Verdict.FAILED if complaints[case.id] else Verdict.OK
-    return Verdict.NOT_YET if case.id in NOT_YET else Verdict.FAILED
+    return Verdict.NOT_YET if case.id in not_yet else Verdict.FAILED
 
 
 def markdown(cases: Sequence[Case], results: Mapping[int, Complaints]) -> str:

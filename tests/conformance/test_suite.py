@@ -144,12 +144,11 @@ def test_of_a_shape_that_came_back_only_the_newest_record_is_left() -> None:
 
 
 def test_verdicts() -> None:
-    missing = next(iter(NOT_YET))
     assert verdict(CASE, 18, {"X-1": []}) is Verdict.OK
     assert verdict(CASE, 18, {"X-1": ["wrong"]}) is Verdict.FAILED
     assert verdict(CASE, 18, {}) is Verdict.FAILED
-    assert verdict(replace(CASE, id=missing), 18, {}) is Verdict.NOT_YET
-    assert verdict(replace(CASE, id=missing), 18, {missing: []}) is Verdict.OK
+    assert verdict(CASE, 18, {}, not_yet={"X-1"}) is Verdict.NOT_YET
+    assert verdict(CASE, 18, {"X-1": []}, not_yet={"X-1"}) is Verdict.OK
     assert verdict(replace(CASE, since=15), 14, {}) is Verdict.NONE
 
 

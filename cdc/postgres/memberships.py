@@ -1,0 +1,135 @@
+"""What the captured tables are and how they are published, read from the catalogue: see ``cdc.protocol.membership``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psycopg
+
+from cdc.model.table import TableName
+from cdc.postgres.catalogue import FIRST_USER_OID
+from cdc.postgres.versions import PUBLICATION_LISTS
+from cdc.protocol.membership import Fact, Membership, Storage
+
+# Of the relation ``c``. None of it takes a lock. A partition that is being detached concurrently is none any more.
+_STORAGE = """
+c.relfilenode::bigint,
+c.reltoastrelid::bigint,
+(select coalesce(md5(string_agg(concat_ws(' ', a.attnum, a.xmin), ', ' order by a.attnum)), '')
+ from pg_attribute a where a.attrelid = c.oid and a.attnum > 0),
+(with recursive tree(relid, since) as (
+    select i.inhrelid, i.xmin from pg_inherits i where i.inhparent = c.oid and not i.inhdetachpending
+    union all
+    select i.inhrelid, i.xmin from tree join pg_inherits i on i.inhparent = tree.relid and not i.inhdetachpending
+ )
+ select coalesce(jsonb_object_agg(f.oid, array[f.relfilenode::text, tree.since::text]), '{}')
+ from tree join pg_class f on f.oid = tree.relid where c.relkind = 'p'),
+not exists (select from pg_publication_rel r where r.prrelid = c.oid)
+"""
+
+# An entry of a partitioned table publishes its partitions too, and so does its schema.
+_SELF_AND_ANCESTORS = "(select c.oid union all select * from pg_partition_ancestors(c.oid))"
+
+_ENTRY = f"""
+(select string_agg(concat_ws(' ', r.oid, r.xmin), ', ' order by r.oid) from pg_publication_rel r
+ where r.prpubid = p.oid and r.prrelid in {_SELF_AND_ANCESTORS})
+"""
+
+# For a table that is published with its schema. That a table is in a schema is a row of pg_depend, which nothing but a
+# move to another schema writes.
+_SCHEMA = f"""
+case when not p.puballtables and {_ENTRY} is null then concat_ws('; ',
+    (select string_agg(concat_ws(' ', s.oid, s.xmin), ', ' order by s.oid) from pg_publication_namespace s
+     where s.pnpubid = p.oid
+       and s.pnnspid in (select f.relnamespace from pg_class f where f.oid in {_SELF_AND_ANCESTORS})),
+    (select string_agg(d.xmin::text, ' ' order by d.objid) from pg_depend d
+     where d.classid = 'pg_class'::regclass and d.objsubid = 0 and d.refclassid = 'pg_namespace'::regclass
+       and d.objid in {_SELF_AND_ANCESTORS}))
+end
+"""
+
+_KEYS = """
+(select string_agg(concat_ws(' ', k.oid, k.condeferrable), ', ' order by k.oid) from pg_constraint k
+ where k.conrelid = c.oid and (k.contype = 'p' or k.contype = 'u' and k.condeferrable))
+"""
+
+# Types of columns that aren't built in, and the types inside of those.
+_TYPES = """
+with recursive used(relation, type) as (
+    select a.attrelid, a.atttypid from pg_attribute a
+    where a.attrelid = any(%(relations)s::oid[]) and a.attnum > 0 and not a.attisdropped and a.atttypid >= %(first)s
+    union
+    select used.relation, part.type
+    from used join pg_type t on t.oid = used.type
+    cross join lateral (
+        select t.typbasetype
+        union all select t.typelem
+        union all select r.rngsubtype from pg_range r where t.oid in (r.rngtypid, r.rngmultitypid)
+        union all select a.atttypid from pg_attribute a
+        where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped
+    ) as part(type)
+    where part.type >= %(first)s
+)
+select used.relation::bigint, t.oid::text,
+    (select md5(string_agg(concat_ws(' ', a.attnum, a.atttypid, a.atttypmod, a.attisdropped), ', ' order by a.attnum))
+     from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0),
+    (select array_agg(e.oid::bigint order by e.oid) from pg_enum e where e.enumtypid = t.oid),
+    (select array_agg(e.xmin::text order by e.oid) from pg_enum e where e.enumtypid = t.oid)
+from used join pg_type t on t.oid = used.type
+where t.typtype in ('c', 'e')
+"""
+
+
+def memberships(
+    connection: psycopg.Connection[Any], publication: str, names: Sequence[TableName]
+) -> dict[TableName, Membership]:
+    """What each table is and how the publication sends it; tables that it doesn't publish are absent."""
+    schema = _SCHEMA if connection.info.server_version >= PUBLICATION_LISTS else "null"
+    rows = connection.execute(
+        f"select t.schema, t.name, c.oid::bigint, concat_ws(' ', p.oid, p.xmin), {_ENTRY}, {schema}, {_KEYS},"
+        f" {_STORAGE}"
+        " from unnest(%s::text[], %s::text[]) as t(schema, name)"
+        " join pg_namespace n on n.nspname = t.schema join pg_class c on c.relnamespace = n.oid and c.relname = t.name"
+        " join pg_publication p on p.pubname = %s"
+        " join pg_publication_tables m on m.pubname = p.pubname and m.schemaname = t.schema and m.tablename = t.name",
+        ([name.schema for name in names], [name.name for name in names], publication),
+    ).fetchall()
+    composites, enums = _types(connection, [row[2] for row in rows])
+    return {
+        TableName(row[0], row[1]): Membership(
+            row[2],
+            dict(zip(Fact, row[3:7], strict=True)),
+            _storage(*row[7:]),
+            composites.get(row[2], {}),
+            enums.get(row[2], {}),
+        )
+        for row in rows
+    }
+
+
+def storage_of(connection: psycopg.Connection[Any], oid: int) -> Storage | None:
+    """Where a relation's rows are now; None when it is gone. Waits for no lock."""
+    row = connection.execute(f"select {_STORAGE} from pg_class c where c.oid = %s", (oid,)).fetchone()
+    return _storage(*row) if row else None
+
+
+def _storage(
+    file: int, toast: int, columns: str, partitions: Mapping[str, tuple[str, str]], can_be_unlogged: bool
+) -> Storage:
+    files = {partition: its_file for partition, (its_file, _) in partitions.items()}
+    attached = {partition: since for partition, (_, since) in partitions.items()}
+    return Storage(file, toast, columns, files, attached, can_be_unlogged)
+
+
+def _types(
+    connection: psycopg.Connection[Any], oids: Sequence[int]
+) -> tuple[Mapping[int, dict[str, str]], Mapping[int, dict[str, tuple[tuple[int, str], ...]]]]:
+    """(composite types, enums) of each relation's columns, as ``Membership`` has them."""
+    composites: dict[int, dict[str, str]] = {}
+    enums: dict[int, dict[str, tuple[tuple[int, str], ...]]] = {}
+    rows = connection.execute(_TYPES, {"relations": list(oids), "first": FIRST_USER_OID}).fetchall()
+    for relation, type_oid, attributes, labels, written in rows:
+        if attributes is not None:
+            composites.setdefault(relation, {})[type_oid] = attributes
+        if labels is not None:
+            enums.setdefault(relation, {})[type_oid] = tuple(zip(labels, written, strict=True))
+    return composites, enums

@@ -1,0 +1,184 @@
+"""What a table is and how it is published, as recorded at its copy: to notice what the stream doesn't tell of it. Pure.
+
+Values alone don't show what was changed and changed back. So this holds numbers that PostgreSQL gives out anew with
+each change: oids, the numbers of files, and the transactions (``xmin``) that wrote certain rows of the catalogue.
+Maintenance writes none of those rows: VACUUM keeps the number of the transaction also where it freezes a row.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Fact(StrEnum):
+    """What is as it was, or else changes of the table may be missing from the stream. Its text is the cause, told."""
+
+    PUBLICATION = "the settings of the publication were changed, or it was made again"
+    ENTRY = "the table's entry in the publication was changed, or made again"
+    SCHEMA = "it was moved to another schema, or its schema's entry in the publication was made again"
+    KEYS = "its primary key or a deferrable constraint came, went or was made again, so keys may have changed places"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStorage:
+    """A table's storage as it was recorded; ``attached`` is a digest of when the partitions were."""
+
+    file: int
+    toast: int
+    columns: str
+    partitions: Mapping[str, str]
+    attached: str
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a table's rows are, and when its columns were altered.
+
+    ``file`` is that of the rows: VACUUM FULL and TRUNCATE change it as well as a rewrite by ALTER TABLE. ``toast`` is
+    the oid of the table of its large values, 0 for none: of those three, only the rewrite makes it anew. ``columns`` is
+    a digest of when its columns were last altered. ``partitions`` maps the oid of each one, at any depth, to its file,
+    and ``attached`` to the transaction that made it one. A table that ``can_be_unlogged`` is published without an entry
+    of its own.
+    """
+
+    file: int
+    toast: int
+    columns: str
+    partitions: Mapping[str, str]
+    attached: Mapping[str, str]
+    can_be_unlogged: bool
+
+    def to_json(self) -> list[Any]:
+        partitions = dict(self.partitions)
+        return [self.file, self.toast, self.columns, partitions, self._attached(partitions)]
+
+    def rewritten_since(self, recorded: RecordedStorage) -> str:
+        """Why rows may have changed without an event since then; empty when they haven't."""
+        if self.file != recorded.file and (self.toast != recorded.toast or not self.toast):
+            if self.columns != recorded.columns:
+                return "an ALTER TABLE may have rewritten its rows"
+            if self.can_be_unlogged:
+                return "it may have been UNLOGGED for a while"
+        if any(self.partitions.get(partition) != file for partition, file in recorded.partitions.items()):
+            return "a partition went, was emptied or was rewritten"
+        if self._attached(recorded.partitions) != recorded.attached:
+            return "a partition was detached for a while"
+        return ""
+
+    def added_since(self, recorded: RecordedStorage) -> tuple[int, ...]:
+        """The oids of partitions that came."""
+        return tuple(int(partition) for partition in self.partitions if partition not in recorded.partitions)
+
+    def _attached(self, partitions: Collection[str]) -> str:
+        """Of these partitions."""
+        return _digest([[partition, self.attached.get(partition)] for partition in sorted(partitions)])
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChange:
+    """``whole``: why any row may have changed without an event; empty when none has. ``altered``: columns were, and no
+    row changed by that. ``partitions``: oids of those that came, perhaps with rows."""
+
+    whole: str
+    altered: bool = False
+    partitions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """One table's. ``composites`` maps each composite type of its columns to a digest of the attributes. ``enums`` maps
+    each enum to its labels: oids, in their order, with the transaction that wrote them. Both go by oid, and hold the
+    types inside of types."""
+
+    oid: int
+    facts: Mapping[Fact, str | None]
+    storage: Storage
+    composites: Mapping[str, str]
+    enums: Mapping[str, Sequence[tuple[int, str]]]
+
+    def to_text(self) -> str:
+        """For comparison with another one, later."""
+        return json.dumps(
+            {
+                "oid": self.oid,
+                "facts": {fact.name: text for fact, text in self.facts.items()},
+                "storage": self.storage.to_json(),
+                "composites": dict(self.composites),
+                # Labels are only ever added, with greater oids: the newest one says which of them were there.
+                "enums": [[oid, labels[-1][0], _digest(labels)] for oid, labels in self.enums.items() if labels],
+            }
+        )
+
+    def since(self, text: str) -> MembershipChange:
+        """What happened since the one that ``text`` holds."""
+        recorded = Recorded.from_text(text)
+        if recorded is None:
+            return MembershipChange("nothing that can be read was recorded of it")
+        return MembershipChange(
+            self._whole(recorded) or self.storage.rewritten_since(recorded.storage),
+            altered=self.storage.columns != recorded.storage.columns,
+            partitions=self.storage.added_since(recorded.storage),
+        )
+
+    def _whole(self, recorded: "Recorded") -> str:
+        if recorded.oid != self.oid:
+            return "another table has its name now"
+        if recorded.has_left:
+            return "it wasn't published for a while"
+        for fact, text in self.facts.items():
+            if recorded.facts.get(fact.name) != text:
+                return fact.value
+        # Types that came with a column, or went with one, change no row.
+        if any(self.composites.get(oid, digest) != digest for oid, digest in recorded.composites.items()):
+            return "a composite type of its columns has other attributes"
+        for oid, newest, digest in recorded.enums:
+            labels = self.enums.get(oid)
+            if labels is not None and _digest([label for label in labels if label[0] <= newest]) != digest:
+                return "a label of an enum of its columns was renamed"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A membership out of what ``to_text`` gave. ``enums`` are (oid, the newest label's oid, a digest of the labels).
+
+    ``has_left``: the table wasn't published at some look after that.
+    """
+
+    oid: int
+    facts: Mapping[str, str | None]
+    storage: RecordedStorage
+    composites: Mapping[str, str]
+    enums: Sequence[tuple[str, int, str]]
+    has_left: bool
+
+    @classmethod
+    def from_text(cls, text: str) -> "Recorded | None":
+        """None where it isn't of this form: another version, or somebody else, may have written it."""
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        match parsed:
+            case {
+                "oid": int(oid),
+                "facts": dict(facts),
+                "storage": [int(file), int(toast), str(columns), dict(partitions), str(attached)],
+                "composites": dict(composites),
+                "enums": list(enums),
+            } if all(isinstance(enum, list) and list(map(type, enum)) == [str, int, str] for enum in enums):
+                storage = RecordedStorage(file, toast, columns, partitions, attached)
+                return cls(oid, facts, storage, composites, [tuple(enum) for enum in enums], bool(parsed.get("left")))
+        return None
+
+
+def left(text: str) -> str:
+    """The same for a table that isn't published now: when it is back, anything may have changed meanwhile."""
+    return json.dumps(json.loads(text) | {"left": True}) if Recorded.from_text(text) is not None else text
+
+
+def _digest(parts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,144 @@
+"""What is noticed of a table by comparing it with what was recorded, and what is no reason to copy it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdc.protocol.membership import Fact, Membership, MembershipChange, Recorded, Storage, left
+
+RECORDED = Membership(
+    oid=16400,
+    facts={Fact.PUBLICATION: "16500 740", Fact.ENTRY: "16501 740", Fact.SCHEMA: None, Fact.KEYS: "keys 16403 f"},
+    storage=Storage(
+        file=16400,
+        toast=16402,
+        columns="d1",
+        partitions={"16410": "16410"},
+        attached={"16410": "745"},
+        can_be_unlogged=False,
+    ),
+    composites={"16390": "a1"},
+    enums={"16380": ((16381, "730"), (16383, "730"))},
+)
+TEXT = RECORDED.to_text()
+
+
+def now(*, storage: dict[str, Any] | None = None, **changes: Any) -> MembershipChange:
+    """What is found when it has changed like this."""
+    return replace(RECORDED, storage=replace(RECORDED.storage, **storage or {}), **changes).since(TEXT)
+
+
+def test_what_is_as_it_was_is_no_change() -> None:
+    assert now() == MembershipChange("")
+
+
+@pytest.mark.parametrize(("fact", "words"), [
+    (Fact.PUBLICATION, "settings of the publication"),
+    (Fact.ENTRY, "entry in the publication"),
+    (Fact.SCHEMA, "another schema"),
+    (Fact.KEYS, "primary key"),
+])  # fmt: skip
+def test_what_was_changed_and_changed_back_is_noticed_and_named(fact: Fact, words: str) -> None:
+    assert words in now(facts={**RECORDED.facts, fact: "16599 799"}).whole
+
+
+def test_another_table_under_the_name_is_noticed() -> None:
+    assert "another table" in now(oid=16999).whole
+
+
+def test_a_table_that_left_is_copied_when_it_is_back() -> None:
+    assert "wasn't published" in RECORDED.since(left(TEXT)).whole
+    assert "wasn't published" in RECORDED.since(left(left(TEXT))).whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["16400 1 t", "1", "d1", {}]',  # an earlier version's
+        "",
+        "null",
+        "[" * 100_000,
+        '{"oid":1}',
+        TEXT.replace('"d1"', "1"),
+        TEXT.replace('[["16380", 16383', '[["16380"'),
+    ],
+)
+def test_what_nobody_can_read_is_no_reason_to_trust_a_table(text: str) -> None:
+    assert text != TEXT
+    assert "nothing that can be read" in RECORDED.since(text).whole
+    assert "nothing that can be read" in RECORDED.since(left(text)).whole
+
+
+def test_what_was_recorded_says_which_relation_it_was() -> None:
+    for text in (TEXT, left(TEXT)):
+        recorded = Recorded.from_text(text)
+        assert recorded is not None
+        assert (recorded.oid, recorded.storage.toast) == (16400, 16402)
+
+
+def test_a_new_file_alone_is_vacuum_or_a_truncate() -> None:
+    assert now(storage={"file": 16999}) == MembershipChange("")
+
+
+def test_altered_columns_alone_change_no_row() -> None:
+    assert now(storage={"columns": "d2"}) == MembershipChange("", altered=True)
+
+
+@pytest.mark.parametrize(("toast", "rewritten"), [(16998, True), (0, True), (16402, False)])
+def test_a_new_file_of_altered_columns_is_a_rewrite_unless_large_values_stayed(toast: int, rewritten: bool) -> None:
+    assert ("ALTER TABLE" in now(storage={"file": 16999, "columns": "d2", "toast": toast}).whole) == rewritten
+
+
+@pytest.mark.parametrize(
+    ("storage", "noticed"),
+    [
+        ({"file": 16999, "toast": 16998}, True),
+        ({"file": 16999, "toast": 0}, True),  # nothing tells it from VACUUM FULL
+        ({"file": 16999}, False),
+        ({"toast": 16998}, False),  # a column with large values came to a table that had none
+    ],
+)
+def test_a_table_that_was_unlogged_for_a_while_is_noticed(storage: dict[str, Any], noticed: bool) -> None:
+    assert ("UNLOGGED" in now(storage={"can_be_unlogged": True, **storage}).whole) == noticed
+    assert not now(storage=storage).whole
+
+
+@pytest.mark.parametrize(
+    ("storage", "words"),
+    [
+        ({"partitions": {"16410": "16999"}}, "went, was emptied"),
+        ({"partitions": {}}, "went, was emptied"),
+        ({"attached": {"16410": "799"}}, "detached for a while"),
+    ],
+    ids=["emptied", "went", "out and back"],
+)
+def test_partitions_that_go_are_noticed(storage: dict[str, Any], words: str) -> None:
+    assert words in now(storage=storage).whole
+
+
+def test_partitions_that_come_are_copied_alone() -> None:
+    more = {"partitions": {"16410": "16410", "16420": "16420"}, "attached": {"16410": "745", "16420": "799"}}
+    assert now(storage=more) == MembershipChange("", partitions=(16420,))
+
+
+def test_a_label_that_was_renamed_is_noticed() -> None:
+    assert "renamed" in now(enums={"16380": ((16381, "730"), (16383, "799"))}).whole
+
+
+def test_a_label_that_came_changes_no_row() -> None:
+    assert not now(enums={"16380": ((16381, "730"), (16383, "730"), (16388, "799"))}).whole
+
+
+def test_another_attribute_of_a_composite_type_is_noticed() -> None:
+    assert "composite" in now(composites={"16390": "a2"}).whole
+
+
+def test_types_that_come_or_go_with_a_column_change_no_row() -> None:
+    more = {"composites": {"16390": "a1", "16391": "b1"}, "enums": {"16385": ((16386, "799"),)}}
+    assert now(composites={}, enums={}) == now(**more) == MembershipChange("")
+
+
+def test_an_enum_without_labels_is_nothing_to_compare() -> None:
+    empty = replace(RECORDED, enums={"16380": ()})
+    assert RECORDED.since(empty.to_text()) == MembershipChange("")
