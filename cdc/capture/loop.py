@@ -1,5 +1,6 @@
 """The capture loop: read what is there, publish it in batches, confirm what Kafka has committed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -101,6 +102,11 @@ class CaptureLoop:
     def adopt(self, state: CaptureState) -> None:
         """Go on from this state: a copy has committed it, or wants tables to be copied."""
         self._batch.state = state
+
+    def look_next(self) -> None:
+        """Inspect after the transaction that is being read, and before the next one."""
+        self._inspected_s = -math.inf
+        self._inspection_is_due = True
 
     def commit(self) -> None:
         """Commit the position, and shapes that were recorded between two runs."""

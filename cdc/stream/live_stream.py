@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.capture.assembler import Assembler
+from cdc.capture.assembler import Assembler, Notice
 from cdc.capture.batch import Batch, Committed, Publisher
 from cdc.capture.confirmation import Clock, Confirmation, KeepAlive
 from cdc.capture.loop import CaptureLoop, Stream
@@ -22,6 +22,7 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
+from cdc.postgres.ddl_messages import DDL_PREFIX
 from cdc.postgres.repair_messages import REPAIR_PREFIX
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import emit_heartbeat, sender_timeout_s
@@ -138,7 +139,18 @@ class StreamOpener:
             self.say,
             membership_of=lambda name: batch.state.memberships.get(name) if name in batch.state.copied else None,
         )
-        assembler = self._assembler(state, published, passed_over, uncaptured, former, shapes, log, toast, batch)
+        assembler = self._assembler(
+            state,
+            published,
+            passed_over,
+            uncaptured,
+            former,
+            shapes,
+            log,
+            toast,
+            batch,
+            ddl_told=lambda *_: loop.look_next(),
+        )
         loop = CaptureLoop(
             stream=stream,
             batch=batch,
@@ -171,6 +183,7 @@ class StreamOpener:
         log: TopicReader,
         toast: ToastCache,
         batch: Batch,
+        ddl_told: Notice,
     ) -> Assembler:
         return Assembler(
             published,
@@ -191,7 +204,7 @@ class StreamOpener:
             downstream=_Downstream(batch, toast, self.say),
             messages=_message_channel(self.pipeline, state.database),
             outbox=_outbox_channel(self.pipeline),
-            notices={REPAIR_PREFIX: self.repairs.add},
+            notices={REPAIR_PREFIX: self.repairs.add, DDL_PREFIX: ddl_told},
         )
 
 

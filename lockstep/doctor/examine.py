@@ -7,14 +7,15 @@ import psycopg
 
 from cdc.model.errors import LockstepError
 from cdc.postgres.connection import connect
+from cdc.postgres.ddl_messages import are_sent
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
-from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.postgres.preflight.finding import Finding, Severity, ok
 from lockstep.config import Config
 from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.position import check_position
 from lockstep.doctor.sinks import check_histories, check_sink
-from migrations.source import publication_sql
+from migrations.source import ddl_messages_sql, publication_sql
 
 
 def examine(config: Config) -> list[Finding]:
@@ -72,4 +73,19 @@ def _source(config: Config) -> list[Finding]:
             keys=config.source.keys,
             append_only=config.source.append_only,
         )
-        return findings + endpoint_findings(connection, config.source)
+        told = ddl_finding(are_sent(connection), heartbeat_interval_s=config.source.heartbeat_interval_s)
+        return [*findings, told, *endpoint_findings(connection, config.source)]
+
+
+def ddl_finding(are_sent: bool, *, heartbeat_interval_s: float) -> Finding:
+    """Whether the source tells by itself that something was altered, and how to let it."""
+    if are_sent:
+        return ok("ddl", "an event trigger tells capture of each change of tables, types and publications")
+    return Finding(
+        Severity.OK,
+        "ddl",
+        f"capture looks every {heartbeat_interval_s:g} s for changes that the stream doesn't show",
+        "with an event trigger, it looks at the place of the stream where something was altered; optional, and a"
+        " superuser's",
+        ddl_messages_sql(),
+    )

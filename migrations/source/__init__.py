@@ -1,4 +1,7 @@
-"""SQL for the captured database: the role that Lockstep connects as, and the publication. Shown before it is run."""
+"""SQL for the captured database: the role that Lockstep connects as, the publication, and an event trigger.
+
+Shown before it is run.
+"""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -22,6 +25,11 @@ def publication_sql(publication: str, tables: Sequence[TableName]) -> str:
     return _template("0002_publication.sql").format(
         publication=quote_identifier(publication), tables=", ".join(table.sql for table in tables)
     )
+
+
+def ddl_messages_sql() -> str:
+    """What a superuser may run once, so that the stream tells when the catalogue is to be looked at."""
+    return _template("0004_ddl_messages.sql")
 
 
 def _template(name: str) -> str:

@@ -2,6 +2,9 @@
 
 import pytest
 
+from cdc.postgres.ddl_messages import DDL_PREFIX
+from cdc.protocol.pgoutput import LogicalMessage
+from migrations.source import ddl_messages_sql
 from tests.captured import Captured, StartCapture
 from tests.databases import Database
 
@@ -276,3 +279,49 @@ def test_what_changes_no_row_copies_no_table(database: Database, capture: StartC
     _while_stopped(captured, *_ROUTINE[:5])
     captured.assert_equal()
     assert (_copies(captured, "public.t"), _copies(captured, "public.u")) == (5, 0)
+
+
+def test_an_event_trigger_has_the_catalogue_looked_at_where_it_was_altered(
+    database: Database, capture: StartCapture
+) -> None:
+    database.execute(
+        "create type mood as enum ('calm', 'angry')",
+        "create table t (id mood primary key)",
+        "create table u (id int primary key, a int) partition by range (id)",
+        "create table u_1 partition of u for values from (0) to (100)",
+        "insert into t values ('calm')",
+        "insert into u values (1, 1)",
+        ddl_messages_sql(),
+    )
+    captured = capture("public.t", "public.u")
+    captured.stop()
+    captured.configure(heartbeat_interval_s=600.0)
+    captured.start()
+    database.execute("create temp table mine (id int)", "alter table mine add a int", "drop table mine")
+    database.execute("alter type mood rename value 'calm' to 'quiet'")
+    captured.wait_for("public.t: rows may have changed without an event: a label")
+    captured.wait_for("copying public.t")
+    database.execute("drop table u_1")
+    captured.wait_for("public.u: rows may have changed without an event: a partition went")
+    captured.wait_for("copying public.u")
+    captured.assert_equal()
+    database.execute("drop schema lockstep cascade")
+
+
+def test_statements_about_temporary_tables_are_not_told(database: Database) -> None:
+    database.publish_all()
+    slot, at = database.create_slot()
+    database.execute(
+        ddl_messages_sql(),
+        "create temp table mine (id int)",
+        "alter table mine add a int",
+        "drop table mine",
+        "create table t (id int)",
+        "create index on t (id)",
+        "alter table t add a int",
+        "drop table t",
+        "alter publication lockstep_test set (publish = 'insert')",
+    )
+    messages = [message for _, message in database.stream(slot, at) if isinstance(message, LogicalMessage)]
+    told = [message.content for message in messages if message.prefix == DDL_PREFIX]
+    assert told == [b"ALTER TABLE", b"DROP TABLE", b"ALTER PUBLICATION"]

@@ -321,6 +321,27 @@ def test_a_look_that_is_due_is_taken_under_a_backlog_of_full_batches() -> None:
     assert capture.pause is not None
 
 
+def test_a_message_that_something_was_altered_has_it_looked_at_before_the_next_transaction() -> None:
+    """Also under a backlog, and though the time for a look hasn't come."""
+    looks = []
+
+    def inspect(state: CaptureState) -> CaptureState:
+        looks.append(state.end_lsn)
+        return state
+
+    told = LogicalMessage(True, Lsn(FIRST), "told", b"ALTER TABLE")
+    capture = Capture(
+        frames(rows(1), [insert(b"5", b"x"), told, insert(b"6", b"x")], rows(1), rows(1)),
+        batch_rows=100,
+        heartbeat_interval_s=3600,
+        batch_age_ms=3_600_000,
+        inspect=inspect,
+        parts={"notices": {"told": lambda *_: capture.loop.look_next()}},
+    )
+    capture.run()
+    assert looks == [FIRST_END + 0x1000]
+
+
 def test_a_commit_between_two_runs_takes_new_shapes_along() -> None:
     capture = Capture(frames(rows(2)), [keepalive_frame(FIRST + 0x1000)], []).run(until=FIRST + 0x1000)
     shape = table(column("id", "int8"), column("note"), column("more"))
