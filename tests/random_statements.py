@@ -54,6 +54,15 @@ _SETUP = (
 )
 
 
+_UNTOLD_SETUP = (
+    "create type label as enum ('l0', 'l1', 'l2', 'l3')",
+    "create type pair as (x int, y int)",
+    "create table k (id label, number int, v pair, words text, primary key (id, number))",
+    "insert into k select ('l' || n % 4)::label, n, row(n, n)::pair, noise(200 * n * n, n)"
+    " from generate_series(1, 12) n",
+)
+
+
 class OwnServer:
     """A PostgreSQL that nobody else uses, whose files are kept and taken back."""
 
@@ -88,10 +97,11 @@ def _copy(files: Path, to: Path) -> None:
 
 
 class Round:
-    """One database, one pipeline, three sessions."""
+    """One database, one pipeline, three sessions. ``untold`` adds statements of which the stream tells nothing."""
 
-    def __init__(self, seed: int, database: Database, captured: Captured) -> None:
+    def __init__(self, seed: int, database: Database, captured: Captured, *, untold: bool) -> None:
         self.seed = seed
+        self._untold = untold
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.log: list[str] = []
@@ -102,6 +112,8 @@ class Round:
         self._loose: list[tuple[str, int]] = []
         self._used: list[str] = []
         self._moods = itertools.count(1)
+        self._labels = itertools.count(4)
+        self._attributes = itertools.count(1)
 
     def _session(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(self._database.dsn, autocommit=True)
@@ -196,6 +208,7 @@ class Round:
             (self._elsewhere, 3),
             (self._publication, 1),
             (self._key, 1),
+            *([(self._row_of_types, 12), (self._type, 2), (self._bypass, 2)] if self._untold else []),
         ]  # fmt: skip
 
     def _id(self) -> int:
@@ -362,6 +375,56 @@ class Round:
             ]
         )
 
+    def _label(self) -> str:
+        row = self._database.connection.execute(
+            "select enumlabel from pg_enum where enumtypid = 'label'::regtype order by random() limit 1"
+        ).fetchone()
+        assert row is not None
+        return str(row[0])
+
+    def _row_of_types(self) -> str:
+        number = self._id()
+        return self.random.choice(
+            [
+                f"insert into k (id, number, v) values ('{self._label()}', {number}, row({number}, 1)::text::pair)",
+                f"update k set words = {self._text()} where number = {number}",
+                f"update k set v = null where number = {number}",
+                f"update k set id = '{self._label()}' where number < {number}",
+                f"delete from k where id = '{self._label()}' and number > {number}",
+            ]
+        )
+
+    def _type(self) -> str:
+        label, other = self._label(), f"l{next(self._labels)}"
+        attribute = f"z{next(self._attributes)}"
+        return self.random.choice(
+            [
+                f"alter type label rename value '{label}' to '{other}'",
+                f"alter type label rename value '{label}' to '{other}'; update k set words = '!' where number < 5;"
+                f" alter type label rename value '{other}' to '{label}'",
+                f"alter type label add value '{other}' before '{label}'",
+                f"alter type pair add attribute {attribute} int",
+                f"alter type pair add attribute {attribute} int; update k set number = number + 100 where number < 4;"
+                f" alter type pair drop attribute {attribute}",
+            ]
+        )
+
+    def _bypass(self) -> str:
+        name = self._captured.config.publication
+        return self.random.choice(
+            [
+                f"alter publication {name} set (publish = 'insert'); update k set words = 'bypassed' where number < 9;"
+                f" delete from b where x = {self._id()};"
+                f" alter publication {name} set (publish = 'insert, update, delete, truncate')",
+                "alter table p detach partition p_2; update p_2 set words = 'bypassed';"
+                " alter table p attach partition p_2 for values from (50) to (1000)",
+                "alter table a alter id type int using 40 - id; update a set n = n + 1",
+                "create table a_new (like a including all); insert into a_new select * from a;"
+                f" alter table a rename to a_{next(self._attributes)}; alter table a_new rename to a;"
+                f" alter publication {name} add table a",
+            ]
+        )
+
     def _restart(self, sessions: Sequence[psycopg.Connection[Any]]) -> None:
         captured = self._captured
         how = self.random.random()
@@ -404,14 +467,15 @@ def recovered(captured: Captured) -> None:
 
 
 @contextlib.contextmanager
-def prepared(seed: int, source_dsn: str, kafka: str, directory: Path) -> Iterator[Round]:
-    """A round, ready to run."""
+def prepared(seed: int, source_dsn: str, kafka: str, directory: Path, *, untold: bool = False) -> Iterator[Round]:
+    """A round, ready to run. Without what is ``untold``, the same seed gives other statements."""
     database = Database(source_dsn)
     try:
-        database.execute(*_SETUP)
-        captured = Captured(database, kafka, directory, ("public.a", "public.b", "public.p"), partitions=2)
+        database.execute(*_SETUP, *(_UNTOLD_SETUP if untold else ()))
+        tables = ["public.a", "public.b", "public.p", *(["public.k"] if untold else [])]
+        captured = Captured(database, kafka, directory, tables, partitions=2)
         try:
-            yield Round(seed, database, captured)
+            yield Round(seed, database, captured, untold=untold)
         finally:
             captured.stop()
     finally:
@@ -423,6 +487,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, help="run this one round")
+    parser.add_argument("--told", action="store_true", help="only statements of which the stream tells something")
     parser.add_argument("--statements", type=int, default=150, help="statements of a round")
     parser.add_argument("--stack", type=Path, required=True, help="where the servers' data is")
     options = parser.parse_args()
@@ -443,7 +508,9 @@ def main() -> int:
                 server = OwnServer(directory / "server")
                 closing.callback(server.remove)
             source_dsn = endpoints.source_dsn if server is None else server.dsn
-            made = closing.enter_context(prepared(seed, source_dsn, endpoints.kafka_bootstrap, directory))
+            made = closing.enter_context(
+                prepared(seed, source_dsn, endpoints.kafka_bootstrap, directory, untold=not options.told)
+            )
             rounds += 1
             try:
                 if server is None:

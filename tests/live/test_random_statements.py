@@ -22,8 +22,10 @@ pytestmark = pytest.mark.live
 )
 def test_topics_hold_what_the_tables_hold(endpoints: Endpoints, tmp_path: Path, seed: int | None) -> None:
     number = int(time.time()) if seed is None else seed
-    print(f"seed {number}: python -m tests.random_statements --seed {number} --stack DIRECTORY")
-    with prepared(number, endpoints.source_dsn, endpoints.kafka_bootstrap, tmp_path) as made:
+    told = " --told" if seed is not None else ""
+    print(f"seed {number}: python -m tests.random_statements --seed {number}{told} --stack DIRECTORY")
+    untold = seed is None
+    with prepared(number, endpoints.source_dsn, endpoints.kafka_bootstrap, tmp_path, untold=untold) as made:
         made.run(150)
 
 
