@@ -11,6 +11,7 @@ tags, also for the deletes of keys that the table no longer has. Rows of chosen 
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -37,19 +38,33 @@ class Reader(Protocol):
 
     def estimated_rows(self, table: Table) -> int: ...
 
-    def rows(self, table: Table, leaves: Sequence[int] = ()) -> Iterable[Fields]:
-        """All rows, or only those of these partitions."""
+    def rows(
+        self, table: Table, leaves: Sequence[int] = (), *, while_waiting: Callable[[], None] = ...
+    ) -> Iterable[Fields]:
+        """All rows, or only those of these partitions. ``while_waiting`` is called while none comes."""
         ...
+
+
+class LiveKeys(Protocol):
+    """The keys that a topic holds, to take out those that were published."""
+
+    def discard(self, key: bytes) -> None: ...
+
+    def __iter__(self) -> Iterator[bytes]: ...
 
 
 class KeyReader(Reader, Protocol):
     """The same by key."""
 
-    def find(self, table: Table, keys: Sequence[KeyTexts]) -> Sequence[FoundKey]:
+    def find(
+        self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = ...
+    ) -> Sequence[FoundKey]:
         """Which of the keys have a row."""
         ...
 
-    def rows_of(self, table: Table, keys: Sequence[KeyTexts]) -> Iterable[Fields]: ...
+    def rows_of(
+        self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = ...
+    ) -> Iterable[Fields]: ...
 
 
 class RowMemory(Protocol):
@@ -123,7 +138,7 @@ class _TableCopy:
         self._committed = committed
         self._prefix = tag_prefix(state.epoch, consistent_point)
         self._source = published.encoder.source(commit_time_ms=state.commit_time_ms, xid=0, snapshot=True)
-        self._pending = 0
+        self._pending = self._pending_bytes = 0
         self._opened_s = 0.0
         self._size = 0
         self._estimated = reader.estimated_rows(published.table)
@@ -132,7 +147,7 @@ class _TableCopy:
         """Publish every row and return their number; ``copied`` gets their keys. Raises Interrupted."""
         name = self._published.table.name
         rows = 0
-        for fields in self._reader.rows(self._published.table, leaves):
+        for fields in self._reader.rows(self._published.table, leaves, while_waiting=self.wait):
             copied(self.row(fields))
             rows += 1
             if rows % _REPORT_EVERY == 0:
@@ -182,13 +197,28 @@ class _TableCopy:
         if tombstone is not None:
             self._publisher.send(self._published.topic, key, None, tombstone)
         self._pending += 1
+        self._pending_bytes += len(key) + len(value)
         self._size += len(value)
-        if self._pending >= self._settings.batch_rows or now_s - self._opened_s > _AGE_MAX_S:
-            self._publisher.commit(self._state, progress=False)
-            self._committed()
-            self._pending = 0
-            if self._stopping():
-                raise Interrupted
+        if (
+            self._pending >= self._settings.batch_rows
+            or self._pending_bytes >= self._settings.batch_bytes
+            or now_s - self._opened_s > _AGE_MAX_S
+        ):
+            self._commit()
+
+    def wait(self) -> None:
+        """No row comes: see to what is open, and to who waits for us. Raises Interrupted."""
+        if self._pending and time.monotonic() - self._opened_s > _AGE_MAX_S:
+            self._commit()
+        elif self._stopping():
+            raise Interrupted
+
+    def _commit(self) -> None:
+        self._publisher.commit(self._state, progress=False)
+        self._committed()
+        self._pending = self._pending_bytes = 0
+        if self._stopping():
+            raise Interrupted
 
 
 def copy_tables(
@@ -239,7 +269,7 @@ def copy_into_stream(
     consistent_point: int,
     membership: str,
     leaves: Sequence[int],
-    live_keys: Callable[[str], Iterator[bytes]],
+    live_keys: Callable[[str], AbstractContextManager[LiveKeys]],
     schemas: Sequence[SchemaRecord],
     settings: CaptureSettings,
     stopping: Callable[[], bool],
@@ -267,10 +297,10 @@ def copy_into_stream(
         rows = state.copied.get(name, 0) + copy.rows(leaves)
     else:
         # Keys of an append-only table are all the same, so nothing is ever left of them to delete.
-        vanished = set(live_keys(published.topic)) if published.table.key else set()
-        rows = copy.rows(copied=vanished.discard)
-        for key in vanished:
-            copy.delete(key)
+        with live_keys(published.topic) if published.table.key else nullcontext(set[bytes]()) as vanished:
+            rows = copy.rows(copied=vanished.discard)
+            for key in vanished:
+                copy.delete(key)
     state = replace(state, copied={**state.copied, name: rows}, memberships={**state.memberships, name: membership})
     publisher.commit(state, covering=[published.topic])
     copy.finished(rows)
@@ -313,13 +343,13 @@ def republish_keys(
         stopping=stopping,
         committed=memory.commit,
     )
-    row_by_key = {encoder.key(key.fields): key.has_row for key in reader.find(table, keys)}
+    row_by_key = {encoder.key(key.fields): key.has_row for key in reader.find(table, keys, while_waiting=copy.wait)}
     # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.
     for key in row_by_key:
         memory.forget(published, key)
     memory.commit()
     rows = 0
-    for fields in reader.rows_of(table, keys):
+    for fields in reader.rows_of(table, keys, while_waiting=copy.wait):
         memory.remember(published, copy.row(fields), fields)
         rows += 1
     vanished = [key for key, has_row in row_by_key.items() if not has_row]

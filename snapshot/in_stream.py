@@ -262,7 +262,7 @@ class StreamCopies:
             consistent_point=point.slot.consistent_point,
             membership=membership.to_text(),
             leaves=leaves,
-            live_keys=self._stream.log.live_keys,
+            live_keys=self._stream.log.live_key_set,
             schemas=[SchemaRecord(shape, point.slot.consistent_point, from_epoch=loop.state.epoch)] if new else [],
             settings=self._pipeline.capture,
             stopping=self._stopping_after_status,

@@ -1,11 +1,13 @@
 """Reads tables under a slot's exported snapshot: exactly the rows that committed before its consistent point."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import select
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
@@ -19,6 +21,9 @@ from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
 
 APPLICATION = "lockstep snapshot"
+
+_WAIT_S: Final = 1.0
+"""How long no row may come before ``while_waiting`` is called."""
 
 # Domains come down to their base, and no type has a modifier. A cast to varchar(3) would cut a longer key off and so
 # find another row. The operator is the one of the type's index order. By its name alone, the search path would decide,
@@ -57,6 +62,10 @@ class FoundKey:
 
     fields: Fields
     has_row: bool
+
+
+def _nothing() -> None:
+    pass
 
 
 class TableRefused(LockstepError):
@@ -121,18 +130,24 @@ class SnapshotReader:
         ).fetchone()
         return row[0] if row else 0
 
-    def rows(self, table: Table, leaves: Sequence[int] = ()) -> Iterator[Fields]:
+    def rows(
+        self, table: Table, leaves: Sequence[int] = (), *, while_waiting: Callable[[], None] = _nothing
+    ) -> Iterator[Fields]:
         """Every row's values in the order of the table's columns, in no particular order of rows.
 
-        With ``leaves``, oids of partitions, the rows of these alone.
+        With ``leaves``, oids of partitions, the rows of these alone. ``while_waiting`` is called now and then while no
+        row comes: a condition may leave out millions of them. What it raises ends the reading.
         Raises Unavailable when the connection is lost, and LockstepError when PostgreSQL refuses.
         """
         columns = _columns(table)
-        for source in self._sources(table, leaves):
-            # Through a query: COPY of a table by name takes neither a partitioned one nor a condition.
-            yield from self._copied(f"select {columns} from {source}{self._where(table)}")
+        with _refusals(table):
+            for source in self._sources(table, leaves):
+                # Through a query: COPY of a table by name takes neither a partitioned one nor a condition.
+                yield from self._copied(f"select {columns} from {source}{self._where(table)}", while_waiting)
 
-    def find(self, table: Table, keys: Sequence[KeyTexts]) -> list[FoundKey]:
+    def find(
+        self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
+    ) -> list[FoundKey]:
         """Which of these keys have a row that is published, in no particular order.
 
         Raises UnreadableKey when PostgreSQL can't read or compare one of them, TableRefused when we may not read the
@@ -151,28 +166,30 @@ class SnapshotReader:
         try:
             # A savepoint: after an error the snapshot goes on.
             with self._connection.transaction():
-                for is_there, *key in self._copied(query):
+                for is_there, *key in self._copied(query, while_waiting):
                     fields: list[Any] = [None] * len(table.columns)
                     for index, value in zip(indexes, key, strict=True):
                         fields[index] = value
                     found_keys.append(FoundKey(tuple(fields), is_there == b"t"))
         except psycopg.errors.InsufficientPrivilege as error:
             raise TableRefused(connection_error(error).message) from error
-        except psycopg.Error as error:  # those of the connection have become ours
+        except psycopg.Error as error:
+            refused = connection_error(error)
+            if isinstance(error, psycopg.OperationalError) and isinstance(refused, Unavailable):
+                raise refused from error
             raise UnreadableKey(type(error).__name__) from None
-        except Unavailable:
-            raise
-        except LockstepError as error:  # a limit of the server, as of the size of a statement
-            raise UnreadableKey(type(error.__cause__).__name__) from None
         return found_keys
 
-    def rows_of(self, table: Table, keys: Sequence[KeyTexts]) -> Iterator[Fields]:
+    def rows_of(
+        self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
+    ) -> Iterator[Fields]:
         """The rows of these keys, as ``rows`` has them. ``find`` must have read the keys before. Raises as ``rows``."""
         wanted_sql, matches = self._wanted(table, keys)
         (source,) = self._sources(table, ())
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join (select * from {source}{self._where(table)}) t on {matches}"
-        return self._copied(query)
+        with _refusals(table):
+            yield from self._copied(query, while_waiting)
 
     def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str]:
         """(the keys in their types, as ``k``; how they match the table as ``t``)."""
@@ -189,13 +206,45 @@ class SnapshotReader:
         matches = " and ".join(f"t.{name} {equals} k.{name}" for name, (_, equals) in zip(names, types, strict=True))
         return f"(select {casts} from unnest({values}) as texts({', '.join(texts)})) k", matches
 
-    def _copied(self, query: str) -> Iterator[Fields]:
+    def _copied(self, query: str, while_waiting: Callable[[], None]) -> Iterator[Fields]:
+        """The rows of a COPY. Raises psycopg's errors. Whoever leaves it in the middle ends the connection.
+
+        Over libpq itself: PostgreSQL says that a COPY has begun with the first few kilobytes of its rows, and psycopg
+        would wait for that without a word.
+        """
+        pgconn = self._connection.pgconn
         try:
-            with self._connection.cursor() as cursor, cursor.copy(f"copy ({query}) to stdout".encode()) as copy:
-                for line in copy:
+            pgconn.send_query(f"copy ({query}) to stdout".encode())
+            while pgconn.flush():
+                self._wait(while_waiting, writing=True)
+            while pgconn.is_busy():
+                self._wait(while_waiting)
+            begun = pgconn.get_result()
+            while begun is not None and begun.status == pq.ExecStatus.COPY_OUT:
+                size, line = pgconn.get_copy_data(1)
+                if size > 0:
                     yield split_row(bytes(line)[:-1])
-        except psycopg.OperationalError as error:
-            raise connection_error(error) from error
+                elif size == 0:
+                    self._wait(while_waiting)
+                else:
+                    begun = pgconn.get_result()
+            error = None if begun is None or begun.status == pq.ExecStatus.COMMAND_OK else begun
+            while pgconn.get_result() is not None:
+                pass
+            if error is not None:
+                raise psycopg.errors.error_from_result(error)
+        finally:
+            if pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
+                with contextlib.suppress(psycopg.Error):
+                    self._connection.cancel()
+                self._connection.close()
+
+    def _wait(self, while_waiting: Callable[[], None], *, writing: bool = False) -> None:
+        """Until the server has something to say, or takes more; ``while_waiting`` is called where that takes long."""
+        socket = self._connection.pgconn.socket
+        if not any(select.select([socket], [socket] if writing else [], [], _WAIT_S)):
+            while_waiting()
+        self._connection.pgconn.consume_input()
 
     def _where(self, table: Table) -> str:
         condition = self._filters.get(table.name)
@@ -221,6 +270,28 @@ class SnapshotReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _refusals(table: Table) -> Iterator[None]:
+    """psycopg's errors as ours, with the table's name."""
+    try:
+        yield
+    except psycopg.Error as error:
+        refused = connection_error(error)
+        if isinstance(refused, Unavailable):
+            raise refused from error
+        hint = refused.hint
+        if isinstance(error, psycopg.errors.CharacterNotInRepertoire | psycopg.errors.UntranslatableCharacter):
+            hint = (
+                "is the database's encoding SQL_ASCII? Its text must be valid UTF-8: correct the row, then start again"
+            )
+        elif isinstance(error, psycopg.errors.ProgramLimitExceeded):
+            hint = (
+                "a row is larger than the 1 GB that PostgreSQL can send: correct it, or leave the column out with a"
+                " column list of the publication (PostgreSQL 15 and later)"
+            )
+        raise LockstepError(f"{table.name} can't be read: {refused.message}", hint=hint) from error
 
 
 def _columns(table: Table) -> str:

@@ -39,15 +39,20 @@ def until(condition: Callable[[], Any], *, seconds: float = _PATIENCE_S) -> Any:
 class Database:
     """A database that nobody else uses; slots and roles made through it go with it."""
 
-    def __init__(self, server_dsn: str) -> None:
-        """Create it."""
+    def __init__(self, server_dsn: str, *, options: str = "") -> None:
+        """Create it; ``options`` are those of CREATE DATABASE."""
         self.name = f"test_{uuid.uuid4().hex[:12]}"
         self.dsn = make_conninfo(server_dsn, dbname=self.name)
         self._server_dsn = server_dsn
         self._roles: list[str] = []
         self._slots = 0
         with self._server() as server:
-            server.execute(sql.SQL("create database {} template template0").format(sql.Identifier(self.name)))
+            server.execute(
+                sql.SQL("create database {} template template0 {}").format(
+                    sql.Identifier(self.name),
+                    sql.SQL(options),  # type: ignore[arg-type]  # a test's own
+                )
+            )
         self.connection = psycopg.connect(self.dsn, autocommit=True)
 
     def reconnect(self) -> None:

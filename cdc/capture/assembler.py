@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cdc.capture.key_moves import KeyMoves
+from cdc.capture.key_moves import KeyMoves, RowMap
 from cdc.capture.messages_and_outbox import Headers, MessageChannel, OutboxChannel, OutboxRoute
 from cdc.capture.published_table import PublishedTable, shape_difference
 from cdc.capture.toast_rows import ToastRows
@@ -116,7 +116,7 @@ class Assembler:
 
     ``shapes``, ``log`` and ``memory`` are asked for what the stream lacks; without them a change that needs one stops
     the run. Before ``log`` is asked, ``downstream`` commits. ``notices`` get the messages that are for capture itself,
-    by prefix; those are never published.
+    by prefix; those are never published. ``moved_rows`` keeps the rows of a transaction whose keys can swap.
 
     Rows of ``passed_over`` are counted as if they were published, and are not: these tables lack a copy to begin with.
     A table comes to them when an update of it can't be completed. ``uncaptured`` are counted like them: they were
@@ -147,6 +147,7 @@ class Assembler:
         messages: MessageChannel | None = None,
         outbox: OutboxChannel | None = None,
         notices: Mapping[str, Notice] = _NO_NOTICES,
+        moved_rows: RowMap | None = None,
     ) -> None:
         self._tables = dict(tables)
         self._passed_over = dict(passed_over)
@@ -177,7 +178,7 @@ class Assembler:
         self._transaction_time_ms = 0
         self._xid = 0
         self._touched: list[PublishedTable] = []
-        self._moves = KeyMoves()
+        self._moves = KeyMoves(moved_rows)
         self._seq = 0
         self.in_transaction = False
         self.position = skip_to

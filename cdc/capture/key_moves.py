@@ -6,17 +6,42 @@ create 3. Taken literally, row 2 would be lost. So a key that one row vacates wh
 rows are told apart by their old images, which such tables always send: their key can't be a replica identity.
 """
 
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
-from cdc.protocol.pgoutput import UNCHANGED, Fields
+from cdc.protocol.pgoutput import UNCHANGED, Field, Fields
 
-_Slot = tuple[str, bytes]
+_COUNT: Final = struct.Struct("<I")
+_LENGTH: Final = struct.Struct("<i")
+_NULL_LENGTH: Final = -1
+_UNCHANGED_LENGTH: Final = -2
 
 
 class _Rest(Enum):
     UNKNOWN = "unknown"
+
+
+class RowMap(Protocol):
+    """Where the rows of one transaction are kept. A dict will do; a transaction may have more rows than memory has."""
+
+    def get(self, key: bytes, /) -> bytes | None: ...
+
+    def __setitem__(self, key: bytes, value: bytes, /) -> None: ...
+
+    def clear(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Key:
+    """What a transaction did at one key."""
+
+    arrived: list[Fields] = field(default_factory=list)
+    resident_vacated: bool = False
+    resident_now: Fields | None = None
+    """The resident, if it was changed and is there still."""
 
 
 class KeyMoves:
@@ -27,76 +52,134 @@ class KeyMoves:
 
     UNKNOWN: Final[Literal[_Rest.UNKNOWN]] = _Rest.UNKNOWN
 
-    def __init__(self) -> None:
-        self._arrived: dict[_Slot, list[Fields]] = {}
-        self._resident_vacated: set[_Slot] = set()
-        self._resident_now: dict[_Slot, Fields] = {}
-        self._emptied: set[str] = set()
-        """The topics of tables that this transaction has truncated: no row of before is left."""
+    def __init__(self, rows: RowMap | None = None) -> None:
+        """``rows`` is where they are kept; it is empty, and nobody else's."""
+        self._rows: RowMap = {} if rows is None else rows
+        self._is_clear = True
+        self._truncations: dict[str, int] = {}
+        """How often this transaction has truncated a topic's table. No row of before is left then."""
+        self._reshapes: dict[str, list[Sequence[int | None]]] = {}
+        """How the columns of a topic's table were changed by this transaction. Rows are kept as they came."""
 
     def clear(self) -> None:
         """A new transaction: whoever has a key now is its resident."""
-        if self._arrived or self._resident_vacated or self._resident_now or self._emptied:
-            self._arrived.clear()
-            self._resident_vacated.clear()
-            self._resident_now.clear()
-            self._emptied.clear()
+        if not self._is_clear:
+            self._is_clear = True
+            self._rows.clear()
+            self._truncations.clear()
+            self._reshapes.clear()
 
     def empty(self, topic: str) -> None:
         """The table was truncated: all of its rows vacated their keys, those that had arrived too."""
-        self._emptied.add(topic)
-        for slots in (self._arrived, self._resident_now):
-            for slot in [slot for slot in slots if slot[0] == topic]:
-                del slots[slot]
+        self._is_clear = False
+        self._truncations[topic] = self._truncations.get(topic, 0) + 1
 
     def reshape(self, topic: str, indexes: Sequence[int | None]) -> None:
         """The table's columns changed within the transaction.
 
         ``indexes`` has each column's index in the shape before, None for an added one.
         """
-
-        def moved(row: Fields) -> Fields:
-            return tuple(UNCHANGED if index is None else row[index] for index in indexes)
-
-        for (row_topic, _), rows in self._arrived.items():
-            if row_topic == topic:
-                rows[:] = map(moved, rows)
-        for slot, row in self._resident_now.items():
-            if slot[0] == topic:
-                self._resident_now[slot] = moved(row)
+        self._is_clear = False
+        self._reshapes.setdefault(topic, []).append(indexes)
 
     def arrive(self, topic: str, key: bytes, row: Fields) -> None:
         """A row was inserted with this key, or came to it."""
-        self._arrived.setdefault((topic, key), []).append(row)
+        touched = self._touched(topic, key)
+        touched.arrived.append(row)
+        self._keep(topic, key, touched)
 
     def change(self, topic: str, key: bytes, old: Fields, new: Fields) -> None:
         """A row changed and kept its key."""
-        slot = (topic, key)
-        arrived = self._arrived.get(slot, [])
-        index = _index(arrived, old)
+        touched = self._touched(topic, key)
+        index = _index(touched.arrived, old)
         if index is not None:
-            arrived[index] = new
+            touched.arrived[index] = new
         else:
-            self._resident_now[slot] = new
+            touched.resident_now = new
+        self._keep(topic, key, touched)
 
     def vacate(self, topic: str, key: bytes, old: Fields) -> Fields | Literal[_Rest.UNKNOWN] | None:
         """A row vacates the key. Returns the row that has it now, None when none has.
 
         UNKNOWN when that depends on whether there was a resident that this transaction hasn't touched.
         """
-        slot = (topic, key)
-        arrived = self._arrived.get(slot, [])
+        touched = self._touched(topic, key)
+        arrived = touched.arrived
         index = _index(arrived, old)
-        if index is not None:
+        if index is None:
+            touched.resident_vacated = True
+            touched.resident_now = None
+        else:
             del arrived[index]
-            if arrived:
-                return arrived[-1]
-            if slot in self._resident_vacated or topic in self._emptied:
-                return None
-            return self._resident_now.get(slot, self.UNKNOWN)
-        self._resident_vacated.add(slot)
-        self._resident_now.pop(slot, None)
-        return arrived[-1] if arrived else None
+        self._keep(topic, key, touched)
+        if arrived:
+            return arrived[-1]
+        if touched.resident_vacated or topic in self._truncations:
+            return None
+        return self.UNKNOWN if touched.resident_now is None else touched.resident_now
+
+    def _touched(self, topic: str, key: bytes) -> _Key:
+        kept = self._rows.get(self._name(topic, key))
+        return _Key() if kept is None else _unpacked(kept, self._reshapes.get(topic, ()))
+
+    def _keep(self, topic: str, key: bytes, touched: _Key) -> None:
+        self._is_clear = False
+        self._rows[self._name(topic, key)] = _packed(touched, len(self._reshapes.get(topic, ())))
+
+    def _name(self, topic: str, key: bytes) -> bytes:
+        """What was kept before a TRUNCATE is never asked for again."""
+        return b"%s %d " % (topic.encode(), self._truncations.get(topic, 0)) + key
+
+
+def _packed(touched: _Key, reshapes: int) -> bytes:
+    """As bytes, which take less memory than a tuple of values. ``reshapes`` counts those that its rows are after."""
+    rows = touched.arrived if touched.resident_now is None else [*touched.arrived, touched.resident_now]
+    parts = [
+        _COUNT.pack(reshapes),
+        bytes((touched.resident_vacated, touched.resident_now is not None)),
+    ]
+    for row in rows:
+        parts.append(_COUNT.pack(len(row)))
+        for value in row:
+            if value is None:
+                parts.append(_LENGTH.pack(_NULL_LENGTH))
+            elif value is UNCHANGED:
+                parts.append(_LENGTH.pack(_UNCHANGED_LENGTH))
+            else:
+                parts += (_LENGTH.pack(len(value)), value)
+    return b"".join(parts)
+
+
+def _unpacked(kept: bytes, reshapes: Sequence[Sequence[int | None]]) -> _Key:
+    """The same in the table's shape of now."""
+    (seen,) = _COUNT.unpack_from(kept)
+    position = _COUNT.size
+    resident_vacated, has_resident = kept[position : position + 2]
+    position += 2
+    rows = []
+    while position < len(kept):
+        row, position = _row_at(kept, position)
+        for indexes in reshapes[seen:]:
+            row = tuple(UNCHANGED if index is None else row[index] for index in indexes)
+        rows.append(row)
+    resident_now = rows.pop() if has_resident else None
+    return _Key(rows, bool(resident_vacated), resident_now)
+
+
+def _row_at(kept: bytes, position: int) -> tuple[Fields, int]:
+    """A row, and where it ends."""
+    (count,) = _COUNT.unpack_from(kept, position)
+    position += _COUNT.size
+    row: list[Field] = []
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(kept, position)
+        position += _LENGTH.size
+        if length >= 0:
+            row.append(kept[position : position + length])
+            position += length
+        else:
+            row.append(None if length == _NULL_LENGTH else UNCHANGED)
+    return tuple(row), position
 
 
 def _index(rows: Sequence[Fields], row: Fields) -> int | None:

@@ -181,10 +181,11 @@ class CaptureLoop:
         kind = frame[WAL_DATA_OFFSET]
         self._unserved += 1
         if kind == _TRUNCATE:
-            # As many deletes as the table has rows, in Kafka transactions of bounded size.
+            # As many deletes as the table has rows, in Kafka transactions of bounded size and age.
             for event in self._assembler.truncate(message, lsn):  # type: ignore[arg-type]  # by its kind
                 self._batch.add((event,))
-                if self._batch.is_full():
+                is_tombstone = event[2] is None  # which belongs to the delete before it
+                if is_tombstone and (self._batch.is_full() or self._batch.is_overdue()):
                     self._batch.commit_pending(self._assembler)
         elif until is not None and kind == _BEGIN and message.commit_lsn >= until:  # type: ignore[union-attr]  # by its kind
             return False

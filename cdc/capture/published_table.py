@@ -10,7 +10,7 @@ from cdc.toast.rule import ToastRule
 class PublishedTable:
     """A table with where its events go and how they are encoded.
 
-    ``keys_can_swap``: a unique constraint of it is checked late, so two rows may share a key for a moment. ``toast``:
+    ``keys_can_swap``: its key is checked late, so two rows may share one for a moment. ``toast``:
     which of its values an update may leave out, where the replica identity doesn't send the old row.
     """
 

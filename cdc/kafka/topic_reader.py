@@ -1,9 +1,11 @@
 """Reads what is committed on a table's topic, from its beginning to its end as of now."""
 
+import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -12,6 +14,7 @@ from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of, tag_text
+from cdc.spilling import SpillingMap
 
 _ASK_AGAIN_S = 2.0
 _PATIENCE_S = 60.0
@@ -37,7 +40,15 @@ class TopicReader:
     ``while_waiting`` is called now and then, since a topic may be large.
     """
 
-    def __init__(self, client: Mapping[str, str | int], while_waiting: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        client: Mapping[str, str | int],
+        while_waiting: Callable[[], None] = lambda: None,
+        *,
+        directory: Path | None = None,
+    ) -> None:
+        """``directory`` is for keys that don't fit into memory; without it, they go where temporary files go."""
+        self._directory = directory or Path(tempfile.gettempdir())
         self._client = client
         self._cluster = TopicAdmin(client)
         self._while_waiting = while_waiting
@@ -105,20 +116,26 @@ class TopicReader:
             return next(records, None) is not None
 
     def live_keys(self, topic: str) -> Iterator[bytes]:
-        """The keys whose newest event isn't a delete. Raises as ``records``.
+        """The keys whose newest event isn't a delete. The whole topic is read before the first of them.
 
-        One partition's keys are held in memory at a time.
+        Raises as ``records``, and as SpillingMap.
         """
-        partition, live = 0, set[bytes]()
-        for record in self.records(topic):
-            if record.partition != partition:
-                yield from live
-                partition, live = record.partition, set()
-            if record.value is None or record.value[OP_OFFSET] == DELETE_OP:
-                live.discard(record.key)
-            else:
-                live.add(record.key)
-        yield from live
+        with self.live_key_set(topic) as keys:
+            yield from keys
+
+    def live_key_set(self, topic: str) -> SpillingMap:
+        """The same, for the caller to take keys out of and to close."""
+        keys = SpillingMap(self._directory)
+        try:
+            for record in self.records(topic):
+                if record.value is None or record.value[OP_OFFSET] == DELETE_OP:
+                    keys.discard(record.key)
+                else:
+                    keys[record.key] = b""
+        except BaseException:
+            keys.close()
+            raise
+        return keys
 
     def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
         """The row, as JSON, that a key had before the transaction of this tag prefix; None when it had none.

@@ -120,13 +120,23 @@ def primary_key(connection: psycopg.Connection[Any], oid: int) -> tuple[str, ...
     return tuple(row[0] for row in rows)
 
 
-def keys_can_swap(connection: psycopg.Connection[Any], oid: int) -> bool:
-    """Whether a unique constraint is checked only later, so that for a moment two rows may have one key."""
+def keys_can_swap(connection: psycopg.Connection[Any], table: Table) -> bool:
+    """Whether the key of a table's events is checked only later, so that for a moment two rows may have one.
+
+    Only an index that is checked at once, on columns of the key alone, rules that out. Other constraints don't matter.
+    """
+    numbers = [column.number for column in table.key_columns if column.number]
+    names = [column.name for column in table.key_columns if not column.number]
     row = connection.execute(
-        "select exists (select from pg_constraint where conrelid = %s and contype in ('p', 'u') and condeferrable)",
-        (oid,),
+        "with key as (select array_agg(attnum) as columns from pg_attribute"
+        "   where attrelid = %s and (attnum = any(%s::int2[]) or attname = any(%s)))"
+        " select not exists (select from pg_index i where i.indrelid = c.oid"
+        "   and i.indisunique and i.indimmediate and i.indisvalid and i.indpred is null and i.indexprs is null"
+        "   and (i.indkey::int2[])[0:i.indnkeyatts - 1] <@ key.columns)"
+        " from pg_class c, key where c.oid = %s",
+        (table.oid, numbers, names, table.oid),
     ).fetchone()
-    return bool(row and row[0])
+    return bool(table.key and row and row[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -27,6 +28,7 @@ from cdc.postgres.repair_messages import REPAIR_PREFIX
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import emit_heartbeat, sender_timeout_s
 from cdc.protocol.control_records import CaptureState
+from cdc.spilling import SpillingMap
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.slot_stream import start_stream
@@ -120,7 +122,9 @@ class StreamOpener:
         interval_s = min(_STATUS_INTERVAL_S, sender_timeout_s(sql) / 4)
         confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=confirmed)
         self.keep_alive.add(confirmation)
-        log = TopicReader(pipeline.kafka.client(), self.keep_alive)
+        directory = Path(pipeline.capture.values_directory) / pipeline.slot
+        log = TopicReader(pipeline.kafka.client(), self.keep_alive, directory=directory)
+        moved_rows = self.closing.enter_context(SpillingMap(directory))
         toast = ToastCache(pipeline, log, state, published.values(), self.say)
         self.closing.callback(toast.close)
         batch = Batch(
@@ -149,6 +153,7 @@ class StreamOpener:
             log,
             toast,
             batch,
+            moved_rows,
             ddl_told=lambda *_: loop.look_next(),
         )
         loop = CaptureLoop(
@@ -183,6 +188,7 @@ class StreamOpener:
         log: TopicReader,
         toast: ToastCache,
         batch: Batch,
+        moved_rows: SpillingMap,
         ddl_told: Notice,
     ) -> Assembler:
         return Assembler(
@@ -205,6 +211,7 @@ class StreamOpener:
             messages=_message_channel(self.pipeline, state.database),
             outbox=_outbox_channel(self.pipeline),
             notices={REPAIR_PREFIX: self.repairs.add, DDL_PREFIX: ddl_told},
+            moved_rows=moved_rows,
         )
 
 

@@ -31,7 +31,7 @@ class PublishedTables:
         return PublishedTable(
             table_topic(self.pipeline.name, table.name),
             self._encoder(table),
-            keys_can_swap=keys_can_swap(self.sql, table.oid),
+            keys_can_swap=keys_can_swap(self.sql, table),
             toast=rule if rule is not None and rule.positions else None,
         )
 

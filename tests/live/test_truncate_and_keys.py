@@ -1,10 +1,14 @@
 """TRUNCATE, keys that change places, keys that aren't the primary key, tables without one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cdc.model.table import TableName
+from cdc.postgres.catalogue import keys_can_swap
+from cdc.postgres.repair_messages import request_repair
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database
@@ -203,6 +207,65 @@ def test_a_key_that_was_deferrable_for_a_moment(with_immediate_key: Captured, na
     said = len(captured.said)
     captured.wait_quiet()
     assert captured.said[said:] == []
+
+
+_KEY_CONSTRAINTS = {
+    "": False,
+    ", alter a set not null, add unique (a) deferrable": False,
+    ", drop constraint t_pkey, add primary key (id) deferrable": True,
+    ", drop constraint t_pkey, add primary key (id) deferrable, add unique (id)": False,
+    ", drop constraint t_pkey, add primary key (id) deferrable, add unique (id, a)": True,
+}
+
+
+@pytest.mark.parametrize(("constraints", "can_swap"), _KEY_CONSTRAINTS.items())
+def test_only_how_its_own_key_is_checked_lets_rows_change_places(
+    database: Database, constraints: str, can_swap: bool
+) -> None:
+    database.execute("create table t (id int primary key, a text)", f"alter table t replica identity full{constraints}")
+    shape = database.shape(TableName("public", "t"))
+    assert keys_can_swap(database.connection, shape) is can_swap
+    assert keys_can_swap(database.connection, replace(shape, key=())) is False  # append-only
+    assert keys_can_swap(database.connection, replace(shape, oid=0)) is False  # gone by now
+
+
+def test_a_partial_index_or_one_of_an_expression_checks_no_key(database: Database) -> None:
+    database.execute(
+        "create table t (id int not null, a int)",
+        "create unique index on t (id) where a > 0",
+        "create unique index on t (abs(id))",
+    )
+    shape = replace(database.shape(TableName("public", "t")), key=("id",))
+    assert keys_can_swap(database.connection, shape)
+    database.execute("create unique index on t (id) include (a)")
+    assert not keys_can_swap(database.connection, shape)
+
+
+@pytest.fixture
+def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.spilling.MEMORY_BYTES", 2000)
+
+
+@pytest.mark.usefixtures("_no_memory")
+def test_keys_and_rows_that_do_not_fit_into_memory(database: Database, endpoints: Endpoints, directory: Path) -> None:
+    database.execute(
+        "create table t (id int, a text, b int, primary key (id) deferrable initially immediate)",
+        "alter table t replica identity full",
+        "insert into t select n, 'r' || n, 0 from generate_series(1, 500) n",
+    )
+    with _captured(database, endpoints, directory, "public.t") as captured:
+        captured.start()
+        database.execute(
+            "begin; insert into t select n, 'new', 1 from generate_series(501, 900) n; update t set id = id + 1;"
+            " update t set id = 1000 - id where id % 2 = 0; delete from t where id > 700; commit"
+        )
+        captured.assert_equal()
+        request_repair(database.connection, TableName("public", "t"), None, slot=captured.config.slot)
+        captured.wait_for("copying public.t at")
+        captured.assert_equal()
+        database.execute("begin; truncate t; insert into t values (1, 'x', 1), (7, 'y', 1); commit")
+        captured.assert_equal()
+        assert [path.name for path in directory.rglob("spilled-*")] == []
 
 
 def test_composite_keys_change(database: Database, endpoints: Endpoints, directory: Path) -> None:

@@ -1,7 +1,7 @@
 """The copy of tables: tags, ledger, stops and restarts, between a reader and a publisher in memory."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,7 @@ from snapshot.copy import CopyProgress, Interrupted, Republished, copy_tables, r
 from snapshot.keys import KeyTexts
 from snapshot.table_reader import FoundKey
 from tests.builders import ORDERS, column, table
-from tests.edges import Journal, MemoryPublisher
+from tests.edges import Journal, MemoryPublisher, Time
 from tests.history import EPOCH, published, state
 from tests.wal import HANDOFF
 
@@ -35,20 +35,33 @@ class MemoryReader:
     def __init__(self, rows: Mapping[TableName, Sequence[Fields]] = ROWS) -> None:
         self._rows = rows
         self.read: list[TableName] = []
+        self.time = Time()
+        self.silence_s = 0
 
     def estimated_rows(self, shape: Table) -> int:
         return 2
 
-    def rows(self, shape: Table, leaves: Sequence[int] = ()) -> Iterable[Fields]:
+    def rows(
+        self, shape: Table, leaves: Sequence[int] = (), *, while_waiting: Callable[[], None] = lambda: None
+    ) -> Iterable[Fields]:
+        """After each row it takes ``silence_s`` seconds for more to come, which are told one by one."""
         self.read.append(shape.name)
-        return self._rows[shape.name]
+        for row in self._rows[shape.name]:
+            yield row
+            for _ in range(self.silence_s):
+                self.time.pass_by(1)
+                while_waiting()
 
-    def find(self, shape: Table, keys: Sequence[KeyTexts]) -> Sequence[FoundKey]:
+    def find(
+        self, shape: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = lambda: None
+    ) -> Sequence[FoundKey]:
         there = {row[0] for row in self._rows[shape.name]}
         rest = (None,) * (len(shape.columns) - 1)
         return [FoundKey((key.encode(), *rest), key.encode() in there) for (key,) in keys]
 
-    def rows_of(self, shape: Table, keys: Sequence[KeyTexts]) -> Iterable[Fields]:
+    def rows_of(
+        self, shape: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = lambda: None
+    ) -> Iterable[Fields]:
         return [row for row in self._rows[shape.name] if (row[0].decode(),) in keys]  # type: ignore[union-attr]
 
 
@@ -62,6 +75,7 @@ class Copy:
         rows: Mapping[TableName, Sequence[Fields]] = ROWS,
         fail_at: int | None = None,
         batch_rows: int = 1000,
+        batch_bytes: int = 16 * 1024 * 1024,
         consistent_point: int = HANDOFF,
         stop_after_commits: int | None = None,
     ) -> None:
@@ -69,9 +83,9 @@ class Copy:
         self.publisher = MemoryPublisher(Journal(), fail_at=fail_at)
         self.reports: list[CopyProgress] = []
         self._begin = begin or replace(state(), phase=SnapshotPhase.COPYING, copied={})
-        self._settings = CaptureSettings(batch_rows=batch_rows)
+        self._settings = CaptureSettings(batch_rows=batch_rows, batch_bytes=batch_bytes)
         self._consistent_point = consistent_point
-        self._stop_after_commits = stop_after_commits
+        self.stopping: Callable[[], bool] = lambda: len(self.publisher.batches) == stop_after_commits
 
     def run(self) -> CaptureState:
         return copy_tables(
@@ -81,7 +95,7 @@ class Copy:
             state=self._begin,
             consistent_point=self._consistent_point,
             settings=self._settings,
-            stopping=lambda: len(self.publisher.batches) == self._stop_after_commits,
+            stopping=self.stopping,
             report=self.reports.append,
         )
 
@@ -173,6 +187,35 @@ def test_a_copy_that_failed_goes_on_with_the_tables_that_are_missing(fail_at: in
 def test_stop_ends_after_a_commit_and_says_that_more_is_to_come(commits: int) -> None:
     copy = Copy(batch_rows=2, stop_after_commits=commits)
     assert (copy.run().phase, len(copy.publisher.batches)) == (SnapshotPhase.COPYING, commits)
+
+
+def test_a_transaction_of_wide_rows_is_bounded_in_bytes() -> None:
+    wide = b"x" * 600
+    copy = Copy(rows={ORDERS: [(b"%d" % number, wide) for number in range(5)], ITEMS.name: []}, batch_bytes=1024)
+    copy.run()
+    assert [len(batch) for batch in copy.publisher.batches] == [2, 2, 1, 0, 0]
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Copy:
+    """A copy of rows after each of which nothing comes for 25 s."""
+    copy = Copy()
+    copy.reader.silence_s = 25
+    monkeypatch.setattr("time.monotonic", lambda: copy.reader.time.now_s)
+    return copy
+
+
+def test_a_row_is_committed_though_no_other_comes(silent: Copy) -> None:
+    """Brokers end a transaction that is open for a minute."""
+    silent.run()
+    assert [len(batch) for batch in silent.publisher.batches] == [1, 1, 1, 0, 1, 0, 0]
+
+
+def test_a_stop_needs_no_further_row(silent: Copy) -> None:
+    asked = iter([False] * 5)
+    silent.stopping = lambda: next(asked, True)
+    assert silent.run().copied == {}
+    assert silent.reader.time.now_s < Time().now_s + 10
 
 
 def test_an_empty_table_is_done_at_once() -> None:

@@ -4,13 +4,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.capture.key_moves import KeyMoves
-from cdc.protocol.pgoutput import Fields
+from cdc.protocol.pgoutput import UNCHANGED, Fields
 
 T = "topic"
 
 
 def row(*values: str) -> Fields:
     return tuple(value.encode() for value in values)
+
+
+def test_rows_are_kept_where_it_is_said() -> None:
+    kept: dict[bytes, bytes] = {}
+    moves = KeyMoves(kept)
+    moves.arrive(T, b"2", (b"2", None, UNCHANGED, b""))
+    moves.arrive(T, b"2", row("2", "a", "", ""))
+    assert len(kept) == 1
+    assert moves.vacate(T, b"2", row("2", "a", "", "")) == (b"2", None, UNCHANGED, b"")
+    moves.clear()
+    assert kept == {}
 
 
 def test_a_key_that_its_row_leaves_is_free() -> None:

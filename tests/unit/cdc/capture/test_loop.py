@@ -1,5 +1,6 @@
 """The capture loop: when a batch ends, what its state says, and what may be confirmed when."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -384,6 +385,19 @@ def test_a_truncate_of_many_rows_is_committed_in_parts_that_a_restart_can_tell()
     assert committed_rows(capture) == [1, 4, 4, 2]
     assert [state.seq for state in capture.publisher.states] == [1, 1, 1, 2]
     assert [state.end_lsn for state in capture.publisher.states] == [HANDOFF, HANDOFF, HANDOFF, FIRST_END]
+
+
+def test_a_truncate_whose_deletes_take_long_is_committed_meanwhile() -> None:
+    class Log:
+        def live_keys(self, topic: str) -> Iterator[bytes]:
+            for number in range(5):
+                capture.time.pass_by(0.4)
+                yield b'{"id":%d}' % number
+
+    truncate = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
+    capture = Capture(frames([insert(b"9", b"x"), truncate]), parts={"log": Log()})
+    capture.run()
+    assert committed_rows(capture) == [1, 6, 4]
 
 
 def test_a_malformed_message_is_reported_with_its_lsn_and_type() -> None:

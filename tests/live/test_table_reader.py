@@ -1,0 +1,104 @@
+"""Rows read under a snapshot: what happens while none comes, and what PostgreSQL refuses for good."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import Table, TableName
+from cdc.postgres.replication import ReplicationConnection
+from snapshot import table_reader
+from snapshot.table_reader import SnapshotReader, UnreadableKey
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def reader(database: Database) -> Iterator[SnapshotReader]:
+    database.execute("create table t (id int primary key)", "insert into t values (1), (2)")
+    with ReplicationConnection(database.source()) as holder:
+        slot = holder.create_slot(database.slot_name(), temporary=True)
+        with SnapshotReader(database.source(), slot.snapshot_name) as opened:
+            yield opened
+
+
+@pytest.fixture
+def slow(database: Database, reader: SnapshotReader, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """Rows between which nothing comes for a while, as under a condition that leaves out millions."""
+    monkeypatch.setattr(table_reader, "_WAIT_S", 0.02)
+    database.execute("create view slow as select id from t where pg_sleep(0.3)::text is not null")
+    shape = database.shape(TableName("public", "t"))
+    return Table(TableName("public", "slow"), shape.columns, shape.key, shape.replica_identity)
+
+
+class _Told(Exception):
+    pass
+
+
+def test_while_no_row_comes_others_have_their_turn(reader: SnapshotReader, slow: Table) -> None:
+    turns: list[int] = []
+    assert list(reader.rows(slow, while_waiting=lambda: turns.append(1))) == [(b"1",), (b"2",)]
+    assert len(turns) > 2
+
+
+def test_what_others_raise_ends_the_reading_at_once(database: Database, reader: SnapshotReader, slow: Table) -> None:
+    def stop() -> None:
+        raise _Told
+
+    with pytest.raises(_Told):
+        list(reader.rows(slow, while_waiting=stop))
+    running = "select count(*) from pg_stat_activity where datname = current_database() and query like 'copy (select%%'"
+    until(lambda: database.value(running) == 0)
+
+
+def test_an_error_of_one_question_leaves_the_snapshot_usable(database: Database, reader: SnapshotReader) -> None:
+    shape = database.shape(TableName("public", "t"))
+    with pytest.raises(UnreadableKey, match="InvalidTextRepresentation"):
+        reader.find(shape, [("x",)])
+    assert [key.has_row for key in reader.find(shape, [("1",), ("3",)])] == [True, False]
+    assert list(reader.rows(shape)) == [(b"1",), (b"2",)]
+
+
+def test_a_table_that_may_not_be_read_is_named(database: Database) -> None:
+    database.execute("create table t (id int primary key)")
+    shape, role = database.shape(TableName("public", "t")), database.role()
+    with ReplicationConnection(database.source()) as holder:
+        slot = holder.create_slot(database.slot_name(), temporary=True)
+        with (
+            SnapshotReader(database.source(user=role), slot.snapshot_name) as opened,
+            pytest.raises(LockstepError, match=r"public\.t can't be read: .*permission denied"),
+        ):
+            list(opened.rows(shape))
+
+
+_INVALID = b"insert into t values (2, E'\\xff')"
+
+
+@pytest.fixture
+def ascii_captured(endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    """Of a database whose text is any bytes, not started."""
+    database = Database(endpoints.source_dsn, options="encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'")
+    try:
+        database.execute("create table t (id int primary key, a text)", "insert into t values (1, 'x')")
+        with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"]) as captured:
+            yield captured
+    finally:
+        database.drop()
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["in the stream", "in a copy"])
+def test_text_that_is_not_utf_8_ends_capture_with_the_reason(ascii_captured: Captured, running: bool) -> None:
+    if running:
+        ascii_captured.start()
+    ascii_captured.database.connection.execute(_INVALID)
+    if not running:
+        ascii_captured.begin()
+    error = ascii_captured.wait_error()
+    assert isinstance(error, LockstepError)
+    assert not isinstance(error, Unavailable)
+    assert "SQL_ASCII" in (error.hint or "")
+    assert "ff" not in error.message
