@@ -44,6 +44,9 @@ $skipped# slot = "lockstep_$plain_name"
 # messages = ["audit"]
 # New rows of an outbox (id, aggregatetype, aggregateid, type, payload) go to <pipeline>.__outbox.<aggregatetype>.
 # outbox = "public.outbox"
+# When the slot makes the server keep so much WAL: warn, stop copies of tables in the stream, drop the slot.
+# Leave `drop` out, and it is never dropped: what is committed after a drop is lost to this pipeline.
+# slot_guard = { warn = "10GB", stop_copies = "20GB", drop = "200GB" }
 # Leave out what was itself replicated into this server (PostgreSQL 16 and later).
 # origin = "none"
 

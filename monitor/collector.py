@@ -1,5 +1,6 @@
 """Collects the facts of the lag report: asks the source, Kafka and every sink, over connections that stay open."""
 
+import collections
 import contextlib
 import math
 import time
@@ -13,11 +14,12 @@ import psycopg
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.model.lsn import parse_lsn
+from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.protocol.control_records import ProgressRecord
+from cdc.stream.slot_guard import wal_rate
 from jobs.generations.record import Generation, list_generations
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.open_rejections import OpenRejections
@@ -32,6 +34,9 @@ _LIST_EVERY_S = 2.0
 
 _ANSWER_TIMEOUT_S = 10.0
 """How long a report waits for the sinks' answers."""
+
+_RATE_LOOKS = 60
+"""Over how many reports the WAL's rate is measured: about a minute of ``lag --watch``."""
 
 _NOT_BEGUN = Generation(1, True, None)
 
@@ -60,9 +65,12 @@ class LagCollector:
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
         self._open = OpenRejections(pipeline, self._cluster)
+        self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
 
     def collect(self) -> LagReport:
         """The lag now. Raises Unavailable when the source or Kafka doesn't answer, LockstepError when one refuses."""
+        if not self._looks:
+            self._look(self._wal_end())  # so that the first report has a rate too
         # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
         answers = self._ask_sinks()
         published = self._newest_progress()
@@ -141,8 +149,9 @@ class LagCollector:
             self._pipeline.slot,
         )
         wal_end, active, received, retained, wal_status, safe_wal_size = row
+        (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
         return SourceFacts(
-            parse_lsn(wal_end),
+            last_end,
             parse_lsn(received) if received else None,
             newest.lsn if newest is not None and newest.lsn else None,
             newest.commit_time_ms if newest is not None and newest.lsn else None,
@@ -150,7 +159,18 @@ class LagCollector:
             retained,
             wal_status,
             safe_wal_size,
+            wal_rate(bytes_written=last_end - first_end, seconds=last_s - first_s),
         )
+
+    def _wal_end(self) -> Lsn:
+        (wal_end,) = self._query("select pg_current_wal_insert_lsn()::text")
+        return parse_lsn(wal_end)
+
+    def _look(self, wal_end: Lsn) -> tuple[float, Lsn]:
+        """Remember where the WAL ended, and when."""
+        look = time.monotonic(), wal_end
+        self._looks.append(look)
+        return look
 
     def _query(self, sql: str, *parameters: str) -> tuple[Any, ...]:
         try:

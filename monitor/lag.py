@@ -6,6 +6,7 @@ from typing import Any
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
+from cdc.stream.slot_guard import minutes_until_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class SourceFacts:
     """Positions of the source and of capture, all in its WAL. None where capture has never got that far.
 
     ``wal_status`` is the slot's in PostgreSQL's words, None when there is no slot. ``safe_wal_bytes`` is how much WAL
-    can be written before the slot may be lost, None when the server sets no limit.
+    can be written before the slot may be lost, None when the server sets no limit. ``wal_rate`` is in bytes a second,
+    as measured between two looks.
     """
 
     wal_end: int
@@ -46,6 +48,7 @@ class SourceFacts:
     retained_bytes: int | None
     wal_status: str | None = "reserved"
     safe_wal_bytes: int | None = None
+    wal_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,9 @@ class Stage:
 class LagReport:
     """All stages, in the order of the flow. ``retained_bytes`` is the WAL that the slot makes the server keep.
 
-    ``broken`` says what keeps capture from ever going on, a sentence each. ``wal_status`` and ``safe_wal_bytes`` are as
-    in ``SourceFacts``.
+    ``broken`` says what keeps capture from ever going on, a sentence each. ``wal_status``, ``safe_wal_bytes`` and
+    ``wal_rate`` are as in ``SourceFacts``. After ``minutes_until_full`` the slot is lost, if nobody reads it and WAL
+    goes on to be written at that rate.
 
     These are by the label of a generation. ``rejected`` counts every rejection there ever was. ``open_rejections``
     counts the rejected rows that nothing has replaced yet, but for the ``unreadable_dead_letters``. ``rebuild_needed``
@@ -88,6 +92,8 @@ class LagReport:
     broken: tuple[str, ...] = ()
     wal_status: str | None = None
     safe_wal_bytes: int | None = None
+    wal_rate: float | None = None
+    minutes_until_full: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``lockstep lag --json`` prints; LSNs are text, as PostgreSQL writes them."""
@@ -111,6 +117,8 @@ class LagReport:
             "retained_bytes": self.retained_bytes,
             "wal_status": self.wal_status,
             "safe_wal_bytes": self.safe_wal_bytes,
+            "wal_bytes_per_s": self.wal_rate,
+            "minutes_until_full": self.minutes_until_full,
             "broken": list(self.broken),
             "rejected": dict(self.rejected),
             "open_rejections": dict(self.open_rejections),
@@ -152,6 +160,8 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         broken=tuple(_broken(source)),
         wal_status=source.wal_status,
         safe_wal_bytes=source.safe_wal_bytes,
+        wal_rate=source.wal_rate,
+        minutes_until_full=minutes_until_full(source.safe_wal_bytes, source.wal_rate),
     )
 
 

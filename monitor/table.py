@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc.model.lsn import format_lsn
+from cdc.stream.slot_guard import WARN_MINUTES
 from monitor.lag import LagReport
 
 _KIB, _MIB = 1024, 1024 * 1024
@@ -32,8 +33,9 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
     """Sentences about what needs attention, each with its style."""
     for sentence in lag.broken:
         yield f"{sentence}: `lockstep doctor` says what to do", "red"
-    if lag.wal_status in ("extended", "unreserved") and lag.safe_wal_bytes is not None:
-        yield f"the slot is lost after {readable_bytes(max(0, lag.safe_wal_bytes))} more of WAL", "red"
+    if lag.safe_wal_bytes is not None and (lag.wal_status in ("extended", "unreserved") or _is_soon_full(lag)):
+        minutes = "" if lag.minutes_until_full is None else f", which takes {lag.minutes_until_full:.0f} minutes"
+        yield f"the slot is lost after {readable_bytes(max(0, lag.safe_wal_bytes))} more of WAL{minutes}", "red"
     for name, error in lag.unanswered.items():
         yield f"{name} can't be asked: {error}", "red"
     for label, names in lag.rebuild_needed.items():
@@ -53,6 +55,10 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
             yield f"{label}: {count:,} rejections open, {ever:,} ever: `lockstep rejections list`", "red"
         elif ever:
             yield f"{label}: no rejection open, {ever:,} ever", "dim"
+
+
+def _is_soon_full(lag: LagReport) -> bool:
+    return lag.minutes_until_full is not None and lag.minutes_until_full < WARN_MINUTES
 
 
 def readable_bytes(count: int) -> str:

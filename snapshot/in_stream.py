@@ -93,7 +93,9 @@ class StreamCopies:
         copied: Callable[[CopyProgress], None],
         stopping: Callable[[], bool],
         while_waiting: Callable[[], None],
+        copies_allowed: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``copies_allowed`` says whether the stream may be held up now; a copy that runs ends when it may not."""
         self._pipeline = pipeline
         self._sql = sql
         self._stream = stream
@@ -105,6 +107,7 @@ class StreamCopies:
         self._copied = copied
         self._stopping = stopping
         self._while_waiting = while_waiting
+        self._copies_allowed = copies_allowed
         self._coming: ComingSlot | None = None
         self._coming_since_s = 0.0
         self._patience_s = _SLOT_PATIENCE_S
@@ -114,6 +117,7 @@ class StreamCopies:
     def close(self) -> None:
         if self._coming is not None:
             self._coming.close()
+            self._coming = None
 
     def may_begin(self, state: CaptureState) -> bool:
         """Whether there is something to copy, and a snapshot for it can be had at once.
@@ -129,6 +133,9 @@ class StreamCopies:
             self._loop.adopt(state)
         lacking = self._lacking(state)
         if not lacking and not self._repairable():
+            return False
+        if not self._copies_allowed():
+            self.close()  # a slot that waits holds back WAL as well
             return False
         if self._coming is None:
             with self._putting_off_repairs(unless=lacking):
@@ -361,6 +368,9 @@ class StreamCopies:
         self._repairs.done(name)
 
     def _stopping_after_status(self) -> bool:
-        """Whether to stop, after a status to PostgreSQL. Asked between batches, while nobody reads the stream."""
+        """Whether to stop, after a status to PostgreSQL. Asked between batches, while nobody reads the stream.
+
+        Where copies aren't allowed any more, the next session goes on with the stream, and begins them again later.
+        """
         self._while_waiting()
-        return self._stopping()
+        return self._stopping() or not self._copies_allowed()

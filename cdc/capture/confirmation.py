@@ -53,18 +53,18 @@ class Confirmation:
 
 
 class KeepAlive:
-    """Whatever takes long calls it, so that the server doesn't drop a stream that nobody reads meanwhile.
+    """Whatever takes long calls it, for what must go on meanwhile.
 
-    Before there is a stream, it does nothing.
+    So the server doesn't drop a stream that nobody reads. Before anything was added, it does nothing.
     """
 
     def __init__(self) -> None:
-        self._confirmations: list[Confirmation] = []
+        self._calls: list[Callable[[], None]] = []
 
-    def add(self, confirmation: Confirmation) -> None:
-        """There is a stream from now on."""
-        self._confirmations.append(confirmation)
+    def add(self, call: Callable[[], None]) -> None:
+        """Make this call too from now on. It must be one that is safe to make all the time."""
+        self._calls.append(call)
 
     def __call__(self) -> None:
-        for confirmation in self._confirmations:
-            confirmation.send_status_if_due()
+        for call in self._calls:
+            call()

@@ -78,7 +78,10 @@ class CaptureLoop:
         heartbeat: Callable[[], object],
         heartbeat_interval_s: float,
         inspect: Callable[[CaptureState], CaptureState] = lambda state: state,
+        keep_alive: Callable[[], None] | None = None,
     ) -> None:
+        """``keep_alive`` is called now and then whatever comes, and sends status updates; by default nothing else."""
+        self._keep_alive = keep_alive or confirmation.send_status_if_due
         self._stream = stream
         self._batch = batch
         self._assembler = assembler
@@ -200,7 +203,7 @@ class CaptureLoop:
         if self._unserved < _SERVE_EVERY:
             return False
         self._unserved = 0
-        self._confirmation.send_status_if_due()
+        self._keep_alive()
         self._batch.serve()
         self._look_at_clock()
         return True
@@ -243,7 +246,7 @@ class CaptureLoop:
         if self._clock.monotonic_s() - max(self._batch.committed_s, self._heartbeat_s) > self._heartbeat_interval_s:
             self._heartbeat()
             self._heartbeat_s = self._clock.monotonic_s()
-        self._confirmation.send_status_if_due()
+        self._keep_alive()
         self._stream.wait(_IDLE_S)
 
     def _look_at_clock(self) -> None:

@@ -1,9 +1,10 @@
 """Settings of the captured database."""
 
+import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.table import TableName
 from cdc.postgres.dsn import holds_secret, parse_dsn
@@ -11,6 +12,9 @@ from cdc.secret import read_secret
 from cdc.settings import Settings
 
 SOURCE_PASSWORD_VARIABLE = "LOCKSTEP_SOURCE_PASSWORD"  # noqa: S105  the name of a variable, not a password
+
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+_SIZE: Final = re.compile(rf"(\d+) ?({'|'.join(_UNITS)})")
 
 
 class TableOptions(Settings):
@@ -37,6 +41,43 @@ class TableOptions(Settings):
             raise ValueError(
                 "has a key and is append_only: rows with a key can be told apart, so leave append_only out"
             )
+        return self
+
+
+def _wal_bytes(size: object) -> object:
+    """PostgreSQL's way to write a size: ``max_slot_wal_keep_size`` is compared with it."""
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    if match is None:
+        raise ValueError("isn't a text with a size in PostgreSQL's units: '10GB', '500MB'")
+    return int(match[1]) * 1024 ** _UNITS.index(match[2])
+
+
+WalBytes = Annotated[int, BeforeValidator(_wal_bytes)]
+
+
+class SlotGuardSettings(Settings):
+    """What capture does when the slot makes the server keep so much WAL, in the order of the settings.
+
+    Each is a size as ``max_slot_wal_keep_size`` has it. A step that isn't given is never taken.
+    """
+
+    warn: WalBytes | None = Field(default=None, description="say so in the log")
+    stop_copies: WalBytes | None = Field(
+        default=None,
+        description="stop copies of tables in the stream, which hold it up; they begin anew below `warn` (half of this"
+        " one without it)",
+    )
+    drop: WalBytes | None = Field(
+        default=None,
+        description="drop the slot, so that the server's disk doesn't fill up; what is committed from then on is lost"
+        " to the pipeline",
+    )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        given = [size for size in (self.warn, self.stop_copies, self.drop) if size is not None]
+        if given != sorted(given):
+            raise ValueError("must grow: warn, then stop_copies, then drop")
         return self
 
 
@@ -71,6 +112,10 @@ class SourceSettings(Settings):
     )
     heartbeat_interval_s: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="how often an idle database gets a heartbeat message, so that its slot moves on"
+    )
+
+    slot_guard: SlotGuardSettings = Field(
+        default=SlotGuardSettings(), description="what to do when the slot holds back much WAL; never drops it unasked"
     )
 
     @field_validator("dsn")

@@ -121,7 +121,7 @@ class StreamOpener:
         clock = Clock(time.monotonic, lambda: time.time_ns() // 1000)
         interval_s = min(_STATUS_INTERVAL_S, sender_timeout_s(sql) / 4)
         confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=confirmed)
-        self.keep_alive.add(confirmation)
+        self.keep_alive.add(confirmation.send_status_if_due)
         directory = Path(pipeline.capture.values_directory) / pipeline.slot
         log = TopicReader(pipeline.kafka.client(), self.keep_alive, directory=directory)
         moved_rows = self.closing.enter_context(SpillingMap(directory))
@@ -168,6 +168,7 @@ class StreamOpener:
             inspect=lambda state: (
                 watch.inspect(topics.inspect(state), assembler, shapes) if stream.is_resumed else state
             ),
+            keep_alive=self.keep_alive,
         )
         return LiveStream(loop, assembler, tables, watch, shapes, toast, log, lambda: stream.is_resumed)
 

@@ -30,6 +30,7 @@ from cdc.postgres.slot import announce_capture
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
+from cdc.stream.slot_guard import SlotGuard
 from cdc.stream.source_checks import check_system
 from cdc.stream.table_publication import PublishedTables
 from cdc.stream.topics import (
@@ -77,12 +78,20 @@ def capture(
     wait_s = 0.5
     ownership = Ownership(uuid.uuid4().hex)
     repairs = RepairRequests(pipeline.slot, observer.say)
+    guard = SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say)
     while not stopping():
         started = time.monotonic()
         try:
             with contextlib.closing(
                 _Session(
-                    pipeline, stopping, observer, wrap_publisher, wrap_stream, ownership=ownership, repairs=repairs
+                    pipeline,
+                    stopping,
+                    observer,
+                    wrap_publisher,
+                    wrap_stream,
+                    ownership=ownership,
+                    repairs=repairs,
+                    guard=guard,
                 )
             ) as session:
                 session.run()
@@ -116,8 +125,10 @@ class _Session:
         *,
         ownership: Ownership,
         repairs: RepairRequests,
+        guard: SlotGuard,
     ) -> None:
         self._repairs = repairs
+        self._guard = guard
         self._ownership = ownership
         self._pipeline = pipeline
         self._stopping = stopping
@@ -135,6 +146,8 @@ class _Session:
         )
         sql.execute(LOCK_TIMEOUT)
         announce_capture(sql, pipeline.slot)
+        self._keep_alive.add(lambda: self._guard.look_if_due(sql))
+        self._keep_alive()  # also where Kafka is down, and no session comes further than that
         identity = self._identify()
         create_missing_topics(pipeline, self._observer.say)
         publisher = self._publisher()
@@ -224,10 +237,14 @@ class _Session:
             publish=PublishedTables(pipeline, sql, sql.info.dbname).of,
             say=self._observer.say,
             copied=self._observer.copied,
-            stopping=self._stopping,
+            stopping=self._stopping_after_look,
             create_publication=publication_sql(pipeline.publication, pipeline.source.published_names),
         )
         return snapshot.take(publisher, state, identity)
+
+    def _stopping_after_look(self) -> bool:
+        self._keep_alive()
+        return self._stopping()
 
     def _stream(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> None:
         """Follow the stream, and copy in the middle of it what lacks its copy."""
@@ -243,6 +260,7 @@ class _Session:
             closing=self._closing,
             wrap_stream=self._wrap_stream,
         ).open(state)
+        self._guard.slot_is_ours()
         copies = StreamCopies(
             self._pipeline,
             sql,
@@ -253,6 +271,7 @@ class _Session:
             copied=self._observer.copied,
             stopping=self._stopping,
             while_waiting=self._keep_alive,
+            copies_allowed=self._guard.copies_allowed,
         )
         self._closing.callback(copies.close)
         self._observer.say(f"streaming from {format_lsn(state.end_lsn)}")

@@ -87,3 +87,9 @@ def test_what_keeps_capture_from_ever_going_on_is_reported() -> None:
     (back,) = broken(wal_end=700)
     assert back.startswith("the source's WAL ends at 0/2BC, but 0/320 was published")
     assert broken(wal_status=None, published_lsn=None) == (), "capture hasn't begun"
+
+
+def test_the_time_until_the_slot_is_lost_is_measured_by_the_wals_rate() -> None:
+    lag = report(_source(safe_wal_bytes=600_000, wal_rate=1000.0), [], now_ms=NOW_MS)
+    assert (lag.to_json()["minutes_until_full"], lag.to_json()["wal_bytes_per_s"]) == (10.0, 1000.0)
+    assert report(_source(wal_rate=1000.0), [], now_ms=NOW_MS).minutes_until_full is None

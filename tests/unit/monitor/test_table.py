@@ -61,3 +61,12 @@ def test_a_slot_that_will_be_lost_is_announced() -> None:
     assert "lost after 2.0 KiB more of WAL" in _shown(_lag(wal_status="unreserved", safe_wal_bytes=2048))
     assert "more of WAL" not in _shown(_lag(wal_status="reserved", safe_wal_bytes=2048))
     assert "the slot is gone: `lockstep doctor`" in _shown(_lag(broken=("the slot is gone",)))
+
+
+def test_a_slot_that_is_lost_soon_says_when() -> None:
+    assert "the slot is lost after 1.0 MiB more of WAL, which takes 12 minutes" in _shown(
+        _lag(wal_status="reserved", safe_wal_bytes=1024 * 1024, minutes_until_full=12.3)
+    )
+    assert "the slot is lost" not in _shown(
+        _lag(wal_status="reserved", safe_wal_bytes=1024 * 1024, minutes_until_full=1200.0)
+    )

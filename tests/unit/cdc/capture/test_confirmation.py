@@ -70,8 +70,8 @@ def test_a_keep_alive_does_nothing_before_there_is_a_stream() -> None:
 def test_a_keep_alive_sends_what_is_due_to_every_stream(sent: Sent) -> None:
     other = Sent()
     keep_alive = KeepAlive()
-    keep_alive.add(sent.confirmation)
-    keep_alive.add(other.confirmation)
+    keep_alive.add(sent.confirmation.send_status_if_due)
+    keep_alive.add(other.confirmation.send_status_if_due)
     keep_alive()
     keep_alive()
     assert (sent.confirmed(), other.confirmed()) == ([BEGIN], [BEGIN])

@@ -1,0 +1,151 @@
+"""What capture does about WAL that its slot makes the server keep."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.table import TableName
+from cdc.postgres.repair_messages import request_repair
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+
+class Source:
+    """The test's database, and another one of the server in which WAL is written that capture doesn't get."""
+
+    def __init__(self, database: Database, server: psycopg.Connection[Any]) -> None:
+        self.database = database
+        self._server = server
+        self.held_back = False
+
+    def hold_back(self, megabytes: int) -> None:
+        """Write so much WAL."""
+        self.held_back = True
+        self._server.execute(
+            "select count(pg_logical_emit_message(false, 'filler', repeat('x', 1048576))) from generate_series(1, %s)",
+            (megabytes,),
+        )
+
+    @contextmanager
+    def writing(self) -> Iterator[psycopg.Connection[Any]]:
+        """A transaction that writes and stays open: the slot needs its WAL from where it began."""
+        with psycopg.connect(self.database.dsn) as open_transaction:
+            open_transaction.execute("insert into t values (0)")
+            yield open_transaction
+
+    def slots(self, name: str) -> int:
+        count = self.database.value("select count(*) from pg_replication_slots where slot_name = %s", name)
+        assert isinstance(count, int)
+        return count
+
+
+@pytest.fixture
+def source(database: Database, endpoints: Endpoints) -> Iterator[Source]:
+    database.execute("create table t (id int primary key)", "insert into t select * from generate_series(1, 5000)")
+    with psycopg.connect(endpoints.source_dsn, autocommit=True) as server:
+        yield Source(database, server)
+
+
+@pytest.fixture(autouse=True)
+def _looks_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.stream.slot_guard._LOOK_EVERY_S", 0.0)
+
+
+def _captured(source: Source, endpoints: Endpoints, directory: Path, guard: str, **more: str) -> Captured:
+    line = f"slot_guard = {{ {guard} }}"
+    return Captured(source.database, endpoints.kafka_bootstrap, directory, ["public.t"], source=line, **more)
+
+
+COPIES = "copying public.t at"
+STOPPED = "no table is copied in the stream meanwhile"
+
+
+def _index(captured: Captured, words: str) -> int:
+    return next(index for index, line in enumerate(captured.said) if words in line)
+
+
+def _wait_for_copies(captured: Captured, source: Source, count: int) -> None:
+    def copied() -> bool:
+        source.database.execute("checkpoint")  # it tells the stream which WAL is needed no more
+        assert captured.error is None
+        return sum(COPIES in line for line in captured.said) >= count
+
+    until(copied)
+
+
+def test_a_slot_is_warned_of_and_never_dropped_unasked(source: Source, endpoints: Endpoints, tmp_path: Path) -> None:
+    with _captured(source, endpoints, tmp_path, "warn = '32MB', stop_copies = '64MB'") as captured:
+        captured.start()
+        with source.writing() as writer:
+            source.hold_back(70)
+            captured.wait_for(STOPPED)
+            assert "makes the server keep" in captured.said[_index(captured, STOPPED)]
+            request_repair(source.database.connection, TableName("public", "t"), None, slot=captured.config.slot)
+            captured.wait_for("copying it again, as was asked for")
+            writer.commit()
+            _wait_for_copies(captured, source, 1)
+        assert _index(captured, "which is no more than it should") < _index(captured, COPIES)
+        captured.assert_equal()
+        assert source.slots(captured.config.slot) == 1
+
+
+class _HoldsBackWhileCopying:
+    """A publisher in whose second commit of a copy much WAL is written, once."""
+
+    def __init__(self, publisher: Any, source: Source) -> None:
+        self._publisher = publisher
+        self._source = source
+        self._commits = 0
+
+    def commit(self, *arguments: Any, progress: bool = True, **options: Any) -> Any:
+        bounds = self._publisher.commit(*arguments, progress=progress, **options)
+        self._commits += not progress
+        if self._commits == 2 and not self._source.held_back:
+            self._source.hold_back(70)
+        return bounds
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._publisher, name)
+
+
+def test_a_copy_in_the_stream_ends_and_begins_again(source: Source, endpoints: Endpoints, tmp_path: Path) -> None:
+    guard, sections = "warn = '32MB', stop_copies = '64MB'", "[capture]\nbatch_rows = 1000\n"
+    with _captured(source, endpoints, tmp_path, guard, sections=sections) as captured:
+        captured.start()
+        captured.settle()
+        captured.stop()
+        captured.start(wrap_publisher=lambda publisher: _HoldsBackWhileCopying(publisher, source))
+        request_repair(source.database.connection, TableName("public", "t"), None, slot=captured.config.slot)
+        captured.wait_for(STOPPED)
+        source.database.execute("insert into t values (100000)")
+        _wait_for_copies(captured, source, 2)
+        captured.assert_equal()
+
+
+def test_a_slot_is_dropped_where_that_is_allowed_and_the_gap_is_told(
+    source: Source, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    with _captured(source, endpoints, tmp_path, "warn = '32MB', drop = '64MB'") as captured:
+        captured.start()
+        with source.writing():
+            source.hold_back(70)
+            error = captured.wait_error()
+        assert isinstance(error, LockstepError)
+        assert (
+            "lets it drop the slot from 64.0 MB on: it was dropped. What wasn't published can't be read"
+            in error.message
+        )
+        assert source.slots(captured.config.slot) == 0
+        captured.begin()
+        error = captured.wait_error()
+        assert isinstance(error, PositionMismatch)
+        assert "is gone: changes after" in error.message
+        assert source.slots(captured.config.slot) == 0
