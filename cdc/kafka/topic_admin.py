@@ -21,6 +21,9 @@ _PROGRESS_RETENTION_MS = 3 * 24 * 3600 * 1000
 _CONTROL_SEGMENT_BYTES = 16 * 1024 * 1024
 """Small segments: the state has one record per Kafka transaction, and a start reads what isn't compacted yet."""
 
+_CONTROL_RECORD_BYTES = 16 * 1024 * 1024
+"""The state tells of every table, and a shape of every column. The brokers' own limit is 1 MB."""
+
 COMMIT_MARKER_LOSS = (
     "Kafka 4.1 to 4.4 forget to end a committed transaction in partitions that have no leader at that moment, as all"
     " have when their only broker is killed and started again: the transaction is then lost in part"
@@ -113,7 +116,10 @@ def message_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 
 def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]:
     """The control topics and the dead-letter topic."""
-    common = {"min.insync.replicas": str(settings.min_insync_replicas)}
+    common = {
+        "min.insync.replicas": str(settings.min_insync_replicas),
+        "max.message.bytes": str(max(settings.max_message_bytes, _CONTROL_RECORD_BYTES)),
+    }
     compacted = common | {
         "cleanup.policy": "compact",
         "segment.bytes": str(_CONTROL_SEGMENT_BYTES),
@@ -222,6 +228,8 @@ class TopicAdmin:
         for topic, future in futures.items():
             try:
                 future.result(_REQUEST_TIMEOUT_S)
+            except TimeoutError as error:
+                raise Unavailable(f"topic {topic} wasn't created in {_REQUEST_TIMEOUT_S:.0f} s") from error
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     continue

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from cdc.protocol.partition_files import packed, unpacked
+
 
 class Fact(StrEnum):
     """What is as it was, or else changes of the table may be missing from the stream. Its text is the cause, told."""
@@ -53,7 +55,7 @@ class Storage:
 
     def to_json(self) -> list[Any]:
         partitions = dict(self.partitions)
-        return [self.file, self.toast, self.columns, partitions, self._attached(partitions)]
+        return [self.file, self.toast, self.columns, packed(partitions), self._attached(partitions)]
 
     def rewritten_since(self, recorded: RecordedStorage) -> str:
         """Why rows may have changed without an event since then; empty when they haven't."""
@@ -166,10 +168,14 @@ class Recorded:
             case {
                 "oid": int(oid),
                 "facts": dict(facts),
-                "storage": [int(file), int(toast), str(columns), dict(partitions), str(attached)],
+                "storage": [int(file), int(toast), str(columns), str(runs), str(attached)],
                 "composites": dict(composites),
                 "enums": list(enums),
             } if all(isinstance(enum, list) and list(map(type, enum)) == [str, int, str] for enum in enums):
+                try:
+                    partitions = unpacked(runs)
+                except ValueError:
+                    return None
                 storage = RecordedStorage(file, toast, columns, partitions, attached)
                 return cls(oid, facts, storage, composites, [tuple(enum) for enum in enums], bool(parsed.get("left")))
         return None

@@ -142,3 +142,12 @@ def test_types_that_come_or_go_with_a_column_change_no_row() -> None:
 def test_an_enum_without_labels_is_nothing_to_compare() -> None:
     empty = replace(RECORDED, enums={"16380": ()})
     assert RECORDED.since(empty.to_text()) == MembershipChange("")
+
+
+def test_ten_thousand_partitions_take_little_room_in_the_state() -> None:
+    """It is written with every Kafka transaction, and a record has a limit."""
+    partitions = {str(oid): str(oid) for oid in range(20_000, 50_000, 3)}
+    recorded = replace(RECORDED, storage=replace(RECORDED.storage, partitions=partitions))
+    assert len(recorded.to_text()) < 600
+    more = replace(recorded, storage=replace(recorded.storage, partitions=partitions | {"7": "7"}))
+    assert more.since(recorded.to_text()).partitions == (7,)
