@@ -1,5 +1,6 @@
 """Makes clients of Kafka. One that can't be made is an error of ours, as what brokers refuse is."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
@@ -8,6 +9,12 @@ from confluent_kafka import KafkaError, KafkaException
 from cdc.model.errors import ConfigurationError, Unavailable
 
 _Client = TypeVar("_Client")
+
+_UNHEARD: Final = logging.getLogger("lockstep.librdkafka")
+"""Where the client's own lines go. It prints some at any level, also of what is mended by itself a moment later; what
+matters reaches us as an error."""
+_UNHEARD.propagate = False
+_UNHEARD.addHandler(logging.NullHandler())
 
 _BAD_SETTINGS: Final = (KafkaError._INVALID_ARG, KafkaError._NOT_IMPLEMENTED)
 
@@ -19,7 +26,7 @@ def new_client(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str,
     when the machine has no room for the client.
     """
     try:
-        return kind(dict(settings))
+        return kind({**settings, "logger": _UNHEARD})
     except KafkaException as error:
         details: KafkaError = error.args[0]
         if details.code() in _BAD_SETTINGS:

@@ -64,7 +64,7 @@ class KafkaSettings(Settings):
         settings: dict[str, str | int] = {
             "bootstrap.servers": self.bootstrap_servers,
             "security.protocol": self.security_protocol,
-            # librdkafka prints every lost connection; what matters reaches us as an error.
+            # Every lost connection is a line of librdkafka's; what matters reaches us as an error.
             "log_level": 0,
             # A restarted broker must be found again in time; the default backs off up to 10 s.
             "reconnect.backoff.max.ms": 1000,

@@ -1,9 +1,10 @@
 """Clients of Kafka that can't be made: whoever asks for one gets an error with a hint."""
 
+import time
 from collections.abc import Callable, Mapping
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from cdc.kafka.client import new_client
 from cdc.kafka.consumer import open_consumer
@@ -38,6 +39,17 @@ def test_a_file_that_is_not_there_is_an_error_of_the_configuration(client_of: Ca
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location") as raised:
         client_of(WITHOUT_ITS_FILE)
     assert "ca_file" in (raised.value.hint or "")
+
+
+def test_what_the_client_prints_by_itself_is_not_heard(capfd: pytest.CaptureFixture[str]) -> None:
+    errors: list[object] = []
+    settings = {"bootstrap.servers": "127.0.0.1:1", "log_level": 3, "error_cb": errors.append}
+    client = new_client(Producer, settings)
+    deadline = time.monotonic() + 30
+    while not errors and time.monotonic() < deadline:
+        client.poll(0.05)
+    assert errors
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_machine_without_room_for_another_client_may_have_it_later() -> None:
