@@ -46,7 +46,7 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
     Its own errors, and what the system says of files, become a message and an exit code. A bug keeps its traceback.
     """
     try:
-        code = run() or 0
+        code = _of_source(run) or 0
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -76,6 +76,19 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
             raise
         say(f"error: {error.filename}: {error.strerror}\ncheck the path and its permissions")
         return EXIT_FAILED
+
+
+def _of_source(run: Callable[[], int | None]) -> int | None:
+    """What PostgreSQL says of a question of ours is an error of ours too; a question that it can't read is a bug."""
+    try:
+        return run()
+    except Exception as error:
+        psycopg = sys.modules.get("psycopg")  # commands that ask no database don't load it
+        if psycopg is None or not isinstance(error, psycopg.Error) or isinstance(error, psycopg.errors.SyntaxError):
+            raise
+        from cdc.postgres.connection import connection_error
+
+        raise connection_error(error) from error
 
 
 def _discard_output() -> None:

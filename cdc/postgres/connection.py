@@ -40,6 +40,10 @@ _TRANSIENT_CLASSES = ("08", "53", "57")
 _INTERNAL_CLASS = "XX"
 """Also what a question about a table gets that is dropped meanwhile: "could not open relation with OID 16384"."""
 
+_STAYING_INTERNAL = ("XX001", "XX002")
+"""Damaged data or index. So do values for which PostgreSQL finds no memory, and it has no state of its own for them."""
+_TOO_LARGE = "invalid memory alloc request size"
+
 _VALUE_CLASSES = ("22", "23")
 """Data exceptions and violated constraints."""
 
@@ -120,7 +124,7 @@ def connection_error(error: psycopg.Error) -> LockstepError:
     state = error.sqlstate or ""
     if state == _LOCK_NOT_AVAILABLE:
         return Unavailable("a table is locked, by an ALTER TABLE that isn't committed for instance", retry_after_s=1.0)
-    if state.startswith(_INTERNAL_CLASS):
+    if state.startswith(_INTERNAL_CLASS) and state not in _STAYING_INTERNAL and _TOO_LARGE not in text:
         return Unavailable(
             f"PostgreSQL can't answer, perhaps since a table is being dropped: {text}", retry_after_s=1.0
         )

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Self
 
 import psycopg
 from psycopg import pq
@@ -26,6 +26,17 @@ APPLICATION = "lockstep capture"
 _POLL_S = 0.1
 
 _FAILOVER_SLOT = "(SNAPSHOT 'export', FAILOVER true)"
+
+_STREAM_HINTS: Final = {
+    "22": "is the database's encoding SQL_ASCII? Text of a row that was written isn't valid UTF-8, so it can't be"
+    " decoded. Nothing was skipped. Correct the row; then `lockstep recover` copies the tables again, without the"
+    " changes in between",
+    "42704": "was the publication dropped? Create it again (`lockstep doctor` has the SQL). PostgreSQL 17 and earlier"
+    " can't decode what was committed without it: if capture stops here again, run `lockstep recover`",
+    "54": "a row that was written is larger than the 1 GB that PostgreSQL can decode. Nothing was skipped. Correct the"
+    " row; then `lockstep recover` copies the tables again, without the changes in between",
+}
+"""What to do about errors that stay, by the beginning of their SQLSTATE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +185,17 @@ class ReplicationConnection:
         self.close()
 
     def _ended(self) -> LockstepError:
+        """Why: something passing, or what the next start would find at the same place again."""
+        what = "PostgreSQL ended the replication stream"
         result = self._pgconn.get_result()
-        text = result.error_message.decode(errors="replace").strip() if result is not None else ""
-        return Unavailable(f"PostgreSQL ended the replication stream: {text or 'no reason given'}", retry_after_s=1.0)
+        if result is None or result.status != pq.ExecStatus.FATAL_ERROR:
+            return Unavailable(f"{what}: no reason given", retry_after_s=1.0)
+        error = connection_error(psycopg.errors.error_from_result(result))
+        if isinstance(error, Unavailable):
+            return Unavailable(f"{what}: {error.message}", retry_after_s=1.0)
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        hint = next((hint for sign, hint in _STREAM_HINTS.items() if state.startswith(sign)), error.hint)
+        return LockstepError(f"{what}: {error.message}", hint=hint)
 
     def _row(
         self, command: str, while_waiting: Callable[[float], None] | None = None, *, columns: int

@@ -6,7 +6,7 @@ from functools import partial
 import psycopg
 
 from cdc.model.errors import LockstepError
-from cdc.postgres.connection import connect
+from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.ddl_messages import are_sent
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
@@ -44,10 +44,10 @@ def _was_reached(subject: str, findings: Sequence[Finding]) -> bool:
 def _guarded(subject: str, check: Callable[[Config], list[Finding]], config: Config) -> list[Finding]:
     try:
         return check(config)
-    except (LockstepError, psycopg.Error) as error:
-        hint = (error.hint if isinstance(error, LockstepError) else None) or _way_to(subject)
-        message = error.message if isinstance(error, LockstepError) else str(error).strip()
-        return [Finding(Severity.ERROR, subject, message, "nothing works without it", hint)]
+    except (LockstepError, psycopg.Error) as raised:
+        error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
+        hint = (error.hint if error is raised else None) or _way_to(subject)
+        return [Finding(Severity.ERROR, subject, error.message, "nothing works without it", hint)]
 
 
 def _way_to(subject: str) -> str:

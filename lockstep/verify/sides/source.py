@@ -174,6 +174,8 @@ class SourceSide:
         began = self._waiting.now_s()
         try:
             rows = {key: kept_of(version, row) for key, version, row in self._by_key(table, keys)}
+        except psycopg.errors.CharacterNotInRepertoire:
+            raise  # of a row, not of a key: its text isn't valid UTF-8
         except psycopg.DataError:
             # A sink may hold a key that the source's type can't have, so no row of the source has it. Find that key.
             if len(keys) == 1:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psycopg
 import pytest
 from rich.table import Table
 
@@ -52,6 +53,23 @@ def test_a_full_disk_is_told_without_a_traceback() -> None:
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert (ended.returncode, ended.stderr) == (1, "error: No space left on device\n")
+
+
+def test_what_the_database_refuses_is_told_without_a_traceback_and_without_a_value(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert exit_code_of(lambda: _raise(psycopg.errors.InsufficientPrivilege("permission denied for table t"))) == 1
+    assert exit_code_of(lambda: _raise(psycopg.errors.CharacterNotInRepertoire("invalid byte sequence: 0xaa"))) == 1
+    assert exit_code_of(lambda: _raise(psycopg.OperationalError("server closed the connection unexpectedly"))) == 1
+    told = capsys.readouterr().err
+    assert "error: PostgreSQL refused: permission denied for table t\n" in told
+    assert "error: PostgreSQL refused: CharacterNotInRepertoire, SQLSTATE 22021\n" in told
+    assert "error: PostgreSQL is not available: server closed the connection unexpectedly\n" in told
+
+
+def test_a_question_that_the_database_cannot_read_is_a_bug() -> None:
+    with pytest.raises(psycopg.errors.SyntaxError):
+        exit_code_of(lambda: _raise(psycopg.errors.SyntaxError("syntax error")))
 
 
 def test_an_unanswered_call_of_our_own_is_a_bug() -> None:

@@ -55,6 +55,20 @@ def test_a_table_that_is_dropped_under_a_question_is_no_reason_to_stop() -> None
     assert isinstance(error, Unavailable)
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        psycopg.errors.InternalError_("invalid memory alloc request size 1258291203"),
+        psycopg.errors.DataCorrupted("invalid page in block 7 of relation base/5/16384"),
+        psycopg.errors.ProgramLimitExceeded("string buffer exceeds maximum allowed length (1073741823 bytes)"),
+        psycopg.errors.UndefinedObject('publication "lockstep_shop" does not exist'),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_is_there_at_the_next_try_as_well_is_not_tried_again(error: psycopg.Error) -> None:
+    assert not isinstance(connection_error(error), Unavailable)
+
+
 def test_what_postgresql_says_of_a_value_is_not_shown() -> None:
     error = connection_error(psycopg.errors.InvalidTextRepresentation('invalid input for type integer: "secret"'))
     assert not isinstance(error, Unavailable)
