@@ -94,7 +94,7 @@ class _Follower:
                 continue
             if message.error() is not None:
                 raise LockstepError(f"the progress topic can't be read: {message.error()}")
-            record = ProgressRecord.from_bytes(_bytes(message.value()))
+            record = ProgressRecord.from_bytes(_bytes(message.value()), "a record of the progress topic")
             bounds = dict(enumerate(record.bounds.get(self._topic, ())))
             steps.append(Step(time.time(), sum(bounds[p] - self._base[p] - markers[p] for p in bounds)))
             for partition, bound in bounds.items():

@@ -12,8 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from cdc.kafka.control_topics import read_compacted, read_state
-from cdc.kafka.topic_names import SCHEMA, control_topic
+from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import Table, TableName
 from cdc.postgres.catalogue import load_tables
@@ -171,8 +170,7 @@ class Captured:
 
     def schemas(self, table: str) -> list[SchemaRecord]:
         """The table's shapes, oldest first."""
-        values = read_compacted(self.client, control_topic(self.name, SCHEMA)).values()
-        records = [SchemaRecord.from_bytes(value) for value in values]
+        records = read_schema_records(self.client, self.name)
         return [record for record in records if record.table.name == TableName.parse(table)]
 
     def rows(self, table: str, *, by_tag: bool = False) -> dict[bytes, Row]:

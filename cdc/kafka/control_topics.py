@@ -2,16 +2,16 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
-from cdc.model.errors import Unavailable
+from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.model.table import Table, TableName
-from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, is_schema_key
 
 ClientSettings = Mapping[str, str | int]
 
@@ -63,24 +63,34 @@ def _committed_end(cluster: TopicAdmin, topic: str) -> int:
     return cluster.committed_ends([(topic, 0)])[topic, 0]
 
 
-def _content(message: Message) -> tuple[bytes, bytes | None]:
-    key, value = message.key(), message.value()
-    assert isinstance(key, bytes)
-    assert value is None or isinstance(value, bytes)
-    return key, value
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """The newest record of a key: its value, and where it is in words."""
+
+    value: bytes
+    what: str
 
 
-def read_compacted(client: ClientSettings, topic: str) -> dict[bytes, bytes]:
-    """The newest value of every key of a one-partition topic, read-committed, in order of their offsets.
+def _what(message: Message) -> str:
+    return record_at(message.topic() or "", message.offset() or 0)
+
+
+def record_at(topic: str, offset: int) -> str:
+    """A record of a one-partition topic, as errors name it."""
+    return f"the record at offset {offset} of topic {topic}"
+
+
+def read_compacted(client: ClientSettings, topic: str) -> dict[bytes, StoredRecord]:
+    """The newest record of every key of a one-partition topic, read-committed, in order of their offsets.
 
     Raises Unavailable when the broker doesn't answer and LockstepError when the topic doesn't exist.
     """
     return read_compacted_topics(client, [topic])[topic]
 
 
-def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict[str, dict[bytes, bytes]]:
+def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict[str, dict[bytes, StoredRecord]]:
     """The same of several topics at once. Raises as ``read_compacted``, for the first topic with which that is so."""
-    newest: dict[str, dict[bytes, bytes]] = {topic: {} for topic in topics}
+    newest: dict[str, dict[bytes, StoredRecord]] = {topic: {} for topic in topics}
     if not topics:
         return newest
     cluster = TopicAdmin(client)
@@ -91,10 +101,12 @@ def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict
     try:
         for message in _records(consumer, {topic: (0, end) for (topic, _), end in ends.items()}):
             records = newest[message.topic() or ""]
-            key, value = _content(message)
+            key, value = message.key(), message.value()
+            if not isinstance(key, bytes):
+                continue  # Not ours, and nothing that it could take the place of.
             records.pop(key, None)  # so that the order is that of the newest records
-            if value is not None:
-                records[key] = value
+            if isinstance(value, bytes):
+                records[key] = StoredRecord(value, _what(message))
         return newest
     except KafkaException as error:
         raise Unavailable(f"topic {', '.join(topics)} can't be read: {reason(error)}") from error
@@ -105,18 +117,28 @@ def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict
 def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState | None:
     """Capture's state of this slot, or None when it never ran.
 
-    Raises as ``read_compacted``, and LockstepError for a state of another version.
+    Raises as ``read_compacted``, ForeignRecord, and LockstepError for a state of another version.
     """
-    value = read_compacted(client, control_topic(prefix, STATE)).get(slot.encode())
-    return None if value is None else CaptureState.from_bytes(value)
+    record = read_compacted(client, control_topic(prefix, STATE)).get(slot.encode())
+    return None if record is None else CaptureState.from_bytes(record.value, record.what)
 
 
 def read_schema_records(client: ClientSettings, prefix: str) -> list[SchemaRecord]:
     """Every shape that any table ever had, in the order in which they held. A table may have had one several times.
 
-    Raises as ``read_state``.
+    What others wrote is passed over, but for what may have taken the place of a shape. Raises as ``read_state``.
     """
-    return [SchemaRecord.from_bytes(value) for value in read_compacted(client, control_topic(prefix, SCHEMA)).values()]
+    return list(schema_records(read_compacted(client, control_topic(prefix, SCHEMA))))
+
+
+def schema_records(records: Mapping[bytes, StoredRecord]) -> Iterator[SchemaRecord]:
+    """The shapes among the records of ``__schema``. Raises as ``read_schema_records``."""
+    for key, record in records.items():
+        try:
+            yield SchemaRecord.from_bytes(record.value, record.what)
+        except ForeignRecord:
+            if is_schema_key(key):
+                raise
 
 
 def read_shapes(client: ClientSettings, prefix: str) -> dict[str, Table]:
@@ -130,16 +152,30 @@ def read_tables(client: ClientSettings, prefix: str) -> dict[TableName, Table]:
 
 
 def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecord]:
-    """All that the progress topic still holds, oldest first. Raises Unavailable."""
+    """All that the progress topic still holds, oldest first. Raises Unavailable, and as ``_progress_record``."""
     topic = control_topic(prefix, PROGRESS)
     consumer = open_consumer(client)
     try:
         for message in _records(consumer, {topic: (0, _committed_end(TopicAdmin(client), topic))}):
-            yield ProgressRecord.from_bytes(_content(message)[1] or b"")
+            record = _progress_record(message)
+            if record is not None:
+                yield record
     except KafkaException as error:
         raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
     finally:
         close_consumer(consumer)
+
+
+def _progress_record(message: Message) -> ProgressRecord | None:
+    """None for a record that isn't ours: capture's own bounds are in its own records, so that none is lost.
+
+    Raises LockstepError for one of another version.
+    """
+    value = message.value()
+    try:
+        return ProgressRecord.from_bytes(value if isinstance(value, bytes) else None, _what(message))
+    except ForeignRecord:
+        return None
 
 
 class ProgressReader:
@@ -163,7 +199,8 @@ class ProgressReader:
 
         Where Kafka has lost some of them, by age or because the topic was recreated, one record with new bounds of all
         topics, as in the first answer.
-        Raises Unavailable; then the next call gives all that this one would have given.
+        Raises Unavailable, and LockstepError for a record of another version; then the next call gives all that this
+        one would have given.
         """
         partition = (self._topic, 0)
         try:
@@ -200,7 +237,9 @@ class ProgressReader:
         if self._consumer is None:
             self._consumer = open_consumer(self._client, fetch_wait_ms=_FOLLOW_WAIT_MS)
         for message in _records(self._consumer, {self._topic: (start, end)}):
-            records.append(ProgressRecord.from_bytes(_content(message)[1] or b""))
+            record = _progress_record(message)
+            if record is not None:
+                records.append(record)
             following = (message.offset() or 0) + 1
         return records, following
 

@@ -13,7 +13,7 @@ from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
 from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_START, after_of, tag_text
+from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_START, after_of, tag_text
 from cdc.spilling import SpillingMap
 
 _ASK_AGAIN_S = 2.0
@@ -26,7 +26,7 @@ _WAIT_SLICE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record of a topic. ``value`` is None for a tombstone."""
+    """A record of a topic. ``value`` is None for a tombstone. ``key`` is empty where the record has none: not ours."""
 
     partition: int
     offset: int
@@ -102,9 +102,9 @@ class TopicReader:
                     following = offset + 1
                     if offset < end:
                         key, value = message.key(), message.value()
-                        assert isinstance(key, bytes)
+                        assert key is None or isinstance(key, bytes)
                         assert value is None or isinstance(value, bytes)
-                        yield Record(at.partition, offset, key, value)
+                        yield Record(at.partition, offset, key or b"", value)
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if offset >= end or (error is None and offset == end - 1):
@@ -118,7 +118,7 @@ class TopicReader:
     def live_keys(self, topic: str) -> Iterator[bytes]:
         """The keys whose newest event isn't a delete. The whole topic is read before the first of them.
 
-        Raises as ``records``, and as SpillingMap.
+        What isn't an event is passed over: it is nobody's row. Raises as ``records``, and as SpillingMap.
         """
         with self.live_key_set(topic) as keys:
             yield from keys
@@ -128,9 +128,9 @@ class TopicReader:
         keys = SpillingMap(self._directory)
         try:
             for record in self.records(topic):
-                if record.value is None or record.value[OP_OFFSET] == DELETE_OP:
+                if record.value is None or record.value.startswith(DELETE_START):
                     keys.discard(record.key)
-                else:
+                elif record.value.startswith(EVENT_START):
                     keys[record.key] = b""
         except BaseException:
             keys.close()
@@ -152,5 +152,5 @@ class TopicReader:
                 is_own = record.value.startswith(prefix, TAG_START)
                 if is_own and not record.value.startswith(copied, TAG_START):
                     continue
-                row = None if record.value[OP_OFFSET] == DELETE_OP else after_of(record.value)
+                row = None if record.value.startswith(DELETE_START) else after_of(record.value)
         return row

@@ -5,6 +5,7 @@
     LockstepError                 the operator's turn: a message that says what failed and why, and a hint what to do
      +- ConfigurationError        lockstep.toml or the command line is wrong (exit code 2)
      +- MalformedMessage          bytes that aren't what the protocol says; the stream stops, nothing is guessed
+     +- ForeignRecord             a record on a topic of ours that no version of Lockstep has written
      +- PositionMismatch          slot, publication or topics don't fit the recorded state; something was skipped
      +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
      +- Fenced                    another process has taken over; this one must not write any more
@@ -50,6 +51,10 @@ class MalformedMessage(LockstepError):
         )
         self.reason = reason
         self.position = position
+
+
+class ForeignRecord(LockstepError):
+    """A record on a topic of ours, or a message in the WAL, that no version of Lockstep has written."""
 
 
 class PositionMismatch(LockstepError):

@@ -23,6 +23,12 @@ class Position:
     partition: int
     offset: int
 
+    def located(self, error: LockstepError) -> LockstepError:
+        """The error of a record here, with where that is."""
+        return LockstepError(
+            f"{error.message} (topic {self.topic}, partition {self.partition}, offset {self.offset})", hint=error.hint
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RowEvent:
@@ -74,9 +80,12 @@ class TableEvents(Sequence[RowEvent]):
         """Events in the log's own JSON. One that isn't JSON raises LockstepError when it is asked for."""
 
         def event_at(index: int) -> RowEvent:
-            row = rows[index]
-            key, columns = parse_key(keys[index]), None if row is None else parse_object(row)
-            return RowEvent(table, key, tags[index], columns, position_at(index))
+            row, at = rows[index], position_at(index)
+            try:
+                key, columns = parse_key(keys[index]), None if row is None else parse_object(row)
+            except LockstepError as error:
+                raise at.located(error) from None
+            return RowEvent(table, key, tags[index], columns, at)
 
         return cls(table, keys, tags, rows, event_at)
 
@@ -113,7 +122,11 @@ class TableEvents(Sequence[RowEvent]):
 
     def key_values(self) -> list[list[JsonValue]]:
         """The key's values of each event, in key order. Raises LockstepError for a key that isn't JSON."""
-        return [list(parse_key(key).values()) for key in self.keys]
+        try:
+            return [list(parse_key(key).values()) for key in self.keys]
+        except LockstepError:
+            list(self)  # says where it is
+            raise
 
 
 class Events(Sequence[RowEvent]):

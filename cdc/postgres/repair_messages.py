@@ -20,7 +20,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.postgres.slot import emit_messages
-from cdc.protocol.control_records import FORMAT, parse_record
+from cdc.protocol.record_fields import FORMAT, parse_record
 
 REPAIR_PREFIX: Final = "lockstep.repair"
 """Prefix of the messages. They are never published, whatever prefixes are configured."""
@@ -63,20 +63,11 @@ class RepairRequest:
         """Anybody may write such messages, so nothing is taken for granted. Raises UnreadableRequest."""
         try:
             fields = parse_record(content, "it")
+            slot, table = fields.text("slot"), TableName(fields.text("schema"), fields.text("table"))
+            keys = None if fields.is_null("keys") else tuple(fields.mappings("keys"))
         except LockstepError as error:
             raise UnreadableRequest(error.message) from None
-        slot, schema, table, keys = (fields.get(name) for name in ("slot", "schema", "table", "keys"))
-        if not (isinstance(slot, str) and isinstance(schema, str) and isinstance(table, str)):
-            raise UnreadableRequest("it lacks slot, schema or table")
-        if keys is None and "keys" in fields:
-            return cls(slot, TableName(schema, table), None)
-        if not isinstance(keys, list) or not all(isinstance(key, dict) for key in keys):
-            raise UnreadableRequest("its keys aren't a list of JSON objects")
-        try:
-            orjson.dumps(keys, option=orjson.OPT_SORT_KEYS)
-        except TypeError:  # what can be read may be nested deeper than what can be written
-            raise UnreadableRequest("its keys are nested too deep") from None
-        return cls(slot, TableName(schema, table), tuple(keys))
+        return cls(slot, table, keys)
 
 
 def request_repair(

@@ -11,7 +11,7 @@ import psycopg
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.postgres.connection import connection_error
-from cdc.protocol.control_records import FORMAT
+from cdc.protocol.record_fields import FORMAT
 
 HEARTBEAT_PREFIX = "lockstep.heartbeat"
 """Prefix of the messages that move an idle database's slot and the watermark on."""

@@ -7,16 +7,19 @@ position) says what a table looks like. ``__progress`` (kept some days) turns Ka
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import orjson
 
-from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
-from cdc.model.table import Table, TableName
+from cdc.model.table import Column, ReplicaIdentity, Table, TableName
+from cdc.model.tag import EPOCH_MAX, SEQ_MAX
+from cdc.protocol.record_fields import FORMAT, RecordFields, parse_record
 
-FORMAT: Final = 4
-"""The version of everything that capture stores or sends to itself: control records, and messages in the WAL."""
+_KEY_TEXTS: Final = 3
+"""With so many texts begins the key of a record of ``__schema``: schema, table, schema id."""
+
+_TYPE_MODIFIER_MIN: Final = -(1 << 31)
 
 
 class SnapshotPhase(StrEnum):
@@ -191,17 +194,31 @@ class CaptureState:
         )
 
     @classmethod
-    def from_bytes(cls, value: bytes) -> Self:
-        """Raises LockstepError for a record of another format."""
-        fields = parse_record(value, "a record of the control topic __state")
-        del fields["format"]
-        fields["phase"] = SnapshotPhase(fields["phase"])
-        for name in ("copied", "memberships"):
-            fields[name] = {TableName(schema, table): value for schema, table, value in fields[name]}
-        fields["topics"] = {topic: TopicIdentity(*identity) for topic, *identity in fields["topics"]}
-        last = fields.get("last_transaction")
-        fields["last_transaction"] = None if last is None else LastTransaction(*last)
-        return cls(**fields)
+    def from_bytes(cls, value: bytes | None, what: str) -> Self:
+        """Raises as ``parse_record``, and ForeignRecord."""
+        fields = parse_record(value, what)
+        last = fields.row("last_transaction", int, int, int, bool)
+        return cls(
+            slot=fields.text("slot"),
+            owner=fields.text("owner"),
+            publication=fields.text("publication"),
+            database=fields.text("database"),
+            system_id=fields.text("system_id"),
+            timeline=fields.number("timeline"),
+            epoch=fields.number("epoch", most=EPOCH_MAX),
+            phase=fields.one_of("phase", SnapshotPhase),
+            handoff=fields.number("handoff"),
+            commit_lsn=fields.number("commit_lsn"),
+            seq=fields.number("seq", most=SEQ_MAX),
+            end_lsn=fields.number("end_lsn"),
+            commit_time_ms=fields.number("commit_time_ms"),
+            copied={TableName(schema, table): rows for schema, table, rows in fields.rows("copied", str, str, int)},
+            memberships={
+                TableName(schema, table): told for schema, table, told in fields.rows("memberships", str, str, str)
+            },
+            topics={topic: TopicIdentity(*identity) for topic, *identity in fields.rows("topics", str, str, int)},
+            last_transaction=None if last is None else LastTransaction(*last),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +248,20 @@ class ProgressRecord:
         )
 
     @classmethod
-    def from_bytes(cls, value: bytes) -> Self:
-        """Raises LockstepError for a record of another format."""
-        fields = parse_record(value, "a record of the control topic __progress")
-        bounds = {topic: tuple(ends) for topic, ends in fields["bounds"].items()}
-        uncopied = tuple(fields.get("uncopied", ()))
-        return cls(fields["lsn"], fields["commit_time_ms"], bounds, fields.get("epoch", 0), uncopied)
+    def from_bytes(cls, value: bytes | None, what: str) -> Self:
+        """Raises as ``parse_record``, and ForeignRecord."""
+        fields = parse_record(value, what)
+        bounds = fields.mapping("bounds")
+        for ends in bounds.values():
+            if not isinstance(ends, list) or not all(type(end) is int and end >= 0 for end in ends):
+                raise fields.foreign("bounds")
+        return cls(
+            fields.number("lsn"),
+            fields.number("commit_time_ms"),
+            {topic: tuple(ends) for topic, ends in bounds.items()},
+            fields.number("epoch", 0, most=EPOCH_MAX),
+            tuple(fields.items("uncopied", str, [])),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,32 +317,49 @@ class SchemaRecord:
         )
 
     @classmethod
-    def from_bytes(cls, value: bytes) -> Self:
-        """Raises LockstepError for a record of another format."""
-        fields = parse_record(value, "a record of the control topic __schema")
-        change = ShapeChange(fields.get("renamed", {}), fields.get("defaults", {}), fields.get("rewritten", ""))
-        position = fields["from_lsn"], fields.get("from_seq", 0), fields.get("from_epoch", 0)
-        return cls(Table.from_json(fields), position[0], change, position[1], position[2])
+    def from_bytes(cls, value: bytes | None, what: str) -> Self:
+        """Raises as ``parse_record``, and ForeignRecord."""
+        fields = parse_record(value, what)
+        table = _table(fields)
+        renamed, defaults = fields.mapping("renamed", {}), fields.mapping("defaults", {})
+        if not all(isinstance(before, str) for before in renamed.values()):
+            raise fields.foreign("renamed")
+        if not defaults.keys() <= {column.name for column in table.columns}:
+            raise fields.foreign("defaults")
+        change = ShapeChange(renamed, defaults, fields.text("rewritten", ""))
+        seq, epoch = fields.number("from_seq", 0, most=SEQ_MAX), fields.number("from_epoch", 0, most=EPOCH_MAX)
+        return cls(table, fields.number("from_lsn"), change, seq, epoch)
 
 
-def parse_record(value: bytes, what: str) -> dict[str, Any]:
-    """The fields of a record, its ``format`` included. ``what`` names it in errors, which never show its content.
-
-    Raises LockstepError for what isn't a JSON object, and for a format that this version doesn't know.
-    """
+def is_schema_key(key: bytes) -> bool:
+    """Whether a record of ``__schema`` may be one of ours: no version of Lockstep has written one of another key."""
     try:
-        fields = orjson.loads(value)
-    except orjson.JSONDecodeError as error:
-        raise LockstepError(f"{what} isn't JSON") from error
-    if not isinstance(fields, dict):
-        raise LockstepError(f"{what} isn't a JSON object")
-    record_format = fields.get("format")
-    if type(record_format) is not int or record_format != FORMAT:
-        raise LockstepError(
-            f"{what} was written by another version of Lockstep"
-            f" (its format is {record_format if type(record_format) is int else 'not given'},"
-            f" this version knows {FORMAT})",
-            hint="run the version that wrote it, or start a pipeline of another name (pipeline.name in lockstep.toml),"
-            " which takes a new snapshot",
+        parts = orjson.loads(key)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(parts, list) and [type(part) for part in parts[:_KEY_TEXTS]] == [str] * _KEY_TEXTS
+
+
+def _table(fields: RecordFields) -> Table:
+    """The fields that ``Table.to_json`` has written. Raises ForeignRecord."""
+    columns = tuple(
+        Column(
+            column.text("name"),
+            column.text("type"),
+            column.text("value_type"),
+            column.flag("array"),
+            column.number("oid"),
+            column.number("typmod", least=_TYPE_MODIFIER_MIN),
+            column.number("number", 0),
         )
-    return fields
+        for column in fields.objects("columns")
+    )
+    key = fields.items("key", str)
+    names = {column.name for column in columns}
+    if len(names) < len(columns):
+        raise fields.foreign("columns")
+    if not names >= set(key):
+        raise fields.foreign("key")
+    name = TableName(fields.text("schema"), fields.text("table"))
+    identity = fields.one_of("replica_identity", ReplicaIdentity)
+    return Table(name, columns, tuple(key), identity, fields.number("relation_oid", 0))

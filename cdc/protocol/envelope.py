@@ -29,7 +29,8 @@ TAG_START: Final = len('{"op":"u","tag":"')
 TAG_END: Final = TAG_START + TEXT_LENGTH
 OP_OFFSET: Final = len('{"op":"')
 
-DELETE_OP: Final = ord("d")
+EVENT_START: Final = b'{"op":"'
+DELETE_START: Final = EVENT_START + b"d"
 
 CONNECTOR: Final = "postgresql"
 """``source.connector``, by which readers of Debezium's format recognise the types."""

@@ -5,6 +5,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+_RUN_MAX: Final = 1_000_000
+"""More partitions than any table has: a text that says so is somebody else's."""
+
 _RUN: Final = re.compile(r"(\d+)(?::(-?\d+))?(?:\*(\d+))?")
 
 
@@ -34,6 +37,9 @@ def _files(text: str) -> Iterator[tuple[str, str]]:
         match = _RUN.fullmatch(run)
         if match is None:
             raise ValueError("isn't a text of partitions")
-        for _ in range(int(match[3] or 1)):
+        count = int(match[3] or 1)
+        if count > _RUN_MAX:
+            raise ValueError("isn't a text of partitions")
+        for _ in range(count):
             oid += int(match[1])
             yield str(oid), str(oid + int(match[2] or 0))

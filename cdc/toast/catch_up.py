@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table
-from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, after_of, schema_id_of
+from cdc.protocol.envelope import DELETE_START, after_of, schema_id_of
 from cdc.toast.json_slices import split_object
 from cdc.toast.memory import DurableMemory
 from cdc.toast.rule import ToastRule
@@ -16,7 +16,6 @@ _BATCH_RECORDS: Final = 50_000
 
 _NULL: Final = b"null"
 _NO_TABLES: Final[Mapping[str, Table]] = {}
-_DELETE: Final = bytes([DELETE_OP])
 
 
 class Record(NamedTuple):
@@ -93,7 +92,7 @@ def large_values(
 
     Raises LockstepError when the value isn't an event.
     """
-    if value[OP_OFFSET : OP_OFFSET + 1] == _DELETE:
+    if value.startswith(DELETE_START):
         return {}
     try:
         members = split_object(after_of(value))

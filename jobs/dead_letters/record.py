@@ -105,6 +105,8 @@ def read_dead_letter(record_key: bytes, value: bytes, record_offset: int) -> Dea
         missing.append("value")
     if missing:
         return unreadable(f"it lacks {', '.join(missing)}")
+    if not _can_be_written([names, facts]):
+        return unreadable("it is nested deeper than any row")
     tag = facts["tag"]
     key = _event_key(record_key, names, tag)
     if key is None or not _is_tag(tag):
@@ -147,6 +149,15 @@ def _parsed(text: bytes) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
         return None
+
+
+def _can_be_written(value: Any) -> bool:
+    """What can be read may be nested deeper than that."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return False
+    return True
 
 
 def _are(values: list[Any], *kinds: type) -> bool:

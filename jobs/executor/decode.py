@@ -1,13 +1,15 @@
 """Records with tags -> events in the shapes that the generation has, with their computed columns."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.compute
 
+from cdc.model.errors import LockstepError
 from cdc.model.event import Events, Position, TableEvents, parse_key
 from cdc.model.table import Column, TableName
 from cdc.protocol.envelope import RowReader
@@ -18,6 +20,8 @@ from sinks.contract import Rejection
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute
+
+PositionAt = Callable[[int], Position]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,9 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
     """The same for the records of one topic. Raises as ``decode``."""
     table = task.tables[topic]
     keys: list[bytes] = records.column("key").to_pylist()
-    rows, others = _read_rows(records.column("value").to_pylist(), newest_shape=task.shapes[table].schema_id)
-    events = _table_events(records, topic, table, keys, rows)
+    at = partial(_position, records, topic)
+    rows, others = _read_rows(records.column("value").to_pylist(), at, newest_shape=task.shapes[table].schema_id)
+    events = _table_events(records, at, table, keys, rows)
     history = task.histories.get(table)
     void: set[int] = set()
     has_translated = False
@@ -81,10 +86,17 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
     return Decoded(Events([events]), has_translated, rejections, {table: indexes})
 
 
+def _position(records: pa.Table, topic: str, index: int) -> Position:
+    return Position(topic, records.column("partition")[index].as_py(), records.column("offset")[index].as_py())
+
+
 def _read_rows(
-    values: Sequence[bytes | None], *, newest_shape: str
+    values: Sequence[bytes | None], at: PositionAt, *, newest_shape: str
 ) -> tuple[list[bytes | None], list[tuple[int, str]]]:
-    """The rows' JSON, and index and schema id of records of other shapes than the newest; a tombstone's id is empty."""
+    """The rows' JSON, and index and schema id of records of other shapes than the newest; a tombstone's id is empty.
+
+    Raises LockstepError for what is no event.
+    """
     rows: list[bytes | None] = []
     others: list[tuple[int, str]] = []
     read = RowReader().read
@@ -93,7 +105,10 @@ def _read_rows(
             rows.append(None)
             others.append((index, ""))
             continue
-        row, schema_id = read(value)
+        try:
+            row, schema_id = read(value)
+        except LockstepError as error:
+            raise at(index).located(error) from None
         rows.append(row)
         if schema_id != newest_shape:
             others.append((index, schema_id))
@@ -101,16 +116,11 @@ def _read_rows(
 
 
 def _table_events(
-    records: pa.Table, topic: str, table: TableName, keys: list[bytes], rows: list[bytes | None]
+    records: pa.Table, at: PositionAt, table: TableName, keys: list[bytes], rows: list[bytes | None]
 ) -> TableEvents:
     """Events that look into ``rows`` when they are asked for theirs: what is put there afterwards counts."""
-    partitions, offsets = records.column("partition"), records.column("offset")
-
-    def position_at(index: int) -> Position:
-        return Position(topic, partitions[index].as_py(), offsets[index].as_py())
-
     tags: list[str] = records.column("tag").cast(pa.string()).to_pylist()
-    return TableEvents.from_log(table, keys, tags, rows, position_at)
+    return TableEvents.from_log(table, keys, tags, rows, at)
 
 
 def _translate(

@@ -1,12 +1,15 @@
 """Whether Kafka answers, keeps what it commits, and holds our topics with nobody else's records in them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from cdc.kafka.control_topics import StoredRecord, read_compacted_topics, record_at
 from cdc.kafka.newest_records import NewestRecord, newest_records
 from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS, TopicAdmin, control_topic_plans, table_topic_plan
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
+from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
 from cdc.model.tag import Tag
 from cdc.postgres.preflight.finding import Finding, Severity, error
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.envelope import TAG_HEADER, parse_value
 from lockstep.config import Config
 
@@ -42,8 +45,16 @@ def check_kafka(config: Config) -> list[Finding]:
             )
         )
     absent = {plan.name for plan in missing}
-    topics = [topic for topic in config.topics().values() if topic not in absent]
-    return findings + foreign_record_findings(newest_records(config.kafka.client(), topics))
+    client, name, topics = config.kafka.client(), config.pipeline.name, config.topics().values()
+    newest = newest_records(
+        client, [topic for topic in (*topics, control_topic(name, PROGRESS)) if topic not in absent]
+    )
+    compacted = [topic for topic in (control_topic(name, STATE), control_topic(name, SCHEMA)) if topic not in absent]
+    return [
+        *findings,
+        *foreign_record_findings([record for record in newest if record.topic in topics]),
+        *foreign_control_record_findings(name, read_compacted_topics(client, compacted), newest),
+    ]
 
 
 def _brokers(cluster: TopicAdmin) -> list[Finding]:
@@ -77,6 +88,45 @@ def foreign_record_findings(records: Sequence[NewestRecord]) -> list[Finding]:
         )
         for topic, record in sorted(foreign.items())
     ]
+
+
+def foreign_control_record_findings(
+    pipeline: str, compacted: Mapping[str, Mapping[bytes, StoredRecord]], newest: Sequence[NewestRecord]
+) -> list[Finding]:
+    """Records of the control topics that no Lockstep wrote: the first of each topic, of ``__progress`` the newest.
+
+    ``compacted`` has all of ``__state`` and ``__schema``, and ``newest`` the newest records of any topics.
+    """
+    first: dict[str, str] = {}
+    for name, read in ((STATE, CaptureState.from_bytes), (SCHEMA, SchemaRecord.from_bytes)):
+        topic = control_topic(pipeline, name)
+        for record in compacted.get(topic, {}).values():
+            if _is_foreign(read, record.value, record.what):
+                first.setdefault(topic, record.what)
+    progress = control_topic(pipeline, PROGRESS)
+    for newest_record in newest:
+        what = record_at(newest_record.topic, newest_record.offset)
+        if newest_record.topic == progress and _is_foreign(ProgressRecord.from_bytes, newest_record.value, what):
+            first.setdefault(progress, what)
+    return [
+        error(
+            f"topic {topic}",
+            f"holds a record that isn't one of Lockstep's: {what}",
+            "whoever writes to it can stop capture and every sink, or let them go on from a wrong place",
+            "find out who writes to it, and take that right away (docs/operations.md, rights in Kafka)",
+        )
+        for topic, what in first.items()
+    ]
+
+
+def _is_foreign(read: Callable[[bytes | None, str], object], value: bytes | None, what: str) -> bool:
+    try:
+        read(value, what)
+    except ForeignRecord:
+        return True
+    except LockstepError:
+        return False  # Another version's: who needs the record says so.
+    return False
 
 
 def _is_event(record: NewestRecord) -> bool:

@@ -1,12 +1,13 @@
 """Whether capture can continue: the slot in the source against the positions that Kafka holds."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc.kafka.control_topics import read_compacted_topics
+from cdc.kafka.control_topics import StoredRecord, read_compacted_topics
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ForeignRecord, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight.finding import Finding, error, ok, warning
@@ -43,7 +44,7 @@ def check_position(config: Config) -> list[Finding]:
     suffix = control_topic("", STATE)
     topics = [topic for topic in TopicAdmin(client).partition_counts() if topic.endswith(suffix)]
     records = read_compacted_topics(client, topics)
-    states = own_states(records.pop(control_topic(own, STATE), {}))
+    states = own_states(records.pop(control_topic(own, STATE), {}), config.slot)
     others = {topic.removesuffix(suffix): states_of_others(values) for topic, values in records.items()}
     try:
         # After the states: the WAL only grows, and a running capture goes on to publish.
@@ -132,17 +133,25 @@ def shared_slot_findings(
     ]
 
 
-def own_states(records: Mapping[bytes, bytes]) -> dict[str, CaptureState]:
-    """Our state topic's records by slot. Raises LockstepError when another version wrote one: that isn't no state."""
-    return {slot.decode(): CaptureState.from_bytes(value) for slot, value in records.items()}
+def own_states(records: Mapping[bytes, StoredRecord], slot: str) -> dict[str, CaptureState]:
+    """Our state topic's records by slot; what isn't Lockstep's is left out, but for ``slot``'s own record.
 
-
-def states_of_others(records: Mapping[bytes, bytes]) -> dict[str, CaptureState]:
-    """Another pipeline's records by slot; those that another version wrote are left out."""
+    Raises LockstepError for one that can't be read, by another version for instance: that isn't no state.
+    """
     states = {}
-    for slot, value in records.items():
+    for key, record in records.items():
         try:
-            states[slot.decode()] = CaptureState.from_bytes(value)
-        except LockstepError:
-            continue
+            states[key.decode(errors="replace")] = CaptureState.from_bytes(record.value, record.what)
+        except ForeignRecord:
+            if key == slot.encode():
+                raise
+    return states
+
+
+def states_of_others(records: Mapping[bytes, StoredRecord]) -> dict[str, CaptureState]:
+    """Another pipeline's records by slot; those that can't be read are left out."""
+    states = {}
+    for key, record in records.items():
+        with contextlib.suppress(LockstepError):
+            states[key.decode(errors="replace")] = CaptureState.from_bytes(record.value, record.what)
     return states

@@ -204,7 +204,7 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
     assert pipeline.progress().rejected == 1
     letters = read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
     [(key, letter)] = letters.items()
-    facts = json.loads(letter)
+    facts = json.loads(letter.value)
     assert json.loads(key) == ["cache", 1, pipeline.log.topic(ORDERS), {"id": 2}, facts["tag"]]
     assert facts["value"]["after"] == poison.row
     assert "max_value_bytes" in facts["reason"]

@@ -5,16 +5,15 @@ for memory is read several times, each time for a slice of its keys.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from zlib import crc32
-
-import orjson
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import Record, TopicReader
-from cdc.model.event import Position
+from cdc.model.errors import LockstepError
+from cdc.model.event import Position, parse_key
 from cdc.model.table import Table, TableName
-from cdc.protocol.envelope import DELETE_OP, OP_OFFSET, TAG_END, TAG_START, row_event, schema_id_of
+from cdc.protocol.envelope import DELETE_START, TAG_END, TAG_START, row_event, schema_id_of
 from jobs.executor.shape_history import TableHistory
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
 from lockstep.verify.sides.expected import Version
@@ -184,10 +183,13 @@ class TopicSide:
 
     def _row(self, table: Table, record: Record) -> tuple[Key, Row | None]:
         """The row in the newest shape. None: it is deleted, or a later copy of the table replaces the event."""
-        key = _canonical(table, record)
-        if record.value is None or record.value[OP_OFFSET] == DELETE_OP:
-            return key, None
         position = Position(self._topics[table.name], record.partition, record.offset)
+        try:
+            key = _canonical(table, record)
+        except LockstepError as error:
+            raise position.located(error) from None
+        if record.value is None or record.value.startswith(DELETE_START):
+            return key, None
         event = row_event(table.name, record.key, record.value, None, position)
         history = self._histories.get(table.name)
         if history is not None:
@@ -197,7 +199,7 @@ class TopicSide:
 
 
 def _canonical(table: Table, record: Record) -> Key:
-    values: dict[str, Any] = orjson.loads(record.key)
+    values = parse_key(record.key)
     # A key of an earlier shape may have other columns: it names no row of today's.
     return key_of(table, values) if values.keys() == set(table.key) else record.key
 

@@ -36,7 +36,7 @@ def test_the_new_state_is_newer_than_all_before_and_knows_no_copy_of_the_tables(
     orders, other = TableName("public", "orders"), TableName("public", "other")
     before = state(copied={orders: 2, other: 1}, memberships={orders: "1 2", other: "3 4"})
     ordered = before.recovering([orders], owner="o", publication="p", database="d", system_id="8", timeline=3)
-    assert CaptureState.from_bytes(ordered.to_bytes()) == ordered
+    assert CaptureState.from_bytes(ordered.to_bytes(), "the record") == ordered
     assert (ordered.epoch, ordered.phase) == (before.epoch + 1, SnapshotPhase.RECOVERING)
     assert (ordered.copied, ordered.memberships) == ({other: 1}, {other: "3 4"})
     streaming = ordered.handed_over(0x100, now_ms=5)

@@ -50,3 +50,9 @@ def test_the_row_before_a_transaction_is_the_last_that_others_published(
     log: tuple[bytes | None, ...], row: bytes | None
 ) -> None:
     assert _Log(*log).row_before("topic", _KEY, tag_prefix(1, _LSN)) == row
+
+
+@pytest.mark.parametrize("value", [b"", b"x", b"hello, world", b"{}", b'{"op":1}'])
+def test_what_is_no_event_is_nobodys_row(value: bytes) -> None:
+    assert set(_Log(value).live_keys("topic")) == {b'{"id":2}'}
+    assert set(_Log(_BEFORE, value).live_keys("topic")) == {_KEY, b'{"id":2}'}

@@ -26,8 +26,9 @@ def test_events_of_the_log_are_parsed_when_they_are_asked_for() -> None:
     assert len(events) == 3
     assert events[:2][1] == events[1] == event(ORDERS, 1, None)
     assert events[0] == RowEvent(ORDERS, {"id": 0}, "0" * 28, {"id": 0, "note": "a"}, Position("public.orders", 0, 0))
-    with pytest.raises(LockstepError, match="key that is no JSON object"):
-        events[-1]
+    for read in (lambda: events[-1], events.key_values):
+        with pytest.raises(LockstepError, match=r"key that is no JSON object .*public\.orders, partition 0, offset 2"):
+            read()
     with pytest.raises(IndexError):
         events[3]
 

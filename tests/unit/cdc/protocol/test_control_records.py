@@ -1,11 +1,12 @@
 """The records of the control topics read back as they were written."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import orjson
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ForeignRecord, LockstepError
 from cdc.model.table import TableName
 from cdc.protocol.control_records import (
     FORMAT,
@@ -16,15 +17,19 @@ from cdc.protocol.control_records import (
     ShapeChange,
     SnapshotPhase,
     TopicIdentity,
+    is_schema_key,
 )
+from cdc.protocol.membership import Recorded
 from tests.builders import column, table
 from tests.history import state
+
+WHAT = "the record at offset 12 of topic shop.__x"
 
 
 def test_a_state_reads_back_as_it_was_written() -> None:
     topics = {"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)}
     written = replace(state(), phase=SnapshotPhase.COPYING, copied={TableName('S "1"', "é"): 3}, topics=topics)
-    assert CaptureState.from_bytes(written.to_bytes()) == written
+    assert CaptureState.from_bytes(written.to_bytes(), WHAT) == written
 
 
 def test_another_batch_moves_the_position_and_nothing_else() -> None:
@@ -33,42 +38,101 @@ def test_another_batch_moves_the_position_and_nothing_else() -> None:
     moved = {"commit_lsn": 0x2000, "seq": 7, "end_lsn": 0x2030, "commit_time_ms": 5, "last_transaction": last}
     after = before.published(**moved)
     assert after == replace(before, **moved)
-    assert CaptureState.from_bytes(after.to_bytes()) == after
+    assert CaptureState.from_bytes(after.to_bytes(), WHAT) == after
     assert (before.resume_lsn, after.resume_lsn) == (before.end_lsn, 0x2000)
 
 
 RECORDS = {
-    "__state": state(),
-    "__progress": ProgressRecord(1, 1000, {"shop.public.orders": (4,)}),
-    "__schema": SchemaRecord(table(), 1),
+    "__state": replace(
+        state(),
+        memberships={table().name: '["16384", "1", "", {}]'},
+        topics={"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)},
+        last_transaction=LastTransaction(1, 2, 3, only_local=False),
+    ),
+    "__progress": ProgressRecord(1, 1000, {"shop.public.orders": (4,)}, 2, ("shop.public.items",)),
+    "__schema": SchemaRecord(table(), 1, ShapeChange({"id": "nr"}, {"id": 1}, "why"), 2, 3),
 }
 
 
 @pytest.mark.parametrize("topic", RECORDS)
-@pytest.mark.parametrize("unknown", [{}, {"format": FORMAT - 1}, {"format": FORMAT + 1}, {"format": str(FORMAT)}])
-def test_a_record_of_an_unknown_format_is_refused_with_the_way_out(topic: str, unknown: dict[str, object]) -> None:
+@pytest.mark.parametrize("other", [FORMAT - 1, FORMAT + 1])
+def test_a_record_of_another_format_is_refused_with_the_way_out(topic: str, other: int) -> None:
     record = RECORDS[topic]
     fields = orjson.loads(record.to_bytes())
-    assert fields.pop("format") == FORMAT
-    with pytest.raises(LockstepError, match=f"{topic} was written by another version") as caught:
-        type(record).from_bytes(orjson.dumps(fields | unknown))
+    assert fields["format"] == FORMAT
+    with pytest.raises(LockstepError, match=f"{WHAT} was written by another version") as caught:
+        type(record).from_bytes(orjson.dumps(fields | {"format": other}), WHAT)
+    assert not isinstance(caught.value, ForeignRecord)
     assert "pipeline of another name" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null"])
-def test_a_control_record_that_is_no_json_object_is_refused(content: bytes) -> None:
-    with pytest.raises(LockstepError, match="__state"):
-        CaptureState.from_bytes(content)
+@pytest.mark.parametrize("topic", RECORDS)
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{", b"[]", b"null", b"\xff", b"[" * 2000, b"{}", b'{"format":null}', b'{"format":"4"}']
+)
+def test_what_no_version_wrote_is_a_foreign_record(topic: str, content: bytes | None) -> None:
+    with pytest.raises(ForeignRecord, match=WHAT):
+        type(RECORDS[topic]).from_bytes(content, WHAT)
+
+
+DEEP = orjson.Fragment(b"[" * 600 + b"]" * 600)
+FORGED = [None, True, -1, 1.5, 1 << 63, 1e300, "x", "", [], ["x"], [1], [[1]], [["x"]], [["a", "b", "c"]], [{}]]
+FORGED += [{}, {"x": 1}, {"x": ["y"]}, {"x": [-1]}, {"id": DEEP}, [{"id": DEEP}], DEEP]
+
+
+def _parts(value: object) -> Iterator[tuple[object, object]]:
+    """Every container within a JSON value, with each of its keys or indexes."""
+    if isinstance(value, dict | list):
+        for key in list(value) if isinstance(value, dict) else range(len(value)):
+            yield value, key
+            yield from _parts(value[key])
+
+
+@pytest.mark.parametrize("topic", RECORDS)
+def test_a_record_with_anything_in_any_place_is_read_or_is_foreign(topic: str) -> None:
+    record = RECORDS[topic]
+    places = len(list(_parts(orjson.loads(record.to_bytes()))))
+    for place in range(places):
+        for forged in FORGED:
+            fields = orjson.loads(record.to_bytes())
+            container, key = list(_parts(fields))[place]
+            container[key] = forged  # type: ignore[index]
+            _read(type(record), fields)
+        fields = orjson.loads(record.to_bytes())
+        container, key = list(_parts(fields))[place]
+        del container[key]  # type: ignore[attr-defined]
+        _read(type(record), fields)
+
+
+def _read(kind: type[CaptureState | ProgressRecord | SchemaRecord], fields: object) -> None:
+    try:
+        read = kind.from_bytes(orjson.dumps(fields), WHAT)
+    except LockstepError:
+        return
+    # What reads it may rely on what it is.
+    assert kind.from_bytes(read.to_bytes(), WHAT) == read
+    if isinstance(read, SchemaRecord):
+        assert is_schema_key(read.key())
+        assert [column.name for column in read.table.key_columns] == list(read.table.key)
+    if isinstance(read, CaptureState):
+        for told in read.memberships.values():
+            Recorded.from_text(told)
+
+
+@pytest.mark.parametrize("key", [b"", b"x", b"7", b"{}", b"[]", b'["a","b"]', b'["a","b",1,2,3]', b"\xff"])
+def test_the_key_of_a_shape_is_known(key: bytes) -> None:
+    assert not is_schema_key(key)
+    assert is_schema_key(b'["public","orders","0a1b2c3d"]')
 
 
 def test_a_progress_record_reads_back_as_it_was_written() -> None:
     written = ProgressRecord(0x16_B374D848, 1000, {"shop.public.orders": (4, 0, 17)})
-    assert ProgressRecord.from_bytes(written.to_bytes()) == written
+    assert ProgressRecord.from_bytes(written.to_bytes(), WHAT) == written
 
 
 def test_a_schema_record_reads_back_as_it_was_written() -> None:
     written = SchemaRecord(table(column("id", "int8"), column("tags", is_array=True)), 0x1000)
-    assert SchemaRecord.from_bytes(written.to_bytes()) == written
+    assert SchemaRecord.from_bytes(written.to_bytes(), WHAT) == written
 
 
 def test_schema_records_of_two_shapes_have_two_keys() -> None:
@@ -79,20 +143,20 @@ def test_schema_records_of_two_shapes_have_two_keys() -> None:
 def test_schema_records_of_a_shape_that_a_table_has_again_have_two_keys() -> None:
     records = [SchemaRecord(table(), 1), SchemaRecord(table(), 2), SchemaRecord(table(), 2, from_seq=3)]
     assert len({record.key() for record in records}) == len(records)
-    assert [SchemaRecord.from_bytes(record.to_bytes()).key() for record in records] == [r.key() for r in records]
+    assert [SchemaRecord.from_bytes(record.to_bytes(), WHAT).key() for record in records] == [r.key() for r in records]
 
 
 def test_a_schema_record_tells_how_the_shape_came_about() -> None:
     change = ShapeChange({"new": "old"}, {"added": [1, None, "x"]}, "its key is another one")
-    written = SchemaRecord(table(), 7, change)
-    assert SchemaRecord.from_bytes(written.to_bytes()) == written
+    written = SchemaRecord(table(column("id", "int8"), column("new"), column("added", is_array=True)), 7, change)
+    assert SchemaRecord.from_bytes(written.to_bytes(), WHAT) == written
 
 
 def test_a_schema_record_without_a_change_reads_as_one_that_has_none() -> None:
     written = orjson.loads(SchemaRecord(table(), 7).to_bytes())
     for name in ("renamed", "defaults", "rewritten", "from_seq"):
         del written[name]
-    assert SchemaRecord.from_bytes(orjson.dumps(written)) == SchemaRecord(table(), 7)
+    assert SchemaRecord.from_bytes(orjson.dumps(written), WHAT) == SchemaRecord(table(), 7)
 
 
 def test_a_table_that_is_to_be_copied_again_leaves_the_ledger() -> None:

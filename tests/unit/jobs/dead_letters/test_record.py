@@ -25,6 +25,7 @@ KEY = b'{"a,\\"]":"]","id":12345678901234567890}'
 EVENT = RejectedEvent(
     Position(TOPIC, 2, 17), KEY, b'{"op":"u","after":{"n":"1.10","big":9007199254740993}}', TAG, "no room"
 )
+DEEP_KEY = b'{"id":' + b"[" * 600 + b"]" * 600 + b"}"
 RECORD_KEY = dead_letter_key("search", 3, TOPIC, KEY, TAG)
 VALUE = dead_letter_value("search", 3, EVENT, rejected_at_ms=5)
 DEAD_LETTER = DeadLetter("search", 3, Position(TOPIC, 2, 17), KEY, TAG, "no room", 5, RECORD_KEY, 99)
@@ -110,6 +111,8 @@ def test_a_record_that_lacks_something_is_reported_with_its_sink(name: str) -> N
         (RECORD_KEY, VALUE.replace(TAG.encode(), b"x" * 28), "search"),
         (dead_letter_key("search", 3, TOPIC, KEY, "f" * 28), VALUE, "search"),
         (RECORD_KEY + b" ", VALUE, "search"),
+        (RECORD_KEY, VALUE.replace(b'"value":', b'"deep":' + b"[" * 600 + b"]" * 600 + b',"value":'), "search"),
+        (dead_letter_key("search", 3, TOPIC, DEEP_KEY, TAG), VALUE, "search"),
     ],
 )
 def test_anything_else_is_no_dead_letter_and_no_error(record_key: bytes, value: bytes, sink: str | None) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pyarrow as pa
+import pytest
 
 from cdc.model.event import Position, RowEvent
 from jobs.executor.computed_row import COMPUTED
@@ -86,8 +87,11 @@ def test_what_was_evaluated_of_a_row_is_in_it_or_takes_it_away(store: MemoryStor
     assert [stored.row for stored in MemorySink(store, 1).scan(wide)] == [{"id": 1, "note": "a", "size": 1}]
 
 
-def test_a_record_that_is_no_event_stops_the_job() -> None:
-    alien: Record = (b'{"id":1}', b'{"id":1,"note":"by hand"}', TOPIC, 0, 5, None)
+@pytest.mark.parametrize(
+    "value", [b'{"id":1,"note":"by hand"}', b'{"op":"c","tag":"' + b"0" * 28 + b'","note":"by hand"}']
+)
+def test_a_record_that_is_no_event_stops_the_job(value: bytes) -> None:
+    alien: Record = (b'{"id":1}', value, TOPIC, 0, 5, None)
     [failure] = run(task(MemorySink(MemoryStore(), 1)), [alien]).failures
     assert "offset 5" in failure.message
     assert "by hand" not in failure.message

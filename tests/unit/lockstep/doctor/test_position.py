@@ -5,7 +5,8 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.kafka.control_topics import StoredRecord
+from cdc.model.errors import ForeignRecord, LockstepError
 from cdc.model.lsn import Lsn
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.replication import SystemIdentity
@@ -102,14 +103,28 @@ def test_a_slot_of_the_same_name_on_another_server_is_fine() -> None:
     assert shared_slot_findings(FACTS, "mine", {"theirs": {"s": replace(STATE, system_id="78")}}) == []
 
 
+def stored(value: bytes) -> StoredRecord:
+    return StoredRecord(value, "the record at offset 3 of topic shop.__state")
+
+
 OLD = orjson.dumps(orjson.loads(STATE.to_bytes()) | {"format": 0})
 
 
 def test_a_state_of_another_version_is_left_to_it() -> None:
-    assert list(states_of_others({b"s": STATE.to_bytes(), b"t": OLD})) == ["s"]
+    assert list(states_of_others({b"s": stored(STATE.to_bytes()), b"t": stored(OLD), b"\xff": stored(b"7")})) == ["s"]
 
 
 def test_our_own_state_of_another_version_is_not_taken_for_none() -> None:
     # Without a state, the advice would be to drop the slot.
     with pytest.raises(LockstepError, match="another version"):
-        own_states({b"s": OLD})
+        own_states({b"s": stored(OLD)}, "s")
+
+
+def test_what_somebody_else_wrote_beside_our_state_is_left_out() -> None:
+    records = {b"s": stored(STATE.to_bytes()), b"\xff": stored(b"hello"), b"t": stored(b'{"format":4}')}
+    assert own_states(records, "s") == {"s": STATE}
+
+
+def test_what_somebody_else_wrote_in_place_of_our_state_is_not_taken_for_none() -> None:
+    with pytest.raises(ForeignRecord, match=r"offset 3 of topic shop\.__state"):
+        own_states({b"s": stored(b"hello")}, "s")

@@ -1,0 +1,142 @@
+"""A record's fields, each asked for by its type: whoever may write to a topic or to the WAL may have written it. Pure.
+
+What another program has written there is a ForeignRecord. What another version of Lockstep has written is an error of
+its own, since that must never be passed over.
+"""
+
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from cdc.model.errors import ForeignRecord, LockstepError
+from cdc.model.tag import LSN_MAX
+
+FORMAT: Final = 4
+"""The version of everything that capture stores or sends to itself: control records, and messages in the WAL."""
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+class RecordFields:
+    """The fields of a JSON object. Each question raises ForeignRecord where the field is missing or something else.
+
+    ``what`` names the record in errors, which never show its content. A ``default`` is for a field that may be missing.
+    """
+
+    def __init__(self, fields: dict[str, Any], what: str) -> None:
+        self._fields = fields
+        self._what = what
+
+    def foreign(self, name: str) -> ForeignRecord:
+        """The error for a field that isn't what Lockstep writes there."""
+        return _foreign(self._what, f"its field {name!r} is missing, or isn't what Lockstep writes there")
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._fields.get(name, default)
+        if type(value) is not str:
+            raise self.foreign(name)
+        return value
+
+    def one_of(self, name: str, words: type[Word]) -> Word:
+        try:
+            return words(self.text(name))
+        except ValueError:
+            raise self.foreign(name) from None
+
+    def flag(self, name: str) -> bool:
+        value = self._fields.get(name)
+        if type(value) is not bool:
+            raise self.foreign(name)
+        return value
+
+    def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = LSN_MAX) -> int:
+        value = self._fields.get(name, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.foreign(name)
+        return value
+
+    def is_null(self, name: str) -> bool:
+        """Whether the field is there and has no value."""
+        return name in self._fields and self._fields[name] is None
+
+    def mapping(self, name: str, default: dict[str, Any] | None = None) -> dict[str, Any]:
+        """An object that can be written again: what can be read may be nested deeper than that."""
+        value = self._fields.get(name, default)
+        if not isinstance(value, dict) or not _can_be_written(value):
+            raise self.foreign(name)
+        return value
+
+    def items(self, name: str, kind: type, default: list[Any] | None = None) -> list[Any]:
+        """A list of values of one type."""
+        value = self._fields.get(name, default)
+        if not isinstance(value, list) or not all(type(item) is kind for item in value):
+            raise self.foreign(name)
+        return value
+
+    def row(self, name: str, *kinds: type) -> list[Any] | None:
+        """A list of values of these types; None where the field is missing or has no value."""
+        return None if self._fields.get(name) is None else self._of_kinds(name, self._fields[name], kinds)
+
+    def rows(self, name: str, *kinds: type) -> list[list[Any]]:
+        """A list of lists of values of these types."""
+        return [self._of_kinds(name, row, kinds) for row in self.items(name, list)]
+
+    def _of_kinds(self, name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:
+        if not isinstance(value, list) or tuple(map(type, value)) != kinds:
+            raise self.foreign(name)
+        if any(type(part) is int and part < 0 for part in value):
+            raise self.foreign(name)
+        return value
+
+    def mappings(self, name: str) -> list[dict[str, Any]]:
+        """A list of such objects."""
+        mappings = self.items(name, dict)
+        if not _can_be_written(mappings):
+            raise self.foreign(name)
+        return mappings
+
+    def objects(self, name: str) -> "list[RecordFields]":
+        return [RecordFields(fields, self._what) for fields in self.items(name, dict)]
+
+
+def parse_record(value: bytes | None, what: str) -> RecordFields:
+    """A record's fields. ``what`` names it in errors, which never show its content.
+
+    Raises ForeignRecord for what no Lockstep has written, and LockstepError for a format that this version doesn't
+    know.
+    """
+    try:
+        fields = orjson.loads(value or b"")
+    except orjson.JSONDecodeError:
+        raise _foreign(what, "it isn't JSON") from None
+    if not isinstance(fields, dict):
+        raise _foreign(what, "it isn't a JSON object")
+    record_format = fields.get("format")
+    if type(record_format) is not int:
+        raise _foreign(what, "it doesn't say which format it has")
+    if record_format != FORMAT:
+        raise LockstepError(
+            f"{what} was written by another version of Lockstep"
+            f" (its format is {record_format}, this version knows {FORMAT})",
+            hint="run the version that wrote it, or start a pipeline of another name (pipeline.name in lockstep.toml),"
+            " which takes a new snapshot",
+        )
+    return RecordFields(fields, what)
+
+
+def _foreign(what: str, why: str) -> ForeignRecord:
+    return ForeignRecord(
+        f"{what} isn't one of Lockstep's: {why}",
+        hint="only Lockstep may write to its topics: find out who else does, and take the right away"
+        " (docs/operations.md, rights in Kafka); then write a null value under the key of that record, which removes"
+        " it",
+    )
+
+
+def _can_be_written(value: Any) -> bool:
+    try:
+        orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return False
+    return True
