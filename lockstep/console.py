@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
+from cdc.model.visible import visible_lines
 from stack.errors import StackError
 
 EXIT_FAILED = 1
@@ -28,16 +29,25 @@ SUPERVISOR_VARIABLE = "LOCKSTEP_SUPERVISOR_PID"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+class _Lines(logging.Formatter):
+    """Only a record's first line begins at the margin: no text of others can pass for a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible_lines(super().format(record)).replace("\n", "\n    ")
+
+
 def log_to_stderr(level: int = logging.INFO) -> None:
     """Plain lines with the time, for people and log collectors alike."""
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(message)s")
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(handlers=[to_stderr], level=level)
     for chatty in ("py4j", "opensearch", "urllib3", "alembic"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
 
 
 def say(message: str) -> None:
     """A sentence for whoever runs the command, on standard error."""
-    print(message, file=sys.stderr, flush=True)  # noqa: T201  messages to people
+    print(visible_lines(message), file=sys.stderr, flush=True)  # noqa: T201  messages to people
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:

@@ -1,6 +1,5 @@
 """``lockstep init``: look at a database and write a commented ``lockstep.toml`` for it. Changes nothing there."""
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import ValidationError
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
+from cdc.model.visible import toml_text
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import files_below, holds_secret, parse_dsn
@@ -179,10 +179,6 @@ checkpoint_directory = ".lockstep/checkpoints"
 """)
 
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-"""What a comment of TOML can't hold."""
-
-
 def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, ...]) -> list[str]:
     """Write the file; returns what to tell the user, line by line.
 
@@ -239,11 +235,11 @@ def config_text(name: str, dsn: str, tables: Sequence[TableName], skipped: Itera
     ``skipped`` are tables that aren't captured, each with the reason.
     """
     return _FILE.substitute(
-        name=_toml_text(name),
+        name=toml_text(name),
         plain_name=name,
-        dsn=_toml_text(dsn),
-        tables="\n".join(f"    {_toml_text(str(table))}," for table in tables),
-        skipped="".join(f"# not captured: {_CONTROL.sub('?', str(table))} ({why})\n" for table, why in skipped),
+        dsn=toml_text(dsn),
+        tables="\n".join(f"    {toml_text(str(table))}," for table in tables),
+        skipped="".join(f"# not captured: {table} ({why})\n" for table, why in skipped),
     )
 
 
@@ -254,11 +250,6 @@ def _connect(source: SourceSettings) -> psycopg.Connection[Any]:
     except LockstepError as refused:
         way_out = refusal(refused.message, source).fix.replace("source.dsn", "--dsn")
         raise LockstepError(refused.message, hint=way_out) from refused
-
-
-def _toml_text(text: str) -> str:
-    """A string of TOML. JSON's is one but for characters beyond 16 bits, which it writes as two, and for DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _tables(
@@ -291,7 +282,8 @@ def _may_publish(connection: psycopg.Connection[Any], tables: list[TableName]) -
     """Whether our role can create the publication: it owns the tables and may create in the database."""
     row = connection.execute(
         "select bool_and(pg_has_role(c.relowner, 'usage')) and has_database_privilege(current_database(), 'create')"
-        " from pg_class c where c.oid = any(%s::regclass[])",
-        ([table.sql for table in tables],),
+        " from unnest(%s::text[], %s::text[]) as t(schema, name) join pg_namespace n on n.nspname = t.schema"
+        " join pg_class c on c.relnamespace = n.oid and c.relname = t.name",
+        ([table.schema for table in tables], [table.name for table in tables]),
     ).fetchone()
     return bool(row and row[0])

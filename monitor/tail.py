@@ -12,6 +12,7 @@ from cdc.kafka.consumer import close_consumer
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
+from cdc.model.visible import visible
 from cdc.pipeline import Pipeline
 from cdc.protocol.envelope import TAG_HEADER
 
@@ -119,13 +120,20 @@ def _line(message: Message, *, as_json: bool) -> str | None:
         text = tag.decode(errors="replace")
         if as_json:
             return orjson.dumps({"key": _json(key), "tombstone": True, "tag": text}).decode()
-        return f"{text} tombstone {key.decode()}"
-    match _json(value):
+        return f"{visible(text)} tombstone {visible(key.decode())}"
+    try:
+        return _event_line(key, _json(value), as_json=as_json)
+    except TypeError:  # nested deeper than any row
+        return None
+
+
+def _event_line(key: bytes, value: Any, *, as_json: bool) -> str | None:
+    match value:
         case {"op": str(op), "tag": str(tag), "after": after, **_rest} as event if op in _OPERATIONS:
             if as_json:
                 return orjson.dumps({"key": _json(key), "value": event}).decode()
             row = "" if after is None else orjson.dumps(after).decode()
-            return f"{tag} {_OPERATIONS[op]:9} {key.decode()} {row}".rstrip()
+            return f"{visible(tag)} {_OPERATIONS[op]:9} {visible(key.decode())} {row}".rstrip()
     return None
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from cdc.capture.column_numbers import column_numbers
 from cdc.model.errors import UnsupportedChange
 from cdc.model.table import Column, ReplicaIdentity, Table
+from cdc.model.visible import toml_key
 from cdc.protocol.control_records import ShapeChange
 from cdc.protocol.pgoutput import Relation, RelationColumn
 
@@ -142,7 +143,7 @@ def _key(
     raise UnsupportedChange(
         f"{known_table.name} has no primary key any more, so its rows can't be told apart",
         hint=f"add one (alter table {known_table.name.sql} add primary key (...);), or name the columns of a unique"
-        f" index in lockstep.toml: [source.options.'{known_table.name}'] key = [...];"
+        f" index in lockstep.toml: [source.options.{toml_key(str(known_table.name))}] key = [...];"
         " then start again: nothing was skipped",
     )
 

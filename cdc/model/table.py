@@ -8,12 +8,44 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Self
 
+from cdc.model.visible import is_visible, visible
+
 _PLAIN_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_$]*")
+_PART = r'(?:U&"(?:[^"]|"")+"|"(?:[^"]|"")+"|[^".]+)'
+_ESCAPE = re.compile(r"\\(\\|[0-9a-fA-F]{4})")
 
 
 def quote_identifier(name: str) -> str:
-    """An SQL identifier, quoted always: ``order`` -> ``"order"``. For text shown to people who will run it."""
+    """An SQL identifier, quoted always: ``order`` -> ``"order"``."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def sql_identifier(name: str) -> str:
+    r"""The same for SQL of PostgreSQL's that people are shown: ``U&"a\000ab"`` where a character would be hidden."""
+    if is_visible(name):
+        return quote_identifier(name)
+    escaped = "".join(_sql_escaped(character) for character in name.replace("\\", "\\\\"))
+    return f"U&{quote_identifier(escaped)}"
+
+
+def sql_literal(text: str) -> str:
+    r"""A string for SQL of PostgreSQL's that people are shown: ``'it''s'``, ``E'a\u000ab'``."""
+    if is_visible(text):
+        return "'" + text.replace("'", "''") + "'"
+    return "E'" + visible(text.replace("\\", "\\\\").replace("'", "''")) + "'"
+
+
+def _sql_escaped(character: str) -> str:
+    if is_visible(character):
+        return character
+    return f"\\{ord(character):04x}"  # none that is hidden needs more digits
+
+
+def _unquoted(part: str) -> str:
+    """The name that an identifier is of, quoted or not."""
+    if part.startswith('U&"'):
+        return _ESCAPE.sub(lambda match: "\\" if match[1] == "\\" else chr(int(match[1], 16)), _unquoted(part[2:]))
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,26 +56,28 @@ class TableName:
     name: str
 
     def __str__(self) -> str:
-        """As people write it; parts that need quotes have them: ``public.orders``, ``"My Schema".t``."""
+        """As people write it; parts that need quotes have them: ``public.orders``, ``"My Schema".t``.
+
+        It is one line, whatever the name is: ``public.U&"a\\000ab"``.
+        """
         return ".".join(
-            part if _PLAIN_IDENTIFIER.fullmatch(part) else quote_identifier(part) for part in (self.schema, self.name)
+            part if _PLAIN_IDENTIFIER.fullmatch(part) else sql_identifier(part) for part in (self.schema, self.name)
         )
 
     @property
     def sql(self) -> str:
-        """Quoted for SQL: ``"public"."orders"``."""
-        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+        """Quoted for SQL of PostgreSQL's, to be run or to be shown: ``"public"."orders"``."""
+        return f"{sql_identifier(self.schema)}.{sql_identifier(self.name)}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """``schema.table`` with optional double quotes around each part. Raises ValueError for anything else."""
-        part = r'(?:"(?:[^"]|"")+"|[^".]+)'
-        match = re.fullmatch(f"({part})\\.({part})", text)
+        match = re.fullmatch(f"({_PART})\\.({_PART})", text)
         if match is None:
             raise ValueError(
                 f'not a table name: {text!r} (schema.table expected, odd names in double quotes: "A b"."t")'
             )
-        schema, name = (p[1:-1].replace('""', '"') if p.startswith('"') else p for p in match.groups())
+        schema, name = map(_unquoted, match.groups())
         return cls(schema, name)
 
 

@@ -19,6 +19,7 @@ from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.model.tag import TEXT_LENGTH, transaction_prefix
+from cdc.model.visible import toml_key, visible
 from cdc.protocol.pgoutput import Field
 from cdc.protocol.pgvalues import VERBATIM, json_encoder
 
@@ -109,13 +110,12 @@ class TableEncoder:
         return TableEncoder(table, server=server, database=database, version=version)
 
     def _null_in_key(self, position: int) -> bytes:
-        name = self.table.name
+        name, column = self.table.name, visible(self.table.columns[position].name)
         raise UnsupportedChange(
-            f"a row of {name} is null in {self.table.columns[position].name}, which is in its key, so it can't be told"
-            " from other such rows",
-            hint=f"give the table another key in lockstep.toml ([source.options.'{name}'] key = [...], or none for its"
-            " primary key), then start again: the table is copied again. Or make the column not null, then run"
-            " `lockstep recover`, which copies the tables again. Nothing was skipped",
+            f"a row of {name} is null in {column}, which is in its key, so it can't be told from other such rows",
+            hint=f"give the table another key in lockstep.toml ([source.options.{toml_key(str(name))}] key = [...], or"
+            " none for its primary key), then start again: the table is copied again. Or make the column not null, then"
+            " run `lockstep recover`, which copies the tables again. Nothing was skipped",
         )
 
     def column(self, index: int, value: bytes) -> bytes:

@@ -8,7 +8,7 @@ import psycopg
 
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import format_lsn
-from cdc.model.table import TableName, quote_identifier
+from cdc.model.table import TableName, sql_identifier
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import find_slot
@@ -73,7 +73,7 @@ def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:
 
 def not_published(pipeline: Pipeline, names: Sequence[TableName]) -> LockstepError:
     """The error that these tables aren't in the publication."""
-    publication = quote_identifier(pipeline.publication)
+    publication = sql_identifier(pipeline.publication)
     tables = ", ".join(name.sql for name in names)
     return LockstepError(
         f"{', '.join(map(str, names))}: not in publication {pipeline.publication}, or not there at all",

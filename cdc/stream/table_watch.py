@@ -11,7 +11,7 @@ import psycopg
 from cdc.capture.assembler import Assembler
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
-from cdc.model.table import TableName, quote_identifier
+from cdc.model.table import TableName, sql_identifier
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import name_of_oid, unpublished_kinds
 from cdc.postgres.connection import connection_error
@@ -103,7 +103,7 @@ class TableWatch:
                 raise LockstepError(
                     f"publication {state.publication} no longer sends {', '.join(unpublished)}: such changes would be"
                     " lost",
-                    hint=f"alter publication {quote_identifier(state.publication)} set (publish = 'insert, update,"
+                    hint=f"alter publication {sql_identifier(state.publication)} set (publish = 'insert, update,"
                     " delete, truncate'); then start again: the tables are copied again",
                 )
             outbox = pipeline.source.outbox_name

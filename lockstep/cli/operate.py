@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cdc.model.visible import visible_lines
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def tail(
 
 def _write_at_once(text: str) -> None:
     """Into a pipe as well, where Python would wait for more."""
-    sys.stdout.write(text)
+    sys.stdout.write(visible_lines(text))
     sys.stdout.flush()
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cdc.model.visible import visible_lines
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
 
 TableOption = Annotated[
@@ -94,7 +95,7 @@ def show(
         return
     for name, fact in document.items():
         text = fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False)
-        print(f"{name}: {text}")  # noqa: T201  the result
+        print(visible_lines(f"{name}: {text}"))  # noqa: T201  the result
 
 
 def retry(

@@ -16,14 +16,19 @@ def findings_text(findings: Sequence[Finding]) -> Group:
     lines: list[Text] = []
     for finding in findings:
         word, colour = _SIGNS[finding.severity]
-        lines.append(Text.assemble((f"{word:8}", colour), f"{finding.subject}: {finding.what}"))
+        lines.append(Text.assemble((f"{word:8}", colour), _sentence(f"{finding.subject}: {finding.what}")))
         if finding.why:
-            lines.append(Text(f"         why: {finding.why}", style="dim"))
+            lines.append(Text(f"         why: {_sentence(finding.why)}", style="dim"))
         if finding.fix:
-            first, *more = finding.fix.splitlines()
+            first, *more = finding.fix.split("\n")
             lines.append(Text(f"         run: {first}"))
             lines += [Text(f"              {line}") for line in more]
     return Group(*lines)
+
+
+def _sentence(text: str) -> str:
+    """In one line: where somebody's name has more, none of them may pass for another finding."""
+    return " ".join(text.split("\n"))
 
 
 def findings_json(findings: Sequence[Finding]) -> list[dict[str, Any]]:

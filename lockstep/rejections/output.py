@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc.model.table import TableName
+from cdc.model.visible import visible
 from jobs.dead_letters.limit import count_kinds
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter
 
@@ -136,4 +137,4 @@ def _reasons_by_generation(dead_letters: Iterable[DeadLetter]) -> dict[tuple[str
 
 def _plain(*cells: object) -> list[Text]:
     """Cells whose square brackets aren't taken for Rich's markup."""
-    return [Text(str(cell)) for cell in cells]
+    return [Text(visible(str(cell))) for cell in cells]

@@ -21,6 +21,7 @@ from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.table import TableName
+from cdc.model.visible import visible
 from cdc.protocol.control_records import SchemaRecord
 from jobs.dead_letters.record import DeadLetter
 from jobs.executor.shape_history import newest_shapes
@@ -90,7 +91,8 @@ def retried_table(retried: Retried, tables: Tables) -> Table:
         table.add_column(heading, overflow="fold")
     for dead_letter in retried.refused:
         where = table_text(dead_letter, tables)
-        table.add_row(*map(Text, (where, key_text(dead_letter), position_text(dead_letter), dead_letter.reason)))
+        cells = (where, key_text(dead_letter), position_text(dead_letter), dead_letter.reason)
+        table.add_row(*(Text(visible(cell)) for cell in cells))
     return table
 
 

@@ -6,16 +6,16 @@ Shown before it is run.
 from collections.abc import Sequence
 from importlib.resources import files
 
-from cdc.model.table import TableName, quote_identifier
+from cdc.model.table import TableName, sql_identifier
 
 
 def role_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
     """What an administrator runs once: a role with the least privileges that capture needs."""
     schemas = sorted({table.schema for table in tables})
     return _template("0001_role.sql").format(
-        role=quote_identifier(role),
-        database=quote_identifier(database),
-        schemas=", ".join(quote_identifier(schema) for schema in schemas),
+        role=sql_identifier(role),
+        database=sql_identifier(database),
+        schemas=", ".join(sql_identifier(schema) for schema in schemas),
         tables=", ".join(table.sql for table in tables),
     )
 
@@ -23,7 +23,7 @@ def role_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
 def publication_sql(publication: str, tables: Sequence[TableName]) -> str:
     """What the tables' owner runs once, or capture itself where its role may."""
     return _template("0002_publication.sql").format(
-        publication=quote_identifier(publication), tables=", ".join(table.sql for table in tables)
+        publication=sql_identifier(publication), tables=", ".join(table.sql for table in tables)
     )
 
 

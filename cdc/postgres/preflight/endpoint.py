@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 
 from cdc.model.errors import LockstepError
-from cdc.model.table import quote_identifier
+from cdc.model.table import sql_identifier
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.preflight.finding import Finding, error, ok
@@ -121,12 +121,12 @@ def refusal(text: str, source: SourceSettings, *, subject: str = "replication co
     if "unsupported startup parameter" in text:
         return error(subject, text, "that is a pooler's answer, not PostgreSQL's", _POOLER)
     if match := re.search(r'role "(.+)" does not exist', text):
-        return error(subject, text, why, f"create role {quote_identifier(match[1])} login replication;")
+        return error(subject, text, why, f"create role {sql_identifier(match[1])} login replication;")
     if match := re.search(r'role "(.+)" is not permitted to log in', text):
-        return error(subject, text, why, f"alter role {quote_identifier(match[1])} login;")
+        return error(subject, text, why, f"alter role {sql_identifier(match[1])} login;")
     if match := re.search(r'permission denied for database "(.+)"', text):
         return error(
-            subject, text, why, f"grant connect on database {quote_identifier(match[1])} to {quote_identifier(user)};"
+            subject, text, why, f"grant connect on database {sql_identifier(match[1])} to {sql_identifier(user)};"
         )
     if re.search(r'database "(.+)" does not exist', text):
         return error(subject, text, why, "correct dbname in source.dsn")

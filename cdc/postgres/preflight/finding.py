@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cdc.model.table import sql_identifier
+from cdc.model.visible import visible
+
 
 class Severity(StrEnum):
     """``ERROR``: capture would fail or lose something. ``WARNING``: it can fail later. ``OK``: nothing to do."""
@@ -46,10 +49,10 @@ def one_per_statement(statements: Sequence[str]) -> str:
 
 def as_owner(statements: Sequence[str], *, owner: str, is_ours: bool) -> str:
     """The same with the role that has to run it, where ours may not."""
-    remark = "" if is_ours else f"  -- as {owner}"
+    remark = "" if is_ours else f"  -- as {visible(owner)}"
     return one_per_statement([f"{statement}{remark}" for statement in statements])
 
 
 def quoted_list(names: Sequence[str]) -> str:
     """Column names for SQL: ``"a", "b"``."""
-    return ", ".join('"' + name.replace('"', '""') + '"' for name in names)
+    return ", ".join(map(sql_identifier, names))

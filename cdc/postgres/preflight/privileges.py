@@ -5,7 +5,7 @@ from typing import Any
 
 import psycopg
 
-from cdc.model.table import TableName, quote_identifier
+from cdc.model.table import TableName, sql_identifier
 from cdc.postgres.preflight.catalogue_facts import Relation
 from cdc.postgres.preflight.finding import Finding, error, ok, one_per_statement, quoted_list, warning
 
@@ -27,7 +27,7 @@ def role_findings(
     ).fetchone()
     assert row is not None
     user, has_attribute, is_managed, is_member = row
-    quoted = quote_identifier(user)
+    quoted = sql_identifier(user)
     findings = []
     if has_attribute or is_member:
         findings.append(ok(f"role {user}", "has REPLICATION"))
@@ -55,7 +55,7 @@ def readable(relation: Relation, columns: frozenset[str], *, user: str) -> list[
         everything = columns >= {a.name for a in relation.attributes if not a.generated}
         which = "" if everything else f" ({quoted_list(unread)})"
         if unread:
-            grants.append(f"grant select{which} on {relation.name.sql} to {quote_identifier(user)};")
+            grants.append(f"grant select{which} on {relation.name.sql} to {sql_identifier(user)};")
     if not grants:
         return []
     return [
@@ -75,11 +75,11 @@ def partitions_readable(relation: Relation, *, user: str) -> list[Finding]:
     grants = _schema_grants(leaves, user)
     names = ", ".join(leaf.name.sql for leaf in leaves if not leaf.may_select)
     if names:
-        grants.append(f"grant select on {names} to {quote_identifier(user)};")
+        grants.append(f"grant select on {names} to {sql_identifier(user)};")
     owners = sorted({(leaf.owner, leaf.name.schema) for leaf in leaves})
     grants += [
-        f"-- and for partitions to come: alter default privileges for role {quote_identifier(owner)}"
-        f" in schema {quote_identifier(schema)} grant select on tables to {quote_identifier(user)};"
+        f"-- and for partitions to come: alter default privileges for role {sql_identifier(owner)}"
+        f" in schema {sql_identifier(schema)} grant select on tables to {sql_identifier(user)};"
         for owner, schema in owners
     ]
     return [
@@ -102,11 +102,11 @@ def row_security(relation: Relation, *, user: str) -> list[Finding]:
             relation.subject,
             f"row level security hides rows of it from role {user}{where}",
             "the snapshot would lack them, while the stream sends every row",
-            f"alter role {quote_identifier(user)} bypassrls;",
+            f"alter role {sql_identifier(user)} bypassrls;",
         )
     ]
 
 
 def _schema_grants(relations: Sequence[Relation], user: str) -> list[str]:
     schemas = sorted({relation.name.schema for relation in relations if not relation.may_use_schema})
-    return [f"grant usage on schema {quote_identifier(name)} to {quote_identifier(user)};" for name in schemas]
+    return [f"grant usage on schema {sql_identifier(name)} to {sql_identifier(user)};" for name in schemas]

@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 
-from cdc.model.table import ReplicaIdentity, TableName, quote_identifier
+from cdc.model.table import ReplicaIdentity, TableName, sql_identifier
+from cdc.model.visible import toml_key, visible
 from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Relation
 from cdc.postgres.preflight.finding import Finding, Severity, as_owner, error, ok, quoted_list, warning
 from cdc.postgres.preflight.tables import full_identity_sql, identity_sql, key_of
@@ -49,7 +50,7 @@ class Publication:
 
     @property
     def sql(self) -> str:
-        return quote_identifier(self.name)
+        return sql_identifier(self.name)
 
     @property
     def subject(self) -> str:
@@ -207,10 +208,10 @@ def missing_publication(
     reasons = [] if may_create else [f"CREATE on database {database}"]
     reasons += [f"to own {', '.join(str(relation.name) for relation in foreign)}"] if foreign else []
     if not foreign:
-        fix = f"grant create on database {quote_identifier(database)} to {quote_identifier(user)};"
+        fix = f"grant create on database {sql_identifier(database)} to {sql_identifier(user)};"
     else:
         owners = sorted({relation.owner for relation in relations})
-        who = owners[0] if len(owners) == 1 else "a superuser, since the tables have several owners"
+        who = visible(owners[0]) if len(owners) == 1 else "a superuser, since the tables have several owners"
         fix = f"{create_sql}  -- as {who}"
     return [
         error(
@@ -447,7 +448,7 @@ def _generated(publication: Publication, relation: Relation, key: Sequence[str],
                 "events are keyed by them",
                 publish
                 if knows and publication.exists
-                else f"configure a key without them: [source.options.'{relation.name}'] key = [...]",
+                else f"configure a key without them: [source.options.{toml_key(str(relation.name))}] key = [...]",
             )
         )
     in_identity = sorted({c for member in _stored(relation) for c in member.identity_columns() if c in names})

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.model.table import quote_identifier
+from cdc.model.table import sql_identifier
 from cdc.postgres.connection import PINNED_SETTINGS
 from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.postgres.versions import GENERATED_COLUMNS, OLDEST_SUPPORTED
@@ -147,7 +147,7 @@ def _for_our_role(connection: psycopg.Connection[Any]) -> str:
     """How a setting is made for us alone: this wins over the role's, the database's and the server's own."""
     row = connection.execute("select current_user, current_database()").fetchone()
     assert row is not None
-    return f"alter role {quote_identifier(row[0])} in database {quote_identifier(row[1])}"
+    return f"alter role {sql_identifier(row[0])} in database {sql_identifier(row[1])}"
 
 
 _NOT_COMPARED: Final = ("client_encoding", "lock_timeout")

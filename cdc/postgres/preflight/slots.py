@@ -4,6 +4,8 @@ from typing import Any
 
 import psycopg
 
+from cdc.model.table import sql_literal
+from cdc.model.visible import visible
 from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.postgres.preflight.server import setting
 from cdc.postgres.replication import APPLICATION
@@ -104,13 +106,12 @@ def _prepared(connection: psycopg.Connection[Any]) -> list[Finding]:
     if not rows:
         return []
     gid, database, prepared_since = rows[0]
-    quoted = gid.replace("'", "''")
     return [
         warning(
             "prepared transactions",
             f"{len(rows)} are open, the oldest since {prepared_since}",
             "a new slot waits until every transaction that has written is over; capture can't start before",
-            f"commit prepared '{quoted}';"
-            f"  -- or rollback prepared, in database {database}: its application knows which",
+            f"commit prepared {sql_literal(gid)};"
+            f"  -- or rollback prepared, in database {visible(database)}: its application knows which",
         )
     ]

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from cdc.model.table import ReplicaIdentity, TableName, quote_identifier
+from cdc.model.table import ReplicaIdentity, TableName, sql_identifier
+from cdc.model.visible import toml_key, toml_text
 from cdc.postgres.preflight.catalogue_facts import PARTITIONED, Index, Relation
 from cdc.postgres.preflight.finding import Finding, as_owner, error, ok, quoted_list, warning
 
@@ -66,7 +67,7 @@ def identity_sql(relation: Relation, key: Sequence[str]) -> str:
         return f"alter table {relation.name.sql} replica identity default;"
     for index in relation.indexes:
         if _can_be_identity(relation, index) and set(key) <= set(index.columns):
-            return f"alter table {relation.name.sql} replica identity using index {quote_identifier(index.name)};"
+            return f"alter table {relation.name.sql} replica identity using index {sql_identifier(index.name)};"
     return full_identity_sql(relation)
 
 
@@ -171,7 +172,7 @@ def _append_only(relation: Relation) -> list[Finding]:
                 relation.subject,
                 "is configured as append_only, and it has a primary key",
                 "a topic that keeps every event grows for ever; with the key, the newest event of each row is enough",
-                f"take append_only out of [source.options.'{relation.name}']",
+                f"take append_only out of [source.options.{toml_key(str(relation.name))}]",
             )
         ]
     if any(member.identity_columns() for member in (relation, *relation.leaves)):
@@ -232,8 +233,8 @@ def _no_key(relation: Relation) -> Finding:
     if candidates:
         columns = candidates[0].columns
         ways.append(f"alter table {relation.name.sql} add primary key ({quoted_list(columns)});")
-        listed = ", ".join('"' + column.replace("\\", "\\\\").replace('"', '\\"') + '"' for column in columns)
-        ways.append(f"-- or in lockstep.toml: [source.options.'{relation.name}'] key = [{listed}]")
+        listed = ", ".join(map(toml_text, columns))
+        ways.append(f"-- or in lockstep.toml: [source.options.{toml_key(str(relation.name))}] key = [{listed}]")
     elif relation.kind == PARTITIONED:
         ways.append(
             f"alter table {relation.name.sql} add primary key (...);  -- columns of the partition key among them"
@@ -242,7 +243,8 @@ def _no_key(relation: Relation) -> Finding:
         ways.append(f"alter table {relation.name.sql} add column id bigint generated always as identity primary key;")
     else:
         ways.append(f"alter table {relation.name.sql} add primary key (id);  -- if id is unique and never null")
-    ways.append(f"-- or, if its rows only come and never change: [source.options.'{relation.name}'] append_only = true")
+    section = f"[source.options.{toml_key(str(relation.name))}]"
+    ways.append(f"-- or, if its rows only come and never change: {section} append_only = true")
     return error(
         relation.subject,
         "has no primary key",
@@ -262,7 +264,7 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
                 relation.subject,
                 f"the configured key names columns that it doesn't have: {', '.join(missing)}",
                 "events are keyed by them",
-                f"correct [source.options.'{relation.name}'] key; the columns are {have}",
+                f"correct [source.options.{toml_key(str(relation.name))}] key; the columns are {have}",
             )
         ]
     findings = []
@@ -276,7 +278,7 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
                 as_owner(
                     [
                         f"alter table {table} "
-                        + ", ".join(f"alter column {quote_identifier(column)} set not null" for column in nullable)
+                        + ", ".join(f"alter column {sql_identifier(column)} set not null" for column in nullable)
                         + ";"
                     ],
                     owner=relation.owner,
@@ -306,7 +308,7 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
                 "two rows could have the same key, and one would overwrite the other everywhere",
                 as_owner(
                     [
-                        f"create unique index{concurrently} {quote_identifier(_index_name(relation, key))}"
+                        f"create unique index{concurrently} {sql_identifier(_index_name(relation, key))}"
                         f" on {table} ({quoted_list(key)});"
                     ],
                     owner=relation.owner,
@@ -329,7 +331,7 @@ def _delivered(
 
     mended = identity_sql(relation, key)
     if identity_index is not None:
-        mended = f"alter table {relation.name.sql} replica identity using index {quote_identifier(identity_index)};"
+        mended = f"alter table {relation.name.sql} replica identity using index {sql_identifier(identity_index)};"
     if index is not None and not index.is_immediate:
         return [
             error(

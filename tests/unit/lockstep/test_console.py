@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from rich.table import Table
+from rich.text import Text
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
 from jobs.driver import TAKEN_OVER
@@ -104,3 +105,27 @@ def test_square_brackets_and_colons_of_a_name_are_printed_as_they_are(capsys: py
 def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         exit_code_of(lambda: 1 // 0)
+
+
+_FORGED = "t\n2026-01-01 00:00:00,000 ERROR all is lost\x1b[2J"
+
+
+def test_no_text_of_others_begins_a_record_of_the_log_or_steers_a_terminal() -> None:
+    code = (
+        "import logging; from lockstep.console import log_to_stderr, say; log_to_stderr();"
+        f"logging.getLogger('x').warning('table=%s', {_FORGED!r}); say({_FORGED!r})"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second, *said = ended.stderr.splitlines()
+    assert first.endswith(" WARNING table=t")
+    assert second == r"    2026-01-01 00:00:00,000 ERROR all is lost\u001b[2J"
+    assert said == ["t", r"2026-01-01 00:00:00,000 ERROR all is lost\u001b[2J"]
+
+
+def test_tables_and_texts_show_controls_of_others() -> None:
+    shown = Table("name")
+    shown.add_row("a\x1b[31mb\x9bc")
+    with out.capture() as captured:
+        out.print(shown, Text("f\x1bg"), "h\x1bi")
+    printed = captured.get()
+    assert all(text in printed for text in (r"a\u001b[31mb\u009bc", r"f\u001bg", r"h\u001bi"))

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.model.table import ReplicaIdentity, Table, TableName
+from cdc.model.table import ReplicaIdentity, Table, TableName, sql_literal
+from cdc.model.visible import is_visible
 from tests.builders import column, table
 
 # What PostgreSQL takes as an identifier: anything but NUL and lone surrogates, at least one character.
@@ -20,6 +21,20 @@ def test_every_name_reads_back_as_itself(name: TableName) -> None:
 @given(names)
 def test_the_sql_form_of_a_name_reads_back_as_itself(name: TableName) -> None:
     assert TableName.parse(name.sql) == name
+
+
+@given(names)
+def test_every_name_is_shown_in_one_line(name: TableName) -> None:
+    assert is_visible(str(name))
+    assert is_visible(name.sql)
+
+
+def test_a_name_with_hidden_characters_is_written_as_postgresql_reads_it() -> None:
+    name = TableName("public", 'a\nb"\\\x1b')
+    assert str(name) == r'public.U&"a\000ab""\\\001b"'
+    assert name.sql == r'"public".U&"a\000ab""\\\001b"'
+    assert sql_literal("it's\n\\") == r"E'it''s\u000a\\'"
+    assert sql_literal("it's") == "'it''s'"
 
 
 def test_a_plain_name_is_shown_without_quotes() -> None:
