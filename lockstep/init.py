@@ -47,6 +47,7 @@ $skipped# slot = "lockstep_$plain_name"
 # When the slot makes the server keep so much WAL: warn, stop copies of tables in the stream, drop the slot.
 # Leave `drop` out, and it is never dropped: what is committed after a drop is lost to this pipeline.
 # slot_guard = { warn = "10GB", stop_copies = "20GB", drop = "200GB" }
+# outbox_types_max = 100                   # so many get a topic; rows of further ones go to <pipeline>.__outbox
 # Leave out what was itself replicated into this server (PostgreSQL 16 and later).
 # origin = "none"
 

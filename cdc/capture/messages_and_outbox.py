@@ -6,13 +6,13 @@ Neither has a newest state, so their topics keep every event. A message is
 
 keyed by its prefix. An outbox row has the columns of Debezium's outbox event router: id, aggregatetype, aggregateid,
 type, payload. It goes unchanged to the topic of its aggregate type: key ``aggregateid``, value ``payload``, headers
-``id``, ``type`` and ``tag``.
+``id``, ``type`` and ``tag``. Rows without a topic of their own share one, with a header ``aggregatetype`` more.
 """
 
 import base64
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import orjson
 
@@ -22,6 +22,8 @@ from cdc.protocol.envelope import CONNECTOR, TAG_HEADER, tag_text
 from cdc.protocol.pgoutput import UNCHANGED, Fields, LogicalMessage, Relation
 
 Headers = list[tuple[str, bytes]]
+
+TYPE_HEADER: Final = "aggregatetype"
 
 OUTBOX_COLUMNS: Final = ("id", "aggregatetype", "aggregateid", "type", "payload")
 
@@ -60,12 +62,55 @@ class MessageChannel:
         return self.topic, orjson.dumps({"prefix": message.prefix}), value, None
 
 
+class OutboxTopics:
+    """The topic of each aggregate type, and the shared one of all rows that have none of their own.
+
+    Whoever may write rows chooses the types. So at most ``most`` topics come of them: ``existing`` ones, which keep
+    their types, and new ones. ``say`` gets a sentence when rows begin to go to the shared topic.
+    """
+
+    def __init__(
+        self,
+        topic_of: Callable[[str], str],
+        shared: str,
+        existing: Collection[str],
+        *,
+        most: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.shared = shared
+        self._topic_of = topic_of
+        self._known = set(existing)
+        self._most = most
+        self._say = say
+        self._said: set[str] = set()
+
+    def of(self, kind: bytes) -> str:
+        """The topic of rows of this type."""
+        try:
+            topic = self._topic_of(kind.decode())
+        except UnicodeDecodeError:
+            return self.instead("have an aggregatetype that isn't UTF-8")
+        if topic not in self._known:
+            if len(self._known) >= self._most:
+                return self.instead(f"have further types than the {self._most} of source.outbox_types_max")
+            self._known.add(topic)
+        return topic
+
+    def instead(self, why: str) -> str:
+        """The shared topic."""
+        if why not in self._said:
+            self._said.add(why)
+            self._say(f"warning: rows of the outbox {why}; they go to topic {self.shared}")
+        return self.shared
+
+
 @dataclass(frozen=True, slots=True)
 class OutboxChannel:
-    """The outbox table, and the topic of an aggregate type."""
+    """The outbox table, and the topics of its rows."""
 
     table: TableName
-    topic_of: Callable[[str], str]
+    topics: OutboxTopics
 
     def route(self, relation: Relation) -> "OutboxRoute":
         """How rows of the table are routed, as it is described. Raises UnsupportedChange when columns are missing."""
@@ -94,17 +139,20 @@ class OutboxRoute:
     payload: int
 
     def event(self, row: Fields, *, tag: bytes) -> tuple[str, bytes, bytes | None, Headers]:
-        """An inserted row as an event. Raises UnsupportedChange for one without id, aggregate or key."""
+        """An inserted row as an event, whatever is in it: no row stops capture."""
         if len(row) != self.columns:
             raise ValueError("another number of values")
+        assert UNCHANGED not in row, "an insert has all of its values"
         identity, aggregate, key, kind, payload = (
-            row[index] for index in (self.identity, self.aggregate, self.key, self.kind, self.payload)
+            cast("bytes | None", row[index])
+            for index in (self.identity, self.aggregate, self.key, self.kind, self.payload)
         )
-        if identity is None or aggregate is None or key is None or UNCHANGED in row:
-            raise UnsupportedChange(
-                f"a row of the outbox table {self.channel.table} has no id, aggregatetype or aggregateid",
-                hint="make these columns not null; for this row: start capture once without source.outbox."
-                " Nothing was skipped",
-            )
-        headers = [("id", identity), ("type", kind or b""), (TAG_HEADER, tag)]
-        return self.channel.topic_of(aggregate.decode()), key, payload, headers  # type: ignore[union-attr,return-value]  # none is UNCHANGED
+        topics = self.channel.topics
+        if identity is None or aggregate is None or key is None:
+            topic = topics.instead("have no id, aggregatetype or aggregateid")
+        else:
+            topic = topics.of(aggregate)
+        headers = [("id", identity or b""), ("type", kind or b""), (TAG_HEADER, tag)]
+        if topic == topics.shared:
+            headers.append((TYPE_HEADER, aggregate or b""))
+        return topic, key or b"", payload, headers

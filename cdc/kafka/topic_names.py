@@ -47,6 +47,11 @@ def is_outbox_topic(prefix: str, topic: str) -> bool:
     return topic.startswith(f"{prefix}.{_OUTBOX}.")
 
 
+def shared_outbox_topic(prefix: str) -> str:
+    """The topic of rows that have none of their own: no type, or one too many."""
+    return control_topic(prefix, _OUTBOX)
+
+
 def outbox_topic(prefix: str, aggregate_type: str) -> str:
     """``<prefix>.__outbox.<aggregate type>``, the end of a type that is too long for Kafka replaced by its hash.
 

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -14,11 +15,12 @@ from cdc.capture.assembler import Assembler, Notice
 from cdc.capture.batch import Batch, Committed, Publisher
 from cdc.capture.confirmation import Clock, Confirmation, KeepAlive
 from cdc.capture.loop import CaptureLoop, Stream
-from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel
+from cdc.capture.messages_and_outbox import MessageChannel, OutboxChannel, OutboxTopics
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.resumed_stream import ResumedStream
 from cdc.kafka.control_topics import read_schema_records
-from cdc.kafka.topic_names import MESSAGES, control_topic, outbox_topic
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import MESSAGES, control_topic, is_outbox_topic, outbox_topic, shared_outbox_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
@@ -210,7 +212,7 @@ class StreamOpener:
             memory=toast.store,
             downstream=_Downstream(batch, toast, self.say),
             messages=_message_channel(self.pipeline, state.database),
-            outbox=_outbox_channel(self.pipeline),
+            outbox=_outbox_channel(self.pipeline, self.say),
             notices={REPAIR_PREFIX: self.repairs.add, DDL_PREFIX: ddl_told},
             moved_rows=moved_rows,
         )
@@ -226,7 +228,15 @@ def _message_channel(pipeline: Pipeline, database: str) -> MessageChannel:
     )
 
 
-def _outbox_channel(pipeline: Pipeline) -> OutboxChannel | None:
+def _outbox_channel(pipeline: Pipeline, say: Callable[[str], None]) -> OutboxChannel | None:
     if pipeline.source.outbox_name is None:
         return None
-    return OutboxChannel(pipeline.source.outbox_name, lambda kind: outbox_topic(pipeline.name, kind))
+    listed = TopicAdmin(pipeline.kafka.client()).partition_counts()
+    topics = OutboxTopics(
+        partial(outbox_topic, pipeline.name),
+        shared_outbox_topic(pipeline.name),
+        [topic for topic in listed if is_outbox_topic(pipeline.name, topic)],
+        most=pipeline.source.outbox_types_max,
+        say=say,
+    )
+    return OutboxChannel(pipeline.source.outbox_name, topics)

@@ -20,7 +20,7 @@ from cdc.capture.ownership import Ownership
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
-from cdc.kafka.topic_names import is_outbox_topic
+from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
@@ -183,9 +183,11 @@ class _Session:
 
     def _new_topic_plan(self, topic: str) -> TopicPlan | None:
         pipeline = self._pipeline
-        if not (pipeline.source.outbox_name and is_outbox_topic(pipeline.name, topic)):
+        is_shared = topic == shared_outbox_topic(pipeline.name)
+        if not (pipeline.source.outbox_name and (is_shared or is_outbox_topic(pipeline.name, topic))):
             return None
-        self._observer.say(f"creating topic {topic}")
+        # Its name isn't said: it is what a row has as its type.
+        self._observer.say("creating a topic for rows of the outbox")
         return table_topic_plan(topic, self._pipeline.kafka.topics, append_only=True)
 
     def _identify(self) -> SystemIdentity:
