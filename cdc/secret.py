@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from cdc.model.errors import ConfigurationError
 
 _SECRET_NAME: Final = re.compile(
-    r"secret|password|token|private|connection_string|sas(_|$)|scram_(client|server)_key"
+    r"secret|password|token|private|connection_string|sas(_|$)|(^|[_-])sig(nature)?$|^http_auth$|scram_(client|server)_key"
     r"|(account|customer)[._]key(?![._]id)|(access|master)_key(?!_id)",
     re.IGNORECASE,
 )

@@ -12,6 +12,7 @@ from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
 from cdc.postgres.preflight.finding import Finding, Severity, ok
 from lockstep.config import Config
+from lockstep.doctor.encryption import encryption_findings, source_encryption
 from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.position import check_position
 from lockstep.doctor.sinks import check_histories, check_sink
@@ -29,6 +30,7 @@ def examine(config: Config) -> list[Finding]:
         findings += _guarded(f"sink {name}", partial(check_sink, name=name), config)
     if _was_reached("Kafka", kafka):
         findings += _guarded("histories", check_histories, config)
+    findings += encryption_findings(config)
     return findings
 
 
@@ -74,7 +76,8 @@ def _source(config: Config) -> list[Finding]:
             append_only=config.source.append_only,
         )
         told = ddl_finding(are_sent(connection), heartbeat_interval_s=config.source.heartbeat_interval_s)
-        return [*findings, told, *endpoint_findings(connection, config.source)]
+        checked = [*endpoint_findings(connection, config.source), *source_encryption(connection)]
+        return [*findings, told, *checked]
 
 
 def ddl_finding(are_sent: bool, *, heartbeat_interval_s: float) -> Finding:

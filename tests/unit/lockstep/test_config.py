@@ -254,6 +254,8 @@ def test_a_warehouse_in_a_file_is_written_by_one_machine(write) -> None:
         ),
         ('type = "redis"', 'type = "opensearch"\nurls = ["https://a:1", "https://u:geheim#x@b:1"]', "sinks.cache.urls"),
         ('type = "redis"', 'type = "delta"\nroot = "s3://key:geheim@bucket/x"', "sinks.cache.root"),
+        ('type = "redis"', 'type = "delta"\nroot = "abfss://c@a.net/x?sv=1&sig=geheim"', "sinks.cache.root"),
+        ('type = "redis"', 'type = "opensearch"\nurls = ["https://a:1/?http_auth=u:geheim"]', "sinks.cache.urls"),
         (
             'type = "redis"',
             'type = "delta"\nroot = "s3://b"\nstorage_options = { endpoint = "http://u:geheim@h:1" }',
