@@ -136,7 +136,7 @@ class DeltaGenerations:
         """Delete the files of this generation's tables that are gone from the bookkeeping table."""
         doomed = {path for path, (number, _) in self._bookkeeping.read().doomed.items() if number == self._number}
         for path in sorted(doomed):
-            self._tables.lake.remove(path)
+            self._tables.remove(path)
         self._bookkeeping.change(
             lambda state, _: replace(
                 state, doomed={path: owner for path, owner in state.doomed.items() if path not in doomed}

@@ -155,10 +155,16 @@ class Lake:
         )
 
     def remove(self, path: str) -> None:
-        """Delete a table's files, whatever there is of them."""
+        """Delete a table's files, whatever there is of them. Raises LockstepError where links lead out of the root."""
         if self._directory is not None:
+            directory = self._directory / path
             with talking():
-                shutil.rmtree(self._directory / path, ignore_errors=False, onerror=_unless_gone)
+                if not directory.parent.resolve().is_relative_to(self._directory.resolve()):
+                    raise LockstepError(
+                        f"the Delta table {path!r} isn't below the root of its sink: a link leads out of it",
+                        hint="find out who made the link, and remove it; nothing was deleted",
+                    )
+                shutil.rmtree(directory, ignore_errors=False, onerror=_unless_gone)
             return
         from deltalake.fs import DeltaStorageHandler
 

@@ -19,6 +19,7 @@ from sinks.delta.settings import DeltaSettings
 _Result = TypeVar("_Result")
 
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_]+")
+_DIRECTORY: Final = re.compile(r"(?:[A-Za-z0-9_]|\.[0-9a-f]{2})+(-\d+)?")
 
 
 class DeltaTables:
@@ -39,9 +40,29 @@ class DeltaTables:
         self.lake = Lake(settings.root, settings.options)
         self.bookkeeping = DeltaBookkeeping(self.lake, f"{self._prefix}_live", name)
         self.fence = 0
+        self._directory = f"{self._prefix}_g{generation}/"
         self._name = name
         self._settings = settings
         self._opened: dict[TableName, OpenedTable] = {}
+
+    def remove(self, path: str) -> None:
+        """Delete a table of this generation. Raises as ``own``."""
+        self.lake.remove(self.own(path))
+
+    def own(self, path: str) -> str:
+        """A path that the bookkeeping table names, which is below this generation's directory.
+
+        Raises LockstepError for any other: whoever may write to that table must not name what we write and delete.
+        """
+        directory, name = path[: len(self._directory)], path[len(self._directory) :]
+        if directory != self._directory or not _DIRECTORY.fullmatch(name):
+            raise LockstepError(
+                f"the bookkeeping table of sink {self._name!r} names {path!r} as a table of generation"
+                f" {self.generation}, which can't be: its tables are in {self._directory}",
+                hint="find out who else writes below the root of the sink; nothing was deleted. Then give the sink"
+                " another prefix, and let lockstep apply build it from the log",
+            )
+        return path
 
     def forget(self, names: Collection[TableName]) -> None:
         """Know nothing of these tables any more: they are removed."""
@@ -61,7 +82,7 @@ class DeltaTables:
         opened = self._opened.get(name)
         if opened is None:
             path = self.build(self.bookkeeping.read()).tables.get(name)
-            table = None if path is None else self.lake.open(path)
+            table = None if path is None else self.lake.open(self.own(path))
             if path is None or table is None:
                 raise unprepared(name)
             opened = self._opened[name] = OpenedTable(name, path, table)
@@ -165,7 +186,7 @@ class DeltaTables:
         from sinks.delta.values import rows_of
 
         name = shape.table.name
-        path = state.path_for(f"{self._prefix}_g{self.generation}/{delta_name(name)}")
+        path = self.own(state.path_for(f"{self._directory}{delta_name(name)}"))
         partitions = self._partitions(shape.table)
         hours, fence = self._settings.retention_hours, self.build(state).fence
         table = self.lake.create(
