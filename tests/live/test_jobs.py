@@ -306,3 +306,10 @@ def test_an_interrupt_of_the_terminal_stops_it_in_order(pipeline: Pipeline) -> N
         os.killpg(job.pid, signal.SIGINT)
         assert job.finish() == 0
     assert pipeline.rows() == pipeline.expected
+
+
+def test_sockets_of_workers_are_where_nobody_else_can_look(spark: SparkSession) -> None:
+    directory = Path(spark.conf.get("spark.python.unix.domain.socket.dir") or "")
+    assert spark.sparkContext.parallelize([1]).map(lambda number: number).collect() == [1]
+    assert any(path.is_socket() for path in directory.iterdir())
+    assert directory.stat().st_mode & 0o777 == 0o700

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from jobs.settings import SparkSettings
 from jobs.spark.class_archive import archive_file
-from jobs.spark.session import spark_conf, worker_python
+from jobs.spark.session import own_directory, spark_conf, worker_python
 from jobs.spark.shipped_code import ROOT
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -131,3 +131,9 @@ def test_workers_are_told_what_to_load() -> None:
         check=True,
     )
     assert done.stdout.split() == ["opensearchpy", "psycopg", "redis", "sqlalchemy", "1"]
+
+
+def test_nobody_else_can_look_into_a_directory_of_ours() -> None:
+    directory = own_directory()
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert own_directory() != directory
