@@ -18,8 +18,9 @@ from cdc.postgres.connection import connect
 from cdc.postgres.dsn import files_below, holds_secret, parse_dsn
 from cdc.postgres.preflight.endpoint import refusal
 from cdc.postgres.settings import SourceSettings
+from cdc.postgres.slot import emit_functions
 from lockstep.config import PipelineSettings, load
-from migrations.source import publication_sql, role_sql
+from migrations.source import messages_sql, publication_sql, role_sql
 
 _FILE = Template("""\
 # Lockstep: PostgreSQL -> Kafka -> OpenSearch, Redis, SQL warehouse, Delta tables.
@@ -209,6 +210,7 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
         database = connection.info.dbname
         user = connection.info.user
         owned = _may_publish(connection, tables)
+        functions = emit_functions(connection)
     if not tables:
         raise LockstepError(
             "no table there can be captured" + "".join(f"\n  {table}: {why}" for table, why in skipped),
@@ -225,6 +227,8 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
             f"role {user} doesn't own the tables; their owner, or an administrator, runs once:",
             role_sql("lockstep", database, tables) if user != "lockstep" else "",
             publication_sql(f"lockstep_{chosen}", tables),
+            "and a superuser, so that no other role may ask for copies of tables:",
+            messages_sql("lockstep", functions),
         ]
     lines.append("next: fill in Kafka and the sinks, then `lockstep doctor`")
     return [line for line in lines if line]

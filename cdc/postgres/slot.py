@@ -141,6 +141,15 @@ def emit_messages(connection: psycopg.Connection[Any], prefix: str, contents: It
         raise connection_error(error) from error
 
 
+def emit_functions(connection: psycopg.Connection[Any]) -> list[str]:
+    """The functions that write logical messages, as SQL names them. Their arguments differ between versions."""
+    rows = connection.execute(
+        "select p.oid::regprocedure::text from pg_proc p join pg_namespace n on n.oid = p.pronamespace"
+        " where n.nspname = 'pg_catalog' and p.proname = 'pg_logical_emit_message' order by 1"
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
 def wal_end(connection: psycopg.Connection[Any]) -> Lsn:
     """Where the WAL ends now: at or after the end of everything that this connection has committed."""
     row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()

@@ -14,6 +14,7 @@ from cdc.postgres.preflight.finding import Finding, Severity, ok
 from lockstep.config import Config
 from lockstep.doctor.encryption import encryption_findings, source_encryption
 from lockstep.doctor.kafka import check_kafka
+from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.position import check_position
 from lockstep.doctor.sinks import check_histories, check_sink
 from migrations.source import ddl_messages_sql, publication_sql
@@ -76,8 +77,13 @@ def _source(config: Config) -> list[Finding]:
             append_only=config.source.append_only,
         )
         told = ddl_finding(are_sent(connection), heartbeat_interval_s=config.source.heartbeat_interval_s)
-        checked = [*endpoint_findings(connection, config.source), *source_encryption(connection)]
-        return [*findings, told, *checked]
+        return [
+            *findings,
+            told,
+            *message_findings(connection),
+            *endpoint_findings(connection, config.source),
+            *source_encryption(connection),
+        ]
 
 
 def ddl_finding(are_sent: bool, *, heartbeat_interval_s: float) -> Finding:

@@ -32,6 +32,11 @@ def ddl_messages_sql() -> str:
     return _template("0004_ddl_messages.sql")
 
 
+def messages_sql(role: str, functions: Sequence[str]) -> str:
+    """What a superuser runs once, so that not every role may ask capture for copies. ``functions`` are SQL."""
+    return _template("0003_messages.sql").format(functions=", ".join(functions), role=sql_identifier(role))
+
+
 def _template(name: str) -> str:
     lines = files("migrations.source").joinpath(name).read_text().splitlines()
     return "\n".join(line for line in lines if not line.startswith("--")).strip()

@@ -7,21 +7,23 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from confluent_kafka import Producer
 
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
-from cdc.kafka.topic_names import STATE, control_topic
+from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.replication import ReplicationConnection
-from cdc.postgres.slot import drop_slot
+from cdc.postgres.slot import drop_slot, emit_functions
 from cdc.protocol.control_records import CaptureState
 from lockstep.config import Config, load
 from lockstep.doctor.examine import examine, is_healthy
+from migrations.source import messages_sql
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.databases import Database
@@ -41,7 +43,10 @@ class Case:
         self.database = database
         self.name = f"d{uuid.uuid4().hex[:12]}"
         self.path = directory / "lockstep.toml"
-        database.execute("create table t (id int primary key, v varchar(20))")
+        database.execute(
+            "create table t (id int primary key, v varchar(20))",
+            messages_sql("postgres", emit_functions(database.connection)),
+        )
         self.path.write_text(f"""
 [pipeline]
 name = "{self.name}"
@@ -103,6 +108,30 @@ def test_a_pipeline_before_its_first_start_is_healthy(case: Case) -> None:
     assert is_healthy(findings)
     assert case.wrong() == []
     assert "replication connection" in [finding.subject for finding in findings]
+
+
+def test_that_every_role_may_ask_for_copies_is_told_until_its_sql_was_run(case: Case) -> None:
+    functions = emit_functions(case.database.connection)
+    case.database.execute(f"grant execute on function {', '.join(functions)} to public")
+    (finding,) = [finding for finding in examine(case.config) if finding.severity is Severity.WARNING]
+    assert (finding.subject, finding.what) == ("logical messages", "every role may write them")
+    case.database.execute(finding.fix)
+    assert case.wrong() == []
+    with case.database.pinned(user=case.database.role()) as other, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        other.execute("select pg_logical_emit_message(true, 'lockstep.repair', '')")
+
+
+def test_control_records_that_somebody_else_wrote_are_found(case: Case) -> None:
+    case.create_topics()
+    case.make_slot()
+    case.produce(control_topic(case.name, STATE), case.config.slot.encode(), case.state().to_bytes())
+    for name, key in ((STATE, b"\xff"), (SCHEMA, b"mine"), (PROGRESS, b"k")):
+        case.produce(control_topic(case.name, name), key, b"hello")
+    found = [(subject, what.split(":")[0]) for _, subject, what in case.wrong()]
+    words = "holds a record that isn't one of Lockstep's"
+    assert sorted(found) == sorted(
+        (f"topic {control_topic(case.name, name)}", words) for name in (STATE, SCHEMA, PROGRESS)
+    )
 
 
 def test_a_history_that_compaction_may_thin_out_is_reported(case: Case, endpoints: Endpoints) -> None:

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import psycopg
 import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from cdc.model.table import TableName
 from cdc.postgres.dsn import parse_dsn
@@ -34,6 +37,36 @@ def test_it_lists_the_tables_that_can_be_captured_and_says_why_others_cannot(
     assert "public.fast (unlogged" in text
     assert "public.part (a partition" in text
     assert "seen" not in text
+
+
+def test_no_name_of_a_table_writes_configuration(database: Database, tmp_path: Path) -> None:
+    forged = 'x" ]\n[spark.conf]\n"spark.jars.packages" = "evil:evil:1"\n#'
+    for kind in ("table", "unlogged table"):
+        database.connection.execute(
+            sql.SQL("create {} {} (id int primary key)").format(sql.SQL(kind), sql.Identifier(f"{kind} {forged}"))
+        )
+    path = tmp_path / "lockstep.toml"
+    write_config(dsn=database.dsn, path=path, name="shop", schemas=())
+    config = load(path)
+    assert config.spark.conf == {}
+    assert config.source.table_names == (TableName("public", f"table {forged}"),)
+    assert all(line.startswith(("#", "    ")) for line in path.read_text().splitlines() if "evil" in line)
+
+
+def test_who_does_not_own_the_tables_gets_the_sql_for_their_owner(database: Database, tmp_path: Path) -> None:
+    database.execute("create table t (id int primary key)")
+    role = database.role()
+    said = write_config(
+        dsn=make_conninfo(database.dsn, user=role), path=tmp_path / "lockstep.toml", name="shop", schemas=()
+    )
+    (messages,) = [line for line in said if "pg_logical_emit_message" in line]
+    database.execute(f"create role lockstep_{role}", messages.replace('"lockstep"', f'"lockstep_{role}"'))
+    with database.pinned(user=role) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        connection.execute("select pg_logical_emit_message(true, 'lockstep.repair', '')")
+    database.execute(
+        f"drop owned by lockstep_{role}",
+        f"drop role lockstep_{role}",
+    )
 
 
 def test_files_of_the_connection_string_stay_those_of_where_the_command_was_run(
