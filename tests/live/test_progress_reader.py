@@ -6,18 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.capture.settings import CaptureSettings
-from cdc.kafka.control_topics import ProgressReader, read_progress
+from cdc.kafka.control_topics import ProgressReader, read_progress, read_schema_records
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
-from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic
-from cdc.model.errors import Unavailable
+from cdc.kafka.topic_names import PROGRESS, SCHEMA, control_topic, table_topic
+from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.model.table import TableName
+from cdc.protocol.control_records import SchemaRecord
 from stack.stack import Endpoints
+from tests.builders import table
 from tests.events import kafka_settings
 from tests.history import state
 
@@ -151,3 +153,33 @@ def test_bounds_without_one_of_the_topics_are_no_answer(log: Log) -> None:
     with pytest.raises(Unavailable, match="unlisted"):
         reader.new_records()
     reader.close()
+
+
+def test_what_somebody_else_wrote_is_passed_over(log: Log) -> None:
+    """It ends no reader, and takes nothing from the bounds: those are in capture's own records."""
+    first = log.publish(log.orders)
+    reader = log.reader()
+    producer = Producer(log.settings.client())
+    for key, value in ((None, b"hello"), (b"k", None), (b"k", b"{}"), (b"k", b'{"format":4,"lsn":"x"}')):
+        producer.produce(control_topic(log.prefix, PROGRESS), key=key, value=value)
+    assert producer.flush(30) == 0
+    assert [record.lsn for record in reader.new_records()] == [first]
+    last = log.publish(log.customers)
+    (record,) = reader.new_records()
+    assert (record.lsn, list(record.bounds)) == (last, [log.customers])
+    assert [record.lsn for record in read_progress(log.settings.client(), log.prefix)] == [first, last]
+    reader.close()
+
+
+@pytest.mark.parametrize("key", [b"mine", b"[1]"])
+def test_what_lies_beside_the_shapes_is_passed_over(log: Log, key: bytes) -> None:
+    producer = Producer(log.settings.client())
+    record = SchemaRecord(table(), 1)
+    producer.produce(control_topic(log.prefix, SCHEMA), key=key, value=b"hello")
+    producer.produce(control_topic(log.prefix, SCHEMA), key=record.key(), value=record.to_bytes())
+    assert producer.flush(30) == 0
+    assert read_schema_records(log.settings.client(), log.prefix) == [record]
+    producer.produce(control_topic(log.prefix, SCHEMA), key=record.key(), value=b"hello")
+    assert producer.flush(30) == 0
+    with pytest.raises(ForeignRecord, match=rf"offset 2 of topic {log.prefix}\.__schema"):
+        read_schema_records(log.settings.client(), log.prefix)

@@ -141,6 +141,38 @@ def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(
     assert all(len(headers["tag"]) == 28 for _, _, headers in orders)
 
 
+def test_no_row_of_an_outbox_stops_capture_or_makes_topics_without_end(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(
+        _TABLE,
+        "create table outbox (n serial primary key, id text, aggregatetype text, aggregateid text, type text,"
+        " payload jsonb)",
+    )
+    source = "outbox = 'public.outbox'\noutbox_types_max = 2"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), source=source) as captured:
+        captured.start()
+        row = "insert into outbox (id, aggregatetype, aggregateid, type, payload) values"
+        database.execute(f"{row} ('1', repeat('注', 300), 'k', 'x', '{{}}'), ('2', 'secret', 'k', 'x', '{{}}')")
+        database.execute(f"{row} ('3', 'private', 'k', 'x', '{{}}'), (null, null, null, null, null)")
+        captured.settle()
+        captured.stop()
+        captured.start()
+        database.execute(f"{row} ('4', 'private', 'k', 'x', '{{}}'), ('5', 'secret', 'k', 'x', '{{}}')")
+        captured.settle()
+        topics = [name for name in TopicAdmin(captured.client).partition_counts() if f"{captured.name}.__out" in name]
+        shared = _records(captured, f"{captured.name}.__outbox")
+        own = _records(captured, f"{captured.name}.__outbox.secret")
+    assert len(topics) == 3
+    assert sorted((headers["id"], headers["aggregatetype"]) for _, _, headers in shared) == [
+        (b"", b""),
+        (b"3", b"private"),
+        (b"4", b"private"),
+    ]
+    assert sorted(headers["id"] for _, _, headers in own) == [b"2", b"5"]
+    assert not any("secret" in line or "private" in line for line in captured.said)
+
+
 def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_be(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
