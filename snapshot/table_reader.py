@@ -13,6 +13,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
+from cdc.postgres.key_types import key_types
 from cdc.postgres.memberships import memberships
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copy_text import split_row
@@ -24,33 +25,6 @@ APPLICATION = "lockstep snapshot"
 
 _WAIT_S: Final = 1.0
 """How long no row may come before ``while_waiting`` is called."""
-
-# Domains come down to their base, and no type has a modifier. A cast to varchar(3) would cut a longer key off and so
-# find another row. The operator is the one of the type's index order. By its name alone, the search path would decide,
-# and that may have another one or, for a type of an extension, none.
-_KEY_TYPES = """
-with recursive resolved as (
-    select k.place, t.oid, t.typtype, t.typbasetype
-    from unnest(%s::oid[]) with ordinality as k(oid, place) join pg_type t on t.oid = k.oid
-    union all
-    select r.place, t.oid, t.typtype, t.typbasetype
-    from resolved r join pg_type t on t.oid = r.typbasetype
-    where r.typtype = 'd'
-)
-select format('%%I.%%I', n.nspname, t.typname), coalesce((
-    select format('operator(%%I.%%s)', s.nspname, o.oprname)
-    from pg_opclass c
-    join pg_am m on m.oid = c.opcmethod and m.amname = 'btree'
-    join pg_amop a on a.amopfamily = c.opcfamily and a.amopstrategy = 3
-        and a.amoplefttype = c.opcintype and a.amoprighttype = c.opcintype
-    join pg_operator o on o.oid = a.amopopr
-    join pg_namespace s on s.oid = o.oprnamespace
-    where c.opcdefault and c.opcintype = t.oid
-), 'operator(pg_catalog.=)')
-from resolved r join pg_type t on t.oid = r.oid join pg_namespace n on n.oid = t.typnamespace
-where r.typtype <> 'd'
-order by r.place
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,16 +168,14 @@ class SnapshotReader:
     def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str]:
         """(the keys in their types, as ``k``; how they match the table as ``t``)."""
         oids = [column.type_oid for column in table.key_columns]
-        types = self._connection.execute(_KEY_TYPES, (oids,)).fetchall()
+        types = key_types(self._connection, oids)
         names = [quote_identifier(name) for name in table.key]
         texts = [f"c{index}" for index in range(len(names))]
-        casts = ", ".join(
-            f"{text}::{kind} as {name}" for text, (kind, _), name in zip(texts, types, names, strict=True)
-        )
+        casts = ", ".join(f"{text}::{kind.sql} as {name}" for text, kind, name in zip(texts, types, names, strict=True))
         values = ", ".join(
             f"{sql.Literal(list(column)).as_string(self._connection)}::text[]" for column in zip(*keys, strict=True)
         )
-        matches = " and ".join(f"t.{name} {equals} k.{name}" for name, (_, equals) in zip(names, types, strict=True))
+        matches = " and ".join(f"t.{name} {kind.equals} k.{name}" for name, kind in zip(names, types, strict=True))
         return f"(select {casts} from unnest({values}) as texts({', '.join(texts)})) k", matches
 
     def _copied(self, query: str, while_waiting: Callable[[], None]) -> Iterator[Fields]:

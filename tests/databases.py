@@ -158,6 +158,12 @@ class Database:
         """A connection as capture and snapshot open it."""
         return connect(self.source(user=user), application="test")
 
+    def reading(self) -> psycopg.Connection[Any]:
+        """The same for statements that name tables and types as people do."""
+        connection = self.pinned()
+        connection.execute("set search_path = public")
+        return connection
+
     def drop(self) -> None:
         """Remove it with its slots and roles."""
         self.connection.close()

@@ -151,7 +151,9 @@ url = "{self.endpoints.warehouse_url}"
         return text
 
     def sql(self) -> psycopg.Connection[Any]:
-        return connect(SourceSettings(dsn=self.endpoints.source_dsn, tables=("x.y",)), application="test")
+        connection = connect(SourceSettings(dsn=self.endpoints.source_dsn, tables=("x.y",)), application="test")
+        connection.execute("set search_path = public")  # as applications have it
+        return connection
 
     def state(self) -> CaptureState | None:
         return read_state(self.client, self.name, self.config.slot)

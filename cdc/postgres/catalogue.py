@@ -1,5 +1,6 @@
 """Tables' shapes from the catalogue: columns as published, key, replica identity, and what each type comes down to."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +9,9 @@ import psycopg
 
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
+
+_TYPE_SUFFIX = re.compile(r"[(\[].*$")
+"""A type's modifier, and the brackets of an array."""
 
 FIRST_USER_OID = 16384
 """Types below are built in and the same in every server."""
@@ -33,6 +37,18 @@ def load_types(connection: psycopg.Connection[Any]) -> dict[int, PgType]:
         " typdelim::text from pg_type"
     ).fetchall()
     return {row[0]: PgType(*row) for row in rows}
+
+
+def declared_type(types: Mapping[int, PgType], text: str) -> str:
+    """The name of a declared type. ``text`` is ``format_type``'s in our sessions, where names have their schemas.
+
+    Types in ``public`` go by their names alone, as they do for people, unless a built-in one has it. Schema ids depend
+    on it.
+    """
+    name = text.removeprefix("public.")
+    plain = _TYPE_SUFFIX.sub("", name).strip('"')
+    is_built_in = any(pg_type.name == plain for pg_type in types.values() if pg_type.oid < FIRST_USER_OID)
+    return text if is_built_in else name
 
 
 def value_type(types: Mapping[int, PgType], oid: int) -> tuple[str, bool]:
@@ -102,7 +118,8 @@ def load_tables(
             if published.get(name) is not None and column not in published[name]:
                 continue
             base, is_array = value_type(types, type_oid)
-            columns.append(Column(column, type_name, base, is_array, type_oid, modifier, number))
+            declared = declared_type(types, type_name)
+            columns.append(Column(column, declared, base, is_array, type_oid, modifier, number))
         key = tuple((keys or {}).get(name) or primary_key(connection, oid))
         tables[name] = Table(name, tuple(columns), key, ReplicaIdentity(identity), oid)
     return tables

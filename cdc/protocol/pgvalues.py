@@ -35,6 +35,9 @@ SESSION_SETTINGS: Final = {
     "client_encoding": "UTF8",
     # The text of regclass and its like, and the names of types.
     "quote_all_identifiers": "off",
+    # The same. And whoever may create functions in a schema of the path could have us run them, by a signature that
+    # fits our arguments better than that of the function we mean.
+    "search_path": "pg_catalog",
 }
 """Set on every connection that reads values. Role, database and server defaults would change the bytes otherwise."""
 

@@ -11,7 +11,14 @@ from cdc.capture.published_table import PublishedTable
 from cdc.capture.shape_change import AddedValue, changed_shape
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.pipeline import Pipeline
-from cdc.postgres.catalogue import added_column_default, load_tables, load_types, table_of_oid, value_type
+from cdc.postgres.catalogue import (
+    added_column_default,
+    declared_type,
+    load_tables,
+    load_types,
+    table_of_oid,
+    value_type,
+)
 from cdc.postgres.memberships import storage_of
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.membership import Recorded
@@ -100,7 +107,7 @@ class CatalogueShapes:
             self._types = load_types(self._sql)
         base, is_array = value_type(self._types, column.type_oid)
         row = self._sql.execute("select format_type(%s::oid, %s)", (column.type_oid, column.type_modifier)).fetchone()
-        name = row[0] if row else base
+        name = declared_type(self._types, row[0]) if row else base
         return Column(column.name, name, base, is_array, column.type_oid, column.type_modifier)
 
     def _added_value(self, oid: int, column: Column) -> AddedValue:

@@ -25,6 +25,7 @@ def create_shop(connection: psycopg.Connection[Any], *, seed: int) -> None:
     """Make the tables and fill them, in one transaction. The same seed gives the same rows."""
     rng = random.Random(seed)  # noqa: S311  sample data
     with connection.transaction():
+        connection.execute("set local search_path = public")
         connection.execute(resources.files("lockstep.demo").joinpath("shop.sql").read_bytes())
         customers = [samples.customer(rng) for _ in range(_CUSTOMERS)]
         products = list({row["sku"]: row for row in (samples.product(rng) for _ in range(_PRODUCTS))}.values())

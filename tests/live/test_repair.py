@@ -162,7 +162,7 @@ def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Rep
     stop = threading.Event()
 
     def write() -> None:
-        with database.pinned() as connection:
+        with database.reading() as connection:
             number = 0
             while not stop.is_set():
                 number += 1
@@ -401,7 +401,7 @@ def test_too_many_keys_are_refused_before_anything_is_asked(database: Database) 
 def test_requests_that_wait_for_a_long_transaction_are_merged(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t")
-    with database.pinned() as holder:
+    with database.reading() as holder:
         holder.execute("begin; insert into t values (1000, 'long')")
         repairs.ask(captured, [{"id": 1}, {"id": 1000}])
         database.execute("update t set a = 'meanwhile' where id = 1")

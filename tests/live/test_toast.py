@@ -140,7 +140,7 @@ UNKNOWN = ("pair", "pair[]", "xml", "jsonpath", "tsquery")
 
 def texts(database: Database, type_name: str, shape: str) -> list[tuple[bytes, int]]:
     """The texts of a shape as PostgreSQL prints them, and the size of the value in memory, not compressed."""
-    with database.pinned() as connection:
+    with database.reading() as connection:
         cursor = connection.execute(
             f"""select value, pg_column_size(value) from (
                 select case when pg_input_is_valid(shape, '{type_name}') then cast(shape as {type_name}) end as value
@@ -200,7 +200,7 @@ def moved(database: Database, columns: Sequence[str]) -> dict[str, tuple[bool, .
 
 
 def rows(database: Database) -> dict[Any, list[bytes | None]]:
-    with database.pinned() as connection:
+    with database.reading() as connection:
         result = connection.execute("select * from t").pgresult
         assert result is not None
         count = result.nfields

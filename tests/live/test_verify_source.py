@@ -97,6 +97,22 @@ def test_a_key_of_any_type_is_paged_by_and_found_again(database: Database, key_t
     with_pages.close()
 
 
+def test_a_key_is_compared_as_its_index_orders_it(database: Database) -> None:
+    """An extension's operators are in no search path of ours, and text's would give another order."""
+    database.execute(
+        "create schema ext",
+        "create extension citext schema ext",
+        "create table t (a int, b ext.citext, c ext.citext, primary key (a, b, c))",
+        "insert into t select a, b, c from unnest('{1,2}'::int[]) a, unnest('{a,B,c,D}'::text[]) b,"
+        " unnest('{X,y,Z}'::text[]) c",
+    )
+    source = side(database, load=Load(pause_ratio=0.0, first_rows=1))
+    scanned = ids(source)
+    assert len(scanned) == len(set(scanned)) == 24
+    assert len(source.rows(shape_of(source), scanned)) == 24
+    source.close()
+
+
 def test_pages_end_where_the_table_does(database: Database) -> None:
     database.execute("create table t (id int primary key)", "insert into t select generate_series(1, 100)")
     for first_rows in (1, 50, 99, 100, 101):

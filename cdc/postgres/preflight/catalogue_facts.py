@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from cdc.model.table import ReplicaIdentity, TableName
-from cdc.postgres.catalogue import PgType, load_types, value_type
+from cdc.postgres.catalogue import PgType, declared_type, load_types, value_type
 
 PARTITIONED = "p"
 ORDINARY = "r"
@@ -186,7 +186,7 @@ def load_relations(connection: psycopg.Connection[Any], names: Sequence[TableNam
         attributes[owner_oid].append(
             Attribute(
                 name,
-                type_name,
+                declared_type(types, type_name),
                 is_not_null,
                 generated,
                 varies and not is_short,

@@ -19,6 +19,7 @@ from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
+from cdc.postgres.key_types import KeyType, after_key, key_types
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import emit_heartbeat
@@ -45,7 +46,7 @@ class _Origin:
 
     relation: str
     condition: str
-    key_types: tuple[str, ...]
+    key_types: Sequence[KeyType]
 
 
 @dataclass(slots=True)
@@ -113,7 +114,7 @@ class SourceSide:
         read = self._read(table)
         encoder = _encoder(read)
         columns = _selected(read)
-        names = ", ".join(quote_identifier(name) for name in table.key)
+        names = [quote_identifier(name) for name in table.key]
         rows_asked = self._load.first_rows
         position = _ScanPosition()
         while True:
@@ -121,9 +122,9 @@ class SourceSide:
             position.seen = 0
             conditions = [f"({origin.condition})"] if origin.condition else []
             if position.last is not None:
-                conditions.append(f"({names}) > ({self._literals(position.last, origin.key_types)})")
+                conditions.append(after_key(names, origin.key_types, self._literals(position.last, origin.key_types)))
             where = f" where {' and '.join(conditions)}" if conditions else ""
-            query = f"select {columns} from {origin.relation} t{where} order by {names} limit {rows_asked}"
+            query = f"select {columns} from {origin.relation} t{where} order by {', '.join(names)} limit {rows_asked}"
             for key, row in self._view.rows(table.name, self._walk(table, query, encoder, position)):
                 yield key, fingerprint(table, key, row)
             if position.seen < rows_asked:
@@ -203,8 +204,8 @@ class SourceSide:
             self._literal([text[index] for text in texts]) + "::text[]" for index in range(len(table.key))
         )
         matches = [
-            f"t.{quote_identifier(name)} = {alias}::{of_type}"
-            for name, alias, of_type in zip(table.key, aliases, origin.key_types, strict=True)
+            f"t.{quote_identifier(name)} {kind.equals} {alias}::{kind.sql}"
+            for name, alias, kind in zip(table.key, aliases, origin.key_types, strict=True)
         ]
         conditions = [*matches, *([f"({origin.condition})"] if origin.condition else [])]
         # xmin: an update that changed nothing, or changed it back, is a new version nevertheless.
@@ -233,9 +234,9 @@ class SourceSide:
             for line in copy:
                 yield split_row(bytes(line)[:-1])
 
-    def _literals(self, values: Sequence[Field], types: Sequence[str]) -> str:
+    def _literals(self, values: Sequence[Field], types: Sequence[KeyType]) -> list[str]:
         texts = [value.decode() for value in values if isinstance(value, bytes)]
-        return ", ".join(f"{self._literal(text)}::{sql_type}" for text, sql_type in zip(texts, types, strict=True))
+        return [f"{self._literal(text)}::{kind.sql}" for text, kind in zip(texts, types, strict=True)]
 
     def _literal(self, value: str | list[str]) -> str:
         return sql.Literal(value).as_string(self._connection)
@@ -280,9 +281,5 @@ def _relation(connection: psycopg.Connection[Any], table: Table) -> str:
     return table.name.sql if row is not None and row[0] == "p" else f"only {table.name.sql}"
 
 
-def _key_types(connection: psycopg.Connection[Any], table: Table) -> tuple[str, ...]:
-    # -1: without a modifier and as SQL reads it back. "character" alone would be one character, a varchar(3) would cut.
-    return tuple(
-        connection.execute("select format_type(%s, -1)", (column.type_oid,)).fetchone()[0]  # type: ignore[index]
-        for column in table.key_columns
-    )
+def _key_types(connection: psycopg.Connection[Any], table: Table) -> Sequence[KeyType]:
+    return key_types(connection, [column.type_oid for column in table.key_columns])
