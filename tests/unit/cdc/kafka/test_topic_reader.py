@@ -1,6 +1,8 @@
 """cdc.kafka.topic_reader"""
 
+import tempfile
 from collections.abc import Generator, Mapping
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ class _Log(TopicReader):
 
     def __init__(self, *values: bytes | None) -> None:
         self._values = values
+        self._directory = Path(tempfile.gettempdir())
 
     def records(self, topic: str, start: Mapping[int, int] | None = None) -> Generator[Record, None, None]:
         for offset, value in enumerate(self._values):
