@@ -15,6 +15,15 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import TopicIdentity
 
 _REQUEST_TIMEOUT_S = 15.0
+_FIRST_ATTEMPT_S = 2.0
+"""How long the first client is waited for, and each one after it twice as long: it may be waiting for a dead broker."""
+
+_CLIENT = {
+    # A client that connects to a broker only when it has a request for it does so without a pause while the broker is
+    # dead: a few of them keep all cores busy, and the connections to the other brokers late.
+    "enable.sparse.connections": False,
+}
+
 _WAIT_SLICE_S = 0.5
 
 _PROGRESS_RETENTION_MS = 3 * 24 * 3600 * 1000
@@ -39,6 +48,18 @@ _LEADERLESS = (
     KafkaError.OFFSET_NOT_AVAILABLE,
 )
 
+_UNANSWERED = (
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError.REQUEST_TIMED_OUT,
+    # A request was under way to a broker that the others have given up.
+    KafkaError._DESTROY_BROKER,
+)
+
+_NO_SUCH_OFFSET = -1
+"""No record is of that time or later. librdkafka has another number below zero for a leader that didn't answer."""
+
 _UNREADABLE = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -51,6 +72,12 @@ def reason(error: BaseException) -> str:
     if isinstance(error, KafkaException) and error.args and isinstance(error.args[0], KafkaError):
         return error.args[0].str()
     return str(error)
+
+
+def _has_code(error: Unavailable, codes: Collection[int]) -> bool:
+    """Whether a broker or the client said one of these."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() in codes
 
 
 def partitions_of(topics: Collection[str], counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -150,8 +177,8 @@ class TopicAdmin:
     """
 
     def __init__(self, client: Mapping[str, str | int]) -> None:
-        self._client = client
-        self._admin = new_client(AdminClient, client)
+        self._client = {**client, **_CLIENT}
+        self._admin = new_client(AdminClient, self._client)
         self._is_connected = False
 
     def partition_counts(self) -> dict[str, int]:
@@ -233,7 +260,7 @@ class TopicAdmin:
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     continue
-                if error.args[0].retriable():
+                if error.args[0].retriable() or error.args[0].code() in _UNANSWERED:
                     raise Unavailable(f"topic {topic} can't be created: {reason(error)}") from error
                 if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
                     raise LockstepError(
@@ -245,12 +272,28 @@ class TopicAdmin:
                     f"topic {topic} can't be created: {reason(error)}",
                     hint="check [kafka.topics] in lockstep.toml: replication_factor can't exceed the number of brokers",
                 ) from error
-        # The controller has them; the broker that we ask may learn of them a moment later.
+        # The controller has them; a broker may learn of them a moment later, and any of them may be asked next.
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
-        while late := self.missing(plans):
+        while late := self._late(plans):
             if time.monotonic() > deadline:
                 raise Unavailable(f"topic {late[0].name} was created, but the brokers don't know it yet")
             time.sleep(0.05)
+
+    def _late(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
+        """Those of these topics that some broker doesn't list yet. Raises Unavailable when one doesn't answer."""
+        late = []
+        try:
+            for broker in self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).brokers.values():
+                host = str(broker.host)
+                address = f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
+                of_one = {"bootstrap.servers": address, "enable.sparse.connections": True}
+                admin = new_client(AdminClient, self._client | of_one)
+                topics = admin.list_topics(timeout=_REQUEST_TIMEOUT_S).topics
+                known = {name for name, topic in topics.items() if topic.error is None}
+                late += [plan for plan in plans if plan.name not in known]
+        except KafkaException as error:
+            raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
+        return late
 
     def topic_ids(self, topics: Sequence[str]) -> dict[str, str]:
         """Kafka's own id of each topic; another id means that the topic was recreated."""
@@ -260,12 +303,22 @@ class TopicAdmin:
         self, topics: Sequence[str], *, while_waiting: Callable[[], None] | None = None
     ) -> dict[str, TopicIdentity]:
         """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
-        descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
-        return {
-            topic: TopicIdentity(str(described.topic_id), len(described.partitions))
-            for topic, described in descriptions.items()
-        }
+        deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        attempt_s = _FIRST_ATTEMPT_S
+        while True:
+            futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=attempt_s)
+            try:
+                descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
+            except Unavailable as error:
+                self._replace_client()
+                if not _has_code(error, _UNANSWERED) or time.monotonic() > deadline:
+                    raise
+                attempt_s = min(2 * attempt_s, _REQUEST_TIMEOUT_S)
+            else:
+                return {
+                    topic: TopicIdentity(str(described.topic_id), len(described.partitions))
+                    for topic, described in descriptions.items()
+                }
 
     def require(self, topics: Sequence[str]) -> None:
         """Raises LockstepError for the first of these topics that doesn't exist or that we may not read."""
@@ -313,42 +366,42 @@ class TopicAdmin:
     ) -> dict[tuple[str, int], int]:
         """Ask, and ask again while a partition has no leader: after a topic's creation and while brokers change places.
 
-        Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error.
-        Taken for an end, -1 would be before all events. With ``may_lack`` -1 is an answer.
+        Every topic has a beginning and an end, but a broker that has just come back may answer -1 without an error, and
+        so does the client itself for a leader that is dead. Taken for an end, that would be before all events. With
+        ``may_lack`` -1 is an answer.
         """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+        attempt_s = _FIRST_ATTEMPT_S
         while True:
             try:
-                self._connect([topic for topic, _ in specs], while_waiting)
+                self._connect([topic for topic, _ in specs], attempt_s, while_waiting)
                 futures = self._admin.list_offsets(
                     {TopicPartition(topic, partition): spec for (topic, partition), spec in specs.items()},
                     isolation_level=isolation,
-                    request_timeout=_REQUEST_TIMEOUT_S,
+                    request_timeout=attempt_s,
                 )
                 offsets: dict[tuple[str, int], int] = {
                     (at.topic, at.partition): self._result(future, while_waiting).offset
                     for at, future in futures.items()
                 }
             except Unavailable as error:
-                # A client goes on asking with what it once knew of the leaders, and may be refused for ever.
-                self._admin = new_client(AdminClient, self._client)
-                self._is_connected = False
-                cause = error.__cause__
-                leaderless = isinstance(cause, KafkaException) and cause.args[0].code() in _LEADERLESS
-                if not leaderless or time.monotonic() > deadline:
+                self._replace_client()
+                if not _has_code(error, _LEADERLESS + _UNANSWERED) or time.monotonic() > deadline:
                     raise
             else:
-                unknown = [at for at, offset in offsets.items() if offset < 0]
-                if may_lack or not unknown:
+                unknown = [at for at, o in offsets.items() if o < 0 and not (may_lack and o == _NO_SUCH_OFFSET)]
+                if not unknown:
                     return offsets
+                self._replace_client()
                 if time.monotonic() > deadline:
                     topic, partition = unknown[0]
                     raise Unavailable(f"Kafka doesn't tell where topic {topic}, partition {partition}, begins or ends")
+            attempt_s = min(2 * attempt_s, _REQUEST_TIMEOUT_S)
             if while_waiting is not None:
                 while_waiting()
             time.sleep(0.1)
 
-    def _connect(self, topics: Sequence[str], while_waiting: Callable[[], None] | None) -> None:
+    def _connect(self, topics: Sequence[str], timeout_s: float, while_waiting: Callable[[], None] | None) -> None:
         """Ask for the topics first: a client whose first question is one for offsets may wait for its own timers.
 
         That is one to three seconds, in one case of fifty. Any broker answers this, and what it answers doesn't matter.
@@ -357,7 +410,7 @@ class TopicAdmin:
         if self._is_connected:
             return
         wanted = TopicCollection(list(dict.fromkeys(topics)))
-        futures = self._admin.describe_topics(wanted, request_timeout=_REQUEST_TIMEOUT_S)
+        futures = self._admin.describe_topics(wanted, request_timeout=timeout_s)
         for future in futures.values():
             try:
                 self._result(future, while_waiting)
@@ -367,6 +420,14 @@ class TopicAdmin:
                 if not isinstance(cause, KafkaException) or cause.args[0].code() < 0:
                     raise
         self._is_connected = True
+
+    def _replace_client(self) -> None:
+        """A client goes on asking with what it once knew of leaders and controller.
+
+        It may be refused for ever, or wait for a broker that is dead.
+        """
+        self._admin = new_client(AdminClient, self._client)
+        self._is_connected = False
 
     @staticmethod
     def _result(future: Any, while_waiting: Callable[[], None] | None = None) -> Any:

@@ -6,16 +6,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of
 from cdc.model.errors import Unavailable
 
 
 class _Cluster:
-    """Brokers that have changed places. A client that has once asked in vain is refused for ever."""
+    """Brokers that have changed places. A client that has once asked in vain is refused for ever.
 
-    def __init__(self, *, clients_in_vain: int) -> None:
+    ``refusal`` is the error, or the offset that stands for none.
+    """
+
+    def __init__(self, *, clients_in_vain: int, refusal: int = KafkaError.FENCED_LEADER_EPOCH) -> None:
+        self._refusal = refusal
         self.clients = 0
         self.connected = 0
         self._in_vain = clients_in_vain
@@ -24,20 +28,28 @@ class _Cluster:
         self.clients += 1
         number = self.clients
         return SimpleNamespace(
-            list_offsets=lambda specs, **_: self._offsets(specs, number), describe_topics=self._describe_topics
+            list_offsets=lambda specs, **_: self._offsets(specs, number),
+            describe_topics=lambda topics, **_: self._describe_topics(number),
         )
 
-    def _describe_topics(self, _: object, **__: object) -> dict[str, Future[Any]]:
+    def _describe_topics(self, client: int) -> dict[str, Future[Any]]:
         self.connected += 1
         future: Future[Any] = Future()
-        future.set_exception(KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
+        if self._refusal == KafkaError._TIMED_OUT and client > self._in_vain:
+            future.set_result(SimpleNamespace(topic_id="id", partitions=[0, 1]))
+        elif self._refusal == KafkaError._TIMED_OUT:
+            future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        else:
+            future.set_exception(KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)))
         return {"t": future}
 
     def _offsets(self, specs: Mapping[Any, Any], client: int) -> dict[Any, Future[Any]]:
         futures: dict[Any, Future[Any]] = {partition: Future() for partition in specs}
         for future in futures.values():
-            if client <= self._in_vain:
-                future.set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
+            if client <= self._in_vain and self._refusal == OFFSET_INVALID:
+                future.set_result(SimpleNamespace(offset=OFFSET_INVALID))
+            elif client <= self._in_vain:
+                future.set_exception(KafkaException(KafkaError(self._refusal)))
             else:
                 future.set_result(SimpleNamespace(offset=7))
         return futures
@@ -63,6 +75,50 @@ def test_a_partition_that_gets_no_leader_is_unavailable_in_the_end(monkeypatch: 
     monkeypatch.setattr("cdc.kafka.topic_admin._REQUEST_TIMEOUT_S", 0.3)
     with pytest.raises(Unavailable, match="epoch"):
         _asked(monkeypatch, _Cluster(clients_in_vain=1000)).committed_ends([("t", 0)])
+
+
+@pytest.mark.parametrize("refusal", [KafkaError._TIMED_OUT, OFFSET_INVALID])
+def test_a_client_that_waits_for_a_dead_broker_is_replaced(monkeypatch: pytest.MonkeyPatch, refusal: int) -> None:
+    cluster = _Cluster(clients_in_vain=2, refusal=refusal)
+    admin = _asked(monkeypatch, cluster)
+    assert admin.end_offsets([("t", 0)]) == {("t", 0): 7}
+    assert cluster.clients == 3
+
+
+def test_topics_are_asked_about_again_where_a_client_waits_for_a_dead_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = _asked(monkeypatch, _Cluster(clients_in_vain=2, refusal=KafkaError._TIMED_OUT))
+    assert admin.identities(["t"]) == {"t": ("id", 2)}
+
+
+def test_a_leader_that_does_not_answer_is_not_one_without_a_record_of_that_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading would begin at the partition's end, and leave out what comes before it."""
+    admin = _asked(monkeypatch, _Cluster(clients_in_vain=1, refusal=OFFSET_INVALID))
+    monkeypatch.setattr(admin, "end_offsets", lambda _: {("t", 0): 9})
+    assert admin.offsets_at([("t", 0)], 1) == {("t", 0): 7}
+
+
+def test_a_new_topic_is_waited_for_until_every_broker_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next client may ask any of them."""
+    asked: list[str] = []
+
+    def client(settings: Mapping[str, Any]) -> Any:
+        address = settings["bootstrap.servers"]
+
+        def list_topics(**_: object) -> Any:
+            asked.append(address)
+            knows = address != "late:2" or asked.count(address) > 1
+            brokers = {1: SimpleNamespace(host="early", port=1), 2: SimpleNamespace(host="late", port=2)}
+            return SimpleNamespace(brokers=brokers, topics={"t": SimpleNamespace(error=None)} if knows else {})
+
+        created: Future[None] = Future()
+        created.set_result(None)
+        return SimpleNamespace(list_topics=list_topics, create_topics=lambda *_, **__: {"t": created})
+
+    monkeypatch.setattr("cdc.kafka.topic_admin.AdminClient", client)
+    TopicAdmin({"bootstrap.servers": "any"}).create([TopicPlan("t", 1, 2, {})])
+    assert asked.count("early:1") == asked.count("late:2") == 2
 
 
 def test_a_topic_that_isnt_listed_is_not_one_without_partitions() -> None:
