@@ -256,8 +256,9 @@ def test_keys_and_rows_that_do_not_fit_into_memory(database: Database, endpoints
     with _captured(database, endpoints, directory, "public.t") as captured:
         captured.start()
         database.execute(
-            "begin; insert into t select n, 'new', 1 from generate_series(501, 900) n; update t set id = id + 1;"
-            " update t set id = 1000 - id where id % 2 = 0; delete from t where id > 700; commit"
+            "begin; update t set id = 101 - id where id <= 100; insert into t select n, 'new', 1"
+            " from generate_series(501, 600) n; update t set id = 3 - id where id in (1, 2);"
+            " delete from t where id in (3, 501); commit"
         )
         captured.assert_equal()
         request_repair(database.connection, TableName("public", "t"), None, slot=captured.config.slot)
