@@ -1,6 +1,6 @@
 """Topics that were lost, recreated or widened: what was published to them is copied again, or capture stops."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,13 +9,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from cdc.kafka import topic_reader
-from cdc.kafka.control_topics import read_tables
+from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import PositionMismatch, Unavailable
-from cdc.model.table import Table, TableName
 from cdc.postgres.slot import Slot, find_slot
+from cdc.protocol.control_records import SchemaRecord
 from cdc.stream.topics import create_missing_topics
 from jobs.query.log_facts import have_shapes_changed
 from jobs.query.sink_plan import SinkPlan
@@ -318,8 +318,10 @@ def test_nobody_says_that_shapes_are_the_same_while_one_is_not_committed_everywh
     captured.settle()
     captured.stop()
     config = captured.config
-    plan = SinkPlan("s", cast("Any", None), 1, captured.name, config.kafka, (), config.spark, once=False)
-    prepared = read_tables(captured.client, captured.name)
+    tables = tuple(config.source.table_names)
+    plan = SinkPlan("s", cast("Any", None), 1, captured.name, config.kafka, tables, config.spark, once=False)
+    prepared = read_schema_records(captured.client, captured.name)
+    assert prepared
     assert not have_shapes_changed(plan, prepared)
     producer = _open_transaction(captured, control_topic(captured.name, SCHEMA))
     with pytest.raises(Unavailable, match="isn't committed yet"):
@@ -328,7 +330,7 @@ def test_nobody_says_that_shapes_are_the_same_while_one_is_not_committed_everywh
     until(lambda: not _is_undecided(plan, prepared))
 
 
-def _is_undecided(plan: SinkPlan, prepared: Mapping[TableName, Table]) -> bool:
+def _is_undecided(plan: SinkPlan, prepared: Sequence[SchemaRecord]) -> bool:
     try:
         return have_shapes_changed(plan, prepared)
     except Unavailable:
