@@ -94,7 +94,7 @@ def test_a_large_transactions_markers_are_removed_once_it_is_applied_whole(clien
 
     def held() -> list[str]:
         client.indices.refresh(index=index)
-        generations_of(sink).save_progress(progress(0x1000000 + 8 * 8))
+        generations_of(sink).save_progress(progress(0x1000000 + 8 * 8, epoch=1))
         return sorted(hit["_id"] for hit in client.search(index=index)["hits"]["hits"])
 
     events = [delete({"id": 1}, tag(7, 5000)), delete({"id": 2}, tag(8, 5000)), upsert({"id": 3, "note": "n"}, 7)]
@@ -117,7 +117,7 @@ def test_a_change_that_comes_after_its_transactions_markers_were_removed_is_writ
     def is_removed() -> bool:
         client.indices.refresh(index=index)
         generations._next_removal = 0.0
-        generations.save_progress(progress(0x1000000 + 8 * 8))
+        generations.save_progress(progress(0x1000000 + 8 * 8, epoch=1))
         return not client.exists(index=index, id="1")
 
     sink.apply(batch(delete({"id": 1}, tag(7, 5000)), delete({"id": 2}, tag(7, 5001))))

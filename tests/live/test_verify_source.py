@@ -63,6 +63,7 @@ def side(database: Database, *names: TableName, load: Load | None = None, public
         database.source(*(names or (T,))),
         names=names or (T,),
         publication=publication,
+        epoch=0,
         load=load or Load(pause_ratio=0.0),
         waiting=Waiting(lambda: False),
         view=UNCHANGED,
@@ -238,7 +239,7 @@ def test_a_configured_key_is_the_key(database: Database) -> None:
     database.execute("create table t (id int primary key, code text not null unique)", "insert into t values (1, 'x')")
     settings = database.source(T).model_copy(update={"options": {"public.t": TableOptions(key=("code",))}})
     source = SourceSide(
-        settings, names=[T], publication="none", load=Load(), waiting=Waiting(lambda: False), view=UNCHANGED
+        settings, names=[T], publication="none", epoch=0, load=Load(), waiting=Waiting(lambda: False), view=UNCHANGED
     )
 
     assert ids(source) == [b'{"code":"x"}']
@@ -249,7 +250,7 @@ def test_a_missing_grant_says_what_to_grant(database: Database) -> None:
     database.execute("create table t (id int primary key)")
     settings = database.source(T, user=database.role(login="login"))
     source = SourceSide(
-        settings, names=[T], publication="none", load=Load(), waiting=Waiting(lambda: False), view=UNCHANGED
+        settings, names=[T], publication="none", epoch=0, load=Load(), waiting=Waiting(lambda: False), view=UNCHANGED
     )
 
     with pytest.raises(LockstepError, match="permission denied") as caught:
