@@ -27,9 +27,12 @@ class Ownership:
         self.check(state)
 
     def check(self, state: CaptureState | None) -> None:
-        """For a process that has taken over, before it fences anybody again. Raises Fenced when another did since."""
+        """For a process that has taken over, before it fences anybody again. Raises Fenced when another did since.
+
+        No state names nobody: whoever takes over commits one, so it was lost.
+        """
         assert self._before is not None
-        if (None if state is None else state.owner) not in (self.name, *self._before):
+        if state is not None and state.owner not in (self.name, *self._before):
             raise Fenced(
                 "another capture process of this slot has taken over; this one stops",
                 hint="exactly one may run: if it wasn't you, look for a second `lockstep capture` or `lockstep run`",

@@ -40,3 +40,13 @@ def test_a_process_that_began_without_a_state_is_fenced_by_one_that_committed() 
     ours.check(None)
     with pytest.raises(Fenced):
         ours.check(state(owner="heir"))
+
+
+def test_a_state_that_was_lost_is_nobodys() -> None:
+    """Whoever takes over commits one. What comes next tells of the lost state, and of the way out."""
+    ours = Ownership("ours")
+    ours.take(state(owner="before"))
+    ours.take(state(owner="ours"))
+    ours.take(None)
+    with pytest.raises(Fenced):
+        ours.take(state(owner="heir"))
