@@ -17,7 +17,7 @@ from cdc.capture.toast_rows import ToastRows
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName
-from cdc.protocol.control_records import LastTransaction, SchemaRecord
+from cdc.protocol.control_records import SchemaRecord, StreamedTransaction
 from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import (
     UNCHANGED,
@@ -137,7 +137,8 @@ class Assembler:
         skip_to: tuple[int, int],
         end_lsn: Lsn,
         commit_time_ms: int,
-        last_transaction: LastTransaction | None = None,
+        last_transaction: StreamedTransaction | None = None,
+        begun: StreamedTransaction | None = None,
         only_local: bool = False,
         include_before: bool = True,
         shapes: Shapes | None = None,
@@ -175,8 +176,12 @@ class Assembler:
         self._prefix = b""
         self._only_local = only_local
         self._commit_lsn = 0
+        self._commit_time_us = 0
         self._transaction_time_ms = 0
         self._xid = 0
+        self._begun_before = begun
+        self._emptied_at = 0
+        """Where the transaction commits that emptied a table last: its deletes go before ``position`` does."""
         self._touched: list[PublishedTable] = []
         self._moves = KeyMoves(moved_rows)
         self._seq = 0
@@ -201,6 +206,15 @@ class Assembler:
     def passed_over(self) -> Mapping[TableName, PublishedTable]:
         """The tables that aren't followed before their copy, in the newest shape that was recorded."""
         return self._passed_over
+
+    @property
+    def begun(self) -> StreamedTransaction | None:
+        """The transaction of which changes were returned, and not its end; None where there is none."""
+        is_counted = self._commit_lsn in (self.position[0], self._emptied_at)
+        if self.in_transaction and is_counted and self._commit_lsn >= self.end_lsn:
+            return StreamedTransaction(self._commit_lsn, self._xid, self._commit_time_us, self._only_local)
+        before = self._begun_before
+        return before if before is not None and before.commit_lsn >= self.end_lsn else None
 
     def _commit_pending(self) -> None:
         if self._downstream is not None:
@@ -270,6 +284,7 @@ class Assembler:
             raise LockstepError("the stream begins a transaction inside another")
         self.in_transaction = True
         self._commit_lsn = begin.commit_lsn
+        self._commit_time_us = begin.commit_time_us
         self._transaction_time_ms = unix_ms(begin.commit_time_us)
         self._xid = begin.xid
         self._seq = 0
@@ -286,7 +301,7 @@ class Assembler:
         if commit.end_lsn > self.end_lsn:
             self.end_lsn = commit.end_lsn
             self.commit_time_ms = self._transaction_time_ms
-            self.last_transaction = LastTransaction(
+            self.last_transaction = StreamedTransaction(
                 commit.commit_lsn, self._xid, commit.commit_time_us, self._only_local
             )
 
@@ -463,6 +478,7 @@ class Assembler:
                 raise UnsupportedChange(f"TRUNCATE of {published.table.name}")
             else:
                 self._commit_pending()
+                self._emptied_at = self._commit_lsn
                 for key in self._log.live_keys(published.topic):
                     value = event_value(
                         b"d", self._prefix, seq, _NULL, _NULL, self._source(published), lsn, self._transaction_time_ms

@@ -122,6 +122,7 @@ class Batch:
             end_lsn=assembler.end_lsn,
             commit_time_ms=assembler.commit_time_ms,
             last_transaction=assembler.last_transaction,
+            begun=assembler.begun,
         )
         rewritten = {record.table.name for record in shapes if record.change.rewritten}
         self.state = self.state.to_be_copied(rewritten).never_copied(assembler.passed_over)

@@ -39,7 +39,7 @@ class TopicIdentity(NamedTuple):
     partitions: int
 
 
-class LastTransaction(NamedTuple):
+class StreamedTransaction(NamedTuple):
     """A transaction of the stream: its commit LSN, xid, and commit time in microseconds since 2000.
 
     ``only_local`` says whether the stream was asked to leave out what was replicated into the server.
@@ -58,7 +58,8 @@ class CaptureState:
     ``commit_lsn`` and ``seq`` are of the last published change. A restart skips changes up to it, also in the middle of
     a transaction. ``end_lsn`` is the end of the last *complete* transaction, and ``last_transaction`` tells which that
     was, None before there was one. PostgreSQL is told of all before it, so that each start gets it again: a server on
-    which it is another one, or none, isn't the one that was published from.
+    which it is another one, or none, isn't the one that was published from. ``begun`` is the one after it if some of
+    its changes are published, and not all. It must come next.
     ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
     ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has to be copied,
     also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
@@ -83,7 +84,8 @@ class CaptureState:
     copied: Mapping[TableName, int]
     memberships: Mapping[TableName, str]
     topics: Mapping[str, TopicIdentity]
-    last_transaction: LastTransaction | None = None
+    last_transaction: StreamedTransaction | None = None
+    begun: StreamedTransaction | None = None
 
     @property
     def published_lsn(self) -> int:
@@ -91,7 +93,8 @@ class CaptureState:
 
         The beginning of a transaction may be published, and rows of a copy that began again later than the stream.
         """
-        return max(self.end_lsn, self.commit_lsn, self.handoff)
+        begun_lsn = 0 if self.begun is None else self.begun.commit_lsn
+        return max(self.end_lsn, self.commit_lsn, self.handoff, begun_lsn)
 
     @property
     def resume_lsn(self) -> int:
@@ -105,7 +108,8 @@ class CaptureState:
         seq: int,
         end_lsn: int,
         commit_time_ms: int,
-        last_transaction: LastTransaction | None,
+        last_transaction: StreamedTransaction | None,
+        begun: StreamedTransaction | None,
     ) -> Self:
         """The state after another batch of the stream."""
         return replace(
@@ -115,6 +119,7 @@ class CaptureState:
             end_lsn=end_lsn,
             commit_time_ms=commit_time_ms,
             last_transaction=last_transaction,
+            begun=begun,
         )
 
     def to_be_copied(self, names: Collection[TableName]) -> Self:
@@ -155,6 +160,7 @@ class CaptureState:
             seq=0,
             end_lsn=0,
             last_transaction=None,
+            begun=None,
         )
 
     def handed_over(self, consistent_point: int, *, now_ms: int) -> Self:
@@ -190,6 +196,7 @@ class CaptureState:
                 "memberships": [[name.schema, name.name, what] for name, what in self.memberships.items()],
                 "topics": [[topic, *identity] for topic, identity in self.topics.items()],
                 "last_transaction": None if self.last_transaction is None else list(self.last_transaction),
+                "begun": None if self.begun is None else list(self.begun),
             }
         )
 
@@ -197,7 +204,7 @@ class CaptureState:
     def from_bytes(cls, value: bytes | None, what: str) -> Self:
         """Raises as ``parse_record``, and ForeignRecord."""
         fields = parse_record(value, what)
-        last = fields.row("last_transaction", int, int, int, bool)
+        last, begun = (fields.row(name, int, int, int, bool) for name in ("last_transaction", "begun"))
         return cls(
             slot=fields.text("slot"),
             owner=fields.text("owner"),
@@ -217,7 +224,8 @@ class CaptureState:
                 TableName(schema, table): told for schema, table, told in fields.rows("memberships", str, str, str)
             },
             topics={topic: TopicIdentity(*identity) for topic, *identity in fields.rows("topics", str, str, int)},
-            last_transaction=None if last is None else LastTransaction(*last),
+            last_transaction=None if last is None else StreamedTransaction(*last),
+            begun=None if begun is None else StreamedTransaction(*begun),
         )
 
 

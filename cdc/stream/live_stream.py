@@ -178,7 +178,8 @@ class StreamOpener:
         """The stream, and what its slot was told before."""
         opened = start_stream(self.pipeline, self.sql, state, self.say)
         self.closing.callback(opened.connection.close)
-        return ResumedStream(self.wrap_stream(opened.connection), opened.first, hint=RECOVER), opened.confirmed
+        stream = self.wrap_stream(opened.connection)
+        return ResumedStream(stream, opened.last, begun=opened.begun, hint=RECOVER), opened.confirmed
 
     def _assembler(
         self,
@@ -205,6 +206,7 @@ class StreamOpener:
             end_lsn=Lsn(state.end_lsn),
             commit_time_ms=state.commit_time_ms,
             last_transaction=state.last_transaction,
+            begun=state.begun,
             only_local=self.pipeline.source.origin == "none",
             include_before=self.pipeline.capture.include_before,
             shapes=shapes,

@@ -13,7 +13,7 @@ from cdc.model.lsn import Lsn, format_lsn
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import end_other_reader, find_slot
-from cdc.protocol.control_records import CaptureState, LastTransaction
+from cdc.protocol.control_records import CaptureState, StreamedTransaction
 from cdc.stream.source_checks import RECOVER
 
 _TAKE_OVER_S: Final = 30.0
@@ -22,11 +22,15 @@ _TAKE_OVER_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OpenedStream:
-    """A stream, what its slot was told before, and the transaction that it has to begin with, if that is known."""
+    """A stream, what its slot was told before, and the transactions that it has to begin with, as far as is known.
+
+    ``last`` comes first; ``begun`` comes after it, and was published in part.
+    """
 
     connection: ReplicationConnection
     confirmed: Lsn
-    first: LastTransaction | None
+    last: StreamedTransaction | None
+    begun: StreamedTransaction | None
 
 
 def start_stream(
@@ -67,7 +71,8 @@ def start_stream(
     last = state.last_transaction
     # A slot that was moved beyond it, as earlier versions did, doesn't send it; nor does a stream that leaves it out.
     comes_again = last is not None and confirmed <= last.commit_lsn and last.only_local == only_local
-    return OpenedStream(stream, confirmed, last if comes_again else None)
+    begun = state.begun if state.begun is not None and state.begun.only_local == only_local else None
+    return OpenedStream(stream, confirmed, last if comes_again else None, begun)
 
 
 def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> Lsn:

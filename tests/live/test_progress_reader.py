@@ -57,7 +57,7 @@ class Log:
         self._lsn += 1
         self.publisher.send(topic, b'{"id":1}', b"{}")
         committed = state().published(
-            commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0, last_transaction=None
+            commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0, last_transaction=None, begun=None
         )
         self.publisher.commit(committed, covering=[topic])
         deadline = time.monotonic() + 30

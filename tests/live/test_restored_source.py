@@ -16,6 +16,7 @@ from monitor.wait import wait_for_lsn
 from stack.stack import Endpoints, Stack
 from tests.captured import Captured
 from tests.databases import Database
+from tests.dying_publisher import Killed, dying
 from tests.services import temporary_directory
 
 pytestmark = pytest.mark.live
@@ -114,6 +115,50 @@ def test_a_volume_that_was_taken_back_and_written_to_since_is_refused_as_well(
     assert "put back to an earlier moment and has gone on since" in str(error)
     assert "lockstep recover" in str(error)
     assert read_state(captured.client, captured.name, captured.config.slot).end_lsn == published.end_lsn  # type: ignore[union-attr]
+
+
+def test_a_volume_from_before_a_transaction_that_was_published_in_part_is_refused_as_well(
+    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """The last whole transaction is there still. What commits below the other one would be taken for published."""
+    stack, database = own
+    database.execute("create table t (id int primary key)", "insert into t values (1)")
+    captured = Captured(
+        database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], sections="[capture]\nbatch_rows = 100\n"
+    )
+    captured.start()
+    captured.settle()
+    captured.stop()
+    captured.configure(heartbeat_interval_s=600.0)
+    files = Path(database.value("show data_directory"))
+    stack.stop("postgres")
+    _copy(files, tmp_path / "volume")
+    stack.start("postgres")
+    database.reconnect()
+    database.execute("insert into t select n from generate_series(2, 2000) n")
+    captured.begin(wrap_publisher=dying(lambda commit: captured.topic("public.t") in commit.topics))
+    assert isinstance(captured.wait_error(), Killed)
+    captured.stop()
+    published = read_state(captured.client, captured.name, captured.config.slot)
+    assert published is not None
+    assert published.commit_lsn > published.end_lsn
+
+    stack.stop("postgres")
+    shutil.rmtree(files)
+    _copy(tmp_path / "volume", files)
+    stack.start("postgres")
+    database.reconnect()
+    number = 10_000
+    while wal_end(database.connection) < published.commit_lsn + 10_000:
+        database.execute(f"insert into t select n from generate_series({number}, {number + 99}) n")
+        number += 100
+    confirmed = find_slot(database.connection, captured.config.slot)
+    captured.begin()
+    error = captured.wait_error()
+    assert isinstance(error, PositionMismatch)
+    assert "was published in part" in str(error)
+    assert "lockstep recover" in str(error)
+    assert find_slot(database.connection, captured.config.slot).confirmed == confirmed.confirmed  # type: ignore[union-attr]
 
 
 def test_postgresql_can_shut_down_while_capture_runs(

@@ -14,7 +14,7 @@ from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
-from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from cdc.protocol.control_records import SchemaRecord, ShapeChange, StreamedTransaction
 from cdc.protocol.pgoutput import (
     UNCHANGED,
     Begin,
@@ -308,6 +308,15 @@ def test_a_truncate_counts_only_after_its_last_delete() -> None:
     events(follower, History([insert(b"5", b"x")]).messages(*relations())[:-1])
     seen = [follower.position[1] for _ in follower.truncate(TRUNCATE_ORDERS, 0)]
     assert (seen, follower.position[1]) == ([1, 1, 1, 1], 2)
+
+
+def test_a_transaction_is_known_as_begun_by_the_deletes_of_a_truncate_alone() -> None:
+    follower = assembler(log=Log(b'{"id":1}', b'{"id":2}'))
+    events(follower, History([insert(b"5", b"x")], []).messages(*relations())[:-1])
+    assert follower.begun is None
+    next(follower.truncate(TRUNCATE_ORDERS, 0))
+    assert follower.begun is not None
+    assert follower.position[0] < follower.begun.commit_lsn == FIRST + 0x1000
 
 
 TRUNCATE_ORDERS = Truncate((RELATION_ID,), cascade=False, restart_identity=False)
@@ -673,6 +682,29 @@ def test_a_restart_anywhere_gives_exactly_the_remaining_events(step: tuple[int, 
     commit_lsn, seq, end_lsn, remaining = step
     restarted: Assembler = assembler(*SHAPES, at=state(commit_lsn=commit_lsn, seq=seq, end_lsn=end_lsn))
     assert events(restarted, LONG.messages(*relations(*SHAPES), at=end_lsn)) == remaining
+
+
+def test_which_transaction_was_published_in_part_is_known_until_its_end() -> None:
+    messages = History([insert(b"1", b"x")], [insert(b"2", b"y")]).messages(*relations())
+    *before, _, row, commit = messages
+    begin = messages[-3][1]
+    assert isinstance(begin, Begin)
+    identity = StreamedTransaction(begin.commit_lsn, begin.xid, begin.commit_time_us, only_local=False)
+    first = assembler()
+    events(first, before)
+    assert first.begun is None
+    first.feed(begin, 0)
+    assert first.begun is None  # nothing of it is published yet
+    events(first, [row])
+    assert first.begun == identity
+    again = assembler(
+        at=state(commit_lsn=first.position[0], seq=first.position[1], end_lsn=first.end_lsn), begun=first.begun
+    )
+    events(again, before)
+    assert again.begun == identity
+    for goes_on in (first, again):
+        events(goes_on, [commit] if goes_on is first else messages[-3:])
+        assert goes_on.begun is None
 
 
 def test_a_restart_between_the_two_halves_of_a_key_change_gives_the_second() -> None:

@@ -11,11 +11,11 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import (
     FORMAT,
     CaptureState,
-    LastTransaction,
     ProgressRecord,
     SchemaRecord,
     ShapeChange,
     SnapshotPhase,
+    StreamedTransaction,
     TopicIdentity,
     is_schema_key,
 )
@@ -34,10 +34,12 @@ def test_a_state_reads_back_as_it_was_written() -> None:
 
 def test_another_batch_moves_the_position_and_nothing_else() -> None:
     before = state()
-    last = LastTransaction(0x2000, 700, 5000, only_local=False)
-    moved = {"commit_lsn": 0x2000, "seq": 7, "end_lsn": 0x2030, "commit_time_ms": 5, "last_transaction": last}
-    after = before.published(**moved)
-    assert after == replace(before, **moved)
+    last = StreamedTransaction(0x2000, 700, 5000, only_local=False)
+    begun = StreamedTransaction(0x200_0000, 701, 6000, only_local=False)
+    moved = {"commit_lsn": 0x2000, "seq": 7, "end_lsn": 0x2030, "commit_time_ms": 5}
+    after = before.published(**moved, last_transaction=last, begun=begun)
+    assert after == replace(before, **moved, last_transaction=last, begun=begun)
+    assert after.published_lsn == 0x200_0000  # of a TRUNCATE, before its last delete counts
     assert CaptureState.from_bytes(after.to_bytes(), WHAT) == after
     assert (before.resume_lsn, after.resume_lsn) == (before.end_lsn, 0x2000)
 
@@ -47,7 +49,7 @@ RECORDS = {
         state(),
         memberships={table().name: '["16384", "1", "", {}]'},
         topics={"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)},
-        last_transaction=LastTransaction(1, 2, 3, only_local=False),
+        last_transaction=StreamedTransaction(1, 2, 3, only_local=False),
     ),
     "__progress": ProgressRecord(1, 1000, {"shop.public.orders": (4,)}, 2, ("shop.public.items",)),
     "__schema": SchemaRecord(table(), 1, ShapeChange({"id": "nr"}, {"id": 1}, "why"), 2, 3),
