@@ -17,6 +17,7 @@ from cdc.capture.toast_rows import ToastRows
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName
+from cdc.model.tag import SEQ_MAX
 from cdc.protocol.control_records import SchemaRecord, StreamedTransaction
 from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import (
@@ -161,7 +162,8 @@ class Assembler:
             if published.table.oid
         }
         self._epoch = epoch
-        self._skip_to = skip_to
+        # Of a transaction that is complete nothing follows, also where a table is counted by now that wasn't then.
+        self._skip_to = (skip_to[0], SEQ_MAX) if end_lsn > skip_to[0] else skip_to
         self._include_before = include_before
         self._shapes = shapes
         self._log = log

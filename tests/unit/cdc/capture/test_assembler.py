@@ -684,6 +684,18 @@ def test_a_restart_anywhere_gives_exactly_the_remaining_events(step: tuple[int, 
     assert events(restarted, LONG.messages(*relations(*SHAPES), at=end_lsn)) == remaining
 
 
+def test_of_a_transaction_that_was_published_to_its_end_nothing_is_published_again() -> None:
+    """A table that was copied since is counted now, so its changes would have other numbers."""
+    history = History([insert(b"1", b"x"), insert(b"1", b"7", of=RELATION_ID + 1), insert(b"2", b"y")])
+    messages = history.messages(*relations(*SHAPES))
+    first = assembler()
+    assert len(events(first, messages)) == 2
+    commit_lsn, seq = first.position
+    again = assembler(*SHAPES, at=state(commit_lsn=commit_lsn, seq=seq, end_lsn=first.end_lsn))
+    assert events(again, messages) == []
+    assert (again.position, again.end_lsn) == (first.position, first.end_lsn)
+
+
 def test_which_transaction_was_published_in_part_is_known_until_its_end() -> None:
     messages = History([insert(b"1", b"x")], [insert(b"2", b"y")]).messages(*relations())
     *before, _, row, commit = messages
