@@ -368,6 +368,8 @@ class Assembler:
             self._relations[relation.relation_id] = self._described_only(relation, self._passed_over[name])
             return
         published = self._tables[name]
+        if self.in_transaction and published.table.oid not in (0, relation.relation_id):
+            self._moves.empty(published.topic)  # rows of the relation that had the name aren't this one's
         before = self._relations.get(relation.relation_id)
         if self._shapes is not None:
             published = self._shapes.adopt(relation, published)

@@ -12,13 +12,14 @@ from cdc.capture.messages_and_outbox import MessageChannel
 from cdc.capture.published_table import PublishedTable
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
-from cdc.model.table import Table, TableName
+from cdc.model.table import ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import SchemaRecord, ShapeChange, StreamedTransaction
 from cdc.protocol.pgoutput import (
     UNCHANGED,
     Begin,
     Commit,
+    Delete,
     FullImage,
     LogicalMessage,
     Message,
@@ -471,6 +472,30 @@ def test_of_two_relations_that_had_one_name_the_newer_one_is_the_table() -> None
     body = [insert(b"1", b"new", of=NEW), delete(b"1", None, of=OLD), insert(b"2", b"old", of=OLD)]
     published = events(follower, _swapped(*body, insert(b"3", b"new", of=NEW)))
     assert [parsed(event)["key"]["id"] for event in published] == [1, 3]
+
+
+class _LateKeys(Adopting):
+    """Of tables whose keys are checked late."""
+
+    def adopt(self, described: Relation, known: PublishedTable) -> PublishedTable:
+        adopted = super().adopt(described, known)
+        adopted.keys_can_swap = True
+        return adopted
+
+
+@pytest.mark.parametrize(
+    "before",
+    [insert(b"1", b"old", of=OLD), update(b"1", b"old", full=(b"1", b"x"), of=OLD)],
+    ids=["inserted", "changed"],
+)
+def test_a_row_of_a_table_that_was_made_again_does_not_come_back_to_its_key(before: Message) -> None:
+    """In the transaction that dropped it. Its columns are others, too."""
+    again = replace(WIDER, oid=NEW, replica_identity=ReplicaIdentity.FULL)
+    follower = assembler(replace(FULL, oid=OLD), shapes=_LateKeys(again))
+    gone = Delete(NEW, FullImage((b"1", b"new", b"y")))
+    body = [relation(FULL, OLD), before, relation(again, NEW), insert(b"1", b"new", b"y", of=NEW), gone]
+    *_, deleted, tombstone = (parsed(event) for event in events(follower, History(body).messages()))
+    assert (deleted["op"], tombstone["tombstone"]) == ("d", 3)
 
 
 def test_the_relation_that_had_a_tables_name_is_left_out_after_the_copy_of_the_other_one() -> None:
