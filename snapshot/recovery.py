@@ -7,19 +7,22 @@ never lack a row that exists. A new epoch makes all that comes newer than what w
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
 
+from cdc.kafka.control_topics import read_schema_records
 from cdc.model.errors import ConfigurationError
 from cdc.model.lsn import format_lsn
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName
 from cdc.model.tag import VERSION_EPOCHS
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import Slot, drop_slot, end_other_reader, find_slot, require_own_slot
-from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.stream.source_checks import system_differences
+from snapshot.table_reader import SnapshotReader
 
 RECOVERIES_MAX: Final = VERSION_EPOCHS - 1
 """How often one pipeline can be recovered: an OpenSearch version has room for so many epochs."""
@@ -73,8 +76,46 @@ def create_slot_again(
         say(f"creating replication slot {state.slot}")
         slot = connection.create_slot(state.slot, temporary=False, while_waiting=while_waiting)
         state = state.handed_over(slot.consistent_point, now_ms=time.time_ns() // 1_000_000)
-        publisher.commit(state, covering=list(pipeline.topics().values()))
+        records: Sequence[SchemaRecord] = ()
+        if state.unfamiliar:
+            with SnapshotReader(pipeline.source, slot.snapshot_name) as reader:
+                state, records = _recognized(pipeline, reader, state, say)
+        publisher.commit(state, records, covering=list(pipeline.topics().values()))
     return state
+
+
+def _recognized(
+    pipeline: Pipeline, reader: SnapshotReader, state: CaptureState, say: Callable[[str], None]
+) -> tuple[CaptureState, Sequence[SchemaRecord]]:
+    """The state with the tables that aren't copied as they are on this server, and the records of their shapes.
+
+    A name says which one it is: the number that it had is any table's here. One with other columns has to be copied.
+    """
+    names = list(state.unfamiliar)
+    recorded = {
+        record.table.name: record.table for record in read_schema_records(pipeline.kafka.client(), pipeline.name)
+    }
+    shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
+    found = reader.memberships(pipeline.publication, names)
+    records = []
+    for name in names:
+        before, shape = recorded.get(name), shapes.get(name)
+        if name in found and before is not None and shape is not None and _is_alike(before, shape):
+            state = replace(state, memberships={**state.memberships, name: found[name].to_text()})
+            records.append(SchemaRecord(shape, state.handoff, from_epoch=state.epoch))
+        else:
+            say(f"{name} has other columns than before, or isn't published: it is copied, too")
+            state = state.never_copied([name])
+    return state, records
+
+
+def _is_alike(table: Table, other: Table) -> bool:
+    """Whether rows of both have the same columns; oids and numbers are of one server alone."""
+    columns, others = (
+        [(column.name, column.type_name, column.value_type, column.is_array) for column in each.columns]
+        for each in (table, other)
+    )
+    return columns == others and table.key == other.key
 
 
 def drop_own_slot(sql: psycopg.Connection[Any], name: str, say: Callable[[str], None]) -> None:

@@ -93,7 +93,8 @@ def require_own_slot(slot: Slot, database: str) -> None:
     if slot.plugin != "pgoutput" or slot.database != database:
         raise LockstepError(
             f"slot {slot.name} isn't ours: its plugin is {slot.plugin}, its database {slot.database}",
-            hint="set source.slot to another name",
+            hint="what was published is recorded under this name, so the other slot has to go: if nobody needs it,"
+            f" select pg_drop_replication_slot('{slot.name}');",
         )
 
 

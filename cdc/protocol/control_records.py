@@ -144,10 +144,14 @@ class CaptureState:
         """The state in which the slot is to be created again, on this server, and these tables to be copied.
 
         Everything published from then on is newer than all before, whatever the LSNs are. One that was ordered and not
-        begun stays in its epoch.
+        begun stays in its epoch. On another server, what was recorded of the tables that aren't copied says nothing:
+        they are ``unfamiliar``.
         """
+        state = self.never_copied({*names, *(self.memberships.keys() - self.copied.keys())})
+        if (system_id, database, publication) != (self.system_id, self.database, self.publication):
+            state = replace(state, memberships=dict.fromkeys(state.memberships, ""))
         return replace(
-            self.never_copied(names),
+            state,
             owner=owner,
             publication=publication,
             database=database,
@@ -162,6 +166,11 @@ class CaptureState:
             last_transaction=None,
             begun=None,
         )
+
+    @property
+    def unfamiliar(self) -> Collection[TableName]:
+        """The tables that aren't copied again, of which it isn't known yet what they are on this server."""
+        return [name for name, what in self.memberships.items() if not what]
 
     def handed_over(self, consistent_point: int, *, now_ms: int) -> Self:
         """The state of a slot that was created again, and whose stream begins here."""

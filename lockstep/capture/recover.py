@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from cdc.kafka.control_topics import read_state
+from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
@@ -16,9 +16,9 @@ from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import find_slot
+from cdc.postgres.slot import announce_capture, find_slot
 from cdc.protocol.control_records import CaptureState
-from cdc.stream.topics import create_missing_topics
+from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, topic_identities
 from migrations.source import publication_sql
 from snapshot.preparation import Stopped, prepare_source, waiting_for_slot
 from snapshot.recovery import RECOVERIES_MAX, create_slot_again, tables_to_copy, what_is_missing
@@ -94,6 +94,7 @@ def _recover(
     stopping: Callable[[], bool],
     say: Callable[[str], None],
 ) -> CaptureState:
+    announce_capture(sql, pipeline.slot)  # who stands by would take over while the slot is waited for
     create_missing_topics(pipeline, say)
     publisher = TransactionalPublisher(
         pipeline.kafka.client(),
@@ -106,6 +107,9 @@ def _recover(
     with contextlib.closing(publisher):
         publisher.start()  # nobody else publishes from here on
         state = _require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
+        # Else copies would be published over events that nobody can read, and nothing would say so any more.
+        state = adopt_topics(state, topic_identities(pipeline), pipeline, say)
+        require_shapes(state, read_tables(pipeline.kafka.client(), pipeline.name).keys(), pipeline)
         identity = _identify(pipeline)
         state = state.recovering(
             tables,

@@ -19,6 +19,7 @@ from cdc.protocol.control_records import SchemaRecord
 from cdc.stream.topics import create_missing_topics
 from jobs.query.log_facts import have_shapes_changed
 from jobs.query.sink_plan import SinkPlan
+from lockstep.capture.recover import recover
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -160,6 +161,27 @@ def test_lost_shapes_stop_capture_and_deleted_topics_are_the_way_out(
     captured.start()
     captured.assert_equal()
     assert all(captured.schemas(table) for table in ("public.t", "public.u"))
+
+
+def test_a_recovery_does_not_hide_that_shapes_were_lost(database: Database, captured: Captured) -> None:
+    """Else it would copy over events that nobody can read, and capture would go on without a word."""
+    captured.start()
+    captured.settle()
+    captured.stop()
+    database.drop_slot(captured.config.slot)
+    _lose(captured, control_topic(captured.name, SCHEMA))
+    with pytest.raises(PositionMismatch, match="has lost the shapes"):
+        _recover(captured)
+    for table in ("public.t", "public.u"):
+        _lose(captured, captured.topic(table))
+    database.execute("delete from t where id = 3")
+    _recover(captured)
+    captured.start()
+    captured.assert_equal()
+
+
+def _recover(captured: Captured) -> None:
+    recover(captured.config.as_pipeline(), (), agreed=lambda _: True, stopping=lambda: False, say=captured.said.append)
 
 
 def test_the_lost_shape_of_one_table_stops_capture(database: Database, captured: Captured) -> None:

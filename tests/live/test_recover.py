@@ -15,7 +15,7 @@ from cdc.kafka.control_topics import read_progress, read_state
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.tag import Tag
-from cdc.postgres.slot import find_slot
+from cdc.postgres.slot import find_slot, is_captured
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from lockstep.capture import recover as recovery
 from lockstep.capture.recover import Recovery, recover
@@ -169,6 +169,43 @@ def test_what_a_restore_has_undone_is_undone_on_the_topics(
             assert collector.collect().broken == ()
 
 
+def test_on_another_server_a_table_that_is_not_copied_is_the_one_of_its_name(
+    database: Database, own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """There, the number that it had is another table's. A copy would repeat the rows of an append-only table."""
+    _, other = own
+    database.execute(*_TABLES, "create publication p for all tables")
+    with _captured(database, endpoints, tmp_path) as captured:
+        captured.configure(publication="p")
+        captured.start().settle()
+        captured.stop()
+        database.drop_slot(captured.config.slot)
+        number = database.value("select 'log'::regclass::oid")
+        taken = other.value("select lo_creat(-1)")
+        last = other.value("select max(lo_creat(-1)) from generate_series(1, %s)", number - 1 - taken)
+        assert last == number - 1
+        other.execute(
+            "create table somebodys (at int, line text)",
+            "create publication p for all tables",
+            *_TABLES,
+            "insert into log values (2, 'copied with the database')",
+        )
+        assert other.value("select 'somebodys'::regclass::oid") == number
+        captured.database = other
+        captured.configure(dsn=other.dsn)
+        (asked,), _ = _recover(captured)
+        assert [str(name) for name in asked.left_out] == ["public.log"]
+        captured.start()
+        other.execute("insert into somebodys values (9, 'foreign')", "insert into log values (3, 'after')")
+        _assert_recovered(captured)
+        captured.wait_quiet()
+        assert [event.after["line"] for event in captured.events("public.log")] == ["first", "after"]
+        other.execute("alter table log rename column line to words", "insert into log values (4, 'renamed')")
+        captured.settle()
+        (renamed,) = captured.rows("public.log").values()  # all of its rows have one key
+        assert renamed == {"at": 4, "words": "renamed"}
+
+
 def test_a_recovery_that_is_killed_goes_on_when_capture_is_started(
     captured: Captured, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,8 +270,9 @@ def test_what_recover_refuses_leaves_all_as_it_is(captured: Captured, database: 
         recovery._require_state(replace(before, epoch=RECOVERIES_MAX), captured.config.as_pipeline())
     database.drop_slot(captured.config.slot)
     database.execute(f"select pg_create_logical_replication_slot('{captured.config.slot}', 'test_decoding')")
-    with pytest.raises(LockstepError, match="isn't ours"):
+    with pytest.raises(LockstepError, match="isn't ours") as caught:
         slots.drop_own_slot(database.connection, captured.config.slot, captured.said.append)
+    assert "select pg_drop_replication_slot(" in (caught.value.hint or "")  # another name would have no state
 
 
 def test_a_capture_that_runs_is_ended_by_a_recovery(captured: Captured, database: Database) -> None:
@@ -293,6 +331,23 @@ def test_a_promoted_server_is_followed_only_if_it_has_all_that_was_published(
         assert any("was promoted, from timeline 1 to 2" in line for line in captured.said)
         captured.assert_equal("public.t")
         assert (_state(captured).timeline, _state(captured).epoch) == (2, 0)
+
+
+def test_who_stands_by_waits_for_a_recovery(
+    captured: Captured, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would take over while the new slot waits for transactions, and the recovery would end with an error."""
+    seen: list[bool] = []
+    create = recovery.create_slot_again
+
+    def looking(*arguments: Any, **options: Any) -> CaptureState:
+        seen.append(is_captured(database.connection, captured.config.slot))
+        return create(*arguments, **options)
+
+    monkeypatch.setattr(recovery, "create_slot_again", looking)
+    _recover(captured)
+    assert seen == [True]
+    until(lambda: not is_captured(database.connection, captured.config.slot))
 
 
 def test_a_slot_is_kept_for_a_promotion_where_postgresql_can(captured: Captured, database: Database) -> None:
