@@ -63,6 +63,12 @@ def oldest_writer(connection: psycopg.Connection[Any]) -> OldestWriter | None:
     return None if row is None else OldestWriter(row[0], row[1])
 
 
+def is_standby(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server replays the WAL of another one, and can't be written to."""
+    row = connection.execute("select pg_is_in_recovery()").fetchone()
+    return row is not None and bool(row[0])
+
+
 def temporary_slot_name(slot: str) -> str:
     """A new name each time: the server may still be busy with ending the last one."""
     return f"{slot[: _NAME_MAX - 9]}_{uuid.uuid4().hex[:8]}"

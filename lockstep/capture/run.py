@@ -26,7 +26,7 @@ from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import announce_capture
+from cdc.postgres.slot import announce_capture, is_standby
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
@@ -145,6 +145,7 @@ class _Session:
             contextlib.closing(connect(pipeline.source, application=APPLICATION))
         )
         sql.execute(LOCK_TIMEOUT)
+        self._await_promotion(sql)
         announce_capture(sql, pipeline.slot)
         self._keep_alive.add(lambda: self._guard.look_if_due(sql))
         self._keep_alive()  # also where Kafka is down, and no session comes further than that
@@ -161,6 +162,16 @@ class _Session:
             if state.phase is not SnapshotPhase.DONE:
                 return  # told to stop; the next start goes on with the tables that are missing
         self._stream(sql, wrapped, state)
+
+    def _await_promotion(self, sql: psycopg.Connection[Any]) -> None:
+        """Raises Unavailable for a standby, where something was captured before.
+
+        In the middle of a failover its address may be the source's already. It may lack WAL that it has yet to replay,
+        or a slot. What is missing in the end is known once it is promoted.
+        """
+        pipeline = self._pipeline
+        if is_standby(sql) and read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot) is not None:
+            raise Unavailable("the source is a standby, and isn't promoted so far (is source.dsn right?)")
 
     def close(self) -> None:
         """Give up all connections."""

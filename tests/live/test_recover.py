@@ -333,6 +333,29 @@ def test_a_promoted_server_is_followed_only_if_it_has_all_that_was_published(
         assert (_state(captured).timeline, _state(captured).epoch) == (2, 0)
 
 
+def test_a_standby_that_is_not_promoted_yet_is_waited_for(
+    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """In a failover the address may lead to it before it has replayed all, or has its slot."""
+    stack, database = own
+    database.execute(*_TABLES)
+    with _captured(database, endpoints, tmp_path) as captured:
+        captured.start().settle()
+        captured.stop()
+        files = Path(database.value("show data_directory"))
+        stack.stop("postgres")
+        (files / "standby.signal").touch(mode=0o666)
+        stack.start("postgres")
+        captured.begin()
+        captured.wait_for("isn't promoted so far")
+        database.reconnect()
+        database.execute("select pg_promote()")
+        captured.wait_for("streaming from")
+        until(lambda: not database.value("select pg_is_in_recovery()"))
+        database.execute("insert into t values (51, 'after', 'x')")
+        captured.assert_equal("public.t")
+
+
 def test_who_stands_by_waits_for_a_recovery(
     captured: Captured, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
