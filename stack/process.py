@@ -195,6 +195,7 @@ def _wait_collected(processes: Sequence[ProcessId], seconds: float) -> None:
 
 def _leaves_remains(pid: int) -> bool:
     """Whether the number is still taken, but by nobody who lives: a stranger who has it now may go on as he likes."""
+    _collect(pid)  # a child of ours that ended between the last `is_alive`'s two looks would wait for us for ever
     return ProcessId.of(pid) is None and psutil.pid_exists(pid)
 
 

@@ -1,5 +1,6 @@
 """Processes are known by number and start time, and strangers are left alone."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -60,6 +61,21 @@ def test_a_started_process_is_alive_until_it_is_ended(start: Start) -> None:
 def test_a_process_that_ignores_the_request_is_killed(start: Start) -> None:
     process_id = start(STUBBORN)
     assert not process.end(process_id, stop_signal=signal.SIGTERM, grace_seconds=0.2)
+    assert not psutil.pid_exists(process_id.pid)
+
+
+def test_a_child_that_ends_while_it_is_looked_at_leaves_no_remains(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process_id = start(SLEEPER)
+
+    def ended_just_now(*_: object, **__: object) -> bool:
+        os.waitid(os.P_PID, process_id.pid, os.WEXITED | os.WNOWAIT)
+        return True
+
+    monkeypatch.setattr(process, "wait_gone", ended_just_now)
+    monkeypatch.setattr(process, "family", lambda _: [process_id])
+    process.kill(process_id)
     assert not psutil.pid_exists(process_id.pid)
 
 
