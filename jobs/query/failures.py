@@ -28,8 +28,8 @@ _LOST_WORKER: Final = (
     "IOException: Connection reset by peer",
     "ClosedChannelException",
 )
-# How Spark says that another query has written to the checkpoint.
-_TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE",)
+# How Spark says that another query has written to the checkpoint: before it wrote this batch, or just while it did.
+_TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are concurrently using")
 # How Spark's Kafka source says that the log has lost records it had not read yet.
 _DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "Some data may have been lost")
 

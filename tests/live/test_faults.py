@@ -338,7 +338,8 @@ def test_a_frozen_job_that_wakes_up_finds_another_in_its_place(running: Running)
         assert running.pipeline.wait_ended(old, timeout_s=PATIENCE_S) == EXIT_TAKEN_OVER
     running.assert_nothing_is_lost()
     assert running.job.poll() is None
-    assert f"sink failed sink={running.name('warehouse')} generation=1 error=another job" in old.told()
+    told = old.told()
+    assert f"sink failed sink={running.name('warehouse')} generation=1 error=another job" in told, told
 
 
 @pytest.fixture

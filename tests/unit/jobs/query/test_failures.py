@@ -17,6 +17,7 @@ from jobs.query.failures import spark_error
         ),
         ("Job aborted due to stage failure\nCaused by: java.io.IOException: Broken pipe", Unavailable),
         ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", Fenced),
+        ("Multiple streaming queries are concurrently using file:/checkpoints/offsets.", Fenced),
         ("[INTERNAL_ERROR] something else\n at org.apache.spark.Whatever", LockstepError),
         ("", LockstepError),
     ],
