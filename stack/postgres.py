@@ -1,5 +1,7 @@
 """PostgreSQL from the packaged binaries: the source, a second cluster as the warehouse, older majors for tests.
 
+Everybody on this machine reaches the port, so there is a password. It is in a file that only we may read.
+
 PostgreSQL refuses to run as root. For root, server and data belong to the user `nobody`. Where that user can't reach
 the stack's directory, they are in the system's directory for temporary files instead.
 """
@@ -7,6 +9,7 @@ the stack's directory, they are in the system's directory for temporary files in
 import hashlib
 import os
 import pwd
+import secrets
 import shutil
 import subprocess
 import tarfile
@@ -15,10 +18,12 @@ import zipfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from signal import SIGINT
+from urllib.parse import quote
 
 import psutil
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from stack import jars, versions
 from stack import ports as tcp
@@ -59,16 +64,20 @@ class Postgres:
         *,
         database: str,
         settings: Mapping[str, str],
+        passfiles: Path,
         durable: bool = True,
         major: int = versions.POSTGRES_MAJOR,
     ) -> None:
         """Without `durable`, a crash of the machine (not of the server) may lose the data, and commits are quick.
 
-        A `major` other than the stack's own is fetched when it is first started.
+        `passfiles` is the directory of the file in which libpq finds the password. A `major` other than the stack's own
+        is fetched when it is first started.
         """
         self.name = name
         self.version = versions.POSTGRES_SERVER if major == versions.POSTGRES_MAJOR else _server_version(major)
         self._major = major
+        # A cluster has its own, and the version is part of a cluster's name.
+        self._passfile = passfiles.absolute() / f"{name}-{self.version}.pgpass"
         self.database = database
         self._settings = dict(settings) if durable else {**settings, **_NOT_DURABLE}
 
@@ -90,6 +99,7 @@ class Postgres:
             if account is not None:
                 os.chown(home, account.uid, account.gid)
                 home.chmod(0o700)
+            self._passfile.unlink(missing_ok=True)
             _initialise(binaries, data, environment, account)
         _remove_stale_lock(data)
         settings = {
@@ -99,6 +109,9 @@ class Postgres:
             **self._settings,
         }
         options = [option for key, value in settings.items() for option in ("-c", f"{key}={value}")]
+        if not self._passfile.exists():
+            command = [str(binaries / "bin" / "postgres"), "--single", "-D", str(data), *options, "postgres"]
+            _set_password(command, data, environment, account, self._passfile)
         return Launch(
             command=[str(binaries / "bin" / "postgres"), "-D", str(data), "-p", str(ports["main"]), *options],
             environment=environment,
@@ -130,11 +143,13 @@ class Postgres:
 
     def url(self, ports: Ports) -> str:
         """The same for SQLAlchemy."""
-        return f"postgresql+psycopg://{USER}@{tcp.HOST}:{ports['main']}/{self.database}"
+        passfile = quote(str(self._passfile), safe="/")
+        return f"postgresql+psycopg://{USER}@{tcp.HOST}:{ports['main']}/{self.database}?passfile={passfile}"
 
-    @staticmethod
-    def _dsn(ports: Ports, database: str) -> str:
-        return f"host={tcp.HOST} port={ports['main']} dbname={database} user={USER}"
+    def _dsn(self, ports: Ports, database: str) -> str:
+        return make_conninfo(
+            host=tcp.HOST, port=ports["main"], dbname=database, user=USER, passfile=str(self._passfile)
+        )
 
 
 def _server_version(major: int) -> str:
@@ -227,23 +242,56 @@ def _initialise(binaries: Path, data: Path, environment: Mapping[str, str], acco
     """Make the cluster beside its place and move it there when it is whole: an interrupt leaves no half of one."""
     partial = data.with_name("initdb")
     shutil.rmtree(partial, ignore_errors=True)
-    # Loopback alone reaches it, and whoever is on this machine is trusted by a development server.
-    command = [str(binaries / "bin" / "initdb"), "-D", str(partial), "-U", USER, "-A", "trust", "-E", "UTF8"]
-    done = subprocess.run(
-        [*command, "--locale=C"],
+    # Nobody is let in before there is a password.
+    command = [str(binaries / "bin" / "initdb"), "-D", str(partial), "-U", USER, "-A", "reject", "-E", "UTF8"]
+    done = _run([*command, "--locale=C"], data.parent, environment, account)
+    if done.returncode:
+        raise StackError(f"initdb failed in {partial}:\n{(done.stdout + done.stderr).strip()}")
+    partial.rename(data)
+
+
+def _set_password(
+    single_user: list[str], data: Path, environment: Mapping[str, str], account: Account | None, passfile: Path
+) -> None:
+    """Give the superuser a password, ask everybody for one, and keep it in ``passfile``, which is written last.
+
+    ``single_user`` is the command of the server that serves its standard input alone.
+    """
+    password = secrets.token_urlsafe(24)
+    done = _run(single_user, data.parent, environment, account, given=f"alter role {USER} password '{password}'\n")
+    said = done.stdout + done.stderr
+    if done.returncode or "ERROR:" in said or "FATAL:" in said:
+        raise StackError(f"no password could be set in {data}:\n{said.replace(password, '...').strip()}")
+    rules = data / "pg_hba.conf"
+    # Written in place: it belongs to the server's account.
+    rules.write_text(
+        "".join(f"host {databases} all {tcp.HOST}/32 scram-sha-256\n" for databases in ("all", "replication")),
+        encoding="ascii",
+    )
+    passfile.parent.mkdir(parents=True, exist_ok=True)
+    fresh = passfile.with_name(f"{passfile.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        # For every role: those that are made for a trial may have the same one.
+        file.write(f"{tcp.HOST}:*:*:*:{password}\n")
+    fresh.replace(passfile)
+
+
+def _run(
+    command: list[str], directory: Path, environment: Mapping[str, str], account: Account | None, *, given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
         check=False,
-        cwd=data.parent,
+        cwd=directory,
         env=dict(environment),
-        stdin=subprocess.DEVNULL,
+        input=given,
         capture_output=True,
         text=True,
         user=account.uid if account else None,
         group=account.gid if account else None,
         extra_groups=[] if account else None,
     )
-    if done.returncode:
-        raise StackError(f"initdb failed in {partial}:\n{(done.stdout + done.stderr).strip()}")
-    partial.rename(data)
 
 
 def _remove_stale_lock(data: Path) -> None:

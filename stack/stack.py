@@ -90,8 +90,20 @@ class Stack:
         demo: `light=True` halves what the start of the two JVMs costs, for a lower peak.
         """
         self.directory = directory.absolute()
-        self._source = Postgres("postgres", database="app", settings=SOURCE_SETTINGS, durable=durable)
-        self._warehouse = Postgres("warehouse", database="warehouse", settings=WAREHOUSE_SETTINGS, durable=durable)
+        self._source = Postgres(
+            "postgres",
+            database="app",
+            settings=SOURCE_SETTINGS,
+            passfiles=self.directory,
+            durable=durable,
+        )
+        self._warehouse = Postgres(
+            "warehouse",
+            database="warehouse",
+            settings=WAREHOUSE_SETTINGS,
+            passfiles=self.directory,
+            durable=durable,
+        )
         servers: tuple[Server, ...] = (
             self._source,
             self._warehouse,
@@ -146,6 +158,8 @@ class Stack:
             for folder in self.directory.glob(f"{name}-[0-9]*"):
                 if folder.is_dir() and not folder.is_symlink():
                     shutil.rmtree(folder)
+            for passfile in self.directory.glob(f"{name}-[0-9]*.pgpass"):
+                passfile.unlink()
             for log in (f"{name}.log", f"{name}.old.log"):
                 (logs / log).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # somebody's logs are in there too

@@ -4,12 +4,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from sqlalchemy import make_url
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
@@ -34,6 +36,28 @@ def until(condition: Callable[[], Any], *, seconds: float = _PATIENCE_S) -> Any:
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
         time.sleep(0.01)
     return result
+
+
+def password_of(dsn: str) -> str | None:
+    """The password that libpq finds in the connection string's passfile; None where it names none."""
+    passfile = conninfo_to_dict(dsn).get("passfile")
+    return None if passfile is None else Path(str(passfile)).read_text().strip().rpartition(":")[2]
+
+
+def create_login(server: psycopg.Connection[Any], role: str, dsn: str, attributes: str = "login") -> None:
+    """Make a role that the passfile of the server's connection string lets in."""
+    server.execute(
+        sql.SQL("create role {} {} password {}").format(
+            sql.Identifier(role),
+            sql.SQL(attributes),  # type: ignore[arg-type]  # a test's own
+            sql.Literal(password_of(dsn)),
+        )
+    )
+
+
+def url_of(url: str, database: str) -> str:
+    """The URL of another database of that server."""
+    return make_url(url).set(database=database).render_as_string(hide_password=False)
 
 
 class Database:
@@ -75,11 +99,9 @@ class Database:
         return row[0]
 
     def role(self, *, login: str = "login replication") -> str:
-        """A new role without a password."""
+        """A new role, which the passfile in the server's connection string lets in."""
         name = f"{self.name}_{len(self._roles)}"
-        self.connection.execute(
-            sql.SQL("create role {} {}").format(sql.Identifier(name), sql.SQL(login))  # type: ignore[arg-type]
-        )
+        create_login(self.connection, name, self._server_dsn, login)
         self._roles.append(name)
         return name
 

@@ -1,5 +1,7 @@
 """The demo's ``lockstep.toml``: a file like anybody's, which the other commands take as well. Pure."""
 
+import json
+
 from lockstep.demo.shop import TABLES
 from stack.stack import Endpoints
 
@@ -17,7 +19,7 @@ _TEMPLATE = (
 name = "{pipeline}"                # first part of every topic
 
 [source]
-dsn = "{source_dsn}"
+dsn = {source_dsn}
 tables = [{tables}]
 heartbeat_interval_s = 2.0
 
@@ -63,7 +65,7 @@ def configuration(endpoints: Endpoints, *, mapping_has_changed: bool = False) ->
     return _TEMPLATE.format(
         pipeline=PIPELINE,
         mapping=_MAPPING if mapping_has_changed else "",
-        source_dsn=endpoints.source_dsn,
+        source_dsn=_toml_string(endpoints.source_dsn),
         tables=", ".join(f'"{table}"' for table in TABLES),
         kafka_bootstrap=endpoints.kafka_bootstrap,
         opensearch_url=endpoints.opensearch_url,
@@ -73,3 +75,8 @@ def configuration(endpoints: Endpoints, *, mapping_has_changed: bool = False) ->
         cache=CACHE,
         warehouse=WAREHOUSE,
     )
+
+
+def _toml_string(text: str) -> str:
+    """JSON's strings are TOML's but for one control character, which is in no path of a stack."""
+    return json.dumps(text, ensure_ascii=False)

@@ -24,7 +24,9 @@ _GRACE_S = 20.0
 @contextmanager
 def source_server(major: int, directory: Path) -> Iterator[str]:
     """Start it with an empty cluster; the connection string is that of its superuser."""
-    server = Postgres(f"source{major}", database="app", settings=_SETTINGS, durable=False, major=major)
+    server = Postgres(
+        f"source{major}", database="app", settings=_SETTINGS, passfiles=directory, durable=False, major=major
+    )
     ports = server.ports({}, ())
     process, tail = processes.spawn(server.prepare(ports, directory))
     assert process is not None, tail.last(20)

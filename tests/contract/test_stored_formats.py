@@ -31,6 +31,7 @@ from sinks.warehouse.bookkeeping_format import HEAD
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
 from tests.builders import batch, progress, table, upsert
+from tests.databases import url_of
 
 pytestmark = pytest.mark.live
 
@@ -238,7 +239,7 @@ def earlier(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> Iterat
     warehouse: psycopg.Connection[Any] = request.getfixturevalue("warehouse")
     warehouse.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
     try:
-        url = endpoints.warehouse_url.rpartition("/")[0] + f"/{name}"
+        url = url_of(endpoints.warehouse_url, name)
         _prepared(url, name)
         with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
             for statement in _EARLIER:

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import create_engine, make_url, text
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import Column, Table, TableName
@@ -26,6 +27,7 @@ from sinks.warehouse.tables import WarehouseTables
 from stack.stack import Stack
 from tests.builders import batch, column, delete, progress, table, upsert
 from tests.contract.beside import generations_of, records_of
+from tests.databases import create_login, password_of, url_of
 from tests.services import temporary_directory
 
 pytestmark = pytest.mark.live
@@ -259,7 +261,7 @@ def test_prepare_lets_readers_be_where_nothing_changes(endpoints: Any, sink: War
 def test_a_note_needs_no_tables(endpoints: Any, warehouse: Any, name: str) -> None:
     scratch = f"m{uuid.uuid4().hex[:12]}"
     warehouse.execute(f"create database {scratch}")
-    url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
+    url = url_of(endpoints.warehouse_url, scratch)
     sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url)), 1))
     try:
         assert (records_of(sink).load("a"), generations_of(sink).numbers()) == (None, [])
@@ -419,7 +421,7 @@ def test_tables_that_would_share_a_name_are_refused(settings: WarehouseSettings,
 
 
 def test_a_missing_right_stops_the_job(warehouse: Any, endpoints: Any, name: str) -> None:
-    warehouse.execute(f"create role {name} login")
+    create_login(warehouse, name, endpoints.warehouse_dsn)
     settings = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), login=Login(user=name))
     sink = WarehouseSink(WarehouseTables(name, settings, 1))
     try:
@@ -434,9 +436,9 @@ def test_a_missing_right_stops_the_job(warehouse: Any, endpoints: Any, name: str
 def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink]:
     """The sink of a user who may do what a sink has to, and no more."""
     scratch = f"m{uuid.uuid4().hex[:12]}"
-    warehouse.execute(f"create role {name} login")
+    create_login(warehouse, name, endpoints.warehouse_dsn)
     warehouse.execute(f"create database {scratch} owner {name}")
-    url = endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}"
+    url = url_of(endpoints.warehouse_url, scratch)
     sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=Login(user=name)), 1))
     sink.prepare([table()])
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
@@ -450,8 +452,8 @@ def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink
 
 def _as_owner(endpoints: Any, sink: WarehouseSink, *statements: str) -> list[Any]:
     """Statements in the database of the limited user; the rows of the last one."""
-    address = sink._tables._settings.url.get_secret_value().rpartition("/")[2]
-    with psycopg.connect(endpoints.warehouse_dsn, dbname=address, autocommit=True) as owner:
+    database = make_url(sink._tables._settings.url.get_secret_value()).database
+    with psycopg.connect(endpoints.warehouse_dsn, dbname=database, autocommit=True) as owner:
         for statement in statements:
             cursor = owner.execute(statement)
         return cursor.fetchall() if cursor.description else []
@@ -589,13 +591,14 @@ def test_a_warehouse_that_fails_over_under_a_batch_is_begun_again(name: str) -> 
 
 
 def test_a_wrong_database_stops_the_job_and_shows_no_password(endpoints: Any, name: str) -> None:
-    url = endpoints.warehouse_url.rpartition("/")[0] + "/nowhere"
-    login = Login(password=SecretStr("secret-word"))
+    url = url_of(endpoints.warehouse_url, "nowhere")
+    password = password_of(endpoints.warehouse_dsn) or "secret-word"
+    login = Login(password=SecretStr(password))
     sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=login), 1))
     with pytest.raises(LockstepError, match="does not exist") as raised:
         generations_of(sink).live()
     assert not isinstance(raised.value, Unavailable)
-    assert "secret-word" not in str(raised.value)
+    assert password not in str(raised.value)
 
 
 def test_two_jobs_that_prepare_at_once_agree(settings: WarehouseSettings, name: str) -> None:
@@ -620,11 +623,10 @@ def test_two_jobs_that_prepare_at_once_agree(settings: WarehouseSettings, name: 
 
 
 def test_a_failed_migration_changes_nothing_and_the_next_one_succeeds(endpoints: Any, warehouse: Any) -> None:
-    from sqlalchemy import create_engine, text
 
     scratch = f"m{uuid.uuid4().hex[:12]}"
     warehouse.execute(f"create database {scratch}")
-    engine = create_engine(endpoints.warehouse_url.rpartition("/")[0] + f"/{scratch}")
+    engine = create_engine(url_of(endpoints.warehouse_url, scratch))
     try:
         with engine.begin() as connection:
             upgrade(connection)

@@ -1,7 +1,7 @@
 """The way to the server: settings of the server, refusals, poolers and load balancers in between."""
 
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import psycopg
@@ -20,7 +20,7 @@ from cdc.postgres.slot import emit_heartbeat
 from stack import process as processes
 from stack.postgres import SOURCE_SETTINGS, Postgres
 from stack.stack import Endpoints
-from tests.databases import Database, until
+from tests.databases import Database, create_login, until
 from tests.proxies import Address, other_process, proxy
 from tests.services import temporary_directory
 
@@ -151,21 +151,26 @@ def test_settings_that_a_pooler_drops_are_found(database: Database) -> None:
     assert "TimeZone = Europe/Berlin" in finding.what
 
 
-def test_a_load_balancer_over_several_servers_is_found(endpoints: Endpoints) -> None:
+def test_a_load_balancer_over_several_servers_is_found(database: Database, endpoints: Endpoints) -> None:
     targets = [address(endpoints.source_dsn), address(endpoints.warehouse_dsn)]
-    with proxy(targets) as port:
-        (finding,) = reached(settings(endpoints.source_dsn, port=port, dbname="postgres"))
+    role = database.role()
+    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse, proxy(targets) as port:
+        create_login(warehouse, role, endpoints.source_dsn)
+        try:
+            (finding,) = reached(settings(endpoints.source_dsn, port=port, dbname="postgres", user=role))
+        finally:
+            warehouse.execute(f"drop role {role}")
     assert (finding.severity, finding.what.split(":")[0]) == (Severity.ERROR, "connections reach different servers")
 
 
-@pytest.fixture
-def standby() -> Iterator[SourceSettings]:
-    """A server that waits for WAL from a primary, and answers queries meanwhile."""
-    server = Postgres("standby", database="postgres", settings=SOURCE_SETTINGS, durable=False)
+@contextmanager
+def own_server(change: Callable[[Path], object]) -> Iterator[SourceSettings]:
+    """A server of a test's own; ``change`` gets its data directory before it starts."""
     with temporary_directory() as directory:
+        server = Postgres("own", database="postgres", settings=SOURCE_SETTINGS, passfiles=directory, durable=False)
         ports = server.ports({}, ())
         launch = server.prepare(ports, directory)
-        Path(launch.command[launch.command.index("-D") + 1], "standby.signal").touch()
+        change(Path(launch.command[launch.command.index("-D") + 1]))
         process, tail = processes.spawn(launch)
         assert process is not None, tail.last(20)
         try:
@@ -173,6 +178,13 @@ def standby() -> Iterator[SourceSettings]:
             yield settings(server.address(ports))
         finally:
             processes.end(process, stop_signal=server.stop_signal, grace_seconds=20.0)
+
+
+@pytest.fixture
+def standby() -> Iterator[SourceSettings]:
+    """A server that waits for WAL from a primary, and answers queries meanwhile."""
+    with own_server(lambda data: (data / "standby.signal").touch()) as source:
+        yield source
 
 
 def test_a_standby_is_found(standby: SourceSettings) -> None:
@@ -198,12 +210,14 @@ def refused(source: SourceSettings, *, can_succeed_later: bool = False) -> Findi
     return refusal(caught.value.message, source, subject="source")
 
 
-def test_a_role_that_does_not_exist_is_to_be_created(database: Database) -> None:
-    role = database.role()
-    database.execute(f"drop role {role}")
-    source = settings(database.dsn, user=role)
-    database.execute(refused(source).fix)
-    connect(source, application="test").close()
+def test_a_role_that_does_not_exist_is_to_be_created() -> None:
+    # A server that asks for a password doesn't tell whether there is such a role.
+    trusting = "host all all 127.0.0.1/32 trust\n"
+    with own_server(lambda data: (data / "pg_hba.conf").write_text(trusting)) as owner:
+        source = settings(owner.dsn, user="nobody yet")
+        with psycopg.connect(owner.dsn, autocommit=True) as connection:
+            connection.execute(refused(source).fix.encode())
+        connect(source, application="test").close()
 
 
 def test_a_role_that_may_not_log_in_gets_it(database: Database) -> None:

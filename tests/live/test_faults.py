@@ -34,6 +34,7 @@ from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
 from stack.stack import Endpoints
 from tests.builders import column, table
+from tests.databases import url_of
 from tests.events import Log, Put, kafka_settings
 from tests.faulty_proxy import FaultyProxy
 from tests.job_process import spark_settings
@@ -411,7 +412,7 @@ def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
         )
         for sink, words in (
             (f"{name}login", "check user and password of this sink"),
-            (f"{name}role", "check database and user of this sink"),
+            (f"{name}database", "check database and user of this sink"),
             (f"{name}doorkeeper", "check user and password of this sink"),
         ):
             assert words in job.wait_for("SinkFailed", sink=sink)["error"]
@@ -459,7 +460,7 @@ def _refused_sinks(name: str, endpoints: Endpoints, doorkeeper: FaultyProxy) -> 
     login = {"user": f"{name}_nobody", "password": PASSWORD}
     return {
         f"{name}login": _settings("redis", KEPT, url=endpoints.redis_url, login=login),
-        f"{name}role": _settings("warehouse", KEPT, url=endpoints.warehouse_url, login=login),
+        f"{name}database": _settings("warehouse", KEPT, url=url_of(endpoints.warehouse_url, f"{name}_nowhere")),
         f"{name}doorkeeper": _settings("opensearch", KEPT, urls=[f"http://127.0.0.1:{doorkeeper.port}"], login=login),
         f"{name}nowhere": _settings("redis", KEPT, url="redis://127.0.0.1:1/0"),
     }

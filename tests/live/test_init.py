@@ -1,5 +1,6 @@
 """What `lockstep init` writes for a database, and that it is a configuration."""
 
+import shutil
 from pathlib import Path
 
 import psycopg
@@ -77,5 +78,6 @@ def test_files_of_the_connection_string_stay_those_of_where_the_command_was_run(
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
     path = tmp_path / "there" / "lockstep.toml"
-    write_config(dsn=f"{database.dsn} passfile=pgpass", path=path, name="shop", schemas=())
+    shutil.copy(str(parse_dsn(database.dsn)["passfile"]), "pgpass")
+    write_config(dsn=make_conninfo(database.dsn, passfile="pgpass"), path=path, name="shop", schemas=())
     assert parse_dsn(load(path).source.dsn)["passfile"] == str(tmp_path / "here" / "pgpass")

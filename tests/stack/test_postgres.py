@@ -57,7 +57,7 @@ def test_a_damaged_copy_of_the_server_is_noticed(tmp_path: Path) -> None:
 def test_an_older_major_has_its_own_version() -> None:
     # It is part of the data directory's name: a cluster of one major must never meet the server of another.
     names = {
-        major: Postgres("source", database="app", settings={}, major=major).version
+        major: Postgres("source", database="app", settings={}, passfiles=Path(), major=major).version
         for major in (*versions.POSTGRES_OLDER, versions.POSTGRES_MAJOR)
     }
     assert names[versions.POSTGRES_MAJOR] == versions.POSTGRES_SERVER
@@ -66,4 +66,4 @@ def test_an_older_major_has_its_own_version() -> None:
 
 def test_a_major_that_is_not_packaged_names_those_that_are() -> None:
     with pytest.raises(StackError, match=r"PostgreSQL 9[\s\S]*14, 15, 16, 17, 18"):
-        Postgres("source", database="app", settings={}, major=9)
+        Postgres("source", database="app", settings={}, passfiles=Path(), major=9)

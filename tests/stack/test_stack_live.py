@@ -1,6 +1,7 @@
 """The servers themselves: up, up again, killed, frozen, down. One stack of its own, which these tests may hurt."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import redis
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from opensearchpy import OpenSearch
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stack.errors import StackError
 from stack.postgres import home_of
@@ -131,6 +133,24 @@ def test_the_source_can_be_decoded_and_the_warehouse_is_another_server(up: Endpo
         assert warehouse.execute("select current_database()").fetchone() == ("warehouse",)
         identity = "select system_identifier from pg_control_system()"
         assert source.execute(identity).fetchone() != warehouse.execute(identity).fetchone()
+
+
+def test_others_on_this_machine_need_the_password(up: Endpoints) -> None:
+    for dsn in (up.source_dsn, up.warehouse_dsn):
+        passfile = Path(str(conninfo_to_dict(dsn)["passfile"]))
+        assert passfile.stat().st_mode & 0o777 == 0o600
+        for who in ({"dbname": "postgres"}, {"replication": "database"}):
+            with pytest.raises(psycopg.OperationalError, match="no password supplied"):
+                psycopg.connect(make_conninfo(dsn, passfile=os.devnull, **who))
+
+
+def test_a_lost_passfile_is_replaced_at_the_next_start(mine: Stack, up: Endpoints) -> None:
+    write_row(up)
+    counted = rows(up)
+    mine.kill("postgres")
+    Path(str(conninfo_to_dict(up.source_dsn)["passfile"])).unlink()
+    assert mine.up() == up
+    assert rows(up) == counted
 
 
 def test_topics_and_indices_never_appear_by_themselves(up: Endpoints) -> None:

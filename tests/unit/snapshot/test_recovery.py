@@ -32,12 +32,30 @@ def test_what_is_missing_is_said(slot: Slot | None, identity: SystemIdentity, wo
     assert bool(missing) == bool(words)
 
 
+ORDERS, OTHER = TableName("public", "orders"), TableName("public", "other")
+BEFORE = state(copied={ORDERS: 2, OTHER: 1}, memberships={ORDERS: "1 2", OTHER: "3 4"})
+
+
+def _ordered(system_id: str = BEFORE.system_id) -> CaptureState:
+    return BEFORE.recovering(
+        [ORDERS],
+        owner="o",
+        publication=BEFORE.publication,
+        database=BEFORE.database,
+        system_id=system_id,
+        timeline=BEFORE.timeline + 2,
+    )
+
+
 def test_the_new_state_is_newer_than_all_before_and_knows_no_copy_of_the_tables() -> None:
-    orders, other = TableName("public", "orders"), TableName("public", "other")
-    before = state(copied={orders: 2, other: 1}, memberships={orders: "1 2", other: "3 4"})
-    ordered = before.recovering([orders], owner="o", publication="p", database="d", system_id="8", timeline=3)
+    ordered = _ordered()
     assert CaptureState.from_bytes(ordered.to_bytes(), "the record") == ordered
-    assert (ordered.epoch, ordered.phase) == (before.epoch + 1, SnapshotPhase.RECOVERING)
-    assert (ordered.copied, ordered.memberships) == ({other: 1}, {other: "3 4"})
+    assert (ordered.epoch, ordered.phase) == (BEFORE.epoch + 1, SnapshotPhase.RECOVERING)
+    assert (ordered.copied, ordered.memberships, list(ordered.unfamiliar)) == ({OTHER: 1}, {OTHER: "3 4"}, [])
     streaming = ordered.handed_over(0x100, now_ms=5)
     assert (streaming.phase, streaming.published_lsn, streaming.end_lsn) == (SnapshotPhase.DONE, 0x100, 0x100)
+
+
+def test_on_another_server_nothing_is_known_of_the_tables_that_are_not_copied() -> None:
+    ordered = _ordered(system_id=f"1{BEFORE.system_id}")
+    assert (ordered.copied, list(ordered.unfamiliar)) == ({OTHER: 1}, [OTHER])

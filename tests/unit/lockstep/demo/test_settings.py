@@ -5,7 +5,7 @@ from lockstep.demo.settings import configuration
 from stack.stack import Endpoints
 
 ENDPOINTS = Endpoints(
-    source_dsn="host=127.0.0.1 port=1 dbname=app user=postgres",
+    source_dsn="host=127.0.0.1 port=1 dbname=app user=postgres passfile='/a \\\\ \"b\"/pgpass'",
     warehouse_dsn="host=127.0.0.1 port=2 dbname=warehouse user=postgres",
     warehouse_url="postgresql+psycopg://postgres@127.0.0.1:2/warehouse",
     kafka_bootstrap="127.0.0.1:3",
