@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from cdc.capture.assembler import Assembler, Event
 from cdc.capture.published_table import PublishedTable
 from cdc.kafka.control_topics import read_state, read_tables
+from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import quote_identifier
 from cdc.postgres.connection import connect
@@ -90,17 +91,18 @@ class Pipeline:
         *,
         sinks: bool = False,
         dsn_options: str = "",
+        replicas: int = 1,
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """``more`` are lines for configuration sections: ``spark`` or a sink's (``search``, ``cache``,
-        ``warehouse``)."""
+        """``replicas``: on how many brokers each topic is; one of several may be down. ``more`` are lines for
+        configuration sections: ``spark`` or a sink's (``search``, ``cache``, ``warehouse``)."""
         self.endpoints = endpoints
         self.directory = directory
         self.name = name
         self.path = directory / f"{name}.toml"
         self._processes: list[Process] = []
         self._here: list[Job | Rebuild] = []
-        self.path.write_text(self._toml(sinks=sinks, dsn_options=dsn_options, more=more))
+        self.path.write_text(self._toml(sinks=sinks, dsn_options=dsn_options, replicas=replicas, more=more))
         self.config: Config = load(self.path)
         self.client = self.config.kafka.client()
         with self.sql() as connection:
@@ -116,7 +118,8 @@ class Pipeline:
             # Unchanged large values would stop capture otherwise.
             connection.execute(f"alter table {name}.entry replica identity full")
 
-    def _toml(self, *, sinks: bool, dsn_options: str, more: Mapping[str, str]) -> str:
+    def _toml(self, *, sinks: bool, dsn_options: str, replicas: int, more: Mapping[str, str]) -> str:
+        in_sync = max(1, replicas - 1)
         text = f"""
 [pipeline]
 name = "{self.name}"
@@ -126,7 +129,7 @@ tables = ["{self.name}.account", "{self.name}.entry"]
 heartbeat_interval_s = 0.5
 [kafka]
 bootstrap_servers = "{self.endpoints.kafka_bootstrap}"
-topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
+topics = {{ partitions = 3, replication_factor = {replicas}, min_insync_replicas = {in_sync} }}
 [spark]
 checkpoint_directory = "checkpoints-{self.name}"
 driver_memory = "512m"
@@ -251,17 +254,21 @@ url = "{self.endpoints.warehouse_url}"
 
         wait_until(streaming, what="capture streams", timeout_s=180)
 
-    def wait_published(self, process: Process) -> None:
-        """Wait until all that is committed now has been published."""
+    def wait_published(self, *processes: Process, timeout_s: float = 90.0) -> None:
+        """Wait until all that is committed now has been published. None of these captures may end."""
         with self.sql() as connection:
             target = emit_heartbeat(connection)
 
         def published() -> bool:
-            assert process.poll() is None, process.told()
-            state = self.state()
+            for process in processes:
+                assert process.poll() is None, process.told()
+            try:
+                state = self.state()
+            except Unavailable:  # while brokers change places
+                return False
             return state is not None and state.end_lsn >= target
 
-        wait_until(published, what=f"published up to {target:X}", timeout_s=90)
+        wait_until(published, what=f"published up to {target:X}", timeout_s=timeout_s)
 
     def wait_applied(self, applier: Running, *, timeout_s: float = 180.0) -> None:
         """Wait until every sink has applied all that is committed now."""

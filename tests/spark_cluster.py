@@ -25,6 +25,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 
 _READY_S = 120
 _DAEMON = "jobs.spark.worker_daemon"
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
 class SparkCluster:
@@ -45,7 +46,8 @@ class SparkCluster:
         self._taken: list[int] = []
         self._port, self._page = self._pick_port(), self._pick_port()
         self._count = workers
-        self._started: list[ProcessId] = []
+        self._master: list[ProcessId] = []
+        self._workers: dict[int, ProcessId] = {}
 
     @property
     def master(self) -> str:
@@ -57,20 +59,20 @@ class SparkCluster:
 
     @property
     def workers(self) -> Sequence[ProcessId]:
-        return self._started[1:]
+        return [*self._workers.values()]
 
     def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:
-            process.kill(*self._started)
+            self._kill_all()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        process.kill(*self._started)
+        self._kill_all()
 
     def imports(self, module: str, environment: Mapping[str, str] | None = None) -> bool:
         """Whether the executors' Python finds this module by itself, or with these environment variables."""
@@ -96,26 +98,50 @@ class SparkCluster:
         """The Python processes of this worker's executors, those that fork the others first."""
         return [member for member in process.family(worker) if _DAEMON in _command(member)]
 
+    def executors(self, worker: ProcessId) -> list[ProcessId]:
+        """The JVMs of this worker's executors."""
+        return [member for member in process.family(worker) if _EXECUTOR in _command(member)]
+
+    def kill_worker(self, number: int) -> None:
+        """``kill -9`` of a worker with its executors, as when its machine is lost."""
+        process.kill(self._workers.pop(number))
+
+    def start_worker(self, number: int) -> None:
+        """Start one that was killed; returns when the master knows it."""
+        self._spawn_worker(number)
+        self._wait_alive()
+
     def _start(self) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self._directory / "python")], check=True)
-        self._spawn("master", "master.Master", "--port", str(self._port), "--webui-port", str(self._page))
+        ports_of_master = ("--port", str(self._port), "--webui-port", str(self._page))
+        self._master.append(self._spawn("master", "master.Master", *ports_of_master))
         for number in range(self._count):
-            name = f"worker{number}"
-            self._spawn(
-                name,
-                "worker.Worker",
-                *("--port", str(self._pick_port()), "--webui-port", str(self._pick_port())),
-                *("--cores", "1", "--memory", "1g", "--work-dir", str(self._directory / name)),
-                self.master,
-            )
+            self._spawn_worker(number)
+        self._wait_alive()
+
+    def _spawn_worker(self, number: int) -> None:
+        name = f"worker{number}"
+        self._workers[number] = self._spawn(
+            name,
+            "worker.Worker",
+            *("--port", str(self._pick_port()), "--webui-port", str(self._pick_port())),
+            *("--cores", "1", "--memory", "1g", "--work-dir", str(self._directory / name)),
+            self.master,
+        )
+
+    def _wait_alive(self) -> None:
+        """Until the master knows all workers that were started."""
         deadline = time.monotonic() + _READY_S
-        while self.workers_alive() < self._count:
-            if time.monotonic() > deadline or not all(process.is_alive(process_id) for process_id in self._started):
+        while self.workers_alive() < len(self._workers):
+            if time.monotonic() > deadline or not all(map(process.is_alive, (*self._master, *self.workers))):
                 logs = "\n".join(log.read_text()[-2000:] for log in sorted(self._directory.glob("*.log")))
                 raise AssertionError(f"the cluster didn't start:\n{logs}")
             time.sleep(0.1)
 
-    def _spawn(self, name: str, kind: str, *arguments: str) -> None:
+    def _kill_all(self) -> None:
+        process.kill(*self._master, *self.workers)
+
+    def _spawn(self, name: str, kind: str, *arguments: str) -> ProcessId:
         launcher = str(SPARK_HOME / "bin" / "spark-class")
         launch = Launch(
             command=[launcher, f"org.apache.spark.deploy.{kind}", "--host", ports.HOST, *arguments],
@@ -125,7 +151,7 @@ class SparkCluster:
         )
         started, tail = process.spawn(launch)
         assert started is not None, tail.last(20)
-        self._started.append(started)
+        return started
 
     def _pick_port(self) -> int:
         self._taken.append(ports.pick(taken=self._taken))

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Mapping
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from cdc.capture.assembler import Event
@@ -40,12 +40,16 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
             first = consumer.poll(0.05)
             for message in [] if first is None else [first, *consumer.consume(1000, 0)]:
                 assert message.error() is None, message.error()
-                tag = dict(message.headers() or []).get(TAG_HEADER)
-                event = (message.topic(), message.key(), message.value(), tag)
-                events[message.topic(), message.partition()].append(event)
+                events[message.topic(), message.partition()].append(event_of(message))
     finally:
         consumer.close()
     return events
+
+
+def event_of(message: Message) -> Event:
+    """A record as capture makes it; a tombstone has its tag beside it."""
+    tag = dict(message.headers() or []).get(TAG_HEADER)
+    return (message.topic(), message.key(), message.value(), tag)
 
 
 def configure(client: Mapping[str, str | int], topics: Collection[str], settings: Mapping[str, str]) -> None:
