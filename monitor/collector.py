@@ -11,14 +11,14 @@ from typing import Any, Self
 
 import psycopg
 
-from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.control_topics import ProgressReader, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
-from cdc.protocol.control_records import ProgressRecord
+from cdc.protocol.control_records import Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.generations.record import Generation, list_generations
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
@@ -65,6 +65,7 @@ class LagCollector:
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
         self._open = OpenRejections(pipeline, self._cluster)
+        self._gap: tuple[int | None, Gap | None] = None, None
         self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
 
     def collect(self) -> LagReport:
@@ -160,7 +161,17 @@ class LagCollector:
             wal_status,
             safe_wal_size,
             wal_rate(bytes_written=last_end - first_end, seconds=last_s - first_s),
+            self._gap_now(newest, is_slot_lost=wal_status in (None, "lost")),
         )
+
+    def _gap_now(self, newest: ProgressRecord | None, *, is_slot_lost: bool) -> Gap | None:
+        """Asked for once in each epoch, and while the slot is lost: else none comes up."""
+        if newest is not None and (is_slot_lost or self._gap[0] != newest.epoch):
+            pipeline = self._pipeline
+            state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+            is_settled = state is not None and state.epoch == newest.epoch and state.phase is SnapshotPhase.DONE
+            self._gap = (newest.epoch if is_settled else None), None if state is None else state.gap
+        return self._gap[1]
 
     def _wal_end(self) -> Lsn:
         (wal_end,) = self._query("select pg_current_wal_insert_lsn()::text")

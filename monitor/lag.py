@@ -6,6 +6,7 @@ from typing import Any
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
+from cdc.protocol.control_records import Gap
 from cdc.stream.slot_guard import minutes_until_full
 
 
@@ -37,7 +38,7 @@ class SourceFacts:
 
     ``wal_status`` is the slot's in PostgreSQL's words, None when there is no slot. ``safe_wal_bytes`` is how much WAL
     can be written before the slot may be lost, None when the server sets no limit. ``wal_rate`` is in bytes a second,
-    as measured between two looks.
+    as measured between two looks. ``gap`` is the newest one that capture's state knows of.
     """
 
     wal_end: int
@@ -49,6 +50,7 @@ class SourceFacts:
     wal_status: str | None = "reserved"
     safe_wal_bytes: int | None = None
     wal_rate: float | None = None
+    gap: Gap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class LagReport:
 
     ``broken`` says what keeps capture from ever going on, a sentence each. ``wal_status``, ``safe_wal_bytes`` and
     ``wal_rate`` are as in ``SourceFacts``. After ``minutes_until_full`` the slot is lost, if nobody reads it and WAL
-    goes on to be written at that rate.
+    goes on to be written at that rate. ``gap`` is what never came through the slot, the newest time that was so.
 
     These are by the label of a generation. ``rejected`` counts every rejection there ever was. ``open_rejections``
     counts the rejected rows that nothing has replaced yet, but for the ``unreadable_dead_letters``. ``rebuild_needed``
@@ -94,6 +96,7 @@ class LagReport:
     safe_wal_bytes: int | None = None
     wal_rate: float | None = None
     minutes_until_full: float | None = None
+    gap: Gap | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The document that ``lockstep lag --json`` prints; LSNs are text, as PostgreSQL writes them."""
@@ -120,6 +123,7 @@ class LagReport:
             "wal_bytes_per_s": self.wal_rate,
             "minutes_until_full": self.minutes_until_full,
             "broken": list(self.broken),
+            "gap": None if self.gap is None else _gap_json(self.gap),
             "rejected": dict(self.rejected),
             "open_rejections": dict(self.open_rejections),
             "unreadable_dead_letters": self.unreadable_dead_letters,
@@ -162,7 +166,17 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         safe_wal_bytes=source.safe_wal_bytes,
         wal_rate=source.wal_rate,
         minutes_until_full=minutes_until_full(source.safe_wal_bytes, source.wal_rate),
+        gap=source.gap,
     )
+
+
+def _gap_json(gap: Gap) -> dict[str, Any]:
+    return {
+        "from_lsn": format_lsn(gap.from_lsn),
+        "to_lsn": None if gap.is_open else format_lsn(gap.to_lsn),
+        "noticed_ms": gap.noticed_ms,
+        "reason": gap.reason,
+    }
 
 
 def _broken(source: SourceFacts) -> Iterator[str]:

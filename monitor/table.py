@@ -33,6 +33,8 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
     """Sentences about what needs attention, each with its style."""
     for sentence in lag.broken:
         yield f"{sentence}: `lockstep doctor` says what to do", "red"
+    if lag.gap is not None and lag.gap.is_open:
+        yield f"gap: {lag.gap}", "red"
     if lag.safe_wal_bytes is not None and (lag.wal_status in ("extended", "unreserved") or _is_soon_full(lag)):
         minutes = "" if lag.minutes_until_full is None else f", which takes {lag.minutes_until_full:.0f} minutes"
         yield f"the slot is lost after {readable_bytes(max(0, lag.safe_wal_bytes))} more of WAL{minutes}", "red"

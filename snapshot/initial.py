@@ -22,7 +22,7 @@ from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPha
 from cdc.stream.source_checks import not_published, require_slot
 from cdc.stream.topics import require_empty_topics, topic_identities
 from snapshot.copy import CopyProgress, copy_tables
-from snapshot.preparation import prepare_source, waiting_for_slot
+from snapshot.preparation import create_missing_publication, require_ready, waiting_for_slot
 from snapshot.table_reader import SnapshotReader
 
 FIRST_EPOCH = 0
@@ -64,7 +64,8 @@ class InitialSnapshot:
         Raises Stopped, and PositionMismatch where there is no state but a slot or events: nothing was done then.
         """
         pipeline, sql = self._pipeline, self._sql
-        prepare_source(pipeline, sql, create_publication=self._create_publication, say=self._say)
+        require_ready(pipeline, sql, create_publication=self._create_publication)
+        create_missing_publication(pipeline, sql, self._create_publication, self._say)
         if state is None:
             if find_slot(sql, pipeline.slot) is not None:
                 raise PositionMismatch(

@@ -18,18 +18,13 @@ class Stopped(Exception):
     """Told to stop while waiting for PostgreSQL."""
 
 
-def prepare_source(
-    pipeline: Pipeline,
-    sql: psycopg.Connection[Any],
-    *,
-    create_publication: str,
-    say: Callable[[str], None],
-    slot_counts: bool = True,
+def require_ready(
+    pipeline: Pipeline, sql: psycopg.Connection[Any], *, create_publication: str, slot_counts: bool = True
 ) -> None:
-    """Create the publication where there is none. ``create_publication`` is the SQL for it.
+    """Raises LockstepError with everything in the source that isn't ready. Changes nothing.
 
-    ``slot_counts`` is False where the slot that is there now will be dropped. Raises LockstepError with everything that
-    isn't ready; nothing was done then.
+    ``create_publication`` is the SQL for the publication. ``slot_counts`` is False where the slot that is there now
+    will be dropped.
     """
     findings = check_source(
         sql,
@@ -51,6 +46,12 @@ def prepare_source(
             + "\n".join(f"  {finding.subject} {finding.what}: {finding.why}\n    {finding.fix}" for finding in errors),
             hint="`lockstep doctor` shows all findings",
         )
+
+
+def create_missing_publication(
+    pipeline: Pipeline, sql: psycopg.Connection[Any], create_publication: str, say: Callable[[str], None]
+) -> None:
+    """Create the publication where there is none. Raises LockstepError where our role may not."""
     exists = sql.execute("select 1 from pg_publication where pubname = %s", (pipeline.publication,)).fetchone()
     if exists is None:
         say(f"creating the publication: {create_publication}")

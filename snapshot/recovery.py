@@ -44,18 +44,34 @@ def what_is_missing(
             "rows of append-only tables and messages that were published stay; those that weren't are missing",
         )
     if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
-        return ()
-    if slot is None or slot.wal_status == "lost":
-        what = "is gone" if slot is None else "is lost"
-    elif slot.confirmed is not None and slot.confirmed > state.end_lsn:
-        what = f"was moved to {format_lsn(slot.confirmed)}"
-    else:
+        return () if state.gap is None else (str(state.gap),)
+    what = _lost_slot(state, slot)
+    if not what:
         return ()
     return (
-        f"slot {state.slot} {what}: changes from {published} to {format_lsn(identity.wal_end)} can't be read any more",
+        f"{what}: changes from {published} to {format_lsn(identity.wal_end)} can't be read any more",
+        *([str(state.gap)] if state.gap is not None and state.gap.is_open else []),
         "copies of the tables bring the rows up to date; what a row was in between is missing",
         "rows of append-only tables, of the outbox, and messages from in between are missing",
     )
+
+
+def reason_of_gap(state: CaptureState, identity: SystemIdentity, slot: Slot | None, publication: str) -> str:
+    """Why a recovery that is begun now leaves a gap: it does so in any case, since the slot is made anew."""
+    if system_differences(state, identity, publication):
+        return "the source wasn't the one that was published from"
+    return _lost_slot(state, slot) or f"slot {state.slot} was in order, and `lockstep recover` has replaced it"
+
+
+def _lost_slot(state: CaptureState, slot: Slot | None) -> str:
+    """What is wrong with the slot, in words; empty when it holds all that follows the state."""
+    if slot is None:
+        return f"slot {state.slot} is gone"
+    if slot.wal_status == "lost":
+        return f"slot {state.slot} is lost"
+    if slot.confirmed is not None and slot.confirmed > state.end_lsn:
+        return f"slot {state.slot} was moved to {format_lsn(slot.confirmed)}"
+    return ""
 
 
 def create_slot_again(

@@ -329,7 +329,14 @@ class TopicAdmin:
             except Unavailable as error:
                 cause = error.__cause__
                 if isinstance(cause, KafkaException) and cause.args[0].code() in _UNREADABLE:
-                    raise LockstepError(f"topic {topic} can't be read: {reason(cause)}") from error
+                    is_missing = cause.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                    raise LockstepError(
+                        f"topic {topic} can't be read: {reason(cause)}",
+                        hint="`lockstep capture` creates it: it has never run under this pipeline.name with this Kafka,"
+                        " or somebody has deleted the topic"
+                        if is_missing
+                        else "docs/operations.md has the rights that are needed",
+                    ) from error
                 raise
 
     def end_offsets(

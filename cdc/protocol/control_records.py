@@ -6,12 +6,14 @@ position) says what a table looks like. ``__progress`` (kept some days) turns Ka
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final, NamedTuple, Self
 
 import orjson
 
 from cdc.model.event import JsonValue
+from cdc.model.lsn import format_lsn
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import EPOCH_MAX, SEQ_MAX
 from cdc.protocol.record_fields import FORMAT, RecordFields, parse_record
@@ -20,6 +22,9 @@ _KEY_TEXTS: Final = 3
 """With so many texts begins the key of a record of ``__schema``: schema, table, schema id."""
 
 _TYPE_MODIFIER_MIN: Final = -(1 << 31)
+
+_TIME_MAX_MS: Final = 253_402_300_799_999
+"""The end of the year 9999, after which no time can be written out."""
 
 
 class SnapshotPhase(StrEnum):
@@ -51,6 +56,31 @@ class StreamedTransaction(NamedTuple):
     only_local: bool
 
 
+class Gap(NamedTuple):
+    """What was committed to the source after ``from_lsn`` and before ``to_lsn``, and never came through the slot.
+
+    ``to_lsn`` is where the slot after it begins, 0 while there is none. ``noticed_ms`` is when it was noticed, in
+    milliseconds since 1970. ``reason`` is for people.
+    """
+
+    from_lsn: int
+    to_lsn: int
+    noticed_ms: int
+    reason: str
+
+    @property
+    def is_open(self) -> bool:
+        """Whether capture hasn't gone on behind it yet."""
+        return self.to_lsn == 0
+
+    def __str__(self) -> str:
+        noticed = datetime.fromtimestamp(self.noticed_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        until = "" if self.is_open else f" and before {format_lsn(self.to_lsn)}"
+        return (
+            f"nothing that was committed after {format_lsn(self.from_lsn)}{until} was read: {self.reason} ({noticed})"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureState:
     """How far capture is, committed in the same Kafka transaction as the events it describes.
@@ -65,7 +95,7 @@ class CaptureState:
     also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
     published. If that differs now, the stream may have left out changes of it. A table that isn't in it was never
     copied, as far as its topic tells, and isn't followed before it is. ``topics`` are those that rows and shapes went
-    to.
+    to. ``gap`` is the newest one, None where there never was one.
     """
 
     slot: str
@@ -86,6 +116,7 @@ class CaptureState:
     topics: Mapping[str, TopicIdentity]
     last_transaction: StreamedTransaction | None = None
     begun: StreamedTransaction | None = None
+    gap: Gap | None = None
 
     @property
     def published_lsn(self) -> int:
@@ -130,6 +161,12 @@ class CaptureState:
         """The state in which these tables have to be copied, and nothing that was published of them counts."""
         memberships = {name: what for name, what in self.memberships.items() if name not in names}
         return replace(self.to_be_copied(names), memberships=memberships)
+
+    def with_gap(self, reason: str, *, now_ms: int) -> Self:
+        """The state that knows of a gap after what was published. One that is open already stays as it was noticed."""
+        if self.gap is not None and self.gap.is_open:
+            return self
+        return replace(self, gap=Gap(self.published_lsn, 0, now_ms, reason))
 
     def recovering(
         self,
@@ -182,6 +219,7 @@ class CaptureState:
             seq=0,
             end_lsn=consistent_point,
             commit_time_ms=now_ms,
+            gap=self.gap if self.gap is None or not self.gap.is_open else self.gap._replace(to_lsn=consistent_point),
         )
 
     def to_bytes(self) -> bytes:
@@ -206,6 +244,7 @@ class CaptureState:
                 "topics": [[topic, *identity] for topic, identity in self.topics.items()],
                 "last_transaction": None if self.last_transaction is None else list(self.last_transaction),
                 "begun": None if self.begun is None else list(self.begun),
+                "gap": None if self.gap is None else list(self.gap),
             }
         )
 
@@ -214,6 +253,9 @@ class CaptureState:
         """Raises as ``parse_record``, and ForeignRecord."""
         fields = parse_record(value, what)
         last, begun = (fields.row(name, int, int, int, bool) for name in ("last_transaction", "begun"))
+        gap = fields.row("gap", int, int, int, str)
+        if gap is not None and gap[2] > _TIME_MAX_MS:
+            raise fields.foreign("gap")
         return cls(
             slot=fields.text("slot"),
             owner=fields.text("owner"),
@@ -235,6 +277,7 @@ class CaptureState:
             topics={topic: TopicIdentity(*identity) for topic, *identity in fields.rows("topics", str, str, int)},
             last_transaction=None if last is None else StreamedTransaction(*last),
             begun=None if begun is None else StreamedTransaction(*begun),
+            gap=None if gap is None else Gap(*gap),
         )
 
 

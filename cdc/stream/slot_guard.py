@@ -134,6 +134,14 @@ class Ladder:
         return f"warning: {holds}{grows}{lost}{stopped}"
 
 
+class SlotDropped(LockstepError):
+    """The guard has dropped the slot. ``reason`` says why, for the state that keeps it."""
+
+    def __init__(self, message: str, *, reason: str) -> None:
+        super().__init__(message, hint=RECOVER)
+        self.reason = reason
+
+
 class SlotGuard:
     """Looks at a slot every few seconds, whenever somebody lets it, over the connection that it is given."""
 
@@ -157,7 +165,7 @@ class SlotGuard:
     def look_if_due(self, sql: psycopg.Connection[Any]) -> None:
         """Safe to call all the time.
 
-        Raises LockstepError when it has dropped the slot, and as ``connection_error`` when PostgreSQL doesn't answer.
+        Raises SlotDropped when it has dropped the slot, and as ``connection_error`` when PostgreSQL doesn't answer.
         """
         now_s = time.monotonic()
         if now_s < self._due_s:
@@ -187,11 +195,14 @@ class SlotGuard:
             drop_slot(sql, self._slot)
         confirmed = "an unknown position" if look.confirmed is None else format_lsn(look.confirmed)
         assert self._settings.drop is not None
-        raise LockstepError(
+        reason = (
             f"slot {self._slot} made the server keep {wal_size(look.retained_bytes)} of WAL, and source.slot_guard lets"
-            f" it drop the slot from {wal_size(self._settings.drop)} on: it was dropped. What wasn't published can't be"
-            f" read any more: the slot was at {confirmed}, and the WAL ended at {format_lsn(look.wal_end)}",
-            hint=RECOVER,
+            f" capture drop the slot from {wal_size(self._settings.drop)} on"
+        )
+        raise SlotDropped(
+            f"{reason}: it was dropped. What wasn't published can't be read any more: the slot was at {confirmed}, and"
+            f" the WAL ended at {format_lsn(look.wal_end)}",
+            reason=reason,
         )
 
 

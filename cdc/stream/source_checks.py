@@ -10,6 +10,7 @@ from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName, sql_identifier
 from cdc.pipeline import Pipeline
+from cdc.postgres.preflight.server import standby_findings
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState
@@ -58,6 +59,12 @@ def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeli
             hint=f"after a restore or a promotion published changes may not exist any more. {RECOVER}",
         )
     return replace(state, timeline=identity.timeline)
+
+
+def require_primary(sql: psycopg.Connection[Any]) -> None:
+    """Raises LockstepError on a standby: it has neither the slot nor takes messages, and that isn't a lost slot."""
+    for finding in standby_findings(sql):
+        raise LockstepError(f"{finding.what}: {finding.why}", hint=finding.fix)
 
 
 def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:

@@ -1,6 +1,7 @@
 """``lockstep recover``: says what capture has lost, takes over, and orders a new slot and copies."""
 
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,19 +10,20 @@ from typing import Any
 import psycopg
 
 from cdc.kafka.control_topics import read_state, read_tables
-from cdc.kafka.publisher import TransactionalPublisher
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import announce_capture, find_slot
+from cdc.postgres.slot import announce_capture, find_slot, require_own_slot
 from cdc.protocol.control_records import CaptureState
+from cdc.stream.source_checks import require_primary
 from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, topic_identities
+from lockstep.capture.publisher import capture_publisher
 from migrations.source import publication_sql
-from snapshot.preparation import Stopped, prepare_source, waiting_for_slot
-from snapshot.recovery import RECOVERIES_MAX, create_slot_again, tables_to_copy, what_is_missing
+from snapshot.preparation import Stopped, create_missing_publication, require_ready, waiting_for_slot
+from snapshot.recovery import RECOVERIES_MAX, create_slot_again, reason_of_gap, tables_to_copy, what_is_missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +37,13 @@ class Recovery:
     def __str__(self) -> str:
         lines = [*self.missing]
         if not lines:
-            lines.append("nothing keeps capture from going on: `lockstep capture` continues where it ended")
+            lines += (
+                "nothing keeps capture from going on: `lockstep capture` continues where it ended",
+                "a new slot leaves out what isn't published by then: rows of append-only tables, of the outbox, and"
+                " messages are missing for good",
+            )
         lines.append(
-            f"recover makes a new slot, and has capture copy {len(self.tables)} tables again:"
-            f" {', '.join(map(str, self.tables))}"
+            f"recover makes a new slot, and has capture copy these tables again: {', '.join(map(str, self.tables))}"
         )
         if self.left_out:
             lines.append(f"not copied, so possibly not right from then on: {', '.join(map(str, self.left_out))}")
@@ -63,20 +68,19 @@ def recover(
     try:
         with contextlib.closing(connect(pipeline.source, application=APPLICATION)) as sql:
             sql.execute(LOCK_TIMEOUT)
+            require_primary(sql)
             # The slot comes first, and the end of the WAL last: a capture that runs moves on meanwhile.
             slot = find_slot(sql, pipeline.slot)
+            if slot is not None:
+                require_own_slot(slot, sql.info.dbname)
             state = _require_state(read_state(client, pipeline.name, pipeline.slot), pipeline)
-            prepare_source(
-                pipeline,
-                sql,
-                create_publication=publication_sql(pipeline.publication, pipeline.source.published_names),
-                say=say,
-                slot_counts=False,
-            )
+            publication = publication_sql(pipeline.publication, pipeline.source.published_names)
+            require_ready(pipeline, sql, create_publication=publication, slot_counts=False)
             missing = what_is_missing(state, _identify(pipeline), slot, pipeline.publication)
             left_out = [name for name in pipeline.source.table_names if name not in tables]
             if not agreed(Recovery(missing, tables, left_out)):
                 return None
+            create_missing_publication(pipeline, sql, publication, say)
             return _recover(pipeline, sql, tables, stopping=stopping, say=say)
     except psycopg.Error as error:
         raise connection_error(error) from error
@@ -96,22 +100,16 @@ def _recover(
 ) -> CaptureState:
     announce_capture(sql, pipeline.slot)  # who stands by would take over while the slot is waited for
     create_missing_topics(pipeline, say)
-    publisher = TransactionalPublisher(
-        pipeline.kafka.client(),
-        prefix=pipeline.name,
-        transactional_id=f"{pipeline.name}.{pipeline.slot}",
-        queue_bytes=pipeline.capture.queue_bytes,
-        max_message_bytes=pipeline.kafka.topics.max_message_bytes,
-        while_waiting=lambda: None,
-    )
-    with contextlib.closing(publisher):
+    with contextlib.closing(capture_publisher(pipeline)) as publisher:
         publisher.start()  # nobody else publishes from here on
         state = _require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
         # Else copies would be published over events that nobody can read, and nothing would say so any more.
         state = adopt_topics(state, topic_identities(pipeline), pipeline, say)
         require_shapes(state, read_tables(pipeline.kafka.client(), pipeline.name).keys(), pipeline)
         identity = _identify(pipeline)
-        state = state.recovering(
+        # It may have been lost while somebody thought about the question.
+        reason = reason_of_gap(state, identity, find_slot(sql, pipeline.slot), pipeline.publication)
+        state = state.with_gap(reason, now_ms=time.time_ns() // 1_000_000).recovering(
             tables,
             owner=uuid.uuid4().hex,
             publication=pipeline.publication,

@@ -19,8 +19,8 @@ from cdc.capture.loop import Pause
 from cdc.capture.ownership import Ownership
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
-from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
-from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, table_topic_plan
+from cdc.kafka.topic_names import STATE, control_topic, is_outbox_topic, shared_outbox_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
@@ -30,8 +30,8 @@ from cdc.postgres.slot import announce_capture, is_standby
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
-from cdc.stream.slot_guard import SlotGuard
-from cdc.stream.source_checks import check_system
+from cdc.stream.slot_guard import SlotDropped, SlotGuard
+from cdc.stream.source_checks import check_system, require_primary
 from cdc.stream.table_publication import PublishedTables
 from cdc.stream.topics import (
     adopt_topics,
@@ -40,6 +40,7 @@ from cdc.stream.topics import (
     require_shapes,
     topic_identities,
 )
+from lockstep.capture.publisher import capture_publisher
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
@@ -97,6 +98,9 @@ def capture(
                 session.run()
         except Stopped:
             return
+        except SlotDropped as dropped:
+            _keep_gap(pipeline, ownership, dropped.reason, observer.say)
+            raise
         except (Unavailable, psycopg.Error) as raised:
             error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if not isinstance(error, Unavailable):
@@ -104,6 +108,24 @@ def capture(
             wait_s = 0.5 if time.monotonic() - started > _RETRY_MAX_S else min(wait_s * 2, _RETRY_MAX_S)
             observer.say(f"{error.message}; starting over from the committed state in {wait_s:.1f} s")
             _sleep(wait_s, stopping)
+
+
+def _keep_gap(pipeline: Pipeline, ownership: Ownership, reason: str, say: Callable[[str], None]) -> None:
+    """Note in the state why and when the slot was dropped, unless another capture has taken over, or Kafka is away."""
+    client = pipeline.kafka.client()
+    if not ownership.is_taken:
+        return  # nothing was ever published by us
+    try:
+        ownership.check(read_state(client, pipeline.name, pipeline.slot))
+        with contextlib.closing(capture_publisher(pipeline)) as publisher:
+            publisher.start()
+            state = read_state(client, pipeline.name, pipeline.slot)
+            ownership.check(state)
+            if state is not None:
+                state = state.with_gap(reason, now_ms=time.time_ns() // 1_000_000)
+                publisher.commit(state, covering=list(pipeline.topics().values()))
+    except LockstepError as error:
+        say(f"why the slot was dropped is in this log alone, since it couldn't be stored in Kafka: {error.message}")
 
 
 def _sleep(seconds: float, stopping: Callable[[], bool]) -> None:
@@ -164,13 +186,17 @@ class _Session:
         self._stream(sql, wrapped, state)
 
     def _await_promotion(self, sql: psycopg.Connection[Any]) -> None:
-        """Raises Unavailable for a standby, where something was captured before.
+        """Raises Unavailable for a standby where something was captured before, and LockstepError where nothing was.
 
         In the middle of a failover its address may be the source's already. It may lack WAL that it has yet to replay,
         or a slot. What is missing in the end is known once it is promoted.
         """
         pipeline = self._pipeline
-        if is_standby(sql) and read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot) is not None:
+        if is_standby(sql):
+            client = pipeline.kafka.client()
+            has_topic = control_topic(pipeline.name, STATE) in TopicAdmin(client).partition_counts()
+            if not has_topic or read_state(client, pipeline.name, pipeline.slot) is None:
+                require_primary(sql)
             raise Unavailable("the source is a standby, and isn't promoted so far (is source.dsn right?)")
 
     def close(self) -> None:
@@ -179,16 +205,7 @@ class _Session:
             self._closing.close()
 
     def _publisher(self) -> TransactionalPublisher:
-        pipeline = self._pipeline
-        publisher = TransactionalPublisher(
-            pipeline.kafka.client(),
-            prefix=pipeline.name,
-            transactional_id=f"{pipeline.name}.{pipeline.slot}",
-            queue_bytes=pipeline.capture.queue_bytes,
-            max_message_bytes=pipeline.kafka.topics.max_message_bytes,
-            while_waiting=self._keep_alive,
-            new_topic=self._new_topic_plan,
-        )
+        publisher = capture_publisher(self._pipeline, while_waiting=self._keep_alive, new_topic=self._new_topic_plan)
         self._closing.callback(publisher.close)
         return publisher
 

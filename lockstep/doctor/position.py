@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from cdc.kafka.control_topics import StoredRecord, read_compacted_topics
 from cdc.kafka.topic_admin import TopicAdmin
@@ -16,6 +17,11 @@ from cdc.postgres.slot import Slot, find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.source_checks import RECOVER, system_differences
 from lockstep.config import Config
+
+_AFTER_A_GAP: Final = (
+    "copies of the tables bring their rows up to date; what a row was in between, and rows of append-only tables, of"
+    " the outbox and messages from in between are missing"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,30 +97,29 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
                 RECOVER,
             )
         ]
-    if facts.slot is None and state.phase not in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
+    gap = state.gap
+    is_being_made = state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING)
+    if facts.slot is None and not is_being_made:
         return [
             error(
                 subject,
                 f"is gone; {format_lsn(state.end_lsn)} was published last",
-                "changes after that can't be read any more",
+                "changes after that can't be read any more" if gap is None or not gap.is_open else str(gap),
                 RECOVER,
             )
         ]
-    if facts.slot is not None and facts.slot.confirmed is not None and state.end_lsn < facts.slot.confirmed:
+    confirmed = None if facts.slot is None or is_being_made else facts.slot.confirmed
+    if confirmed is not None and state.end_lsn < confirmed:
         return [
             error(
                 subject,
-                f"is at {format_lsn(facts.slot.confirmed)}, but only {format_lsn(state.end_lsn)} was published",
+                f"is at {format_lsn(confirmed)}, but only {format_lsn(state.end_lsn)} was published",
                 "what lies between is lost to this slot: somebody else read or moved it, or Kafka lost a transaction",
                 RECOVER,
             )
         ]
-    what = (
-        "is being created"
-        if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING)
-        else f"published up to {format_lsn(state.end_lsn)}"
-    )
-    return [ok(subject, what)]
+    what = "is being created" if is_being_made else f"published up to {format_lsn(state.end_lsn)}"
+    return [ok(subject, what), *([] if gap is None else [ok("gap", str(gap), _AFTER_A_GAP)])]
 
 
 def shared_slot_findings(

@@ -1,5 +1,7 @@
 """The way to the server: settings of the server, refusals, poolers and load balancers in between."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -8,6 +10,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect
@@ -198,6 +201,30 @@ def test_a_standby_is_found(standby: SourceSettings) -> None:
 def test_a_standby_takes_no_messages(standby: SourceSettings) -> None:
     with connect(standby, application="test") as connection, pytest.raises(LockstepError, match="during recovery"):
         emit_heartbeat(connection)
+
+
+def test_a_standby_is_refused_before_anything_is_created(
+    standby: SourceSettings, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    config = tmp_path / "lockstep.toml"
+    config.write_text(
+        f"[pipeline]\nname = '{tmp_path.name}'\n[kafka]\nbootstrap_servers = '{endpoints.kafka_bootstrap}'\n"
+        f"topics = {{ replication_factor = 1, min_insync_replicas = 1 }}\n"
+        f"[source]\ndsn = '{standby.dsn}'\ntables = ['public.t']\n"
+    )
+    for command in (["capture"], ["capture", "--standby"], ["recover", "--yes"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "lockstep", *command, "--config", str(config)],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 1, done.stderr
+        assert "the server is a standby: slot, snapshot and heartbeat need the primary" in done.stderr
+        assert "point source.dsn at the primary" in done.stderr
+    topics = TopicAdmin({"bootstrap.servers": endpoints.kafka_bootstrap}).partition_counts()
+    assert not [topic for topic in topics if topic.startswith(f"{tmp_path.name}.")]
 
 
 # Refusals: what the server itself says, and the SQL that mends it.

@@ -8,9 +8,13 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc.kafka.control_topics import read_state
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.table import TableName
 from cdc.postgres.repair_messages import request_repair
+from cdc.protocol.control_records import Gap
+from lockstep.capture.recover import recover
+from monitor.collector import LagCollector
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -140,7 +144,7 @@ def test_a_slot_is_dropped_where_that_is_allowed_and_the_gap_is_told(
             error = captured.wait_error()
         assert isinstance(error, LockstepError)
         assert (
-            "lets it drop the slot from 64.0 MB on: it was dropped. What wasn't published can't be read"
+            "lets capture drop the slot from 64.0 MB on: it was dropped. What wasn't published can't be read"
             in error.message
         )
         assert source.slots(captured.config.slot) == 0
@@ -149,3 +153,24 @@ def test_a_slot_is_dropped_where_that_is_allowed_and_the_gap_is_told(
         assert isinstance(error, PositionMismatch)
         assert "is gone: changes after" in error.message
         assert source.slots(captured.config.slot) == 0
+        dropped = _gap(captured)
+        assert dropped.is_open
+        assert "lets capture drop the slot" in dropped.reason
+        captured.stop()
+        pipeline = captured.config.as_pipeline()
+        state = recover(pipeline, [], agreed=lambda _: True, stopping=lambda: False, say=captured.said.append)
+        assert state is not None
+        assert _gap(captured) == state.gap == dropped._replace(to_lsn=state.handoff)
+        captured.start().settle()
+        assert _gap(captured) == state.gap
+        captured.assert_equal()
+
+
+def _gap(captured: Captured) -> Gap:
+    """What the collector tells, as the state has it."""
+    state = read_state(captured.client, captured.name, captured.config.slot)
+    assert state is not None
+    assert state.gap is not None
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        assert collector.collect().gap == state.gap
+    return state.gap

@@ -33,7 +33,7 @@ def server_findings(connection: psycopg.Connection[Any]) -> list[Finding]:
     return [
         version_finding(connection.info.server_version),
         _wal_level(setting(connection, "wal_level")),
-        *_standby(connection),
+        *standby_findings(connection),
         *_encoding(connection),
         *_limits(connection),
         *_session(connection),
@@ -63,7 +63,8 @@ def _wal_level(level: str) -> Finding:
     )
 
 
-def _standby(connection: psycopg.Connection[Any]) -> list[Finding]:
+def standby_findings(connection: psycopg.Connection[Any]) -> list[Finding]:
+    """An error where the server replays another one's WAL, be it for ever or until it is promoted."""
     row = connection.execute("select pg_is_in_recovery()").fetchone()
     if not row or not row[0]:
         return []

@@ -1,5 +1,6 @@
 """The lag report: positions in, distances out."""
 
+from cdc.protocol.control_records import Gap
 from monitor.lag import SinkFacts, SourceFacts, report
 
 NOW_MS = 1_700_000_010_000
@@ -87,6 +88,14 @@ def test_what_keeps_capture_from_ever_going_on_is_reported() -> None:
     (back,) = broken(wal_end=700)
     assert back.startswith("the source's WAL ends at 0/2BC, but 0/320 was published")
     assert broken(wal_status=None, published_lsn=None) == (), "capture hasn't begun"
+
+
+def test_a_gap_is_in_the_document_also_when_it_is_closed() -> None:
+    assert report(_source(), [], now_ms=NOW_MS).to_json()["gap"] is None
+    gap = Gap(0x320, 0x400, 5, "slot s is gone")
+    told = {"from_lsn": "0/320", "to_lsn": "0/400", "noticed_ms": 5, "reason": "slot s is gone"}
+    assert report(_source(gap=gap), [], now_ms=NOW_MS).to_json()["gap"] == told
+    assert report(_source(gap=gap._replace(to_lsn=0)), [], now_ms=NOW_MS).to_json()["gap"] == told | {"to_lsn": None}
 
 
 def test_the_time_until_the_slot_is_lost_is_measured_by_the_wals_rate() -> None:

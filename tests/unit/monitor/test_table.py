@@ -5,6 +5,7 @@ import io
 from rich.console import Console
 
 from cdc.model.errors import LockstepError
+from cdc.protocol.control_records import Gap
 from monitor.lag import LagReport, SinkFacts, Stage
 from monitor.table import lag_table
 
@@ -70,3 +71,11 @@ def test_a_slot_that_is_lost_soon_says_when() -> None:
     assert "the slot is lost" not in _shown(
         _lag(wal_status="reserved", safe_wal_bytes=1024 * 1024, minutes_until_full=1200.0)
     )
+
+
+def test_a_gap_is_told_until_capture_goes_on_behind_it() -> None:
+    gap = Gap(0x320, 0, 1_700_000_000_000, "slot s is gone")
+    assert "gap: nothing that was committed after 0/320 was read: slot s is gone (2023-11-14 22:13:20 UTC)" in _shown(
+        _lag(gap=gap)
+    ).replace("\n", " ")
+    assert "gap" not in _shown(_lag(gap=gap._replace(to_lsn=0x400)))

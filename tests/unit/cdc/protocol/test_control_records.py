@@ -11,6 +11,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import (
     FORMAT,
     CaptureState,
+    Gap,
     ProgressRecord,
     SchemaRecord,
     ShapeChange,
@@ -44,12 +45,36 @@ def test_another_batch_moves_the_position_and_nothing_else() -> None:
     assert (before.resume_lsn, after.resume_lsn) == (before.end_lsn, 0x2000)
 
 
+def test_a_gap_begins_where_all_was_published_and_ends_where_the_next_slot_begins() -> None:
+    noticed = state().with_gap("slot s is gone", now_ms=5)
+    assert noticed.gap == Gap(state().published_lsn, 0, 5, "slot s is gone")
+    assert noticed.with_gap("another reason", now_ms=6) == noticed
+    went_on = noticed.handed_over(0x9000, now_ms=7)
+    assert went_on.gap == Gap(state().published_lsn, 0x9000, 5, "slot s is gone")
+    assert CaptureState.from_bytes(went_on.to_bytes(), WHAT) == went_on
+    again = went_on.with_gap("slot s is lost", now_ms=8)
+    assert again.gap == Gap(0x9000, 0, 8, "slot s is lost")
+
+
+def test_a_state_without_a_gap_is_one_of_an_earlier_release() -> None:
+    fields = orjson.loads(state().to_bytes())
+    del fields["gap"]
+    assert CaptureState.from_bytes(orjson.dumps(fields), WHAT) == state()
+
+
+def test_a_gap_of_no_time_is_a_foreign_record() -> None:
+    written = replace(state(), gap=Gap(1, 2, 1 << 62, "why"))
+    with pytest.raises(ForeignRecord, match=WHAT):
+        CaptureState.from_bytes(written.to_bytes(), WHAT)
+
+
 RECORDS = {
     "__state": replace(
         state(),
         memberships={table().name: '["16384", "1", "", {}]'},
         topics={"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)},
         last_transaction=StreamedTransaction(1, 2, 3, only_local=False),
+        gap=Gap(1, 2, 3, "why"),
     ),
     "__progress": ProgressRecord(1, 1000, {"shop.public.orders": (4,)}, 2, ("shop.public.items",)),
     "__schema": SchemaRecord(table(), 1, ShapeChange({"id": "nr"}, {"id": 1}, "why"), 2, 3),

@@ -11,7 +11,7 @@ from cdc.model.lsn import Lsn
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.replication import SystemIdentity
 from cdc.postgres.slot import Slot
-from cdc.protocol.control_records import SnapshotPhase
+from cdc.protocol.control_records import Gap, SnapshotPhase
 from lockstep.doctor.position import (
     SlotFacts,
     own_states,
@@ -54,6 +54,14 @@ def test_a_slot_without_a_state_is_found() -> None:
     (finding,) = position_findings(FACTS, {})
     assert finding.severity is Severity.ERROR
     assert finding.fix.startswith("select pg_drop_replication_slot('s');")
+
+
+def test_a_gap_is_told_and_is_why_the_slot_is_gone() -> None:
+    gap = Gap(1000, 0, 5, "slot s made the server keep 9 GiB of WAL")
+    (finding,) = position_findings(replace(FACTS, slot=None), {"s": replace(STATE, gap=gap)})
+    assert (finding.severity, finding.why) == (Severity.ERROR, str(gap))
+    closed = replace(STATE, gap=gap._replace(to_lsn=1000))
+    assert whats(position_findings(FACTS, {"s": closed}))[1:] == [(Severity.OK, str(closed.gap))]
 
 
 def test_a_state_without_its_slot_is_found() -> None:

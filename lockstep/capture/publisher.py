@@ -1,0 +1,25 @@
+"""The publisher of a pipeline's capture: whoever starts one fences all that were started before."""
+
+from collections.abc import Callable
+
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.topic_admin import TopicPlan
+from cdc.pipeline import Pipeline
+
+
+def capture_publisher(
+    pipeline: Pipeline,
+    *,
+    while_waiting: Callable[[], None] = lambda: None,
+    new_topic: Callable[[str], TopicPlan | None] = lambda _: None,
+) -> TransactionalPublisher:
+    """Not started yet. The arguments are the publisher's own. Raises as ``TransactionalPublisher``."""
+    return TransactionalPublisher(
+        pipeline.kafka.client(),
+        prefix=pipeline.name,
+        transactional_id=f"{pipeline.name}.{pipeline.slot}",
+        queue_bytes=pipeline.capture.queue_bytes,
+        max_message_bytes=pipeline.kafka.topics.max_message_bytes,
+        while_waiting=while_waiting,
+        new_topic=new_topic,
+    )
