@@ -105,6 +105,11 @@ class Database:
         self._roles.append(name)
         return name
 
+    def let_in(self, role: str) -> None:
+        """Give a role that was made without a password the one of the passfile."""
+        password = sql.Literal(password_of(self._server_dsn))
+        self.connection.execute(sql.SQL("alter role {} password {}").format(sql.Identifier(role), password))
+
     def source(self, *tables: TableName, user: str | None = None) -> SourceSettings:
         """Settings to capture tables of it, as its owner or as ``user``."""
         dsn = self.dsn if user is None else make_conninfo(self.dsn, user=user)

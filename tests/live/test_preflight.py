@@ -654,6 +654,7 @@ def least_privileged(database: Database) -> str:
     """A role as our own migration makes it."""
     role = database.role()
     database.execute(f"drop role {role}", migrations.role_sql(role, database=database.name, tables=[T]))
+    database.let_in(role)
     return role
 
 
