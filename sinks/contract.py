@@ -172,6 +172,14 @@ class Sink(Protocol):
         """
         ...
 
+    def plan_scans(self, tables: Sequence[Table]) -> None:
+        """These tables are scanned next, maybe several times: a destination that keeps them together looks once.
+
+        Until ``close``, ``scan`` may leave out rows of theirs that were first stored after this call. The rows that it
+        yields are seen as of now all the same.
+        """
+        ...
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         """All live rows of a table in this generation, in no particular order, seen as of now."""
         ...

@@ -121,6 +121,9 @@ class MemorySink:
                     stale += 1
             return Outcome(applied, stale, rejections)
 
+    def plan_scans(self, tables: Sequence[Table]) -> None:
+        """Has no effect: each table is by itself."""
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         with self._store.lock:
             generation = self._store.generation(self._number)

@@ -14,6 +14,12 @@ from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor.log_reader import Client, Range, dump_ranges
 from jobs.offsets import Offsets
 
+_ANSWER_S: Final = 10
+"""How long one client waits for an answer."""
+
+_ANSWERS_S: Final = 180
+"""How long Spark asks for offsets, one client after the other, before the query ends and is begun again."""
+
 _LOGIN_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -107,7 +113,13 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
     Certificates are passed as text, so that executors on other machines need no file. Raises ConfigurationError for a
     private key that Java can't read.
     """
+    answer_ms = str(_ANSWER_S * 1000)
     options = {
+        # Where a broker dies, Kafka's client asks it on until its time is over, and only a new one asks another broker.
+        # Its own minute would be a minute in which no sink gets anything. Spark makes the new one.
+        "kafka.default.api.timeout.ms": answer_ms,
+        "kafka.request.timeout.ms": answer_ms,
+        "fetchOffset.numRetries": str(_ANSWERS_S // _ANSWER_S),
         "kafka.bootstrap.servers": kafka.bootstrap_servers,
         "kafka.security.protocol": kafka.security_protocol.upper(),
         # Open and aborted transactions of capture must never reach a sink.

@@ -97,6 +97,9 @@ class DeltaSink:
             rejections += refused
         return Outcome(applied, sum(map(len, by_table.values())) - applied - len(rejections), rejections)
 
+    def plan_scans(self, tables: Sequence[Table]) -> None:
+        """Has no effect: each table is by itself."""
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         opened = self._tables.open(table.name)
         opened.refresh()

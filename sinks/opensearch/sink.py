@@ -76,6 +76,9 @@ class OpenSearchSink:
                 self._indexes.look_again_at(table_events.table)
         return self._writer.write(events, overwrite_equal_tags=batch.overwrite_equal_tags)
 
+    def plan_scans(self, tables: Sequence[Table]) -> None:
+        """Has no effect: each table is by itself."""
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         self._bookkeeping.check_format()
         index = self._indexes.index(table.name)

@@ -9,7 +9,7 @@ from cdc.model.table import TableName
 from sinks.contract import Progress
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.connection import Client
-from sinks.redis.layout import glob_text
+from sinks.redis.layout import Template, glob_text
 from sinks.redis.stored_rows import keys_of, scan_keys
 from sinks.redis.tables import RedisTables
 from sinks.stored_progress import check_stored
@@ -58,21 +58,22 @@ class RedisGenerations:
         """Has no effect: readers see each write."""
 
     def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        others = []
         with self._connection.talking() as client:
-            for field, shape in self._tables.shapes(client).items():
-                name = shape.table.name
-                if name in tables:
-                    continue
+            shapes = self._tables.shapes(client)
+            fields = {field: shape.table.name for field, shape in shapes.items() if shape.table.name not in tables}
+            if not fields:
+                return []
+            rows: list[Template] = []
+            memos: list[Template] = []
+            for field, name in fields.items():
                 layout = self._tables.settings.layout.of(name)
-                for template in (layout.template(shape.table.key), *layout.sets):
-                    for keys in keys_of(client, self._keys.rows, template):
-                        client.unlink(*keys)
-                    if layout.ttl_s:
-                        for keys in keys_of(client, self._keys.memos, template):
-                            client.unlink(*keys)
-                client.hdel(self._keys.tables, field)  # last: until the rows are gone this tells of them
-                others.append(name)
+                rows += [layout.template(shapes[field].table.key), *layout.sets]
+                memos += [layout.template(shapes[field].table.key), *layout.sets] if layout.ttl_s else []
+            for prefix, templates in ((self._keys.rows, rows), (self._keys.memos, memos)):
+                for _, keys in keys_of(client, prefix, templates) if templates else ():
+                    client.unlink(*keys)
+            client.hdel(self._keys.tables, *fields)  # last: until the rows are gone this tells of them
+        others = list(fields.values())
         self._tables.forget(others)
         return sorted(others)
 

@@ -17,10 +17,10 @@ from sinks.redis.calls import Calls
 from sinks.redis.connection import Client
 from sinks.redis.coordination import RedisCoordination
 from sinks.redis.generations import RedisGenerations
-from sinks.redis.layout import table_field
+from sinks.redis.layout import TableLayout, table_field
 from sinks.redis.scripts import EPOCH_LENGTH, KEEP_EPOCH
 from sinks.redis.settings import RedisSettings, settings_text
-from sinks.redis.stored_rows import ROWS_MAX, RecentKeys, keys_of, read_rows
+from sinks.redis.stored_rows import ROWS_MAX, KeyLists, RecentKeys, keys_of, read_rows
 from sinks.redis.tables import RedisTables
 from sinks.stored_format import STORED_FORMAT
 
@@ -52,6 +52,8 @@ class RedisSink:
         self._calls = Calls(tables.settings, tables.keys)
         self._epoch = ""
         self._page_sizes: dict[TableName, PageSize] = {}
+        self._planned: dict[TableName, tuple[str, ...]] = {}
+        self._key_lists: KeyLists | None = None
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
@@ -101,13 +103,16 @@ class RedisSink:
                     rejections += [Rejection(call.events[index], _NOT_OURS) for index in refused]
         return Outcome(counts[_WRITTEN], counts[_KNOWN], rejections)
 
+    def plan_scans(self, tables: Sequence[Table]) -> None:
+        self._planned = {table.name: table.key for table in tables}
+        self._forget_lists()
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         layout = self._layout.of(table.name)
         with self._connection.talking() as client:
             self._tables.check_prepared(client, {table.name})
-            recent = RecentKeys()
-            for keys in keys_of(client, self._keys.rows, layout.template(table.key)):
-                yield from read_rows(client, recent.new(keys), table, layout, self._page_size(table))
+            for keys in self._all_keys(client, table, layout):
+                yield from read_rows(client, keys, table, layout, self._page_size(table))
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         layout = self._layout.of(table.name)
@@ -119,7 +124,25 @@ class RedisSink:
             yield from read_rows(client, list(wanted), table, layout, self._page_size(table))
 
     def close(self) -> None:
+        self._forget_lists()
         self._connection.close()
+
+    def _all_keys(self, client: Client, table: Table, layout: TableLayout) -> Iterator[list[bytes]]:
+        """The keys of a table's rows, in portions. SCAN walks all keys of the server, whatever it is asked for."""
+        if self._planned.get(table.name) != table.key:
+            recent = RecentKeys()
+            for _, keys in keys_of(client, self._keys.rows, [layout.template(table.key)]):
+                yield recent.new(keys)
+            return
+        if self._key_lists is None:
+            templates = [self._layout.of(name).template(key) for name, key in self._planned.items()]
+            self._key_lists = KeyLists(client, self._keys.rows, templates)
+        yield from self._key_lists.keys(list(self._planned).index(table.name))
+
+    def _forget_lists(self) -> None:
+        if self._key_lists is not None:
+            self._key_lists.close()
+            self._key_lists = None
 
     def _page_size(self, table: Table) -> PageSize:
         return self._page_sizes.setdefault(table.name, PageSize(ROWS_MAX))

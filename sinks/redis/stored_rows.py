@@ -1,7 +1,10 @@
 """Reads rows and finds keys in a Redis server."""
 
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import orjson
@@ -14,6 +17,8 @@ from sinks.redis.layout import TableLayout, Template, glob_text, row_of
 
 _SCAN_COUNT: Final = 1000
 _REMEMBERED: Final = 100_000
+_LISTED_AT_ONCE: Final = 1000
+_LENGTH: Final = struct.Struct("<I")
 ROWS_MAX: Final = 1000
 """How many rows one pipeline asks for at most."""
 
@@ -87,17 +92,47 @@ def _ours(replies: Iterable[Any]) -> Iterator[Any]:
         yield reply
 
 
-def keys_of(client: Client, prefix: str, template: Template) -> Iterator[list[bytes]]:
-    """The keys of this template after the prefix, in portions. A key may come twice."""
-    pattern = glob_text(prefix) + template.glob()
-    if template.is_open:  # its first segment is nobody else's, as prepare has made sure
-        yield from scan_keys(client, pattern)
-        return
-    fits = re.compile((re.escape(prefix) + template.expression()).encode(), re.DOTALL).fullmatch
+def keys_of(client: Client, prefix: str, templates: Sequence[Template]) -> Iterator[tuple[int, list[bytes]]]:
+    """One walk for the keys that these templates make after the prefix, in portions, each with its template's index.
+
+    A key may come twice. No two templates may make the same key.
+    """
+    pattern = glob_text(prefix) + (templates[0].glob() if len(templates) == 1 else "*")
+    index_of = _index_of(prefix, templates)
     for keys in scan_keys(client, pattern):
-        ours = [key for key in keys if fits(key)]
-        if ours:
-            yield ours
+        portions: dict[int, list[bytes]] = {}
+        for key in keys:
+            index = index_of(key)
+            if index is not None:
+                portions.setdefault(index, []).append(key)
+        yield from portions.items()
+
+
+def _index_of(prefix: str, templates: Sequence[Template]) -> Callable[[bytes], int | None]:
+    """What tells which of the templates has made a key. Pure."""
+    begin = len(prefix.encode())
+    # There may be thousands of templates, and most have a table's name before the first colon.
+    open_ones: dict[bytes, int] = {}
+    named: dict[bytes, list[int]] = {}
+    others: list[int] = []
+    for index, template in enumerate(templates):
+        first = template.segments[0]
+        if first.column is not None:
+            others.append(index)
+        elif template.is_open and len(template.segments) == 1:
+            open_ones[first.before.encode()] = index  # nobody else's, as prepare has made sure
+        else:
+            named.setdefault(first.before.encode(), []).append(index)
+    fits = [re.compile(template.expression().encode(), re.DOTALL).fullmatch for template in templates]
+
+    def index_of(key: bytes) -> int | None:
+        text = key[begin:]
+        first, colon, _ = text.partition(b":")
+        if colon and first in open_ones:
+            return open_ones[first]
+        return next((index for index in (*named.get(first, ()), *others) if fits[index](text)), None)
+
+    return index_of
 
 
 def scan_keys(client: Client, pattern: str) -> Iterator[list[bytes]]:
@@ -109,3 +144,52 @@ def scan_keys(client: Client, pattern: str) -> Iterator[list[bytes]]:
             yield keys
         if cursor == 0:
             return
+
+
+class KeyLists:
+    """The keys of several templates as one walk has found them, each once, in a temporary file that ``close`` removes.
+
+    A key that was made after the walk began may be missing.
+    """
+
+    def __init__(self, client: Client, prefix: str, templates: Sequence[Template]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - close does it
+        self._places: list[list[tuple[int, int]]] = [[] for _ in templates]
+        waiting: dict[int, list[bytes]] = {}
+        recent = RecentKeys()
+        for index, keys in keys_of(client, prefix, templates):
+            of_index = waiting.setdefault(index, [])
+            of_index += recent.new(keys)
+            if len(of_index) >= _LISTED_AT_ONCE:
+                self._write(index, waiting.pop(index))
+        for index, keys in waiting.items():
+            self._write(index, keys)
+
+    def keys(self, index: int) -> Iterator[list[bytes]]:
+        """The keys of one template, in portions. It may be asked for again."""
+        for begin, length in self._places[index]:
+            self._file.seek(begin)
+            yield _unpacked(self._file.read(length))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, index: int, keys: list[bytes]) -> None:
+        begin = self._file.seek(0, os.SEEK_END)
+        self._file.write(_packed(keys))
+        self._places[index].append((begin, self._file.tell() - begin))
+
+
+def _packed(keys: Sequence[bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(key)) + key for key in keys)
+
+
+def _unpacked(packed: bytes) -> list[bytes]:
+    keys = []
+    begin = 0
+    while begin < len(packed):
+        begin += _LENGTH.size
+        end = begin + _LENGTH.unpack_from(packed, begin - _LENGTH.size)[0]
+        keys.append(packed[begin:end])
+        begin = end
+    return keys

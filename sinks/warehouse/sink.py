@@ -118,6 +118,9 @@ class WarehouseSink:
                 looked_again.add(unknown.table)
                 self._look_at([unknown.table])  # the table may have got it since we looked
 
+    def plan_scans(self, tables: Sequence[Table]) -> None:
+        """Has no effect: each table is by itself."""
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         return self._dialect.scan(self._tables.names.of(table.name), table)
 

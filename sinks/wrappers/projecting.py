@@ -143,6 +143,10 @@ class ProjectingSink:
             ],
         )
 
+    def plan_scans(self, tables: Sequence[Table]) -> None:
+        renaming = self._renaming()
+        self._sink.plan_scans([renaming.table(self._projection.table(table)) for table in tables])
+
     def scan(self, table: Table) -> Iterator[StoredRow]:
         renaming = self._renaming()
         for stored in self._sink.scan(renaming.table(self._projection.table(table))):

@@ -15,8 +15,10 @@ from redis import Redis
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import TableName
+from sinks.redis import stored_rows
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
+from sinks.redis.stored_rows import scan_keys
 from sinks.redis.tables import RedisTables
 from tests.builders import batch, column, delete, table, tag, upsert
 from tests.contract.beside import generations_of
@@ -82,6 +84,24 @@ def test_tables_are_told_apart_where_one_ones_keys_begin_as_the_others(opened: O
     assert [stored.row["note"] for stored in sink.scan(OTHERS)] == ["other"]
     assert generations_of(sink).keep_only([OTHERS.name]) == [ORDERS.name]
     assert [stored.row["note"] for stored in sink.scan(OTHERS)] == ["other"]
+
+
+def test_tables_whose_scans_are_planned_are_found_in_one_walk(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = opened()
+    sink.apply(batch(*(order(number, 1) for number in range(3000)), upsert({"id": 1, "note": "b"}, 1, of=OTHERS)))
+    walks = []
+
+    def counted(client: Any, pattern: str) -> Iterator[list[bytes]]:
+        walks.append(pattern)
+        return scan_keys(client, pattern)
+
+    monkeypatch.setattr(stored_rows, "scan_keys", counted)
+    assert (len(list(sink.scan(ORDERS))), len(list(sink.scan(OTHERS)))) == (3000, 1)
+    assert len(walks) == 2
+    sink.plan_scans([ORDERS, OTHERS])
+    for _ in range(3):
+        assert (len(list(sink.scan(ORDERS))), len(list(sink.scan(OTHERS)))) == (3000, 1)
+    assert len(walks) == 3
 
 
 def test_a_layout_that_does_not_fit_the_tables_changes_nothing(client: Any, opened: Open, name: str) -> None:

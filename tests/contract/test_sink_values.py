@@ -77,6 +77,24 @@ def test_a_thousand_rows_are_found_by_their_keys(destination: Destination, name:
     assert len({row.key["id"] for row in sink.rows(ITEMS, [{"id": n} for n in range(1000, 2000)])}) == 1000
 
 
+def test_planned_scans_show_each_table_s_own_rows_as_of_now(destination: Destination, name: str) -> None:
+    single = table(column("k"), column("note"), name=TableName("public", "single"), key=("k",))
+    sink = destination.sink(name, 1, ITEMS, KEYED, single)
+    odd = [upsert({"a": a, "b": b, "note": a + b}, 1, of=KEYED) for a in ("x", "public.single") for b in (":", "y")]
+    sink.apply(batch(item(1, "old", 1), item(2, "gone", 1), *odd, upsert({"k": "x", "note": "x"}, 1, of=single)))
+    sink.plan_scans([KEYED, ITEMS])
+    assert len(rows_of(sink, KEYED)) == 4
+    sink.apply(batch(item(1, "new", 2), gone(2, 2)))
+    for _ in range(2):
+        assert rows_of(sink, ITEMS) == {"(1,)": "new"}
+    assert len(rows_of(sink, KEYED)) == 4
+    assert len(rows_of(sink, single)) == 1
+    sink.apply(batch(item(3, "later", 3)))
+    sink.plan_scans([ITEMS, single])
+    assert rows_of(sink, ITEMS) == {"(1,)": "new", "(3,)": "later"}
+    assert len(rows_of(sink, single)) == 1
+
+
 def test_rows_of_keys_have_the_values_that_a_scan_gives(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, VALUES)
     rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]

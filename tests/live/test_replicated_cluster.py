@@ -191,9 +191,11 @@ class Deployment:
 
     @contextmanager
     def explaining(self, what: str) -> Iterator[None]:
-        """A failure of this block says what happened then, and how far everybody is."""
+        """A failure of this block says what happened then, and how far everybody is; the output, how long it took."""
+        began = time.monotonic()
         try:
             yield
+            print(f"{what}: {time.monotonic() - began:.0f} s")
         except Exception as error:
             error.add_note(f"while {what}")
             error.add_note(self._kafka.view(self._pipeline.config.topics().values()))

@@ -104,6 +104,7 @@ def open_sides(
             return TopicSide(client, topics, earlier_shapes, keys_max=options.keys_max, waiting=waiting, view=view)
 
         expected: Expected
+        generations_read = [sink]
         origins, other_settings = shapes, settings
         if options.against == SOURCE:
             expected = source
@@ -115,6 +116,17 @@ def open_sides(
             other_settings = options.other_settings or settings
             other_sink, other_applied = generations.open(other_settings, number)
             expected = GenerationSide(number, other_sink, other_applied, log_ends)
+            generations_read.append(other_sink)
+        tables = tuple(
+            compared_table(
+                origins[name], shapes[name], view, ours=settings, theirs=other_settings, against=expected.name
+            )
+            for name in names
+        )
+        if not options.keys:
+            for read in generations_read:
+                # What is stored later is looked up by its key, as everything that seems to be missing.
+                read.plan_scans([compared.table for compared in tables])
         yield Sides(
             generation,
             settings,
@@ -125,12 +137,7 @@ def open_sides(
             source,
             new_topic_side,
             log_ends,
-            tuple(
-                compared_table(
-                    origins[name], shapes[name], view, ours=settings, theirs=other_settings, against=expected.name
-                )
-                for name in names
-            ),
+            tables,
         )
 
 

@@ -1,6 +1,6 @@
 """One generation of a sink, in the form that is compared."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +30,10 @@ class SinkSide:
     def __init__(self, sink: Sink, waiting: Waiting) -> None:
         self._sink = sink
         self._waiting = waiting
+
+    def plan_scans(self, tables: Sequence[Table]) -> None:
+        """These tables are scanned next. From now on ``scan`` may leave out rows that come later."""
+        self._sink.plan_scans(tables)
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Copy]]:
         """Every row; one key twice where the sink holds it twice."""

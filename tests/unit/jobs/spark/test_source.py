@@ -22,6 +22,13 @@ def test_only_committed_records_are_read() -> None:
     assert not any("sasl" in name or "ssl" in name for name in options)
 
 
+def test_a_dead_broker_is_left_before_its_minute_is_over() -> None:
+    options = kafka_options(KafkaSettings(bootstrap_servers="broker:9092"))
+    # The client refuses to wait less for all of an answer than for one request of it.
+    assert int(options["kafka.request.timeout.ms"]) <= int(options["kafka.default.api.timeout.ms"]) < 60_000
+    assert int(options["kafka.default.api.timeout.ms"]) * int(options["fetchOffset.numRetries"]) >= 60_000
+
+
 def test_a_login_becomes_a_jaas_line(tmp_path: Path) -> None:
     (tmp_path / "password").write_text("s3cret\n")
     options = kafka_options(
