@@ -24,6 +24,7 @@ from sinks.columns.exact_columns import DELETED_COLUMN, TAG_COLUMN
 from sinks.columns.shape import Shape
 from sinks.redis.scripts import PLAIN
 from sinks.warehouse.names import listed
+from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import Statements
 from sinks.warehouse.settings import WarehouseSettings
 
@@ -123,8 +124,8 @@ def copied(pipeline: Pipeline) -> float:
 def merged(pipeline: Pipeline) -> float:
     """COPY the warehouse's rows into staging tables and merge them into a like table, with the sink's own SQL."""
     table = read_tables(pipeline.client, pipeline.name)[pipeline.table]
-    statements = Statements("limit_of_merge", Shape.of(table), "limit_staging")
-    columns = listed((*statements.columns, TAG_COLUMN, DELETED_COLUMN))
+    shape = Shape.of(table)
+    columns = listed((*(column.name for column in shape.columns), TAG_COLUMN, DELETED_COLUMN))
     order = listed(table.key)
     dsn = pipeline.endpoints.warehouse_dsn
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -140,12 +141,15 @@ def merged(pipeline: Pipeline) -> float:
         ]
 
         def merge(taken: Iterator[list[bytes]]) -> None:
+            staging = Staging("limit_staging", "limit_of_merge")
+            statements = Statements("limit_of_merge", shape, staging)
             with psycopg.connect(dsn, autocommit=True) as writer:
-                writer.execute(statements.create_staging.encode())
+                writer.execute(staging.create.encode())
                 for blocks in taken:
                     with writer.transaction():
                         _copy_in(writer, statements.copy, blocks)
                         writer.execute(statements.merge.encode())
+                        writer.execute(staging.emptying(sum(map(len, blocks))).encode())
 
         seconds = _in_parallel(merge, prepared)
         connection.execute("drop table limit_of_merge")

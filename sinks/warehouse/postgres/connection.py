@@ -101,11 +101,15 @@ class WarehouseConnection:
         )
         return str(self.execute(query).scalar())
 
-    def copy(self, into: str, lines: Iterator[str]) -> None:
+    def copy(self, into: str, lines: Iterator[str]) -> int:
+        """Returns how many characters the lines have."""
         driver: Any = self.connected.connection.driver_connection
+        characters = 0
         with driver.cursor() as cursor, cursor.copy(into) as copy:
             while block := "".join(islice(lines, _COPY_LINES)):
                 copy.write(block)
+                characters += len(block)
+        return characters
 
     def in_halves(self, write: Callable[[P], int], rows: P, refuse: Callable[[P, str], object]) -> int:
         """The sum of what ``write`` returns. One bad row fails the whole statement, so halves are tried until it stands

@@ -15,6 +15,7 @@ from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
 from sinks.warehouse.postgres.errors import too_many_refused
 from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
+from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import (
     Statements,
     add_column_sql,
@@ -91,12 +92,12 @@ class PostgreSql:
         """Makes staging tables, which last as long as the connection."""
         for held in tables:
             name = held.shape.table.name
-            statements = Statements(self._qualified(held.name), held.shape, self._staging())
-            self.connection.run(statements.create_staging)
+            target = self._qualified(held.name)
+            statements = Statements(target, held.shape, self._staging(target))
             self._statements[name] = statements
             if held.has_history:
-                of_history = HistoryStatements(self._history(held), held.shape, self._staging())
-                self.connection.run(of_history.create_staging)
+                target = self._history(held)
+                of_history = HistoryStatements(target, held.shape, self._staging(target))
                 self._history_statements[name] = of_history
 
     def forget(self) -> None:
@@ -118,10 +119,10 @@ class PostgreSql:
         merge = statements.merge_again if overwrite_equal_tags else statements.merge
 
         def write(portion: TableEvents) -> int:
-            if len(portion) < len(events):
-                self.connection.run(statements.empty_staging)  # the commit does it else
-            self.connection.copy(statements.copy, statements.lines(portion))
-            return int(self.connection.run(merge).rowcount)
+            characters = self.connection.copy(statements.copy, statements.lines(portion))
+            written = int(self.connection.run(merge).rowcount)
+            self.connection.run(statements.staging.emptying(characters))
+            return written
 
         return self.connection.in_halves(write, events, self._refuse(rejections))
 
@@ -140,10 +141,9 @@ class PostgreSql:
         keep = statements.keep_again if overwrite_equal_tags else statements.keep
 
         def write(portion: TableVersions) -> int:
-            if len(portion) < len(versions):
-                self.connection.run(statements.empty_staging)
-            self.connection.copy(statements.copy, statements.version_lines(portion))
+            characters = self.connection.copy(statements.copy, statements.version_lines(portion))
             self.connection.run(keep)
+            self.connection.run(statements.staging.emptying(characters))
             return len(portion)
 
         if len(versions):
@@ -199,9 +199,11 @@ class PostgreSql:
         gone = {index for index in long if events[index].key in refused_keys}
         return events.select([index for index in range(len(events)) if index not in gone])
 
-    def _staging(self) -> str:
+    def _staging(self, target: str) -> Staging:
         self._stagings += 1
-        return f"lockstep_staging_{self._stagings}"
+        staging = Staging(f"lockstep_staging_{self._stagings}", target)
+        self.connection.run(staging.create)
+        return staging
 
     def _qualified(self, relation: str) -> str:
         return qualified(self._schema, relation)

@@ -10,6 +10,7 @@ from sinks.columns.shape import Shape
 from sinks.contract import TableVersions
 from sinks.warehouse.history import COMMITTED, EPOCH, OPERATION, aside_name, check_history_columns
 from sinks.warehouse.names import TAG_COLUMN, listed
+from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import Rows, assignments, column_definitions
 
 
@@ -37,16 +38,13 @@ def set_aside_sql(target: str, name: str, number: int) -> str:
 class HistoryStatements(Rows):
     """The SQL of one table's history, made once per connection and shape."""
 
-    def __init__(self, target: str, shape: Shape, staging: str) -> None:
+    def __init__(self, target: str, shape: Shape, staging: Staging) -> None:
         super().__init__(shape)
-        stage = f"pg_temp.{quote_identifier(staging)}"
+        self.staging = staging
+        stage = staging.relation
         identity = [*shape.table.key, TAG_COLUMN]
         columns = [*self.columns, TAG_COLUMN, COMMITTED, OPERATION]
         stored = listed(columns)
-        self.create_staging = (
-            f"create temporary table {quote_identifier(staging)} (like {target}) on commit delete rows"
-        )
-        self.empty_staging = f"truncate {stage}"
         self.copy = f"copy {stage} ({stored}) from stdin"
         committed = quote_identifier(COMMITTED)
         # In one order, so that two writers of the same versions can't wait for each other. A version may be there

@@ -19,6 +19,7 @@ from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow
 from sinks.warehouse.dialect import UnknownColumn
 from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, TAG_COLUMN, check_columns, listed
+from sinks.warehouse.postgres.staging import Staging
 
 # Types that any PostgreSQL has, and whose text it reads back as the same value.
 _SAME_TYPE: Final = frozenset(
@@ -151,24 +152,22 @@ class Rows:
 class Statements(Rows):
     """The SQL of one table, made once per connection and shape."""
 
-    def __init__(self, target: str, shape: Shape, staging: str) -> None:
+    def __init__(self, target: str, shape: Shape, staging: Staging) -> None:
         super().__init__(shape)
         self.key_may_be_long = any(
             column.is_array or column_type(column) not in _SHORT_TYPES for column in shape.table.key_columns
         )
-        stage = f"pg_temp.{quote_identifier(staging)}"
+        self.staging = staging
+        stage = staging.relation
+        probe = f"{staging.name}_probe"
         stored = (*self.columns, TAG_COLUMN, DELETED_COLUMN)
-        self.create_staging = (
-            f"create temporary table {quote_identifier(staging)} (like {target}) on commit delete rows"
-        )
         self.append = f"copy {target} ({listed(stored)}) from stdin"
         self.create_probe = (
-            f"create temporary table {quote_identifier(f'{staging}_probe')} "
+            f"create temporary table {quote_identifier(probe)} "
             f"(like {target}, primary key ({listed(shape.table.key)})) on commit drop"
         )
-        self.copy_probe = f"copy pg_temp.{quote_identifier(f'{staging}_probe')} ({listed(stored)}) from stdin"
-        self.drop_probe = f"drop table pg_temp.{quote_identifier(f'{staging}_probe')}"
-        self.empty_staging = f"truncate {stage}"
+        self.copy_probe = f"copy pg_temp.{quote_identifier(probe)} ({listed(stored)}) from stdin"
+        self.drop_probe = f"drop table pg_temp.{quote_identifier(probe)}"
         self.copy = f"copy {stage} ({listed(stored)}) from stdin"
         # In key order, so that two writers take their row locks in the same order and can't wait for each other.
         # Different texts of one value are different keys of the log: 1.0 and 1.00.

@@ -7,6 +7,7 @@ from cdc.model.event import TableEvents
 from sinks.columns.shape import Shape
 from sinks.contract import TableVersions
 from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
+from sinks.warehouse.postgres.staging import Staging
 from tests.builders import column, delete, table, tag, upsert
 
 
@@ -23,7 +24,7 @@ def test_the_key_has_the_tag_in_it() -> None:
 def test_lines_have_commit_times_and_operations() -> None:
     events = [upsert({"id": 1, "note": "a"}, 1), upsert({"id": 2, "note": None}, 1), delete({"id": 1}, 2)]
     versions = TableVersions(TableEvents.of(table().name, events), "cud", (1_700_000_000_123, 1_700_000_000_123, -1))
-    statements = HistoryStatements("t", Shape.of(table()), "s")
+    statements = HistoryStatements("t", Shape.of(table()), Staging("s", "t"))
     first, at = tag(1), "2023-11-14T22:13:20.123000+00:00"
     assert list(statements.version_lines(versions)) == [
         f"1\ta\t{first}\t{at}\tc\n",
