@@ -171,7 +171,9 @@ class KafkaCluster:
             redirect_stderr=subprocess.DEVNULL,
             die_on_exit=True,
         )
-        gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
+        # Objects that Python collects, in whichever thread, would tell the JVM over a connection that nobody closes.
+        parameters = GatewayParameters(port=port, auto_convert=True, enable_memory_management=False)
+        gateway = JavaGateway(gateway_parameters=parameters)
         try:
             yield _JavaAdmin(gateway.jvm, self.bootstrap)
         finally:
