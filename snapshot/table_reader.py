@@ -27,6 +27,14 @@ _WAIT_S: Final = 1.0
 """How long no row may come before ``while_waiting`` is called."""
 
 
+_NAMES_NONE: Final = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.WrongObjectType,
+)
+"""What PostgreSQL says where no table has the name."""
+
+
 @dataclass(frozen=True, slots=True)
 class FoundKey:
     """A key that was looked for: its values in the order of the table's columns, None for the other columns.
@@ -86,6 +94,8 @@ class SnapshotReader:
         tables = ", ".join(name.sql for name in memberships_before)
         try:
             self._connection.execute(f"lock table {tables} in access share mode".encode())
+        except _NAMES_NONE as error:  # a name is looked up as of now, also inside a snapshot
+            raise Unavailable(f"a table was renamed, moved or dropped while the copy began: {error}") from error
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
         now = memberships(other, publication, list(memberships_before))

@@ -1,18 +1,19 @@
 """Rows read under a snapshot: what happens while none comes, and what PostgreSQL refuses for good."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
+from cdc.postgres.memberships import memberships
 from cdc.postgres.replication import ReplicationConnection
 from snapshot import table_reader
 from snapshot.table_reader import SnapshotReader, UnreadableKey
 from stack.stack import Endpoints
 from tests.captured import Captured
-from tests.databases import Database, until
+from tests.databases import PUBLICATION, Database, until
 
 pytestmark = pytest.mark.live
 
@@ -53,6 +54,26 @@ def test_what_others_raise_ends_the_reading_at_once(database: Database, reader: 
         list(reader.rows(slow, while_waiting=stop))
     running = "select count(*) from pg_stat_activity where datname = current_database() and query like 'copy (select%%'"
     until(lambda: database.value(running) == 0)
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("alter table t rename to u",),
+        ("alter table t rename to u", "create sequence t"),
+        ("create schema s", "alter table t set schema s"),
+        ("drop table t",),
+    ],
+)
+def test_a_table_that_loses_its_name_while_the_copy_begins_is_copied_later(
+    database: Database, reader: SnapshotReader, statements: Sequence[str]
+) -> None:
+    database.publish_all()
+    names = [TableName("public", "t")]
+    found = memberships(database.connection, PUBLICATION, names)
+    database.execute(*statements)
+    with pytest.raises(Unavailable, match="while the copy began"):
+        reader.lock_unchanged(found, PUBLICATION, database.connection)
 
 
 def test_an_error_of_one_question_leaves_the_snapshot_usable(database: Database, reader: SnapshotReader) -> None:
