@@ -15,7 +15,7 @@ import pytest
 from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import Table, TableName
-from cdc.postgres.catalogue import load_tables
+from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.slot import emit_heartbeat
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import parse_value
@@ -124,6 +124,14 @@ class Captured:
             time.sleep(0.02)
         return self.error
 
+    def streams_or_error(self) -> BaseException | None:
+        """Wait until it streams, or has ended with an error, which is returned."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.error is None and not any("streaming from" in line for line in self.said):
+            assert time.monotonic() < deadline, f"neither streams nor ends; it said {self.said}"
+            time.sleep(0.02)
+        return self.error
+
     def settle(self) -> None:
         """Wait until everything that is committed now is published."""
         target = emit_heartbeat(self.database.connection)
@@ -194,7 +202,7 @@ class Captured:
                 continue
             row = event.after
             for record in records[indexes[event.schema_id] + 1 :]:
-                row = _carried(row, record)
+                row = carried(row, record)
             newest[event.key] = row
         return newest
 
@@ -205,7 +213,8 @@ class Captured:
         with connection:
             shapes = load_tables(connection, [name], self.config.publication, self.config.source.keys)
             shape = shapes[name]
-            rows = SourceRows(connection, shapes).rows(shape)
+            where = row_filters(connection, self.config.publication).get(name, "")
+            rows = SourceRows(connection, shapes).rows(shape, where)
             return {_key(shape, row): dict(row) for row in rows}
 
     def assert_equal(self, *tables: str) -> None:
@@ -213,12 +222,7 @@ class Captured:
         self.settle()
         names = tables or [str(name) for name in self.config.source.table_names]
         for table, by_tag in itertools.product(names, (False, True)):
-            actual, expected = self.rows(table, by_tag=by_tag), self.source_rows(table)
-            different = [key for key in actual.keys() | expected.keys() if actual.get(key) != expected.get(key)]
-            shown = [(key, _short(actual.get(key)), _short(expected.get(key))) for key in sorted(different)[:3]]
-            assert not different, (
-                f"{table}: {len(different)} keys differ, on the topic and in the source: {str(shown)[:2000]}"
-            )
+            assert_same_rows(table, self.rows(table, by_tag=by_tag), self.source_rows(table))
 
 
 @dataclass(frozen=True)
@@ -251,21 +255,30 @@ class Published:
         return str(self.parsed["source"]["schema_id"])
 
 
+def assert_same_rows(table: str, actual: Mapping[bytes, Row], expected: Mapping[bytes, Row], where: str = "") -> None:
+    """Raises AssertionError with the first keys that differ; ``where`` says where the actual rows are."""
+    different = [key for key in actual.keys() | expected.keys() if actual.get(key) != expected.get(key)]
+    shown = [(key, _short(actual.get(key)), _short(expected.get(key))) for key in sorted(different)[:3]]
+    assert not different, (
+        f"{table}: {len(different)} keys differ, {where or 'on the topic'} and in the source: {str(shown)[:2000]}"
+    )
+
+
 def _short(row: Row | None) -> object:
     return None if row is None else {name: str(value)[:40] for name, value in row.items()}
 
 
-def _carried(row: Row, record: SchemaRecord) -> Row:
+def carried(row: Row, record: SchemaRecord) -> Row:
     """A row of the shape before in a record's shape: renamed columns, defaults of added ones, without dropped ones."""
     change = record.change
-    carried = {}
+    values = {}
     for column in record.table.columns:
         old = change.renamed.get(column.name, column.name)
         if old in row and (column.name in change.renamed or column.name not in change.defaults):
-            carried[column.name] = row[old]
+            values[column.name] = row[old]
         else:
-            carried[column.name] = change.defaults.get(column.name)
-    return carried
+            values[column.name] = change.defaults.get(column.name)
+    return values
 
 
 def _key(shape: Table, row: Mapping[str, Any]) -> bytes:

@@ -19,6 +19,7 @@ class Commit:
     number: int
     schemas: Sequence[SchemaRecord]
     topics: frozenset[str]
+    state: CaptureState
 
 
 class DyingPublisher:
@@ -39,7 +40,7 @@ class DyingPublisher:
 
     def commit(self, state: CaptureState, schemas: Sequence[SchemaRecord] = (), **options: Any) -> object:
         self._number += 1
-        is_last = self._dies(Commit(self._number, schemas, frozenset(self._topics)))
+        is_last = self._dies(Commit(self._number, schemas, frozenset(self._topics), state))
         if is_last and self._before:
             raise Killed
         bounds = self._publisher.commit(state, schemas, **options)

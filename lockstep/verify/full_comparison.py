@@ -73,12 +73,13 @@ class SourceRows:
         self._connection = connection
         self.tables = tables
 
-    def rows(self, table: Table) -> Iterator[Row]:
-        """Every row in the event's form. Raises Unavailable."""
+    def rows(self, table: Table, where: str = "") -> Iterator[Row]:
+        """Every row in the event's form, or those of which the SQL of ``where`` holds. Raises Unavailable."""
         encoder = TableEncoder(table, server="", database="", version="")
         columns = ", ".join(quote_identifier(column.name) for column in table.columns)
         # Through a query: COPY of a table by name doesn't take a partitioned one.
-        query = f"copy (select {columns} from {table.name.sql}) to stdout"
+        condition = f" where {where}" if where else ""
+        query = f"copy (select {columns} from {table.name.sql}{condition}) to stdout"
         try:
             with self._connection.cursor() as cursor, cursor.copy(query.encode()) as copy:
                 for line in copy:

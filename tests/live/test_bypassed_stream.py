@@ -125,6 +125,26 @@ def test_only_a_new_partitions_rows_are_copied(database: Database, capture: Capt
     assert sum(event.op == "r" for event in captured.events("public.m")) == 51
 
 
+@pytest.mark.parametrize("attached_first", [True, False])
+def test_a_partition_that_comes_with_a_column_has_the_whole_table_copied(
+    database: Database, capture: Capturing, attached_first: bool
+) -> None:
+    """A copy of the partition alone would leave the other rows without the new column's value."""
+    database.execute(*_PARTITIONED)
+    captured = capture("public.m")
+    statements = [
+        "create table more (like m including all)",
+        "alter table m attach partition more for values from ('2026-05-01') to ('2026-06-01')",
+        "insert into more values (70, '2026-05-05', 'attached')",
+    ]
+    column = "alter table m add came float8 default random()"
+    captured.stop()
+    database.execute(*([*statements, column] if attached_first else [column, *statements]))
+    captured.start()
+    captured.wait_quiet()
+    captured.assert_equal()
+
+
 def test_a_table_that_joins_later_is_copied(database: Database, capture: Capturing) -> None:
     database.execute("create table t (id int primary key, a text)", "insert into t values (1, 'x')")
     captured = capture("public.t")

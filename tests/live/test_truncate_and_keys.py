@@ -124,6 +124,9 @@ _SWAPS = {
         "begin; set constraints all deferred; insert into t values (1, 'guest', 0); delete from t where a = 'r1';"
         " commit",
     ),
+    "before and after a column goes": (
+        "begin; update t set id = 7 - id; alter table t drop b; update t set id = 7 - id where id in (1, 6); commit",
+    ),
     "delete and insert": ("begin; delete from t where id = 1; insert into t values (1, 'again', 2); commit",),
     "truncate, a row comes and goes": ("begin; truncate t; insert into t values (1, 'new', 0); delete from t; commit",),
     "truncate, a row comes and moves": (

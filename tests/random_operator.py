@@ -1,0 +1,138 @@
+"""What an operator does in a round of random statements where capture stops by design: what its message says.
+
+That is SQL of the hint, topics that are deleted, a slot that is dropped, `lockstep recover`. A stop that names none of
+it fails the round.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import psycopg
+from confluent_kafka.admin import AdminClient
+
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import LockstepError, Unavailable
+from lockstep.capture.recover import recover
+from tests.captured import Captured
+from tests.databases import Database
+from tests.dying_publisher import Killed
+from tests.random_tables import Publication, put_back
+
+_STOPS_MAX = 25
+"""Capture may stop for one reason after the other, a table each; more than so many are no way on."""
+
+
+class Operator:
+    """``names`` are those by which each table may be found. ``rest`` ends all transactions of the sessions."""
+
+    def __init__(
+        self,
+        database: Database,
+        captured: Captured,
+        publication: Publication,
+        names: Mapping[str, Sequence[str]],
+        *,
+        rest: Callable[[], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._database = database
+        self._captured = captured
+        self._publication = publication
+        self._names = names
+        self._rest = rest
+        self._note = note
+        self._not_ready = ""
+        self.done: Counter[str] = Counter()
+        self.lost = False
+        """Whether something was lost for good, as messages are with a slot."""
+
+    def say(self, text: str) -> None:
+        self._note(f"-- {text}")
+
+    def go_on(self) -> None:
+        """Start capture, and do what its messages say, until it streams."""
+        for _ in range(_STOPS_MAX):
+            self._captured.stop()
+            self._captured.begin()
+            error = self._captured.streams_or_error()
+            if error is None:
+                return
+            self.mend(error)
+        raise AssertionError(f"capture stops again and again, last with: {self._captured.error}")
+
+    def mend(self, error: BaseException) -> None:
+        """Do what the message of a stop says; raises it where it says nothing."""
+        if isinstance(error, Killed):
+            return
+        if not isinstance(error, LockstepError):
+            raise error
+        self._captured.stop()
+        self._rest()
+        said = re.sub(r"[\d/A-F]+|t\d+_\d+\S*|public\.\w+", "...", error.message.split("\n")[0])[:70]
+        self.done[f"stop: {said}"] += 1
+        self.say(f"capture stops: {error}")
+        text, hint = str(error), error.hint or ""
+        topics = [topic for name, topic in self._captured.config.topics().items() if re.search(rf"{topic}\b", text)]
+        if "the source isn't ready" in text:
+            if text == self._not_ready or not self._run_sql(text):
+                self.put_back()  # what is missing is none of the things that the message knows
+            self._not_ready = text
+        elif "`lockstep recover`" in hint:
+            self._run_sql(hint)
+            self._recover()
+        elif "holds no state for it" in text:
+            self._run_sql(hint)
+            self.lost = True
+        elif "delete the topic" in hint or "delete these topics" in hint or "delete this topic" in hint:
+            assert topics, text
+            self.delete(topics)
+        elif "no longer sends" in text or "add primary key" in hint or "not in publication" in text:
+            if not self._run_sql(hint):
+                self.put_back()
+        else:
+            raise error
+
+    def put_back(self) -> None:
+        """All tables are where they were, published, with keys."""
+        for statement in put_back(self._database, self._publication, self._names):
+            self._note(statement)
+            try:
+                self._database.execute(statement)
+            except psycopg.Error as error:
+                self.say(f"refused: {error}")
+
+    def _recover(self) -> None:
+        pipeline = self._captured.config.as_pipeline()
+        self.lost = True
+        try:
+            agreed = recover(
+                pipeline, (), agreed=lambda _: True, stopping=lambda: False, say=self._captured.said.append
+            )
+        except Unavailable as error:
+            self.say(f"not recovered: {error}")  # the next start says again what is wrong
+        except LockstepError as error:
+            self.mend(error)
+            self._recover()
+        else:
+            assert agreed is not None
+
+    def _run_sql(self, text: str) -> bool:
+        """Run the statements that a message names; whether one did something."""
+        done = 0
+        for statement in re.findall(r"(?:alter (?:table|publication)|select pg_drop)[^;\n]*(?=;)", text):
+            self._note(statement)
+            try:
+                self._database.execute(statement)
+            except psycopg.Error as error:
+                self.say(f"refused: {error}")
+            else:
+                done += 1
+        return done > 0
+
+    def delete(self, topics: Sequence[str]) -> None:
+        admin = AdminClient(dict(self._captured.client))
+        present = TopicAdmin(self._captured.client)
+        for topic in topics:
+            if topic in present.partition_counts():
+                admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
