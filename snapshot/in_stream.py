@@ -235,7 +235,7 @@ class StreamCopies:
         memberships = reader.memberships(pipeline.publication, wanted_names)
         missing = [name for name in wanted_names if name not in shapes or name not in memberships]
         if missing and names:
-            raise not_published(pipeline, missing)
+            raise not_published(pipeline, self._sql, missing)
         for name in missing:
             self._ignore(name, f"it isn't in publication {pipeline.publication} under this name")
             shapes.pop(name, None)

@@ -111,7 +111,7 @@ class InitialSnapshot:
                 memberships = reader.memberships(pipeline.publication, names)
                 missing = [name for name in names if name not in shapes or name not in memberships]
                 if missing:
-                    raise not_published(pipeline, missing)
+                    raise not_published(pipeline, sql, missing)
                 reader.lock_unchanged(memberships, pipeline.publication, sql)
                 now_ms = time.time_ns() // 1_000_000
                 if state.phase is SnapshotPhase.CREATING:

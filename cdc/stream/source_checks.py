@@ -78,11 +78,29 @@ def require_slot(sql: psycopg.Connection[Any], state: CaptureState) -> None:
         )
 
 
-def not_published(pipeline: Pipeline, names: Sequence[TableName]) -> LockstepError:
-    """The error that these tables aren't in the publication."""
+def not_published(pipeline: Pipeline, sql: psycopg.Connection[Any], names: Sequence[TableName]) -> LockstepError:
+    """The error that these tables aren't in the publication, with the SQL that publishes them."""
     publication = sql_identifier(pipeline.publication)
-    tables = ", ".join(name.sql for name in names)
+    found = sql.execute(
+        "select t.place, p.puballtables, c.relkind = 'p' and not p.pubviaroot, c.relpersistence = 'u'"
+        " from pg_publication p cross join unnest(%s::text[], %s::text[]) with ordinality as t(schema, name, place)"
+        " left join (pg_class c join pg_namespace n on n.oid = c.relnamespace)"
+        " on n.nspname = t.schema and c.relname = t.name"
+        " where p.pubname = %s order by t.place",
+        ([name.schema for name in names], [name.name for name in names], pipeline.publication),
+    ).fetchall()
+    if not found:
+        tables = ", ".join(name.sql for name in pipeline.source.published_names)
+        statements = [f"create publication {publication} for table {tables} with (publish_via_partition_root = true)"]
+    else:
+        facts = [(name, *row[1:]) for name, row in zip(names, found, strict=True)]
+        added = [name.sql for name, all_tables, as_leaves, _ in facts if not all_tables and not as_leaves]
+        statements = [f"alter table {name.sql} set logged" for name, _, _, unlogged in facts if unlogged]
+        if any(as_leaves for _, _, as_leaves, _ in facts):
+            statements.append(f"alter publication {publication} set (publish_via_partition_root = true)")
+        if added:
+            statements.append(f"alter publication {publication} add table {', '.join(added)}")
     return LockstepError(
         f"{', '.join(map(str, names))}: not in publication {pipeline.publication}, or not there at all",
-        hint=f"alter publication {publication} add table {tables}; or take it out of source.tables",
+        hint="; ".join([*statements, "or take it out of source.tables"]),
     )

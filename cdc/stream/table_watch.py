@@ -66,10 +66,8 @@ class TableWatch:
                 continue
             if name not in now:
                 if name not in self._absent:
-                    self._say(
-                        f"warning: {not_published(self._pipeline, [name])}. Until then its changes aren't seen; it is"
-                        " copied again afterwards"
-                    )
+                    error = not_published(self._pipeline, self._sql, [name])
+                    self._say(f"warning: {error}. Until then its changes aren't seen; it is copied again afterwards")
                 self._absent.add(name)
                 refreshed[name] = left(recorded)
                 continue
@@ -108,7 +106,7 @@ class TableWatch:
                 )
             outbox = pipeline.source.outbox_name
             if outbox is not None and outbox not in memberships(sql, state.publication, [outbox]):
-                raise not_published(pipeline, [outbox])  # it is never copied, so its rows would be lost
+                raise not_published(pipeline, sql, [outbox])  # it is never copied, so its rows would be lost
             now = memberships(sql, state.publication, pipeline.source.table_names)
             now |= self._renamed(state, now)
             return now, wal_end(sql)

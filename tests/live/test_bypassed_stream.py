@@ -1,5 +1,6 @@
 """What the stream shows in part or not at all: tables that join and leave, partitions, filters, publications."""
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -235,6 +236,50 @@ def test_a_table_that_left_the_publication_is_copied_again_when_it_is_back(
     database.execute("insert into t values (30, 'unseen')", f"alter publication {publication} add table t")
     captured.wait_quiet()
     database.execute("update t set a = 'seen' where id = 3")
+    captured.assert_equal()
+
+
+@pytest.mark.parametrize(
+    ("publication", "statement"),
+    [
+        ("table t, parted with (publish_via_partition_root = true)", "drop publication p"),
+        ("table t, parted with (publish_via_partition_root = true)", "alter publication p drop table t"),
+        (
+            "table t, parted with (publish_via_partition_root = true)",
+            "alter publication p set (publish_via_partition_root = false)",
+        ),
+        ("all tables with (publish_via_partition_root = true)", "alter table t set unlogged"),
+        (
+            "all tables with (publish_via_partition_root = true)",
+            "alter publication p set (publish_via_partition_root = false); alter table t set unlogged",
+        ),
+        ("tables in schema public with (publish_via_partition_root = true)", "alter table t set unlogged"),
+        (
+            "tables in schema public with (publish_via_partition_root = true)",
+            "alter publication p drop tables in schema public",
+        ),
+    ],
+)
+def test_the_warning_of_a_table_that_left_has_the_sql_that_brings_it_back(
+    database: Database, capture: Capturing, publication: str, statement: str
+) -> None:
+    database.execute(
+        "create table t (id int primary key, a text)",
+        "create table parted (id int primary key, a text) partition by list (id)",
+        "create table rest partition of parted default",
+        "insert into t values (1, 'x')",
+        "insert into parted values (1, 'x')",
+    )
+    captured = capture("public.t", "public.parted", publication=publication)
+    database.execute(*statement.split("; "), "update t set a = 'unseen'", "update parted set a = 'unseen'")
+    captured.wait_for("not in publication")
+    captured.wait_quiet()
+    for line in captured.said:
+        if "not in publication" in line:
+            for mending in line.split("\n")[1].split("; or take it out")[0].split("; "):
+                with contextlib.suppress(psycopg.errors.DuplicateObject):  # it mends several tables
+                    database.execute(mending)
+    captured.wait_quiet()
     captured.assert_equal()
 
 
