@@ -27,6 +27,9 @@ from tests.databases import Database
 
 _numbers = itertools.count(1)
 _PATIENCE_S = 60.0
+_STOP_PATIENCE_S = 150.0
+"""A capture that is told to stop may be in a commit, for which it waits two minutes."""
+
 
 Row = dict[str, Any]
 
@@ -113,7 +116,7 @@ class Captured:
         """Let it finish its batch."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join(_PATIENCE_S)
+            self._thread.join(_STOP_PATIENCE_S)
             assert not self._thread.is_alive()
 
     def wait_error(self) -> BaseException:
@@ -126,7 +129,7 @@ class Captured:
 
     def streams_or_error(self) -> BaseException | None:
         """Wait until it streams, or has ended with an error, which is returned."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _STOP_PATIENCE_S
         while self.error is None and not any("streaming from" in line for line in self.said):
             assert time.monotonic() < deadline, f"neither streams nor ends; it said {self.said}"
             time.sleep(0.02)

@@ -42,7 +42,8 @@ class Follower:
         for record in TopicReader(self._captured.client).records(topic, known.following):
             known.following[record.partition] = record.offset + 1
             if record.value is None:
-                continue  # it follows its delete, which has a tag
+                known.newest.pop(record.key, None)  # the delete before it, which has a tag, may be compacted away
+                continue
             event = Published(record.partition, record.key, record.value)
             before = known.newest.get(record.key)
             if before is None or event.tag > before.tag:

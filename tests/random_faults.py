@@ -21,6 +21,7 @@ from tests.databases import Database, until
 from tests.dying_publisher import Commit, Killed, dying
 from tests.random_operator import Operator
 from tests.random_tables import TABLES
+from tests.topics import configure
 
 _DIES_S = 3.0
 """How long a capture that is to be killed may take to get to its end; it may never get there."""
@@ -93,6 +94,7 @@ class Faults:
             (self._topic_lost, 8),
             (self._topic_widened, 2),
             (self._control_topic_lost, 4),
+            (self._compacted, 4),
             (self._values_lost, 4),
             (self._table_taken_out, 4),
             (self._copies_asked_for, 5),
@@ -242,6 +244,17 @@ class Faults:
         if recreated:
             settings = self._captured.config.kafka.topics.model_copy(update={"partitions": recreated})
             TopicAdmin(self._captured.client).create([table_topic_plan(topic, settings)])
+        self._work(5)
+
+    def _compacted(self) -> None:
+        self._operator.say("topics are compacted")
+        present = TopicAdmin(self._captured.client).partition_counts()
+        topics = [topic for topic in self._captured.config.topics().values() if topic in present]
+        # Deletes are remembered as long as by default: a sink isn't away longer.
+        settings = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0"}
+        configure(
+            self._captured.client, set(topics) & TopicAdmin(self._captured.client).partition_counts().keys(), settings
+        )
         self._work(5)
 
     def _topic_widened(self) -> None:

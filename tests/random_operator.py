@@ -120,7 +120,7 @@ class Operator:
     def _run_sql(self, text: str) -> bool:
         """Run the statements that a message names; whether one did something."""
         done = 0
-        for statement in re.findall(r"(?:alter (?:table|publication)|select pg_drop)[^;\n]*(?=;)", text):
+        for statement in re.findall(r"(?:(?:alter|create) (?:table|publication)|select pg_drop)[^;\n]*(?=;)", text):
             self._note(statement)
             try:
                 self._database.execute(statement)

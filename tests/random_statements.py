@@ -42,7 +42,7 @@ from tests.services import KAFKA_OVERRIDES, temporary_directory
 _RESTORE_EVERY = 4
 """One in so many rounds, by its seed, has a source that is taken back to an earlier moment."""
 
-_FAULT_SHARE = 0.03
+_FAULT_SHARE = 0.04
 _READ_EVERY = 40
 """After so many statements the sink in memory reads on."""
 
@@ -290,8 +290,8 @@ def rounds(minutes: float, stack: Stack, seeds: Iterator[int], statements: int) 
                 log.write_text("\n".join([*made.log, *(f"-- said: {line}" for line in made._captured.said)]))
             total += made.done + made.operator.done
         print(
-            f"seed {seed}: {made.done.total()} statements, {made.operator.done.total()} faults and stops in"
-            f" {time.monotonic() - began:.0f} s; so far {count} rounds, {failed} failed",
+            f"seed {seed}: {made.done.total()} statements, {time.monotonic() - began:.0f} s,"
+            f" {dict(made.operator.done)}; so far {count} rounds, {failed} failed",
             flush=True,
         )
     print(f"{count} rounds, {failed} failed: {dict(total.most_common())}")
