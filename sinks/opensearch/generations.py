@@ -26,6 +26,7 @@ class OpenSearchGenerations:
         self._number = indexes.generation
         self._progress_id = f"progress.g{indexes.generation}"
         self._next_removal = 0.0
+        self._applied_whole: tuple[int, int] | None = None
         self._known: Progress | None = None
 
     def migrate(self) -> None:
@@ -110,9 +111,12 @@ class OpenSearchGenerations:
         settings = self._indexes.settings
         if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
             self._next_removal = time.monotonic() + settings.gc_deletes_s
-            # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
-            with contextlib.suppress(LockstepError):
-                self._indexes.remove_markers(markers_before(progress.epoch, progress.watermark_lsn))
+            # A writer that hangs may come late: a marker stays for as long as the server remembers other deletions.
+            removable, self._applied_whole = self._applied_whole, (progress.epoch, progress.watermark_lsn)
+            if removable is not None:
+                # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
+                with contextlib.suppress(LockstepError):
+                    self._indexes.remove_markers(markers_before(*removable))
 
     def _mine(self, indexes: Collection[OwnIndex]) -> list[OwnIndex]:
         return [index for index in indexes if index.generation == self._number]

@@ -5,9 +5,10 @@ all of them share. Each other one is written only to the very document whose tag
 such a write as one version more. It has room for that: a commit's record is longer than the unit of an LSN in a
 version, so the next transaction's versions begin far above.
 
-A deletion among them leaves a marker, since a tag has to be there to be compared with. Once the whole transaction is
-applied, the marker is removed. A change may still come: one that was rejected, or that is read again. The server may
-remember the removal, whose version is among those of the transaction, so such a change is written above all of these.
+A deletion among them leaves a marker, since a tag has to be there to be compared with. Some time after the whole
+transaction was applied, the marker is removed. A change may still come: one that was rejected, or that is read again.
+The server may remember the removal, whose version is among those of the transaction, so such a change is written above
+all of these.
 """
 
 from collections.abc import Mapping

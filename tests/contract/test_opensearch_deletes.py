@@ -91,10 +91,11 @@ def test_a_large_transactions_markers_are_removed_once_it_is_applied_whole(clien
     """Beyond 4,095 changes a deletion leaves one, also where deletions leave none."""
     sink = open_sink()
     index = f"{sink._indexes.prefix}.public.orders_g1"
+    generations = generations_of(sink)
 
     def held() -> list[str]:
         client.indices.refresh(index=index)
-        generations_of(sink).save_progress(progress(0x1000000 + 8 * 8, epoch=1))
+        generations.save_progress(progress(0x1000000 + 8 * 8, epoch=1))
         return sorted(hit["_id"] for hit in client.search(index=index)["hits"]["hits"])
 
     events = [delete({"id": 1}, tag(7, 5000)), delete({"id": 2}, tag(8, 5000)), upsert({"id": 3, "note": "n"}, 7)]
@@ -104,6 +105,18 @@ def test_a_large_transactions_markers_are_removed_once_it_is_applied_whole(clien
     assert sink.apply(batch(upsert({"id": 2, "note": "late"}, tag(8, 4999)))).stale == 1
     assert counts(sink.apply(batch(*(upsert({"id": key, "note": "n"}, 13) for key in (1, 2))))) == (2, 0, 0)
     assert sorted(_live(sink)) == [1, 2, 3]
+
+
+def test_a_large_transactions_deletion_is_remembered_as_long_as_any_other(client: OpenSearch, open_sink: Open) -> None:
+    """A job that starts again removes no marker at once: the writer before it may hang, and write once more."""
+    sink = open_sink(gc_deletes_s=60)
+    sink.apply(batch(upsert({"id": 1, "note": "n"}, tag(7, 5000))))
+    sink.apply(batch(delete({"id": 1}, tag(7, 6000))))
+    client.indices.refresh(index=f"{sink._indexes.prefix}.public.orders_g1")
+    for _ in range(2):
+        generations_of(sink).save_progress(progress(0x1000000 + 8 * 8, epoch=1))
+    assert counts(sink.apply(batch(upsert({"id": 1, "note": "n"}, tag(7, 5000))))) == (0, 1, 0)
+    assert _live(sink) == []
 
 
 def test_a_change_that_comes_after_its_transactions_markers_were_removed_is_written(
