@@ -8,7 +8,7 @@ import orjson
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from sinks.delta.lake import TRIES, Lake, Overtaken, refresh, talking, too_many
+from sinks.delta.lake import TRIES, Lake, Overtaken, talking, too_many
 from sinks.stored_format import STORED_FORMAT, check_stored_format
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class DeltaBookkeeping:
         if self._table is None:
             self._table = self._lake.open(self._path)
         else:
-            refresh(self._table)
+            self._table = self._lake.refresh(self._path, self._table)
         return self._table
 
     def _create(self) -> "DeltaTable":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import orjson
@@ -54,6 +54,14 @@ _PARTITION_VALUE = re.compile(r"=[^/\s\"']+")
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f\u21b3]")  # colours, lines and arrows
 
 
+class _Commit(NamedTuple):
+    """A file of a log. Another one of its name is another file, or was written at another time."""
+
+    inode: int
+    modified_ns: int
+    size: int
+
+
 class Overtaken(Exception):
     """Another commit came first. Nothing was written; look again."""
 
@@ -70,6 +78,8 @@ class Lake:
             if parts.scheme in ("", "file")
             else None
         )
+        self._commits: dict[str, _Commit | None] = {}
+        """Of each table, the last commit that was read."""
 
     def open(self, path: str) -> "DeltaTable | None":
         """A table, or None when there is none."""
@@ -78,9 +88,45 @@ class Lake:
 
         with talking():
             try:
-                return DeltaTable(self._address(path), storage_options=dict(self._options()))
+                table = DeltaTable(self._address(path), storage_options=dict(self._options()))
             except TableNotFoundError:
                 return None
+        self._commits[path] = self._commit(path, table)
+        return table
+
+    def refresh(self, path: str, table: "DeltaTable") -> "DeltaTable":
+        """The table as it is now. It is opened anew where its log isn't the one that it was read from.
+
+        Then the lake was put back to an earlier moment, and other commits may have the old ones' numbers by now. Where
+        there is no directory, that is seen only until there are as many commits again.
+        """
+        from deltalake.exceptions import DeltaError
+
+        with talking():
+            if self._commits.get(path) == self._commit(path, table):
+                try:
+                    table.update_incremental()
+                except DeltaError:
+                    anew = self.open(path)
+                    if anew is None or anew.version() >= table.version():
+                        raise
+                    return anew
+                self._commits[path] = self._commit(path, table)
+                return table
+            anew = self.open(path)
+            if anew is None:
+                table.update_incremental()  # says what is wrong
+            return anew or table
+
+    def _commit(self, path: str, table: "DeltaTable") -> "_Commit | None":
+        """The file of the commit that a table was read up to; None where there is none, or no directory."""
+        if self._directory is None:
+            return None
+        try:
+            state = (self._directory / path / "_delta_log" / f"{table.version():020}.json").stat()
+        except OSError:
+            return None
+        return _Commit(state.st_ino, state.st_mtime_ns, state.st_size)
 
     def create(
         self,
@@ -104,6 +150,7 @@ class Lake:
                     storage_options=dict(self._options()),
                     raise_if_key_not_exists=False,
                 )
+                self._commits[path] = self._commit(path, table)
             except DeltaError:
                 existing = self.open(path)
                 if existing is None:
@@ -141,6 +188,7 @@ class Lake:
             except CommitFailedError as error:
                 raise Overtaken from error
             table.update_incremental()
+        self._commits[path] = self._commit(path, table)
         self.sync(path, range(before + 1, table.version() + 1))
         return result
 
@@ -191,12 +239,6 @@ class Lake:
                     _sync_file(file)
             for parent in parents:
                 _sync_file(parent)
-
-
-def refresh(table: "DeltaTable") -> None:
-    """Look at a table as it is now."""
-    with talking():
-        table.update_incremental()
 
 
 def too_many(what: str) -> Unavailable:

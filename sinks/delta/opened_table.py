@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdc.model.table import TableName
 from sinks.columns.shape import Shape
-from sinks.delta.lake import refresh, talking
+from sinks.delta.lake import Lake, talking
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,7 +28,8 @@ _SCAN_ROWS: Final = 8192
 class OpenedTable:
     """A Delta table of one generation, opened. It is as it was at the last refresh."""
 
-    def __init__(self, name: TableName, path: str, table: "DeltaTable") -> None:
+    def __init__(self, lake: Lake, name: TableName, path: str, table: "DeltaTable") -> None:
+        self._lake = lake
         self.name = name
         self.path = path
         self.table = table
@@ -47,7 +48,7 @@ class OpenedTable:
         return bool(self.table.file_uris())
 
     def refresh(self) -> None:
-        refresh(self.table)
+        self.table = self._lake.refresh(self.path, self.table)
 
     def rows(self) -> "Rows":
         """How its rows are stored, as of the last refresh."""

@@ -11,7 +11,7 @@ from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcom
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.coordination import DeltaCoordination
 from sinks.delta.generations import DeltaGenerations
-from sinks.delta.lake import refresh, talking
+from sinks.delta.lake import talking
 from sinks.delta.merge import append, fit, merge
 from sinks.delta.names import check_names_differ
 from sinks.delta.opened_table import OpenedTable, is_among
@@ -182,11 +182,10 @@ class DeltaSink:
         from deltalake.exceptions import CommitFailedError
 
         before = opened.table.version()
-        with talking():
-            # Another task may have just replaced one of these files. The next time will do.
-            with suppress(CommitFailedError):
-                opened.table.optimize.compact(target_size=self._settings.target_file_bytes)
-            refresh(opened.table)
+        # Another task may have just replaced one of these files. The next time will do.
+        with talking(), suppress(CommitFailedError):
+            opened.table.optimize.compact(target_size=self._settings.target_file_bytes)
+        opened.refresh()
         # Before anything is deleted that was put together just now.
         self._tables.lake.sync(opened.path, range(before + 1, opened.table.version() + 1))
         before = opened.table.version()
@@ -197,5 +196,5 @@ class DeltaSink:
                 enforce_retention_duration=False,
                 full=True,  # also what killed and overtaken writers have left
             )
-            refresh(opened.table)
+        opened.refresh()
         self._tables.lake.sync(opened.path, range(before + 1, opened.table.version() + 1))

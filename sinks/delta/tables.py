@@ -85,7 +85,7 @@ class DeltaTables:
             table = None if path is None else self.lake.open(self.own(path))
             if path is None or table is None:
                 raise unprepared(name)
-            opened = self._opened[name] = OpenedTable(name, path, table)
+            opened = self._opened[name] = OpenedTable(self.lake, name, path, table)
         return opened
 
     def build(self, state: CatalogueState) -> GenerationState:
@@ -202,7 +202,7 @@ class DeltaTables:
             },
         )
         # A prepare that was killed before it entered the table may have left it, or another one has just entered it.
-        opened = OpenedTable(name, path, table)
+        opened = OpenedTable(self.lake, name, path, table)
         self.widen(opened, opened.rows().shape.evolve(shape.table), {})
         self.repeat(opened, lambda opened: self.raise_fence(opened, fence))
         return opened

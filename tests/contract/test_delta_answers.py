@@ -23,7 +23,7 @@ from deltalake.table import TableMerger
 from pydantic import SecretStr
 
 import sinks.delta.bulk_load
-from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.model.errors import DataLost, Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.access import Login
@@ -36,6 +36,7 @@ from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import DeltaSink
 from sinks.delta.tables import DeltaTables
 from tests.builders import batch, column, delete, progress, table, tag, upsert
+from tests.contract.copies import directory_copy
 
 ITEMS = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
 
@@ -534,6 +535,45 @@ def test_a_table_that_somebody_has_removed_is_an_error(lake: Lake) -> None:
         with pytest.raises(LockstepError) as failure:
             writer.apply(batch(item(2, "b", 1)))
         assert "rebuild" in (failure.value.hint or "")
+
+
+def reached(offset: int) -> Any:
+    return progress(offset, next_offsets={("shop.public.items", 0): offset})
+
+
+def test_a_lake_that_is_put_back_under_a_running_job_is_noticed(lake: Lake, tmp_path: Path) -> None:
+    sink = lake.sink(1, ITEMS)
+    generations, fence = generations_of(sink), sink.claim()
+    generations.save_progress(reached(1))
+    put_back = directory_copy(lake.root, "shop", tmp_path / "copy")
+    sink.apply(batch(item(1, "lost", 1), fence=fence))
+    generations.save_progress(reached(2))
+    put_back()
+    assert sink.apply(batch(item(2, "b", 2), fence=fence)).applied == 1
+    with pytest.raises(DataLost, match="lacks progress"):
+        generations.save_progress(reached(3))
+    assert notes_of(sink) == {2: "b"}
+
+
+@pytest.mark.parametrize("others", [1, 8], ids=["behind it", "beyond it"])
+def test_a_writer_that_wakes_up_over_a_lake_that_was_put_back_and_went_on_is_fenced(
+    lake: Lake, tmp_path: Path, others: int
+) -> None:
+    """What it knows of the table's log is of commits that are gone, and others have their numbers."""
+    old = lake.sink(1, ITEMS)
+    old_fence = old.claim()
+    put_back = directory_copy(lake.root, "shop", tmp_path / "copy")
+    for number in range(3):
+        old.apply(batch(item(number, "lost", 1), fence=old_fence))
+    put_back()
+    new = lake.sink(1, ITEMS)
+    fence = new.claim()
+    for number in range(others):
+        new.apply(batch(item(number, "kept", 1), fence=fence))
+    assert notes_of(old) == dict.fromkeys(range(others), "kept")
+    with pytest.raises(Fenced):
+        old.apply(batch(item(0, "late", 2), fence=old_fence))
+    assert notes_of(lake.sink(1)) == dict.fromkeys(range(others), "kept")
 
 
 def test_something_else_in_the_place_of_the_bookkeeping_table_is_left_alone(lake: Lake) -> None:
