@@ -3,8 +3,10 @@
 It was put back to an earlier moment or has failed over, or another job writes there.
 """
 
+from collections.abc import Mapping
+
 from cdc.model.errors import DataLost, Fenced
-from sinks.contract import Progress
+from sinks.contract import Progress, TopicPartition
 
 
 def check_stored(known: Progress | None, stored: Progress | None, *, following: Progress, destination: str) -> None:
@@ -20,9 +22,17 @@ def check_stored(known: Progress | None, stored: Progress | None, *, following: 
             f"{destination} lacks progress that this job has stored there: it was removed or put back to an earlier"
             " moment, or has failed over to a server that lacked its last writes"
         )
-    if any(following.next_offsets.get(at, offset) < offset for at, offset in stored.next_offsets.items()):
+    if _has_more(stored.next_offsets, following.next_offsets) or _has_more(stored.skipped, following.skipped):
         raise Fenced(f"another job has applied more to {destination} than this one", hint="stop one of the two jobs")
 
 
+def _has_more(stored: Mapping[TopicPartition, int], following: Mapping[TopicPartition, int]) -> bool:
+    return any(following.get(at, offset) < offset for at, offset in stored.items())
+
+
 def _is_behind(progress: Progress, other: Progress) -> bool:
-    return any(progress.next_offsets.get(at, 0) < offset for at, offset in other.next_offsets.items())
+    """Also behind a part that was left out on purpose, where ``next_offsets`` stay as they are."""
+    if any(progress.next_offsets.get(at, 0) < offset for at, offset in other.next_offsets.items()):
+        return True
+    reached = {**progress.next_offsets, **progress.skipped}
+    return any(reached.get(at, 0) < offset for at, offset in other.skipped.items())

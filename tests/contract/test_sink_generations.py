@@ -256,6 +256,42 @@ def test_a_destination_that_was_put_back_under_a_running_job_is_noticed(destinat
     assert destination.opened(name, 1).generations.load_progress() == reached(2)
 
 
+def test_what_was_read_beyond_a_part_that_was_left_out_is_missed_too(destination: Destination, name: str) -> None:
+    """After ``--from-lsn``, the offsets before the gap stay as they are for as long as it isn't read."""
+    at = ("shop.public.orders", 0)
+
+    def reached(offset: int) -> Progress:
+        return progress(5, next_offsets={at: 5}, skipped={at: offset})
+
+    job, other = destination.opened(name, 1, ITEMS), destination.opened(name, 1)
+    job.sink.claim()
+    job.generations.save_progress(reached(20))
+    job.generations.save_progress(reached(30))
+    other.sink.claim()
+    other.generations.save_progress(reached(20))
+    job.sink.claim()
+    with pytest.raises(DataLost, match="lacks progress"):
+        job.generations.save_progress(reached(40))
+    other.sink.claim()
+    other.generations.save_progress(reached(50))
+    job.sink.claim()
+    with pytest.raises(Fenced, match="another job has applied more"):
+        job.generations.save_progress(reached(40))
+
+
+def test_a_part_that_was_left_out_and_is_read_after_all_is_no_loss(destination: Destination, name: str) -> None:
+    at = ("shop.public.orders", 0)
+    left_out = progress(5, next_offsets={at: 5}, skipped={at: 20})
+    destination.opened(name, 1, ITEMS).generations.save_progress(left_out)
+    job = destination.opened(name, 1)
+    assert job.generations.load_progress() == left_out
+    job.sink.claim()
+    for offset in (8, 25):
+        read = progress(offset, next_offsets={at: offset})
+        job.generations.save_progress(read)
+        assert job.generations.load_progress() == read
+
+
 def test_a_job_that_was_overtaken_hides_nothing_of_what_the_other_has_applied(
     destination: Destination, name: str
 ) -> None:
