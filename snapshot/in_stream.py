@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
@@ -24,7 +24,7 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connection_error
 from cdc.postgres.replication import ComingSlot, CreatedSlot
 from cdc.postgres.slot import emit_heartbeat, oldest_writer, temporary_slot_name
-from cdc.protocol.control_records import CaptureState, SchemaRecord
+from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
 from cdc.stream.live_stream import LiveStream
@@ -248,7 +248,9 @@ class StreamCopies:
     def _copy_table(self, point: _Point, name: TableName) -> None:
         """Copy a table as the snapshot shows it, or only its new partitions. Raises Interrupted."""
         loop, assembler = self._loop, self._assembler
-        shape, membership = point.shapes[name], point.memberships[name]
+        membership = point.memberships[name]
+        # All rows come again: nothing depends on what its columns' numbers meant before.
+        shape = replace(point.shapes[name], epoch=loop.state.epoch)
         published = self._stream.tables.of(shape)
         published_before = assembler.tables.get(name) or assembler.passed_over.get(name)
         new = published_before is None or published_before.table != shape
@@ -270,7 +272,7 @@ class StreamCopies:
             membership=membership.to_text(),
             leaves=leaves,
             live_keys=self._stream.log.live_key_set,
-            schemas=[SchemaRecord(shape, point.slot.consistent_point, from_epoch=loop.state.epoch)] if new else [],
+            schemas=[_record(shape, point, loop.state, published_before)] if new else [],
             settings=self._pipeline.capture,
             stopping=self._stopping_after_status,
             report=self._copied,
@@ -374,3 +376,9 @@ class StreamCopies:
         """
         self._while_waiting()
         return self._stopping() or not self._copies_allowed()
+
+
+def _record(shape: Table, point: _Point, state: CaptureState, before: PublishedTable | None) -> SchemaRecord:
+    """The record of a table's shape that comes with its copy."""
+    change = ShapeChange() if before is None else ShapeChange(rewritten="it was copied again")
+    return SchemaRecord(shape, point.slot.consistent_point, change, from_epoch=state.epoch)

@@ -118,6 +118,7 @@ def _recognized(
         before, shape = recorded.get(name), shapes.get(name)
         if name in found and before is not None and shape is not None and _is_alike(before, shape):
             state = replace(state, memberships={**state.memberships, name: found[name].to_text()})
+            shape = replace(shape, epoch=state.epoch)
             records.append(SchemaRecord(shape, state.handoff, from_epoch=state.epoch))
         else:
             say(f"{name} has other columns than before, or isn't published: it is copied, too")

@@ -56,7 +56,8 @@ def changed_shape(
     origins = _origins(known_table, columns)
     renamed = {new: old.name for new, old in origins.items() if old.name != new}
     key = _key(known_table, relation, columns, current, configured_key, {old: new for new, old in renamed.items()})
-    table = Table(known_table.name, columns, key, relation.replica_identity, relation.relation_id)
+    identity = relation.replica_identity
+    table = Table(known_table.name, columns, key, identity, relation.relation_id, known_table.epoch)
     rewritten: list[str] = []
     if not is_same:
         rewritten.append("it was dropped and made again")

@@ -12,6 +12,7 @@ from cdc.model.visible import is_visible, visible
 
 _PLAIN_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_$]*")
 _PART = r'(?:U&"(?:[^"]|"")+"|"(?:[^"]|"")+"|[^".]+)'
+_OID_BITS = 32
 _ESCAPE = re.compile(r"\\(\\|[0-9a-fA-F]{4})")
 
 
@@ -144,6 +145,8 @@ class Table:
 
     A table without a key is append-only: its topic isn't compacted. ``oid`` is the relation's own number in the source.
     It stays when the table is renamed and differs when it was dropped and created again; 0 where it isn't known.
+    ``epoch`` is that of the tag in which the catalogue was read for it without the recorded shape: numbers of an
+    earlier epoch may be another column's.
     """
 
     name: TableName
@@ -151,6 +154,21 @@ class Table:
     key: tuple[str, ...]
     replica_identity: ReplicaIdentity
     oid: int = 0
+    epoch: int = 0
+
+    @property
+    def relation(self) -> int:
+        """Within one relation, a number stays one column's; 0 where nothing is known of it.
+
+        A source that was put back gives out numbers again, so an ``oid`` alone doesn't tell.
+        """
+        return self.epoch << _OID_BITS | self.oid
+
+    def is_same_relation(self, other: "Table") -> bool:
+        """Whether the columns' numbers mean the same in both, as far as that is known."""
+        if self.epoch != other.epoch:
+            return False
+        return not self.oid or not other.oid or self.oid == other.oid
 
     @cached_property
     def schema_id(self) -> str:
@@ -159,9 +177,8 @@ class Table:
         Columns' numbers are part of it: one that was dropped and added again holds other values under its old name.
         The replica identity isn't: DEFAULT and FULL may alternate without a change of the rows' shape.
         """
-        shape = {
-            name: value for name, value in self.to_json().items() if name not in ("replica_identity", "relation_oid")
-        }
+        others = ("replica_identity", "relation_oid", "relation_epoch")
+        shape = {name: value for name, value in self.to_json().items() if name not in others}
         canonical = json.dumps(shape, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
@@ -185,6 +202,7 @@ class Table:
             "key": list(self.key),
             "replica_identity": self.replica_identity.value,
             "relation_oid": self.oid,
+            "relation_epoch": self.epoch,
         }
 
     @classmethod
@@ -195,4 +213,5 @@ class Table:
             tuple(value["key"]),
             ReplicaIdentity(value["replica_identity"]),
             value.get("relation_oid", 0),
+            value.get("relation_epoch", 0),
         )

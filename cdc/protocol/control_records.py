@@ -177,16 +177,18 @@ class CaptureState:
         database: str,
         system_id: str,
         timeline: int,
+        put_back: Collection[TableName] = (),
     ) -> Self:
         """The state in which the slot is to be created again, on this server, and these tables to be copied.
 
         Everything published from then on is newer than all before, whatever the LSNs are. One that was ordered and not
         begun stays in its epoch. On another server, what was recorded of the tables that aren't copied says nothing:
-        they are ``unfamiliar``.
+        they are ``unfamiliar``. So are those that were ``put_back`` to an earlier moment.
         """
         state = self.never_copied({*names, *(self.memberships.keys() - self.copied.keys())})
         if (system_id, database, publication) != (self.system_id, self.database, self.publication):
-            state = replace(state, memberships=dict.fromkeys(state.memberships, ""))
+            put_back = state.memberships
+        memberships = {name: "" if name in put_back else what for name, what in state.memberships.items()}
         return replace(
             state,
             owner=owner,
@@ -202,6 +204,7 @@ class CaptureState:
             end_lsn=0,
             last_transaction=None,
             begun=None,
+            memberships=memberships,
         )
 
     @property
@@ -422,4 +425,5 @@ def _table(fields: RecordFields) -> Table:
         raise fields.foreign("key")
     name = TableName(fields.text("schema"), fields.text("table"))
     identity = fields.one_of("replica_identity", ReplicaIdentity)
-    return Table(name, columns, tuple(key), identity, fields.number("relation_oid", 0))
+    oid, epoch = fields.number("relation_oid", 0), fields.number("relation_epoch", 0, most=EPOCH_MAX)
+    return Table(name, columns, tuple(key), identity, oid, epoch)

@@ -4,12 +4,16 @@ A compacted topic keeps a row's last event for as long as the row isn't changed.
 has events of every shape that the table ever had. Columns are followed by their number at the source, whatever their
 names were. A column that was added later has the value that the source gave to the rows that were there.
 
+Numbers say so within one relation. From a table that was dropped to the one that was made again, and over a recovery,
+columns are followed by their names: a source that was put back gives out its numbers again.
+
 Where capture has copied the whole table since, events with another key or with values of another type are left out.
 Where it hasn't, the values are the same in both types.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
@@ -79,15 +83,24 @@ def histories(records: Iterable[SchemaRecord]) -> dict[TableName, TableHistory]:
 
 def _history(name: TableName, records: Sequence[SchemaRecord]) -> TableHistory:
     newest = records[-1].table
+    groups = relations(records)
+    columns = [_Column(column, _in_relations(column, groups)) for column in newest.columns]
     added = [
-        (record.table.column(column), value) for record in records for column, value in record.change.defaults.items()
+        _Added(index, record.table.column(column), value)
+        for index, group in enumerate(groups)
+        for record in group
+        for column, value in record.change.defaults.items()
     ]
     shapes: dict[str, Translation | None] = {}
     is_copied = False
-    for record in reversed(records):
-        # The newest record of a shape counts.
-        shapes.setdefault(record.table.schema_id, _translation(record.table, newest, added, is_copied=is_copied))
-        is_copied = is_copied or bool(record.change.rewritten)
+    for index, group in reversed(list(enumerate(groups))):
+        for record in reversed(group):
+            # The newest record of a shape counts.
+            shapes.setdefault(
+                record.table.schema_id,
+                _translation(record.table, newest, columns, added, relation=index, is_copied=is_copied),
+            )
+            is_copied = is_copied or bool(record.change.rewritten)
     return TableHistory(name, newest.key, shapes)
 
 
@@ -97,48 +110,107 @@ def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, Js
     ``records`` are the table's, in the order of the topic. Columns whose values come with a copy of the table are left
     out.
     """
-    added: list[tuple[Column, JsonValue]] = []
-    for record in records:
-        if record.change.rewritten:
-            added = []
-        else:
-            added += [(record.table.column(name), value) for name, value in record.change.defaults.items()]
+    groups = relations(records)
+    added: list[_Added] = []
+    for index, group in enumerate(groups):
+        for record in group:
+            if record.change.rewritten:
+                added = []
+            else:
+                added += [
+                    _Added(index, record.table.column(name), value) for name, value in record.change.defaults.items()
+                ]
     values: dict[str, JsonValue] = {}
     for column in newest.columns:
-        for added_column, value in added:
-            if _is_same(added_column, column):
+        followed = _Column(column, _in_relations(column, groups))
+        for one in added:
+            if followed.is_same(one.column, one.relation):
                 values.pop(column.name, None)  # where numbers aren't known, an earlier column of that name
-                if value is not None:
-                    values[column.name] = value
+                if one.value is not None:
+                    values[column.name] = one.value
     return values
 
 
+def relations(records: Iterable[SchemaRecord]) -> list[list[SchemaRecord]]:
+    """A table's records, in their order, by the relation that they are of."""
+    groups: list[list[SchemaRecord]] = []
+    for record in records:
+        if not groups or not record.table.is_same_relation(groups[-1][-1].table):
+            groups.append([])
+        groups[-1].append(record)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """A column that was added in the ``relation``-th relation, with its value in older rows."""
+
+    relation: int
+    column: Column
+    value: JsonValue
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the newest shape, and what it was in each relation; None: it wasn't there."""
+
+    newest: Column
+    in_relations: Sequence[Column | None]
+
+    def find(self, table: Table, relation: int) -> Column | None:
+        return next((column for column in table.columns if self.is_same(column, relation)), None)
+
+    def is_same(self, column: Column, relation: int) -> bool:
+        there = self.in_relations[relation]
+        return there is not None and _is_same(column, there)
+
+
+def _in_relations(newest: Column, groups: Sequence[Sequence[SchemaRecord]]) -> list[Column | None]:
+    """From one relation to the next by name, as of the last shape of the one and the first of the other."""
+    found: list[Column | None] = [newest]
+    for before, after in reversed(list(pairwise(groups))):
+        now = found[0]
+        first = next((column for column in after[0].table.columns if now is not None and _is_same(column, now)), None)
+        named = (column for column in before[-1].table.columns if first is not None and column.name == first.name)
+        found.insert(0, next(named, None))
+    return found
+
+
 def _is_same(column: Column, other: Column) -> bool:
-    """Whether two shapes mean one column. By number: it may have been renamed; by name where a number isn't known."""
+    """Whether two shapes of one relation mean one column.
+
+    By number: it may have been renamed; by name where a number isn't known.
+    """
     if column.number and other.number:
         return column.number == other.number
     return column.name == other.name
 
 
 def _translation(
-    old: Table, newest: Table, added: Sequence[tuple[Column, JsonValue]], *, is_copied: bool
+    old: Table,
+    newest: Table,
+    columns: Sequence[_Column],
+    added: Sequence[_Added],
+    *,
+    relation: int,
+    is_copied: bool,
 ) -> Translation | None:
-    """``added`` are columns with their value in older rows; ``is_copied``: all rows have come again since."""
+    """``old`` is of the ``relation``-th relation; ``is_copied``: all rows have come again since."""
     if old.schema_id == newest.schema_id:
         return ()
     if old.key != newest.key:
         return None
     translation: list[ColumnOrigin] = []
-    for column in newest.columns:
-        column_before = next((old_column for old_column in old.columns if _is_same(old_column, column)), None)
-        if column_before is None:
+    for column in columns:
+        now, before = column.newest, column.find(old, relation)
+        if before is None:
             # The last one: where numbers aren't known, a column that was dropped and added again has the same name.
-            value = next((value for added_column, value in reversed(added) if _is_same(added_column, column)), None)
-            translation.append((column.name, None, value))
-        elif is_copied and (column_before.value_type, column_before.is_array) != (column.value_type, column.is_array):
+            values = (one.value for one in reversed(added) if column.is_same(one.column, one.relation))
+            translation.append((now.name, None, next(values, None)))
+        elif is_copied and (before.value_type, before.is_array) != (now.value_type, now.is_array):
             return None
         else:
-            translation.append((column.name, column_before.name, None))
+            translation.append((now.name, before.name, None))
     if all(name == before for name, before, _ in translation) and len(translation) == len(old.columns):
         return ()
     return tuple(translation)

@@ -14,10 +14,14 @@ _RECORD: Final = "columns"
 
 @dataclass(frozen=True, slots=True)
 class HeldTable:
-    """The shape that a generation's table was prepared for last, and the number of each column that it ever had."""
+    """The shape that a generation's table was prepared for last, and the number of each column that it ever had.
+
+    ``relation`` is ``Table.relation`` of that shape, 0 where it isn't known. Numbers are of its columns.
+    """
 
     schema_id: str
     columns: Mapping[str, int]
+    relation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Columns:
         return orjson.dumps(
             {
                 "tables": [
-                    [name.schema, name.name, held_table.schema_id, dict(held_table.columns)]
+                    [name.schema, name.name, held_table.schema_id, dict(held_table.columns), held_table.relation]
                     for name, held_table in self.tables.items()
                 ],
                 "lacking": [[name.schema, name.name, dict(values)] for name, values in self.lacking.items()],
@@ -55,7 +59,7 @@ class Columns:
     def from_json(cls, text: str) -> "Columns":
         fields: dict[str, Any] = orjson.loads(text)
         return cls(
-            {TableName(schema, name): HeldTable(shape, columns) for schema, name, shape, columns in fields["tables"]},
+            {TableName(schema, name): HeldTable(*held) for schema, name, *held in fields["tables"]},
             {TableName(schema, name): values for schema, name, values in fields["lacking"]},
             fields.get("filled", True),
         )

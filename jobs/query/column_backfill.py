@@ -13,7 +13,7 @@ included, are left alone.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Final
 
 import orjson
@@ -22,7 +22,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
-from jobs.executor.shape_history import added_values
+from jobs.executor.shape_history import added_values, relations
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, HeldTable
 from jobs.report import ColumnBackfillProgress, Reporter
@@ -64,6 +64,8 @@ def next_columns(
         table_records = [record for record in records if record.table.name == table.name]
         added = added_values(table, table_records)
         held_table = held_tables.get(table.name)
+        if held_table is not None:
+            held_table = _of_newest_relation(held_table, table_records)
         missing: dict[str, JsonValue]
         if held_table is not None:
             _check_columns(table, held_table, table_records)
@@ -82,8 +84,25 @@ def next_columns(
             lacking[table.name] = missing
         columns = {} if held_table is None else _under_their_names(held_table.columns, table)
         columns |= {column.name: column.number or columns.get(column.name, 0) for column in table.columns}
-        held_tables[table.name] = HeldTable(whole.schema_id, columns)
+        held_tables[table.name] = HeldTable(whole.schema_id, columns, whole.relation)
     return Columns(held_tables, lacking, is_filled=not lacking)
+
+
+def _of_newest_relation(held_table: HeldTable, records: Sequence[SchemaRecord]) -> HeldTable:
+    """With the numbers that the columns have in the relation of today, where it is another one than it was.
+
+    They go on under their names: capture copies the whole table then, or has found that all names are the same.
+    """
+    groups = relations(records)
+    known = [index for index, group in enumerate(groups) if group[-1].table.relation == held_table.relation]
+    if not known:
+        return held_table
+    columns = dict(held_table.columns)
+    for before, after in pairwise(groups[known[-1] :]):
+        names = {column.number: column.name for column in before[-1].table.columns if column.number}
+        numbers = {column.name: column.number for column in after[0].table.columns}
+        columns = {name: numbers.get(names.get(number, name), _GONE) for name, number in columns.items()}
+    return replace(held_table, columns=columns)
 
 
 def _under_their_names(columns: Mapping[str, int], table: Table) -> dict[str, int]:

@@ -18,7 +18,7 @@ from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import announce_capture, find_slot, require_own_slot
 from cdc.protocol.control_records import CaptureState
-from cdc.stream.source_checks import require_primary
+from cdc.stream.source_checks import require_primary, system_differences
 from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, topic_identities
 from lockstep.capture.publisher import capture_publisher
 from migrations.source import publication_sql
@@ -116,6 +116,7 @@ def _recover(
             database=identity.database,
             system_id=identity.system_id,
             timeline=identity.timeline,
+            put_back=_put_back(state, identity, pipeline),
         )
         publisher.commit(state, covering=list(pipeline.topics().values()))
         state = create_slot_again(
@@ -123,6 +124,14 @@ def _recover(
         )
     say(f"the new slot begins at {format_lsn(state.end_lsn)}")
     return state
+
+
+def _put_back(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline) -> Sequence[TableName]:
+    """The tables whose columns may have numbers by now that others had, in events that a sink has applied.
+
+    Append-only ones go to no sink, and a copy would repeat their rows.
+    """
+    return pipeline.source.keyed_names if system_differences(state, identity, pipeline.publication) else ()
 
 
 def _identify(pipeline: Pipeline) -> SystemIdentity:

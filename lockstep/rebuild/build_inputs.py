@@ -135,8 +135,10 @@ def incompatible_change(begun: BuildInputs, now: BuildInputs) -> str | None:
 def _incompatible_change(before: Table, after: Table) -> str | None:
     if before.key != after.key:
         return f"its key was ({', '.join(before.key)}) and is ({', '.join(after.key)})"
-    # Numbers identify columns within one table only: a table that was recreated counts from 1 again.
-    numbered = {column.number: column for column in after.columns if column.number and before.oid == after.oid}
+    # Numbers identify columns within one relation only: a table that was recreated counts from 1 again.
+    numbered = {
+        column.number: column for column in after.columns if column.number and before.relation == after.relation
+    }
     named = {column.name: column for column in after.columns}
     for column in before.columns:
         same = numbered.get(column.number)

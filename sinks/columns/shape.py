@@ -57,9 +57,9 @@ class Shape:
         added = tuple(column for column in table.columns if column.name not in held)
         now = {column.name: column for column in table.columns}
         vanished = [column for column in self.table.columns if column.name not in now]
-        is_same = self._is_same_relation(table)
+        is_same = self.table.is_same_relation(table)
         renamed = [(old, new) for old in self.columns for new in table.columns if is_same and _is_known_as(old, new)]
-        renamed += [(old, new) for old in vanished for new in added if _may_be_renamed(old, new, is_same=is_same)]
+        renamed += [(old, new) for old in vanished for new in added if is_same and _may_be_renamed(old, new)]
         for old, new in renamed:
             raise _incompatible_change(table, f"column {old.name!r} seems to be renamed to {new.name!r}")
         columns = tuple(_numbered(column, now.get(column.name), is_same=is_same) for column in self.columns)
@@ -73,7 +73,7 @@ class Shape:
         What can't be told apart, as columns that swap their names, is left to ``evolve``.
         """
         renamed = {}
-        if self._is_same_relation(table):
+        if self.table.is_same_relation(table):
             renamed = {old.name: new.name for old in self.columns for new in table.columns if _is_known_as(old, new)}
         if renamed.keys() & set(renamed.values()) or {column.name for column in self.columns} & set(renamed.values()):
             return self.evolve(table)
@@ -93,7 +93,7 @@ class Shape:
         """What has to be done to a destination of this shape."""
         # By number alone: a column may have another name now, and a new one the name that it had.
         numbered = {column.number: column.name for column in later.columns if column.number}
-        if not self._is_same_relation(later.table):
+        if not self.table.is_same_relation(later.table):
             numbered = {}
         renamed = {
             column.name: numbered[column.number]
@@ -107,10 +107,6 @@ class Shape:
             added=tuple(column for column in later.columns if column.name not in held),
             dropped=tuple(column.name for column in self.columns if column.name not in {*renamed, *names}),
         )
-
-    def _is_same_relation(self, table: Table) -> bool:
-        """False where the table was dropped and made again: then its columns' numbers say nothing of those before."""
-        return not self.table.oid or not table.oid or self.table.oid == table.oid
 
     def to_json(self) -> str:
         return json.dumps({"table": self.table.to_json(), "columns": [column.to_json() for column in self.columns]})
@@ -130,9 +126,9 @@ def _is_known_as(old: Column, new: Column) -> bool:
     return old.number != 0 and old.number == new.number and old.name != new.name
 
 
-def _may_be_renamed(old: Column, new: Column, *, is_same: bool) -> bool:
+def _may_be_renamed(old: Column, new: Column) -> bool:
     """Where numbers don't tell, a column of the same type in another one's place is taken for it."""
-    if is_same and old.number and new.number:
+    if old.number and new.number:
         return False
     return (old.type_oid, old.type_modifier) == (new.type_oid, new.type_modifier)
 

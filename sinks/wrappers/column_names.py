@@ -19,13 +19,13 @@ from sinks.wrappers.renaming import Renaming
 class ColumnNames:
     """The names that columns have here.
 
-    ``numbers``: table -> number of a column -> its name, of the relations with these ``oids``. ``renaming`` is as of
-    the last shapes.
+    ``numbers``: table -> number of a column -> its name, in these ``relations`` (``Table.relation``). ``renaming`` is
+    as of the last shapes.
     """
 
     numbers: Mapping[TableName, Mapping[int, str]] = field(default_factory=dict)
     renaming: Renaming = field(default_factory=Renaming)
-    oids: Mapping[TableName, int] = field(default_factory=dict)
+    relations: Mapping[TableName, int] = field(default_factory=dict)
 
     def outdated(self, configured: Renaming) -> list[str]:
         """For people: columns that have the name here that they had at the source once."""
@@ -44,15 +44,19 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
     judges columns of the key, too: events from before have another key.
     """
     numbers: dict[TableName, dict[int, str]] = {}
-    oids: dict[TableName, int] = {}
+    relations: dict[TableName, int] = {}
     if known is not None:
         numbers = {name: dict(by_number) for name, by_number in known.numbers.items()}
-        oids = dict(known.oids)
+        relations = dict(known.relations)
     names = {name: dict(of) for name, of in configured.names.items()}
     for table in tables:
-        if table.oid and oids.get(table.name, 0) not in (0, table.oid):
-            numbers.pop(table.name, None)  # it was dropped and made again: its numbers say nothing of those before
-        oids[table.name] = table.oid or oids.get(table.name, 0)
+        if table.relation and relations.get(table.name, 0) not in (0, table.relation):
+            # It was dropped and made again, or was put back: its numbers say nothing of those before, its names do.
+            here = {} if known is None else known.renaming.names.get(table.name, {})
+            numbers[table.name] = {
+                column.number: here[column.name] for column in table.columns if column.number and column.name in here
+            }
+        relations[table.name] = table.relation or relations.get(table.name, 0)
         held = numbers.setdefault(table.name, {})
         names_here = {column.name: names.get(table.name, {}).get(column.name, column.name) for column in table.columns}
         is_settled = False
@@ -64,7 +68,7 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
                     names_here[column.name] = names.setdefault(table.name, {})[column.name] = before
                     is_settled = False
         held |= {column.number: names_here[column.name] for column in table.columns if column.number}
-    return ColumnNames(numbers, Renaming(names), oids)
+    return ColumnNames(numbers, Renaming(names), relations)
 
 
 def load_names(records: CoordinationRecords, generation: int) -> ColumnNames | None:
@@ -74,21 +78,21 @@ def load_names(records: CoordinationRecords, generation: int) -> ColumnNames | N
         return None
     numbers: dict[TableName, Mapping[int, str]] = {}
     names: dict[TableName, Mapping[str, str]] = {}
-    oids: dict[TableName, int] = {}
-    for schema, name, oid, by_number, renamed in json.loads(text):
+    relations: dict[TableName, int] = {}
+    for schema, name, relation, by_number, renamed in json.loads(text):
         table = TableName(schema, name)
-        oids[table] = oid
+        relations[table] = relation
         numbers[table] = {int(number): column for number, column in by_number.items()}
         if renamed:
             names[table] = renamed
-    return ColumnNames(numbers, Renaming(names), oids)
+    return ColumnNames(numbers, Renaming(names), relations)
 
 
 def save_names(records: CoordinationRecords, generation: int, kept: ColumnNames) -> None:
     document: list[Any] = []
     for name, by_number in kept.numbers.items():
         renamed = kept.renaming.names.get(name, {})
-        document.append([name.schema, name.name, kept.oids.get(name, 0), dict(by_number), dict(renamed)])
+        document.append([name.schema, name.name, kept.relations.get(name, 0), dict(by_number), dict(renamed)])
     records.save(_record_name(generation), json.dumps(document))
 
 

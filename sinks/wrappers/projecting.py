@@ -178,7 +178,9 @@ class ProjectingSink:
             for name in sorted(hidden):
                 identity = column_text(table.name, name)
                 number, oid = known.get(identity, [0, 0])
-                is_same = not oid or not table.oid or oid == table.oid  # else it was dropped and made again
+                # Else it was dropped and made again. After a recovery the number may be another column's, or this one's
+                # under another name: whether its values may be shown is for somebody to say.
+                is_same = not oid or not table.oid or oid == table.oid
                 renamed = [
                     other for other, held in named.items() if is_same and held and held == number and other != name
                 ]

@@ -56,6 +56,20 @@ def test_the_new_state_is_newer_than_all_before_and_knows_no_copy_of_the_tables(
     assert (streaming.phase, streaming.published_lsn, streaming.end_lsn) == (SnapshotPhase.DONE, 0x100, 0x100)
 
 
+def test_of_a_server_that_was_put_back_the_tables_that_are_not_copied_are_looked_at_again() -> None:
+    """A column may have a number by now that another one had in what was published."""
+    ordered = BEFORE.recovering(
+        [ORDERS],
+        owner="o",
+        publication=BEFORE.publication,
+        database=BEFORE.database,
+        system_id=BEFORE.system_id,
+        timeline=BEFORE.timeline,
+        put_back=[ORDERS, OTHER],
+    )
+    assert (ordered.copied, list(ordered.unfamiliar)) == ({OTHER: 1}, [OTHER])
+
+
 def test_on_another_server_nothing_is_known_of_the_tables_that_are_not_copied() -> None:
     ordered = _ordered(system_id=f"1{BEFORE.system_id}")
     assert (ordered.copied, list(ordered.unfamiliar)) == ({OTHER: 1}, [OTHER])

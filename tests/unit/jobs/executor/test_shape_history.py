@@ -163,6 +163,57 @@ def _without_numbers(shape: Table) -> Table:
     return replace(shape, columns=tuple(replace(column, number=0) for column in shape.columns))
 
 
+COPIED = ShapeChange(rewritten="it was copied again")
+BONUS = replace(column("bonus", "numeric"), number=3)
+
+
+def _recovered(*columns: Column) -> Table:
+    return replace(_of(*columns), epoch=1)
+
+
+def test_a_number_that_is_given_again_after_a_recovery_is_another_column() -> None:
+    """The source was put back to before ``price`` was added."""
+    old, new = _of(ID, NOTE, PRICE), _recovered(ID, NOTE, BONUS)
+    records = [
+        SchemaRecord(FIRST, 1),
+        SchemaRecord(old, 2, ShapeChange(defaults={"price": "1.50"})),
+        SchemaRecord(_recovered(ID, NOTE), 1, COPIED, from_epoch=1),
+        SchemaRecord(new, 2, ShapeChange(defaults={"bonus": "7"}), from_epoch=1),
+    ]
+    history = _history(*records)
+    assert _row(history, old, {"id": 1, "note": "x", "price": "2"}) == {"id": 1, "note": "x", "bonus": "7"}
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "note": "x", "bonus": "7"}
+    assert added_values(new, records) == {"bonus": "7"}
+    at_once = [*records[:2], SchemaRecord(new, 1, COPIED, from_epoch=1)]
+    assert _row(_history(*at_once), old, {"id": 1, "note": "x", "price": "2"}) == {"id": 1, "note": "x", "bonus": None}
+    assert added_values(new, at_once) == {}
+
+
+def test_a_column_is_followed_over_a_recovery_by_its_name_and_then_by_its_number() -> None:
+    """On another server columns have other numbers, and a table that isn't copied has the rows from before."""
+    elsewhere = replace(_recovered(ID, replace(NOTE, number=9), replace(PRICE, number=2)), oid=8)
+    renamed = replace(elsewhere, columns=(ID, replace(NOTE, name="memo", number=9), elsewhere.columns[2]))
+    old = replace(_of(ID, NOTE, PRICE), oid=7)
+    records = [
+        SchemaRecord(replace(FIRST, oid=7), 1),
+        SchemaRecord(old, 2, ShapeChange(defaults={"price": "1.50"})),
+        SchemaRecord(elsewhere, 1, from_epoch=1),
+        SchemaRecord(renamed, 2, from_epoch=1),
+    ]
+    history = _history(*records)
+    assert _row(history, old, {"id": 1, "note": "x", "price": "2"}) == {"id": 1, "memo": "x", "price": "2"}
+    assert _row(history, FIRST, {"id": 1, "note": "x"}) == {"id": 1, "memo": "x", "price": "1.50"}
+    assert added_values(renamed, records) == {"price": "1.50"}
+
+
+def test_numbers_of_a_table_that_was_made_again_are_of_other_columns() -> None:
+    old = replace(_of(ID, NOTE), oid=7)
+    new = replace(_of(replace(NOTE, number=1), replace(ID, number=2)), oid=8)
+    made_again = ShapeChange(rewritten="it was dropped and made again")
+    history = _history(SchemaRecord(old, 1), SchemaRecord(new, 2, made_again))
+    assert _row(history, old, {"id": 1, "note": "x"}) == {"note": "x", "id": 1}
+
+
 def test_it_travels_to_other_machines() -> None:
     history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
     assert pickle.loads(pickle.dumps(history)) == history

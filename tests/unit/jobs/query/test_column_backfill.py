@@ -160,6 +160,42 @@ def test_a_column_that_was_gone_before_its_number_was_known_is_not_the_next_one_
         _next(known, *records, replace(RECORDS[1], from_lsn=5))
 
 
+COPIED = ShapeChange(rewritten="it was copied again")
+PUT_BACK = SchemaRecord(replace(FIRST, epoch=1), 1, COPIED, from_epoch=1)
+BONUS = replace(column("bonus", "int4"), number=GRADE.number)
+AGAIN = SchemaRecord(replace(_of(ID, NOTE, BONUS), epoch=1), 2, ShapeChange(defaults={"bonus": 7}), from_epoch=1)
+
+
+def test_a_column_that_has_a_number_again_after_a_recovery_is_lacking() -> None:
+    """The source was put back to before ``grade`` was added, and a copy has brought every row without it."""
+    graded = _done(_next(FRESH, *RECORDS[:2]))
+    put_back = _next(graded, *RECORDS[:2], PUT_BACK)
+    assert _lacking(put_back) == {}
+    assert _lacking(_next(put_back, *RECORDS[:2], PUT_BACK, AGAIN)) == {"bonus": 7}
+    assert _lacking(_next(graded, *RECORDS[:2], PUT_BACK, AGAIN)) == {"bonus": 7}  # nobody looked in between
+
+
+def test_what_was_lacking_before_a_recovery_is_not_filled_into_the_column_that_has_its_number() -> None:
+    lacking = _next(FRESH, *RECORDS[:2])
+    at_once = SchemaRecord(AGAIN.table, 1, COPIED, from_epoch=1)
+    assert _lacking(_next(lacking, *RECORDS[:2], at_once)) == {}
+
+
+def test_a_column_of_another_number_on_another_server_is_the_one_of_its_name() -> None:
+    elsewhere = SchemaRecord(replace(_of(ID, replace(NOTE, number=5)), epoch=1, oid=8), 1, from_epoch=1)
+    held = _next(FRESH, RECORDS[0], elsewhere).tables[FIRST.name]
+    assert (held.columns, held.relation) == ({"id": 1, "note": 5}, elsewhere.table.relation)
+
+
+def test_a_column_that_has_a_number_of_the_table_that_was_dropped_is_lacking() -> None:
+    before, after = (replace(GRADED, oid=7), replace(FIRST, oid=8))
+    made_again = SchemaRecord(after, 3, ShapeChange(rewritten="it was dropped and made again"))
+    added = SchemaRecord(replace(AGAIN.table, oid=8, epoch=0), 4, AGAIN.change)
+    records = [SchemaRecord(before, 2), made_again]
+    held = _next(_next(None, records[0], has_rows=False), *records)
+    assert _lacking(_next(held, *records, added)) == {"bonus": 7}
+
+
 def test_the_note_survives_its_json() -> None:
     store = MemoryStore()
     opened = open_memory(store, 1)

@@ -102,6 +102,24 @@ def test_in_a_table_that_was_made_again_no_column_is_another_ones_successor() ->
     assert held.steps_to(followed).renamed == {}
 
 
+@pytest.mark.parametrize("after", [of(ID, called("memo", NOTE), oid=8), replace(of(ID, called("memo", NOTE)), epoch=1)])
+def test_in_a_table_that_comes_again_as_a_whole_a_column_of_the_same_type_is_no_successor(after: Table) -> None:
+    """After a table that was made again, and after a recovery, every row is copied."""
+    held = Shape.of(of(ID, NOTE))
+    assert names(held.evolve(after)) == ["id", "note", "memo"]
+    followed = held.follow(after)
+    assert names(followed) == ["id", "memo"]
+    assert held.steps_to(followed) == Steps({}, (called("memo", NOTE),), ("note",))
+
+
+def test_a_number_that_is_given_again_after_a_recovery_is_another_column() -> None:
+    put_back = replace(of(ID), epoch=1)
+    held = Shape.of(of(ID, NOTE)).evolve(put_back)
+    again = replace(put_back, columns=(ID, called("memo", NOTE)))
+    assert names(held.evolve(again)) == ["id", "note", "memo"]
+    assert Shape.from_json(held.to_json()).table.epoch == 1
+
+
 def test_where_a_column_may_be_one_that_is_known_by_another_name_none_is_removed() -> None:
     with pytest.raises(LockstepError, match="seems to be renamed"):
         Shape.of(HELD).follow(of(ID, replace(column("memo"), number=0), PRICE))

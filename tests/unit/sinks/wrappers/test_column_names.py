@@ -91,6 +91,15 @@ def test_numbers_of_a_table_that_was_made_again_say_nothing() -> None:
     assert keep_names(Renaming(), [again], first).renaming.names == {}
 
 
+def test_numbers_of_a_source_that_was_put_back_say_nothing_and_names_stay() -> None:
+    first = keep_names(Renaming(), [numbered(id=1, name=2, email=3)], None)
+    second = keep_names(Renaming(), [numbered(id=1, title=2, email=3)], first)
+    put_back = replace(numbered(id=1, title=2, phone=3), epoch=1)
+    third = keep_names(Renaming(), [put_back], second)
+    assert third.renaming.names == {ORDERS: {"title": "name"}}
+    assert keep_names(Renaming(), [replace(put_back, columns=put_back.columns[:2])], third).renaming == third.renaming
+
+
 def test_what_the_destination_refuses_can_be_undone_at_the_source() -> None:
     store = MemoryStore()
     before = numbered(id=1, a=2)
