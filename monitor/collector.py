@@ -170,7 +170,8 @@ class LagCollector:
             pipeline = self._pipeline
             state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
             is_settled = state is not None and state.epoch == newest.epoch and state.phase is SnapshotPhase.DONE
-            self._gap = (newest.epoch if is_settled else None), None if state is None else state.gap
+            gaps = () if state is None else state.gaps_now(is_slot_lost=is_slot_lost)
+            self._gap = (newest.epoch if is_settled else None), gaps[-1] if gaps else None
         return self._gap[1]
 
     def _wal_end(self) -> Lsn:

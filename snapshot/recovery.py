@@ -44,13 +44,13 @@ def what_is_missing(
             "rows of append-only tables and messages that were published stay; those that weren't are missing",
         )
     if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
-        return () if state.gap is None else (str(state.gap),)
+        return () if state.open_gap is None else (str(state.open_gap),)
     what = _lost_slot(state, slot)
     if not what:
         return ()
     return (
         f"{what}: changes from {published} to {format_lsn(identity.wal_end)} can't be read any more",
-        *([str(state.gap)] if state.gap is not None and state.gap.is_open else []),
+        *([str(state.open_gap)] if state.open_gap is not None and is_lost(slot) else []),
         "copies of the tables bring the rows up to date; what a row was in between is missing",
         "rows of append-only tables, of the outbox, and messages from in between are missing",
     )
@@ -61,6 +61,11 @@ def reason_of_gap(state: CaptureState, identity: SystemIdentity, slot: Slot | No
     if system_differences(state, identity, publication):
         return "the source wasn't the one that was published from"
     return _lost_slot(state, slot) or f"slot {state.slot} was in order, and `lockstep recover` has replaced it"
+
+
+def is_lost(slot: Slot | None) -> bool:
+    """Whether no stream can go on from this slot."""
+    return slot is None or slot.wal_status == "lost"
 
 
 def _lost_slot(state: CaptureState, slot: Slot | None) -> str:

@@ -95,7 +95,7 @@ class CaptureState:
     also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
     published. If that differs now, the stream may have left out changes of it. A table that isn't in it was never
     copied, as far as its topic tells, and isn't followed before it is. ``topics`` are those that rows and shapes went
-    to. ``gap`` is the newest one, None where there never was one.
+    to. ``gaps`` are all that there ever were, oldest first, with one that is open at their end: one per recovery.
     """
 
     slot: str
@@ -116,7 +116,7 @@ class CaptureState:
     topics: Mapping[str, TopicIdentity]
     last_transaction: StreamedTransaction | None = None
     begun: StreamedTransaction | None = None
-    gap: Gap | None = None
+    gaps: tuple[Gap, ...] = ()
 
     @property
     def published_lsn(self) -> int:
@@ -162,11 +162,24 @@ class CaptureState:
         memberships = {name: what for name, what in self.memberships.items() if name not in names}
         return replace(self.to_be_copied(names), memberships=memberships)
 
+    @property
+    def open_gap(self) -> Gap | None:
+        """The gap behind which capture hasn't gone on yet, be it announced."""
+        return self.gaps[-1] if self.gaps and self.gaps[-1].is_open else None
+
+    def gaps_now(self, *, is_slot_lost: bool) -> tuple[Gap, ...]:
+        """The gaps that there are. An open one is announced before the slot is dropped, and while that is there, none.
+
+        ``is_slot_lost`` says that there is no slot any more from which the stream can go on.
+        """
+        is_announced = self.open_gap is not None and self.phase is SnapshotPhase.DONE and not is_slot_lost
+        return self.gaps[:-1] if is_announced else self.gaps
+
     def with_gap(self, reason: str, *, now_ms: int) -> Self:
         """The state that knows of a gap after what was published. One that is open already stays as it was noticed."""
-        if self.gap is not None and self.gap.is_open:
+        if self.open_gap is not None:
             return self
-        return replace(self, gap=Gap(self.published_lsn, 0, now_ms, reason))
+        return replace(self, gaps=(*self.gaps, Gap(self.published_lsn, 0, now_ms, reason)))
 
     def recovering(
         self,
@@ -222,7 +235,7 @@ class CaptureState:
             seq=0,
             end_lsn=consistent_point,
             commit_time_ms=now_ms,
-            gap=self.gap if self.gap is None or not self.gap.is_open else self.gap._replace(to_lsn=consistent_point),
+            gaps=tuple(gap._replace(to_lsn=consistent_point) if gap.is_open else gap for gap in self.gaps),
         )
 
     def to_bytes(self) -> bytes:
@@ -247,7 +260,7 @@ class CaptureState:
                 "topics": [[topic, *identity] for topic, identity in self.topics.items()],
                 "last_transaction": None if self.last_transaction is None else list(self.last_transaction),
                 "begun": None if self.begun is None else list(self.begun),
-                "gap": None if self.gap is None else list(self.gap),
+                "gaps": [list(gap) for gap in self.gaps],
             }
         )
 
@@ -256,9 +269,9 @@ class CaptureState:
         """Raises as ``parse_record``, and ForeignRecord."""
         fields = parse_record(value, what)
         last, begun = (fields.row(name, int, int, int, bool) for name in ("last_transaction", "begun"))
-        gap = fields.row("gap", int, int, int, str)
-        if gap is not None and gap[2] > _TIME_MAX_MS:
-            raise fields.foreign("gap")
+        gaps = tuple(Gap(*row) for row in fields.rows("gaps", int, int, int, str, default=[]))
+        if any(gap.noticed_ms > _TIME_MAX_MS for gap in gaps) or any(gap.is_open for gap in gaps[:-1]):
+            raise fields.foreign("gaps")
         return cls(
             slot=fields.text("slot"),
             owner=fields.text("owner"),
@@ -280,7 +293,7 @@ class CaptureState:
             topics={topic: TopicIdentity(*identity) for topic, *identity in fields.rows("topics", str, str, int)},
             last_transaction=None if last is None else StreamedTransaction(*last),
             begun=None if begun is None else StreamedTransaction(*begun),
-            gap=None if gap is None else Gap(*gap),
+            gaps=gaps,
         )
 
 

@@ -78,9 +78,9 @@ class RecordFields:
         """A list of values of these types; None where the field is missing or has no value."""
         return None if self._fields.get(name) is None else self._of_kinds(name, self._fields[name], kinds)
 
-    def rows(self, name: str, *kinds: type) -> list[list[Any]]:
+    def rows(self, name: str, *kinds: type, default: list[Any] | None = None) -> list[list[Any]]:
         """A list of lists of values of these types."""
-        return [self._of_kinds(name, row, kinds) for row in self.items(name, list)]
+        return [self._of_kinds(name, row, kinds) for row in self.items(name, list, default)]
 
     def _of_kinds(self, name: str, value: Any, kinds: tuple[type, ...]) -> list[Any]:
         if not isinstance(value, list) or tuple(map(type, value)) != kinds:

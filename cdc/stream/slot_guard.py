@@ -13,11 +13,9 @@ from typing import Any, Final
 import psycopg
 
 from cdc.model.errors import LockstepError
-from cdc.model.lsn import Lsn, format_lsn, parse_lsn
+from cdc.model.lsn import Lsn, parse_lsn
 from cdc.postgres.connection import connection_error
 from cdc.postgres.settings import SlotGuardSettings
-from cdc.postgres.slot import drop_slot, end_other_reader, find_slot
-from cdc.stream.source_checks import RECOVER
 
 _LOOK_EVERY_S: Final = 10.0
 _SAY_EVERY_S: Final = 60.0
@@ -28,9 +26,6 @@ _RATE_WINDOW_S: Final = 300.0
 
 WARN_MINUTES: Final = 60.0
 """A slot that is lost within this time at the present rate is warned of, whatever is configured."""
-
-_LET_GO_S: Final = 10.0
-"""How long a reader that was ended may take to let go of the slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +129,13 @@ class Ladder:
         return f"warning: {holds}{grows}{lost}{stopped}"
 
 
-class SlotDropped(LockstepError):
-    """The guard has dropped the slot. ``reason`` says why, for the state that keeps it."""
+class SlotHoldsTooMuch(LockstepError):
+    """The slot is to be dropped, as the operator has allowed. ``reason`` says why, for the state that keeps it."""
 
-    def __init__(self, message: str, *, reason: str) -> None:
-        super().__init__(message, hint=RECOVER)
+    def __init__(self, reason: str, look: SlotLook) -> None:
+        super().__init__(reason)
         self.reason = reason
+        self.look = look
 
 
 class SlotGuard:
@@ -165,7 +161,8 @@ class SlotGuard:
     def look_if_due(self, sql: psycopg.Connection[Any]) -> None:
         """Safe to call all the time.
 
-        Raises SlotDropped when it has dropped the slot, and as ``connection_error`` when PostgreSQL doesn't answer.
+        Raises SlotHoldsTooMuch when the slot is to be dropped, and as ``connection_error`` when PostgreSQL doesn't
+        answer.
         """
         now_s = time.monotonic()
         if now_s < self._due_s:
@@ -179,31 +176,15 @@ class SlotGuard:
             self._step = decision.step
             if decision.say:
                 self._say(decision.say)
-            if decision.step is Step.DROP and self._is_ours:
-                self._drop(sql, look)
         except psycopg.Error as error:
             raise connection_error(error) from error
-
-    def _drop(self, sql: psycopg.Connection[Any], look: SlotLook) -> None:
-        deadline = time.monotonic() + _LET_GO_S
-        while (slot := find_slot(sql, self._slot)) is not None and slot.active_pid is not None:
-            if time.monotonic() > deadline:
-                return  # the next look tries again
-            end_other_reader(sql, slot)
-            time.sleep(0.1)
-        if slot is not None:
-            drop_slot(sql, self._slot)
-        confirmed = "an unknown position" if look.confirmed is None else format_lsn(look.confirmed)
-        assert self._settings.drop is not None
-        reason = (
-            f"slot {self._slot} made the server keep {wal_size(look.retained_bytes)} of WAL, and source.slot_guard lets"
-            f" capture drop the slot from {wal_size(self._settings.drop)} on"
-        )
-        raise SlotDropped(
-            f"{reason}: it was dropped. What wasn't published can't be read any more: the slot was at {confirmed}, and"
-            f" the WAL ended at {format_lsn(look.wal_end)}",
-            reason=reason,
-        )
+        if decision.step is Step.DROP and self._is_ours:
+            assert self._settings.drop is not None
+            raise SlotHoldsTooMuch(
+                f"slot {self._slot} made the server keep {wal_size(look.retained_bytes)} of WAL, and source.slot_guard"
+                f" lets capture drop the slot from {wal_size(self._settings.drop)} on",
+                look,
+            )
 
 
 def look_at_slot(sql: psycopg.Connection[Any], slot: str, *, at_s: float) -> SlotLook | None:

@@ -4,7 +4,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import psycopg
@@ -17,13 +17,20 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import announce_capture, find_slot, require_own_slot
-from cdc.protocol.control_records import CaptureState
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.source_checks import require_primary, system_differences
 from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, topic_identities
 from lockstep.capture.publisher import capture_publisher
 from migrations.source import publication_sql
 from snapshot.preparation import Stopped, create_missing_publication, require_ready, waiting_for_slot
-from snapshot.recovery import RECOVERIES_MAX, create_slot_again, reason_of_gap, tables_to_copy, what_is_missing
+from snapshot.recovery import (
+    RECOVERIES_MAX,
+    create_slot_again,
+    is_lost,
+    reason_of_gap,
+    tables_to_copy,
+    what_is_missing,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ def recover(
     """Do it if that is ``agreed``. Returns the state from which capture goes on, else None.
 
     A capture that runs is fenced, and ends. Whatever is interrupted goes on when capture is started.
-    Raises LockstepError when nothing was ever captured, or the source isn't ready, and ConfigurationError for names.
+    Raises LockstepError when nothing was ever captured, the source isn't ready, or somebody else has recovered it
+    meanwhile, and ConfigurationError for names.
     """
     tables = tables_to_copy(pipeline, chosen)
     client = pipeline.kafka.client()
@@ -80,8 +88,9 @@ def recover(
             left_out = [name for name in pipeline.source.table_names if name not in tables]
             if not agreed(Recovery(missing, tables, left_out)):
                 return None
+            _require_not_recovered_since(state, read_state(client, pipeline.name, pipeline.slot), pipeline)
             create_missing_publication(pipeline, sql, publication, say)
-            return _recover(pipeline, sql, tables, stopping=stopping, say=say)
+            return _recover(pipeline, sql, tables, asked=state, stopping=stopping, say=say)
     except psycopg.Error as error:
         raise connection_error(error) from error
     except Stopped:
@@ -95,6 +104,7 @@ def _recover(
     sql: psycopg.Connection[Any],
     tables: Sequence[TableName],
     *,
+    asked: CaptureState,
     stopping: Callable[[], bool],
     say: Callable[[str], None],
 ) -> CaptureState:
@@ -103,12 +113,15 @@ def _recover(
     with contextlib.closing(capture_publisher(pipeline)) as publisher:
         publisher.start()  # nobody else publishes from here on
         state = _require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
+        _require_not_recovered_since(asked, state, pipeline)
         # Else copies would be published over events that nobody can read, and nothing would say so any more.
         state = adopt_topics(state, topic_identities(pipeline), pipeline, say)
         require_shapes(state, read_tables(pipeline.kafka.client(), pipeline.name).keys(), pipeline)
         identity = _identify(pipeline)
         # It may have been lost while somebody thought about the question.
-        reason = reason_of_gap(state, identity, find_slot(sql, pipeline.slot), pipeline.publication)
+        slot = find_slot(sql, pipeline.slot)
+        reason = reason_of_gap(state, identity, slot, pipeline.publication)
+        state = replace(state, gaps=state.gaps_now(is_slot_lost=is_lost(slot)))
         state = state.with_gap(reason, now_ms=time.time_ns() // 1_000_000).recovering(
             tables,
             owner=uuid.uuid4().hex,
@@ -132,6 +145,16 @@ def _put_back(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline)
     Append-only ones go to no sink, and a copy would repeat their rows.
     """
     return pipeline.source.keyed_names if system_differences(state, identity, pipeline.publication) else ()
+
+
+def _require_not_recovered_since(asked: CaptureState, state: CaptureState | None, pipeline: Pipeline) -> None:
+    """Raises LockstepError where the question was about a gap behind which another recovery has gone on by now."""
+    was_ordered, is_ordered = (each is not None and each.phase is SnapshotPhase.RECOVERING for each in (asked, state))
+    if state is not None and (state.epoch != asked.epoch or (was_ordered and not is_ordered)):
+        raise LockstepError(
+            f"pipeline {pipeline.name} was recovered by another `lockstep recover` meanwhile",
+            hint="start capture (lockstep run, or lockstep capture); `lockstep doctor` says whether anything is amiss",
+        )
 
 
 def _identify(pipeline: Pipeline) -> SystemIdentity:

@@ -30,8 +30,8 @@ from cdc.postgres.slot import announce_capture, is_standby
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
-from cdc.stream.slot_guard import SlotDropped, SlotGuard
-from cdc.stream.source_checks import check_system, require_primary
+from cdc.stream.slot_guard import SlotGuard, SlotHoldsTooMuch
+from cdc.stream.source_checks import check_system, require_primary, require_slot
 from cdc.stream.table_publication import PublishedTables
 from cdc.stream.topics import (
     adopt_topics,
@@ -41,6 +41,7 @@ from cdc.stream.topics import (
     topic_identities,
 )
 from lockstep.capture.publisher import capture_publisher
+from lockstep.capture.slot_drop import drop_announced
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
@@ -83,24 +84,24 @@ def capture(
     while not stopping():
         started = time.monotonic()
         try:
-            with contextlib.closing(
-                _Session(
-                    pipeline,
-                    stopping,
-                    observer,
-                    wrap_publisher,
-                    wrap_stream,
-                    ownership=ownership,
-                    repairs=repairs,
-                    guard=guard,
-                )
-            ) as session:
-                session.run()
+            try:
+                with contextlib.closing(
+                    _Session(
+                        pipeline,
+                        stopping,
+                        observer,
+                        wrap_publisher,
+                        wrap_stream,
+                        ownership=ownership,
+                        repairs=repairs,
+                        guard=guard,
+                    )
+                ) as session:
+                    session.run()
+            except SlotHoldsTooMuch as full:
+                drop_announced(pipeline, ownership, full, observer.say)
         except Stopped:
             return
-        except SlotDropped as dropped:
-            _keep_gap(pipeline, ownership, dropped.reason, observer.say)
-            raise
         except (Unavailable, psycopg.Error) as raised:
             error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if not isinstance(error, Unavailable):
@@ -108,24 +109,6 @@ def capture(
             wait_s = 0.5 if time.monotonic() - started > _RETRY_MAX_S else min(wait_s * 2, _RETRY_MAX_S)
             observer.say(f"{error.message}; starting over from the committed state in {wait_s:.1f} s")
             _sleep(wait_s, stopping)
-
-
-def _keep_gap(pipeline: Pipeline, ownership: Ownership, reason: str, say: Callable[[str], None]) -> None:
-    """Note in the state why and when the slot was dropped, unless another capture has taken over, or Kafka is away."""
-    client = pipeline.kafka.client()
-    if not ownership.is_taken:
-        return  # nothing was ever published by us
-    try:
-        ownership.check(read_state(client, pipeline.name, pipeline.slot))
-        with contextlib.closing(capture_publisher(pipeline)) as publisher:
-            publisher.start()
-            state = read_state(client, pipeline.name, pipeline.slot)
-            ownership.check(state)
-            if state is not None:
-                state = state.with_gap(reason, now_ms=time.time_ns() // 1_000_000)
-                publisher.commit(state, covering=list(pipeline.topics().values()))
-    except LockstepError as error:
-        say(f"why the slot was dropped is in this log alone, since it couldn't be stored in Kafka: {error.message}")
 
 
 def _sleep(seconds: float, stopping: Callable[[], bool]) -> None:
@@ -195,7 +178,8 @@ class _Session:
         if is_standby(sql):
             client = pipeline.kafka.client()
             has_topic = control_topic(pipeline.name, STATE) in TopicAdmin(client).partition_counts()
-            if not has_topic or read_state(client, pipeline.name, pipeline.slot) is None:
+            state = read_state(client, pipeline.name, pipeline.slot) if has_topic else None
+            if state is None or state.phase is SnapshotPhase.CREATING:
                 require_primary(sql)
             raise Unavailable("the source is a standby, and isn't promoted so far (is source.dsn right?)")
 
@@ -278,6 +262,9 @@ class _Session:
 
     def _stream(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> None:
         """Follow the stream, and copy in the middle of it what lacks its copy."""
+        require_slot(sql, state)
+        # Whoever was killed after it had announced to drop the slot didn't come to it.
+        state = replace(state, gaps=state.gaps_now(is_slot_lost=False))
         stream = StreamOpener(
             pipeline=self._pipeline,
             sql=sql,

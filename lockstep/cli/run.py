@@ -60,13 +60,25 @@ def recover(
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, StopOnSignals, say
 
+    stopping: StopOnSignals | None = None
+
     def agreed(recovery: Recovery) -> bool:
+        nonlocal stopping
         say(str(recovery))
         if not yes and not sys.stdin.isatty():
             raise ConfigurationError("recover asks before it begins, and there is no terminal", hint="add --yes")
-        return yes or typer.confirm("begin?", err=True)
+        if not yes and not typer.confirm("begin?", err=True):
+            return False
+        stopping = StopOnSignals()  # not before: Ctrl-C is an answer to the question, too
+        return True
 
-    state = run_recover(load(config).as_pipeline(), table or (), agreed=agreed, stopping=StopOnSignals(), say=say)
+    state = run_recover(
+        load(config).as_pipeline(),
+        table or (),
+        agreed=agreed,
+        stopping=lambda: stopping is not None and stopping(),
+        say=say,
+    )
     if state is None:
         say("nothing was changed")
         raise typer.Exit(EXIT_FAILED)

@@ -17,6 +17,7 @@ from cdc.postgres.slot import Slot, find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.source_checks import RECOVER, system_differences
 from lockstep.config import Config
+from snapshot.recovery import is_lost
 
 _AFTER_A_GAP: Final = (
     "copies of the tables bring their rows up to date; what a row was in between, and rows of append-only tables, of"
@@ -97,14 +98,13 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
                 RECOVER,
             )
         ]
-    gap = state.gap
     is_being_made = state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING)
     if facts.slot is None and not is_being_made:
         return [
             error(
                 subject,
                 f"is gone; {format_lsn(state.end_lsn)} was published last",
-                "changes after that can't be read any more" if gap is None or not gap.is_open else str(gap),
+                "changes after that can't be read any more" if state.open_gap is None else str(state.open_gap),
                 RECOVER,
             )
         ]
@@ -119,7 +119,8 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
             )
         ]
     what = "is being created" if is_being_made else f"published up to {format_lsn(state.end_lsn)}"
-    return [ok(subject, what), *([] if gap is None else [ok("gap", str(gap), _AFTER_A_GAP)])]
+    gaps = state.gaps_now(is_slot_lost=is_lost(facts.slot))
+    return [ok(subject, what), *(ok("gap", str(gap), _AFTER_A_GAP) for gap in gaps)]
 
 
 def shared_slot_findings(

@@ -1,7 +1,10 @@
 """The way back after a restore, a lost slot and a promotion: the same topics, equal to the source again."""
 
 import contextlib
+import os
+import pty
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -275,6 +278,46 @@ def test_what_recover_refuses_leaves_all_as_it_is(captured: Captured, database: 
     assert "select pg_drop_replication_slot(" in (caught.value.hint or "")  # another name would have no state
 
 
+def test_ctrl_c_at_the_question_changes_nothing(captured: Captured) -> None:
+    before = _state(captured)
+    captured.start()
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "lockstep", "recover", "--config", str(captured.path)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        told = b""
+        while b"begin?" not in told:
+            told += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        try:
+            assert process.wait(60) == 130
+        finally:
+            process.kill()
+            os.close(terminal)
+    captured.settle()
+    assert _state(captured).epoch == before.epoch
+
+
+def test_of_two_recoveries_at_once_one_is_made(captured: Captured, database: Database) -> None:
+    """A second one would cost an epoch, and copy all again."""
+    database.drop_slot(captured.config.slot)
+
+    def agreed(_: Recovery) -> bool:
+        _recover(captured)
+        return True
+
+    with pytest.raises(LockstepError, match="by another `lockstep recover` meanwhile"):
+        recover(captured.config.as_pipeline(), (), agreed=agreed, stopping=lambda: False, say=captured.said.append)
+    assert _state(captured).epoch == 1
+    _recover(captured)  # asked for again, it is made; what the first one left out stays known
+    assert [gap.reason.partition(" ")[2].partition(" ")[2] for gap in _state(captured).gaps] == [
+        "is gone",
+        "was in order, and `lockstep recover` has replaced it",
+    ]
+    captured.start()
+    _assert_recovered(captured)
+
+
 def test_a_capture_that_runs_is_ended_by_a_recovery(captured: Captured, database: Database) -> None:
     captured.start()
     running = list(captured.said)
@@ -354,6 +397,39 @@ def test_a_standby_that_is_not_promoted_yet_is_waited_for(
         until(lambda: not database.value("select pg_is_in_recovery()"))
         database.execute("insert into t values (51, 'after', 'x')")
         captured.assert_equal("public.t")
+
+
+def test_a_pipeline_that_has_published_nothing_does_not_wait_for_a_promotion(
+    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """The address is wrong, since no failover is under way for it."""
+    stack, database = own
+    database.execute(*_TABLES)
+    with _captured(database, endpoints, tmp_path) as captured:
+        captured.begin(wrap_publisher=_DyingAfterCommit)
+        captured.wait_error()
+        captured.stop()
+        assert _state(captured).phase is SnapshotPhase.CREATING
+        files = Path(database.value("show data_directory"))
+        stack.stop("postgres")
+        (files / "standby.signal").touch(mode=0o666)
+        stack.start("postgres")
+        captured.begin()
+        assert "standby" in str(captured.wait_error())
+
+
+class _DyingAfterCommit:
+    """A publisher after whose first commit the process ends."""
+
+    def __init__(self, publisher: TransactionalPublisher) -> None:
+        self._publisher = publisher
+
+    def commit(self, *arguments: Any, **options: Any) -> None:
+        self._publisher.commit(*arguments, **options)
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._publisher, name)
 
 
 def test_who_stands_by_waits_for_a_recovery(

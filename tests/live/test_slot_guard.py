@@ -2,19 +2,27 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from cdc.capture.ownership import Ownership
 from cdc.kafka.control_topics import read_state
-from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch
+from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.postgres.repair_messages import request_repair
+from cdc.postgres.settings import SlotGuardSettings
 from cdc.protocol.control_records import Gap
-from lockstep.capture.recover import recover
+from cdc.stream.slot_guard import SlotHoldsTooMuch, SlotLook
+from lockstep.capture.recover import Recovery, recover
+from lockstep.capture.slot_drop import SlotDropped, drop_announced
+from lockstep.doctor.position import check_position
 from monitor.collector import LagCollector
+from snapshot.recovery import drop_own_slot
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -160,9 +168,10 @@ def test_a_slot_is_dropped_where_that_is_allowed_and_the_gap_is_told(
         pipeline = captured.config.as_pipeline()
         state = recover(pipeline, [], agreed=lambda _: True, stopping=lambda: False, say=captured.said.append)
         assert state is not None
-        assert _gap(captured) == state.gap == dropped._replace(to_lsn=state.handoff)
+        assert state.gaps == (dropped._replace(to_lsn=state.handoff),)
+        assert _gap(captured) == state.gaps[-1]
         captured.start().settle()
-        assert _gap(captured) == state.gap
+        assert _gap(captured) == state.gaps[-1]
         captured.assert_equal()
 
 
@@ -170,7 +179,94 @@ def _gap(captured: Captured) -> Gap:
     """What the collector tells, as the state has it."""
     state = read_state(captured.client, captured.name, captured.config.slot)
     assert state is not None
-    assert state.gap is not None
     with LagCollector(captured.config.as_pipeline(), {}) as collector:
-        assert collector.collect().gap == state.gap
-    return state.gap
+        assert collector.collect().gap == state.gaps[-1]
+    return state.gaps[-1]
+
+
+def _killed(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_capture_that_is_killed_after_it_has_dropped_the_slot_leaves_the_reason(
+    source: Source, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _captured(source, endpoints, tmp_path, "drop = '64MB'") as captured:
+        captured.start()
+
+        def killed_after(sql: psycopg.Connection[Any], name: str, say: Any) -> None:
+            drop_own_slot(sql, name, say)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, source.writing():
+            patch.setattr("lockstep.capture.slot_drop.drop_own_slot", killed_after)
+            source.hold_back(70)
+            assert isinstance(captured.wait_error(), KeyboardInterrupt)
+        assert source.slots(captured.config.slot) == 0
+        captured.stop()
+        gap = _gap(captured)
+        assert gap.is_open
+        assert "lets capture drop the slot" in gap.reason
+        captured.begin()
+        assert str(gap) in str(captured.wait_error())
+        captured.stop()
+        assert str(gap) in [finding.why for finding in check_position(captured.config)]
+        asked: list[Recovery] = []
+        pipeline = captured.config.as_pipeline()
+        state = recover(
+            pipeline, [], agreed=lambda it: asked.append(it) is None, stopping=lambda: False, say=captured.said.append
+        )
+        assert str(gap) in asked[0].missing
+        assert state is not None
+        assert state.gaps == (gap._replace(to_lsn=state.handoff),)
+
+
+def test_a_capture_that_is_killed_before_it_has_dropped_the_slot_goes_on_with_it(
+    source: Source, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _captured(source, endpoints, tmp_path, "drop = '64MB'") as captured:
+        captured.start()
+        with monkeypatch.context() as patch, source.writing() as writer:
+            patch.setattr("lockstep.capture.slot_drop.drop_own_slot", _killed)
+            source.hold_back(70)
+            assert isinstance(captured.wait_error(), KeyboardInterrupt)
+            writer.commit()
+        captured.stop()
+        assert source.slots(captured.config.slot) == 1
+        with LagCollector(captured.config.as_pipeline(), {}) as collector:
+            assert collector.collect().gap is None
+        captured.configure(slot_guard=SlotGuardSettings())
+        captured.start()
+        captured.assert_equal()
+        state = read_state(captured.client, captured.name, captured.config.slot)
+        assert state is not None
+        assert state.gaps == ()
+
+
+_FULL = SlotHoldsTooMuch("too much", SlotLook(0.0, Lsn(2), None, 1, "reserved", None))
+
+
+def test_who_was_taken_over_from_drops_nothing(source: Source, endpoints: Endpoints, tmp_path: Path) -> None:
+    with _captured(source, endpoints, tmp_path, "drop = '1GB'") as captured:
+        captured.start()
+        captured.settle()
+        older = Ownership("older")
+        older.take(None)
+        with pytest.raises(Fenced):
+            drop_announced(captured.config.as_pipeline(), older, _FULL, captured.said.append)
+        assert source.slots(captured.config.slot) == 1
+        captured.settle()
+
+
+def test_the_slot_is_dropped_also_while_kafka_is_away(source: Source, endpoints: Endpoints, tmp_path: Path) -> None:
+    with _captured(source, endpoints, tmp_path, "drop = '1GB'") as captured:
+        captured.start()
+        captured.stop()
+        pipeline = captured.config.as_pipeline()
+        away = pipeline.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
+        own = Ownership("own")
+        own.take(None)
+        with pytest.raises(SlotDropped, match="it was dropped"):
+            drop_announced(replace(pipeline, kafka=away), own, _FULL, captured.said.append)
+        assert "is in this log alone" in captured.said[-1]
+        assert source.slots(captured.config.slot) == 0

@@ -47,23 +47,36 @@ def test_another_batch_moves_the_position_and_nothing_else() -> None:
 
 def test_a_gap_begins_where_all_was_published_and_ends_where_the_next_slot_begins() -> None:
     noticed = state().with_gap("slot s is gone", now_ms=5)
-    assert noticed.gap == Gap(state().published_lsn, 0, 5, "slot s is gone")
+    first = Gap(state().published_lsn, 0, 5, "slot s is gone")
+    assert noticed.gaps == (first,)
     assert noticed.with_gap("another reason", now_ms=6) == noticed
     went_on = noticed.handed_over(0x9000, now_ms=7)
-    assert went_on.gap == Gap(state().published_lsn, 0x9000, 5, "slot s is gone")
+    assert went_on.gaps == (first._replace(to_lsn=0x9000),)
     assert CaptureState.from_bytes(went_on.to_bytes(), WHAT) == went_on
     again = went_on.with_gap("slot s is lost", now_ms=8)
-    assert again.gap == Gap(0x9000, 0, 8, "slot s is lost")
+    assert again.gaps == (*went_on.gaps, Gap(0x9000, 0, 8, "slot s is lost"))
+    assert again.open_gap == again.gaps[-1]
+    assert went_on.open_gap is None
+
+
+def test_a_gap_that_was_announced_is_one_once_the_slot_is_lost() -> None:
+    announced = replace(state(), gaps=(Gap(1, 2, 3, "first"), Gap(4, 0, 5, "second")))
+    assert announced.gaps_now(is_slot_lost=False) == announced.gaps[:1]
+    assert announced.gaps_now(is_slot_lost=True) == announced.gaps
+    # A slot that is there may be the new one, of a recovery that was killed.
+    recovering = replace(announced, phase=SnapshotPhase.RECOVERING)
+    assert recovering.gaps_now(is_slot_lost=False) == announced.gaps
 
 
 def test_a_state_without_a_gap_is_one_of_an_earlier_release() -> None:
     fields = orjson.loads(state().to_bytes())
-    del fields["gap"]
+    del fields["gaps"]
     assert CaptureState.from_bytes(orjson.dumps(fields), WHAT) == state()
 
 
-def test_a_gap_of_no_time_is_a_foreign_record() -> None:
-    written = replace(state(), gap=Gap(1, 2, 1 << 62, "why"))
+@pytest.mark.parametrize("gaps", [[Gap(1, 2, 1 << 62, "why")], [Gap(1, 0, 3, "why"), Gap(4, 5, 6, "why")]])
+def test_a_gap_of_no_time_and_one_that_no_recovery_closed_are_foreign(gaps: list[Gap]) -> None:
+    written = replace(state(), gaps=tuple(gaps))
     with pytest.raises(ForeignRecord, match=WHAT):
         CaptureState.from_bytes(written.to_bytes(), WHAT)
 
@@ -74,7 +87,7 @@ RECORDS = {
         memberships={table().name: '["16384", "1", "", {}]'},
         topics={"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)},
         last_transaction=StreamedTransaction(1, 2, 3, only_local=False),
-        gap=Gap(1, 2, 3, "why"),
+        gaps=(Gap(1, 2, 3, "why"),),
     ),
     "__progress": ProgressRecord(1, 1000, {"shop.public.orders": (4,)}, 2, ("shop.public.items",)),
     "__schema": SchemaRecord(table(), 1, ShapeChange({"id": "nr"}, {"id": 1}, "why"), 2, 3),

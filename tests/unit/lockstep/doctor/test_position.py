@@ -58,10 +58,16 @@ def test_a_slot_without_a_state_is_found() -> None:
 
 def test_a_gap_is_told_and_is_why_the_slot_is_gone() -> None:
     gap = Gap(1000, 0, 5, "slot s made the server keep 9 GiB of WAL")
-    (finding,) = position_findings(replace(FACTS, slot=None), {"s": replace(STATE, gap=gap)})
+    (finding,) = position_findings(replace(FACTS, slot=None), {"s": replace(STATE, gaps=(gap,))})
     assert (finding.severity, finding.why) == (Severity.ERROR, str(gap))
-    closed = replace(STATE, gap=gap._replace(to_lsn=1000))
-    assert whats(position_findings(FACTS, {"s": closed}))[1:] == [(Severity.OK, str(closed.gap))]
+    closed = gap._replace(to_lsn=1000), gap._replace(to_lsn=2000)
+    findings = position_findings(FACTS, {"s": replace(STATE, gaps=closed)})
+    assert whats(findings)[1:] == [(Severity.OK, str(each)) for each in closed]
+
+
+def test_a_gap_that_was_announced_is_none_while_the_slot_is_there() -> None:
+    announced = replace(STATE, gaps=(Gap(1000, 0, 5, "slot s made the server keep 9 GiB of WAL"),))
+    assert [finding.subject for finding in position_findings(FACTS, {"s": announced})] == ["slot s"]
 
 
 def test_a_state_without_its_slot_is_found() -> None:
