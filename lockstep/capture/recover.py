@@ -16,7 +16,7 @@ from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import announce_capture, find_slot, require_own_slot
+from cdc.postgres.slot import Slot, announce_capture, find_slot, require_own_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.source_checks import require_primary, system_differences
 from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, topic_identities
@@ -129,7 +129,7 @@ def _recover(
             database=identity.database,
             system_id=identity.system_id,
             timeline=identity.timeline,
-            put_back=_put_back(state, identity, pipeline),
+            put_back=_possibly_put_back(state, identity, slot, pipeline),
         )
         publisher.commit(state, covering=list(pipeline.topics().values()))
         state = create_slot_again(
@@ -139,12 +139,16 @@ def _recover(
     return state
 
 
-def _put_back(state: CaptureState, identity: SystemIdentity, pipeline: Pipeline) -> Sequence[TableName]:
+def _possibly_put_back(
+    state: CaptureState, identity: SystemIdentity, slot: Slot | None, pipeline: Pipeline
+) -> Sequence[TableName]:
     """The tables whose columns may have numbers by now that others had, in events that a sink has applied.
 
-    Append-only ones go to no sink, and a copy would repeat their rows.
+    Where nothing else needs a recovery, the last transaction may have shown that the source was put back and written to
+    since. Append-only tables go to no sink, and a copy would repeat their rows.
     """
-    return pipeline.source.keyed_names if system_differences(state, identity, pipeline.publication) else ()
+    is_put_back = system_differences(state, identity, pipeline.publication) or not is_lost(slot)
+    return pipeline.source.keyed_names if is_put_back else ()
 
 
 def _require_not_recovered_since(asked: CaptureState, state: CaptureState | None, pipeline: Pipeline) -> None:
