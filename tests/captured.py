@@ -127,11 +127,12 @@ class Captured:
             time.sleep(0.02)
         return self.error
 
-    def streams_or_error(self) -> BaseException | None:
+    def streams_or_error(self, while_waiting: Callable[[], None] = lambda: None) -> BaseException | None:
         """Wait until it streams, or has ended with an error, which is returned."""
         deadline = time.monotonic() + _STOP_PATIENCE_S
         while self.error is None and not any("streaming from" in line for line in self.said):
             assert time.monotonic() < deadline, f"neither streams nor ends; it said {self.said}"
+            while_waiting()
             time.sleep(0.02)
         return self.error
 
