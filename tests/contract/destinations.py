@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,15 @@ from sinks.redis.sink import open_redis
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
 from tests.builders import column, table
+from tests.contract.copies import (
+    PutBack,
+    directory_copy,
+    file_copy,
+    memory_copy,
+    opensearch_copy,
+    postgres_copy,
+    redis_copy,
+)
 
 POISON = "poison"
 
@@ -53,6 +63,10 @@ Reader = Callable[[int], str | None]
 leads nowhere."""
 
 
+def _no_copy(_: str) -> PutBack:
+    raise NotImplementedError
+
+
 @dataclass
 class Destination:
     """One kind of sink: how to open it, how applications read from it, how to break it, what it refuses for good."""
@@ -68,6 +82,14 @@ class Destination:
     """Two tables whose names differ in nothing else are refused."""
     remove: Callable[[str], object] = lambda _: None
     """Removes all that a sink left behind, where the server takes so much only."""
+    copy: Callable[[str], PutBack] = _no_copy
+    """Copies all that a sink holds. What is returned puts the copy back."""
+    forgets: bool = False
+    """A copy of it knows nothing of rows that were deleted before, but for those of large transactions."""
+    sets: Callable[[str], dict[str, set[str]]] | None = None
+    """The sets of rows' keys that generation 1 has, where it keeps any, without what all keys begin with."""
+    query: Callable[[str], list[tuple[Any, ...]]] | None = None
+    """Answers SQL, where it speaks that."""
     closing: list[Sink] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
@@ -114,7 +136,14 @@ def _memory() -> Destination:
 
         yield find
 
-    return Destination(open_, reader, {"note": POISON * MAX_VALUE_BYTES}, lambda name: repr(stores[name]), fences=True)
+    return Destination(
+        open_,
+        reader,
+        {"note": POISON * MAX_VALUE_BYTES},
+        lambda name: repr(stores[name]),
+        fences=True,
+        copy=lambda name: memory_copy(stores[name]),
+    )
 
 
 def _redis(endpoints: Any) -> Destination:
@@ -130,10 +159,23 @@ def _redis_fields(endpoints: Any) -> Destination:
             "public.single": "single:{k}",
             "public.keyed": "{k}",
         },
-        "sets": {"public.items": ("items:of:{id}",), "public.values": ("values:by_mood:{mood}",)},
+        "sets": {
+            "public.items": ("items:of:{id}", "items:by_number:{number}"),
+            "public.values": ("values:by_mood:{mood}",),
+        },
         "ttl_s": {"public.items": 3600},
     }
-    return _redis_laid_out(endpoints, "item:{}", lambda row: row[b"note"].decode(), values="fields", **layout)
+    plain = _redis_laid_out(endpoints, "item:{}", lambda row: row[b"note"].decode(), values="fields", **layout)
+
+    def sets(name: str) -> dict[str, set[str]]:
+        begin = f"{name}:g1:"
+        with redis.Redis.from_url(endpoints.redis_url, decode_responses=True) as client:
+            return {
+                key.removeprefix(begin): {member.removeprefix(begin) for member in client.smembers(key)}
+                for key in client.scan_iter(f"{begin}*", count=10_000, _type="set")
+            }
+
+    return replace(plain, sets=sets)
 
 
 def _redis_laid_out(endpoints: Any, key: str, note: Callable[[dict[bytes, bytes]], str], **layout: Any) -> Destination:
@@ -169,6 +211,7 @@ def _redis_laid_out(endpoints: Any, key: str, note: Callable[[dict[bytes, bytes]
         {"note": POISON * MAX_VALUE_BYTES},
         everything,
         "valkey",
+        copy=partial(redis_copy, endpoints.redis_url),
     )
 
 
@@ -211,6 +254,8 @@ def _opensearch(
         everything,
         "opensearch",
         remove=remove,
+        copy=partial(opensearch_copy, endpoints.opensearch_url),
+        forgets=chosen.deletes == "versioned",
     )
 
 
@@ -249,6 +294,10 @@ def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
             query = f"select row_to_json(held)::text from {name}_g1.values as held"
             return repr(connection.execute(query).fetchall())
 
+    def query(text: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(endpoints.warehouse_dsn) as connection:
+            return connection.execute(text.encode()).fetchall()
+
     return Destination(
         lambda name, generation: open_warehouse(name, chosen, generation),
         reader,
@@ -256,12 +305,19 @@ def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
         everything,
         "warehouse",
         fences=True,
+        copy=partial(postgres_copy, endpoints.warehouse_dsn),
+        query=query,
     )
 
 
 def _warehouse_history(endpoints: Any) -> Destination:
     """With all versions kept, which a job would bring: each event of a batch is one."""
     return _versioned(_warehouse(endpoints, history=True))
+
+
+def duckdb_history(endpoints: Any) -> Destination:
+    """The same in a file. It is no layout of its own for tests that look at rows alone."""
+    return _versioned(_duckdb(endpoints, history=True))
 
 
 def _versioned(plain: Destination) -> Destination:
@@ -273,6 +329,8 @@ def _versioned(plain: Destination) -> Destination:
             return getattr(self._sink, name)
 
         def apply(self, given: Batch) -> Outcome:
+            if given.versions:
+                return self._sink.apply(given)
             versions = []
             for events in Events.of(given.events).tables:
                 operations = ["d" if row is None else "u" for row in events.rows]
@@ -287,10 +345,10 @@ def _versioned(plain: Destination) -> Destination:
     return replace(plain, open=open_)
 
 
-def _duckdb(_endpoints: Any) -> Destination:
+def _duckdb(_endpoints: Any, **shaping: Any) -> Destination:
     root = Path(tempfile.mkdtemp(prefix="lockstep-duckdb-"))
     url = f"duckdb:///{root}/contract.duckdb"
-    chosen = WarehouseSettings(url=SecretStr(url), lock_timeout_s=5)
+    chosen = WarehouseSettings(url=SecretStr(url), lock_timeout_s=5, **shaping)
     turn = threading.Lock()
 
     def read(query: str) -> list[tuple[Any, ...]]:
@@ -329,6 +387,8 @@ def _duckdb(_endpoints: Any) -> Destination:
         fences=True,
         folds_case=True,
         remove=lambda _: shutil.rmtree(root, ignore_errors=True),
+        copy=lambda _: file_copy(root / "contract.duckdb"),
+        query=read,
     )
 
 
@@ -368,10 +428,11 @@ def _delta(_endpoints: Any) -> Destination:
         everything,
         fences=True,
         remove=lambda _: shutil.rmtree(root, ignore_errors=True),
+        copy=lambda name: directory_copy(root, name, Path(tempfile.mkdtemp(prefix="copy-", dir=root))),
     )
 
 
-KINDS = {
+KINDS: dict[str, Callable[[Any], Destination]] = {
     "redis": _redis,
     "redis-fields": _redis_fields,
     "opensearch": _opensearch,
