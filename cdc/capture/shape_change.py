@@ -5,7 +5,7 @@ come from the catalogue, which may be ahead of the stream. Then a difference is 
 that is taken because of it is as new as the catalogue.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from cdc.capture.column_numbers import column_numbers
@@ -39,12 +39,14 @@ def changed_shape(
     resolve: ResolveColumn,
     added_value: AddedTo,
     parse: Callable[[bytes], object],
+    names_before: Collection[str] = (),
 ) -> tuple[Table, ShapeChange]:
     """The shape from here on and how it came about.
 
     ``known_table`` is the recorded shape. ``current`` is the relation in the catalogue now, None when it is gone.
     ``resolve`` returns a column's type, and ``added_value`` what older rows have in an added column. ``parse`` reads
-    JSON. Raises UnsupportedChange when no key is left.
+    JSON. ``names_before`` are those of columns that the table had before a recovery: sinks may still know one, and
+    can't tell rows that lack it from rows in which it is null. Raises UnsupportedChange when no key is left.
     """
     is_same = known_table.oid in (0, relation.relation_id)
     numbers = column_numbers(
@@ -70,6 +72,8 @@ def changed_shape(
         if origin is None and column.name in known_names:
             # Only the catalogue says so, and it may be ahead: rows with the old values can still come in this shape.
             rewritten.append(f"column {column.name!r} was dropped and added again")
+        elif column.name in names_before and column.name not in known_names:
+            rewritten.append(f"a column {column.name!r} was there before a recovery")
         elif origin is None and not column.number:
             rewritten.append(f"column {column.name!r} was added, and may have been dropped since")
         elif origin is None:

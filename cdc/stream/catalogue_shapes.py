@@ -1,6 +1,6 @@
 """What the catalogue adds to the stream: a Relation message becomes a table with types, key and column history."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,8 @@ from cdc.protocol.pgvalues import json_encoder
 
 class CatalogueShapes:
     """Asks once per Relation message, never per row. ``publish`` says how a table's rows are encoded and where they
-    go. ``membership_of`` gives what was recorded at a table's copy, None for a table that is to be copied anyway."""
+    go. ``membership_of`` gives what was recorded at a table's copy, None for a table that is to be copied anyway.
+    ``names_before`` gives the names of the columns that a table had before its epoch."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class CatalogueShapes:
         publish: Callable[[Table], PublishedTable],
         say: Callable[[str], None],
         membership_of: Callable[[TableName], str | None] = lambda _: None,
+        names_before: Callable[[Table], Collection[str]] = lambda _: (),
     ) -> None:
         self._sql = sql
         self._publication = pipeline.publication
@@ -44,6 +46,7 @@ class CatalogueShapes:
         self._publish = publish
         self._say = say
         self._membership_of = membership_of
+        self._names_before = names_before
         self._types = load_types(sql)
 
     def adopt(self, relation: Relation, known_table: PublishedTable) -> PublishedTable:
@@ -62,6 +65,7 @@ class CatalogueShapes:
             resolve=self._resolve,
             added_value=lambda column: self._added_value(relation.relation_id, column),
             parse=orjson.loads,
+            names_before=self._names_before(known_table.table),
         )
         published = self._publish(table)
         published.keys_can_swap |= known_table.keys_can_swap

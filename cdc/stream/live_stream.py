@@ -23,13 +23,13 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import MESSAGES, control_topic, is_outbox_topic, outbox_topic, shared_outbox_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.lsn import Lsn
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.ddl_messages import DDL_PREFIX
 from cdc.postgres.repair_messages import REPAIR_PREFIX
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import emit_heartbeat, sender_timeout_s
-from cdc.protocol.control_records import CaptureState
+from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.spilling import SpillingMap
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.repair_requests import RepairRequests
@@ -144,6 +144,7 @@ class StreamOpener:
             tables.of,
             self.say,
             membership_of=lambda name: batch.state.memberships.get(name) if name in batch.state.copied else None,
+            names_before=partial(_names_before, records),
         )
         assembler = self._assembler(
             state,
@@ -242,3 +243,13 @@ def _outbox_channel(pipeline: Pipeline, say: Callable[[str], None]) -> OutboxCha
         say=say,
     )
     return OutboxChannel(pipeline.source.outbox_name, topics)
+
+
+def _names_before(records: Sequence[SchemaRecord], table: Table) -> set[str]:
+    """The names of the columns that a table had in earlier epochs than this one."""
+    return {
+        column.name
+        for record in records
+        if record.table.name == table.name and record.table.epoch < table.epoch
+        for column in record.table.columns
+    }

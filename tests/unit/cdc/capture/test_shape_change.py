@@ -36,6 +36,7 @@ def changed(
     described: Relation | None = None,
     key: tuple[str, ...] | None = None,
     added: bytes | None = b"null",
+    names_before: tuple[str, ...] = (),
 ) -> tuple[Table, ShapeChange]:
     """The change from ``before`` to what is described as ``now``, in a catalogue that has ``current``."""
     return changed_shape(
@@ -46,6 +47,7 @@ def changed(
         resolve=lambda column: now.column(column.name),
         added_value=lambda _: AddedValue(added),
         parse=orjson.loads,
+        names_before=names_before,
     )
 
 
@@ -70,6 +72,22 @@ def test_what_older_rows_have_in_an_added_column_is_recorded() -> None:
 def test_an_added_column_with_a_value_per_row_means_a_rewrite() -> None:
     now = with_columns(ID, A, B, replace(column("c"), number=4))
     assert "'c' was added with a value of its own" in changed(now, added=None)[1].rewritten
+
+
+def test_a_name_of_before_a_recovery_means_a_copy_also_by_a_rename() -> None:
+    """Sinks may have kept that column, with null in the rows that were copied without it."""
+    now = with_columns(ID, A, B, replace(column("c"), number=4))
+    told = changed(now, added=b'"x"', names_before=("a", "c"))[1]
+    assert (told.rewritten, told.defaults) == ("a column 'c' was there before a recovery", {})
+    renamed = with_columns(ID, A, replace(B, name="c"))
+    assert changed(renamed, names_before=("c",))[1].rewritten == told.rewritten
+    assert changed(BEFORE, names_before=("a", "b"))[1] == ShapeChange()
+
+
+def test_a_change_stays_in_its_epoch() -> None:
+    recovered = replace(BEFORE, epoch=2)
+    now = with_columns(ID, A)
+    assert changed(now, before=recovered)[0].epoch == 2
 
 
 def test_a_dropped_column_is_just_gone() -> None:
