@@ -95,7 +95,8 @@ class Progress:
     ``updated_at_ms`` is the time as of which the whole log had been applied, so it doesn't move while a sink works
     off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of the topics read; they show
     that a topic was recreated. ``skipped`` names partitions of which a part was left out on purpose, from their
-    next offset on. Everything else below the offset given there has been applied. ``left_at_ms`` has the topics
+    next offset on. Everything else below the offset given there has been applied. ``read_at_ms`` is the time as of
+    which all of the log but that part had been, 0 where nothing was left out. ``left_at_ms`` has the topics
     that are read no longer, each with the time as of which the log had been applied when it left.
     """
 
@@ -108,6 +109,7 @@ class Progress:
     skipped: Mapping[TopicPartition, int] = field(default_factory=dict)
     left_at_ms: Mapping[str, int] = field(default_factory=dict)
     epoch: int = 0
+    read_at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

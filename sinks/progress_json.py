@@ -19,6 +19,7 @@ def dump_progress(progress: Progress) -> bytes:
             "rejected": progress.rejected,
             "skipped": [[topic, partition, next_] for (topic, partition), next_ in progress.skipped.items()],
             "left_at_ms": dict(progress.left_at_ms),
+            "read_at_ms": progress.read_at_ms,
         }
     )
 
@@ -36,4 +37,5 @@ def load_progress(text: bytes | str) -> Progress:
         skipped={(topic, partition): next_ for topic, partition, next_ in value.get("skipped", ())},
         left_at_ms=value.get("left_at_ms", {}),
         epoch=value.get("epoch", 0),
+        read_at_ms=value.get("read_at_ms", 0),
     )

@@ -35,7 +35,7 @@ from jobs.query.watermark import Watermark
 from jobs.report import Reporter, SinkWaiting
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
-from sinks.contract import AddedValues, OpenedSink, Progress
+from sinks.contract import AddedValues, OpenedSink, Progress, TopicPartition
 from sinks.registry import history_tables, projection_of
 
 _MIB: Final = 1 << 20
@@ -112,7 +112,7 @@ class SinkJob:
                 plan,
                 opened,
                 log,
-                _as_of_start(stored, ends, now_ms),
+                _as_of_start(stored, ends, now_ms, skipped_by(start.offsets, stored)),
                 start,
                 holds_watermark=bool(columns.lacking),
             )
@@ -250,15 +250,22 @@ def _keeper(
     )
 
 
-def _as_of_start(stored: Progress | None, ends: Offsets, now_ms: int) -> Progress | None:
+def _as_of_start(
+    stored: Progress | None, ends: Offsets, now_ms: int, skipped: Mapping[TopicPartition, int]
+) -> Progress | None:
     """The stored progress. Where nothing is unread at the start, all is applied as of then, however long it was away.
 
     What comes next would else look as if it had waited as long: the watermark's records are read beside the batches.
     """
-    if stored is None or any(stored.next_offsets.get(at, 0) < end for at, end in ends.items()):
+    if stored is None:
+        return None
+    reached = {**stored.next_offsets, **skipped}
+    if any(reached.get(at, 0) < end for at, end in ends.items()):
         return stored
-    gone = _left_at_ms(stored, {topic for topic, _ in ends})
-    return replace(stored, updated_at_ms=now_ms, left_at_ms={**stored.left_at_ms, **gone})
+    left_at_ms = {**stored.left_at_ms, **_left_at_ms(stored, {topic for topic, _ in ends})}
+    if skipped:
+        return replace(stored, read_at_ms=now_ms, left_at_ms=left_at_ms)
+    return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
 
 
 def _covers(stored: Progress, log: LogFacts) -> bool:

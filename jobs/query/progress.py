@@ -16,6 +16,9 @@ RENEWAL_MS: Final = 60_000
 # ``updated_at_ms`` decides whether a sink may resume: has it read on since tombstones were written that may be gone?
 # So it isn't the time of saving but the time as of which all of the log has been applied. A sink with a backlog, or
 # one that waits for its server while this process lives on, must not look up to date.
+#
+# Where a part of the log was left out on purpose, that time stays: once tombstones of the part may be gone, it can't be
+# read after all. What comes behind it is judged by a time of its own, ``read_at_ms``.
 
 
 class ProgressKeeper:
@@ -55,6 +58,8 @@ class ProgressKeeper:
         self._rejected = 0 if stored is None else stored.rejected
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
+        self._read_at_ms = self._complete_at_ms if stored is None else stored.read_at_ms or stored.updated_at_ms
+        self._beyond = Watermark(self._topic_ids) if self._skipped else None
         self._learned_any = False
         self._held = (watermark.epoch, watermark.lsn, watermark.commit_time_ms) if holds_watermark else None
         self._owes_watermark = False
@@ -91,6 +96,9 @@ class ProgressKeeper:
             self._watermark.advance(self._applied)
             # Not now, even when nothing is left: only ``learn`` has looked for what is new.
             self._complete_at_ms = self._watermark.behind_since_ms or self._complete_at_ms
+            if self._beyond is not None:
+                self._beyond.advance({**self._applied, **self._skipped})
+                self._read_at_ms = self._beyond.behind_since_ms or self._read_at_ms
             return self._save()
 
     def learn(self, records: Iterable[ProgressRecord]) -> Progress | None:
@@ -101,10 +109,16 @@ class ProgressKeeper:
                 # The first covers all that was published while this sink was away.
                 at_ms = now_ms if self._learned_any else self._complete_at_ms
                 self._watermark.add(record, learned_at_ms=at_ms)
+                if self._beyond is not None:
+                    self._beyond.add(record, learned_at_ms=now_ms if self._learned_any else self._read_at_ms)
                 self._learned_any = True
             raised = (self._watermark.advance(self._applied) and self._held is None) or self._owes_watermark
             behind_since_ms = self._watermark.behind_since_ms
             self._complete_at_ms = now_ms if behind_since_ms is None else behind_since_ms
+            if self._beyond is not None:
+                self._beyond.advance({**self._applied, **self._skipped})
+                behind_since_ms = self._beyond.behind_since_ms
+                self._read_at_ms = now_ms if behind_since_ms is None else behind_since_ms
             if raised or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
                 return self._save()
             return None
@@ -112,8 +126,9 @@ class ProgressKeeper:
     def _check_deletes(self, ends: Offsets) -> None:
         # Nothing is stored before this, so that the next start finds the same.
         topics = {at[0] for at, end in ends.items() if self._skipped.get(at, self._applied.get(at, 0)) < end}
+        complete_at_ms = self._complete_at_ms if self._beyond is None else self._read_at_ms
         check_deletes_are_there(
-            self._sink, topics, self._retention_ms, complete_at_ms=self._complete_at_ms, now_ms=self._now_ms()
+            self._sink, topics, self._retention_ms, complete_at_ms=complete_at_ms, now_ms=self._now_ms()
         )
 
     def _save(self) -> Progress:
@@ -129,6 +144,7 @@ class ProgressKeeper:
             skipped=dict(self._skipped),
             left_at_ms=self._left_at_ms,
             epoch=epoch,
+            read_at_ms=0 if self._beyond is None else self._read_at_ms,
         )
         self._generations.save_progress(progress)
         self._owes_watermark = False

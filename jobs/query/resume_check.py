@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cdc.model.errors import PositionMismatch
 from jobs.offsets import Offsets
+from jobs.query.start_position import skipped_by
 from sinks.contract import Progress
 
 
@@ -110,10 +111,12 @@ def _other_partitions(sink: str, topic: str, *, now: int, before: int) -> Positi
 def _check_absence(
     point: ResumePoint, progress: Progress, *, topics: Mapping[str, TopicFacts], ends: Offsets, now_ms: int
 ) -> None:
-    for (topic, partition), next_offset in progress.next_offsets.items():
+    skipped = skipped_by(point.start, progress)  # it isn't to be read
+    complete_at_ms = (progress.read_at_ms or progress.updated_at_ms) if skipped else progress.updated_at_ms
+    for (topic, partition), next_offset in {**progress.next_offsets, **skipped}.items():
         facts = topics.get(topic)
         # A topic that was read no longer for a while was away, however fresh the others are.
-        away_ms = now_ms - progress.left_at_ms.get(topic, progress.updated_at_ms)
+        away_ms = now_ms - progress.left_at_ms.get(topic, complete_at_ms)
         # Where nothing was written since, no tombstone can be gone.
         if facts is None or away_ms <= facts.delete_retention_ms or next_offset >= ends.get((topic, partition), 0):
             continue

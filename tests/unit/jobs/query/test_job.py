@@ -99,11 +99,16 @@ def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> Non
     """Its first batch may come before the thread that follows the watermark has looked once."""
     at, other = ("p.public.a", 0), ("p.public.b", 0)
     stored = Progress({at: 5, other: 3}, 100, 7, 1_000, {})
-    assert _as_of_start(stored, {at: 6}, 9_000) is stored
-    started = _as_of_start(stored, {at: 5}, 9_000)
+    assert _as_of_start(stored, {at: 6}, 9_000, {}) is stored
+    started = _as_of_start(stored, {at: 5}, 9_000, {})
     assert started is not None
     assert (started.updated_at_ms, started.left_at_ms) == (9_000, {"p.public.b": 1_000})
-    assert _as_of_start(None, {at: 0}, 9_000) is None
+    assert _as_of_start(None, {at: 0}, 9_000, {}) is None
+    # Of a part that was left out nobody knows more than before.
+    beyond = _as_of_start(stored, {at: 9}, 9_000, {at: 9})
+    assert beyond is not None
+    assert (beyond.updated_at_ms, beyond.read_at_ms) == (1_000, 9_000)
+    assert _as_of_start(stored, {at: 9}, 9_000, {at: 8}) is stored
 
 
 def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> None:

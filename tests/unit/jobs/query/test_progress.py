@@ -1,5 +1,6 @@
 """What is stored, when, and that nothing is counted or taken back twice."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from cdc.model.errors import PositionMismatch
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from jobs.query.watermark import Watermark
-from sinks.contract import Generations, Progress
+from sinks.contract import Generations, Progress, TopicPartition
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 
@@ -151,6 +152,42 @@ def test_after_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
     after = kept.batch_applied({(TOPIC, 0): 20}, rejected=1)
     assert (after.next_offsets, after.skipped) == ({(TOPIC, 0): 5}, {(TOPIC, 0): 20})
     assert (after.watermark_lsn, after.rejected) == (100, 1)
+
+
+def _beyond_a_gap(stored: Progress, clock: Clock, skipped: Mapping[TopicPartition, int]) -> ProgressKeeper:
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    return ProgressKeeper(
+        opened.generations,
+        Watermark([TOPIC], lsn=stored.watermark_lsn),
+        stored=stored,
+        topic_ids={TOPIC: "id"},
+        now_ms=clock,
+        skipped=skipped,
+        **KEPT,
+    )
+
+
+def test_what_comes_behind_a_gap_is_no_backlog_however_long_the_gap_stays() -> None:
+    clock = Clock()
+    stored = Progress({(TOPIC, 0): 5}, 100, 0, clock.now_ms, {TOPIC: "id"})
+    kept = _beyond_a_gap(stored, clock, {(TOPIC, 0): 8})
+    for number in range(9, 13):
+        kept.learn([record(100 * number, number)])
+        reached = kept.batch_applied({(TOPIC, 0): number}, rejected=0)
+        clock.now_ms += 3_000_000
+        kept.learn([])
+    assert (reached.updated_at_ms, reached.skipped) == (stored.updated_at_ms, {(TOPIC, 0): 12})
+    # One that waits behind the gap for too long is as late as any other.
+    late = _beyond_a_gap(reached, clock, {(TOPIC, 0): 12})
+    late.learn([record(5000, 20)])
+    clock.now_ms += 3_600_001
+    with pytest.raises(PositionMismatch, match="hours behind"):
+        late.batch_applied({(TOPIC, 0): 20}, rejected=0)
+    # The gap itself can't be read after all by now.
+    with pytest.raises(PositionMismatch, match="hours behind"):
+        _beyond_a_gap(reached, clock, {}).batch_applied({(TOPIC, 0): 8}, rejected=0)
 
 
 def test_a_batch_that_was_read_after_tombstones_may_be_gone_is_refused_again_and_again() -> None:

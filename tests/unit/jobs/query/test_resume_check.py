@@ -83,6 +83,19 @@ def test_a_topic_that_was_not_read_for_a_while_was_away_though_the_sink_was_not(
     check(replace(left, left_at_ms={TOPIC: NOW_MS - 23 * HOUR_MS}), STORED)
 
 
+def test_what_was_left_out_on_purpose_keeps_no_sink_away_until_it_is_to_be_read() -> None:
+    ends = {(TOPIC, 0): 50, (TOPIC, 1): 50}
+    start = {(TOPIC, 0): 30, (TOPIC, 1): 30}
+    old = replace(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), skipped=ends)
+    check(old, None, start=start)  # it has read all that came behind
+    check(replace(old, skipped=start, read_at_ms=NOW_MS - HOUR_MS), None, start=start)
+    for point in ({(TOPIC, 0): 0, (TOPIC, 1): 0}, start):
+        with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours"):
+            check(replace(old, skipped=start), None, start=point)
+    with pytest.raises(PositionMismatch, match=r"was away for 25.0 hours"):
+        check(replace(old, read_at_ms=NOW_MS - HOUR_MS), None, start={(TOPIC, 0): 0, (TOPIC, 1): 0})
+
+
 def test_a_sink_that_missed_nothing_may_be_away_for_ever() -> None:
     check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), STORED, ends=STORED)
 
