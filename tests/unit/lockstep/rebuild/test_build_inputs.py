@@ -96,6 +96,8 @@ def test_what_rows_from_before_do_not_follow_is_a_incompatible_change(after: Tab
         _numbered(*ORDERS.columns[:2]),
         # Recreated: the same columns under other numbers.
         _numbered(column("note"), column("tags"), column("id", "int8"), oid=8),
+        # Recovered: another column has a lost one's number, and all rows come again.
+        replace(_numbered(column("id", "int8"), column("memo"), column("tags")), epoch=1),
     ],
 )
 def test_columns_that_come_and_go_fit(after: Table) -> None:
