@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -79,7 +80,9 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
         return EXIT_FAILED
     except OSError as error:  # a file's trouble is the operator's turn; a server's would be a bug
         if error.errno in _FULL:
-            say(f"error: {error.strerror}")
+            # A write that fails doesn't name its file: most are of our output, or go where temporary files are.
+            where = error.filename or f"standard output, or a file in {tempfile.gettempdir()}"
+            say(f"error: {where}: {error.strerror}")
             _discard_output()
             return EXIT_FAILED
         if error.filename is None:

@@ -1,7 +1,7 @@
 """``lockstep generations`` and ``switch``: which builds of a sink's data exist, which one readers see, dropping one."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -144,8 +144,11 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
     return live_before, number
 
 
-def drop(config: Config, name: str, number: int) -> None:
-    """Stop applying to a generation and remove it. Raises LockstepError when it is live or a job goes on with it."""
+def drop(config: Config, name: str, number: int, *, agreed: Callable[[str], bool]) -> bool:
+    """Stop applying to a generation and remove it, if that is ``agreed``; False when it wasn't, and all is as it was.
+
+    Raises LockstepError when it isn't there, is live, or a job goes on with it.
+    """
     settings = settings_of(config, name)
     generation = find(config, name, number)
     record = generation.record or Record(config.pipeline.name, definition(settings))
@@ -156,7 +159,10 @@ def drop(config: Config, name: str, number: int) -> None:
             raise LockstepError(
                 f"generation {number} of sink {name!r} is live", hint=f"`lockstep switch {name}` to another one first"
             )
+        if not agreed(f"remove generation {number} of {name} with all of its data?"):
+            return False
         remove(config, name, opened, number, record)
+        return True
     finally:
         opened.sink.close()
 

@@ -1,6 +1,5 @@
 """Waits until readers of the sinks see everything up to an LSN."""
 
-import contextlib
 import time
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -25,17 +24,21 @@ def wait_for_lsn(
     """Wait until readers of these sinks see everything up to ``lsn``; False at the time-out.
 
     A sink that has no live generation yet is waited for like one that is late.
-    Raises LockstepError when a sink can't be asked, or capture can't go on, and waiting can't mend that.
+    Raises LockstepError when a sink can't be asked, or capture can't go on, and waiting can't mend that, and
+    Unavailable at the time-out when a server didn't answer then.
     """
     began = time.monotonic()
     while True:
-        with contextlib.suppress(Unavailable):
+        silent: Unavailable | None = None
+        try:
             lag = collector.collect()
             if lag.broken:
                 raise LockstepError(lag.broken[0], hint="`lockstep doctor` says what to do")
             for name, error in lag.unanswered.items():
                 if name in sinks and not isinstance(error, Unavailable):
                     raise LockstepError(f"sink {name} can't be asked: {error.message}", hint=error.hint) from error
+                if name in sinks:
+                    silent = Unavailable(f"sink {name} can't be asked: {error.message}")
             reached = {
                 stage.sink.name
                 for stage in lag.stages
@@ -44,8 +47,12 @@ def wait_for_lsn(
             if reached.issuperset(sinks):
                 collector.refresh(sinks)
                 return True
+        except Unavailable as error:
+            silent = error
         waited_s = time.monotonic() - began
         if waited_s > timeout_s:
+            if silent is not None:
+                raise silent
             return False
         # The longer it takes, the less often it asks: each report costs the servers that are waited for, too.
         sleep(min(0.5, max(0.1, waited_s / 20)))

@@ -49,8 +49,14 @@ def _wal_bytes(size: object) -> object:
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None:
         raise ValueError("isn't a text with a size in PostgreSQL's units: '10GB', '500MB'")
-    return int(match[1]) * 1024 ** _UNITS.index(match[2])
+    count = int(match[1]) * 1024 ** _UNITS.index(match[2])
+    if count < _SEGMENT_BYTES:
+        raise ValueError("is less than a segment of the WAL (16MB), which every slot makes the server keep")
+    return count
 
+
+_SEGMENT_BYTES: Final = 16 * 1024 * 1024
+"""PostgreSQL's default. From a smaller size on, capture would do at once, and always, what is meant for a full disk."""
 
 WalBytes = Annotated[int, BeforeValidator(_wal_bytes)]
 

@@ -1,6 +1,7 @@
 """Commands for a pipeline that runs: how far it is, whether it is right, and a sink's generations."""
 
 import json
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -85,7 +86,7 @@ def wait(
 
     Prints the LSN that they have reached. Exit code 1 when they haven't in time.
     """
-    from cdc.model.errors import LockstepError
+    from cdc.model.errors import LockstepError, Unavailable
     from cdc.model.lsn import format_lsn
     from cdc.postgres.connection import connect
     from cdc.postgres.slot import emit_heartbeat
@@ -93,16 +94,20 @@ def wait(
     from monitor.collector import LagCollector
     from monitor.wait import wait_for_lsn
 
+    if math.isnan(timeout):  # it is less than nothing, and nothing is less than it
+        raise typer.BadParameter("must be a number of seconds", param_hint="'--timeout'")
     loaded = load(config)
     sinks = loaded.chosen_sinks(sink or ())
     with connect(loaded.source, application="lockstep wait") as connection:
         lsn = emit_heartbeat(connection)
+    late = f"not everything up to {format_lsn(lsn)} was applied in {timeout:.0f} s"
     with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
-        if not wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=sinks, sleep=time.sleep):
-            raise LockstepError(
-                f"not everything up to {format_lsn(lsn)} was applied in {timeout:.0f} s",
-                hint="`lockstep lag` shows how far each sink is",
-            )
+        try:
+            is_applied = wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=sinks, sleep=time.sleep)
+        except Unavailable as error:
+            raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
+        if not is_applied:
+            raise LockstepError(late, hint="`lockstep lag` shows how far each sink is")
     print(format_lsn(lsn))  # noqa: T201  the result
 
 
@@ -233,15 +238,19 @@ def switch(
 def generations(
     sink: SinkArgument,
     config: ConfigOption = DEFAULT_CONFIG,
-    drop: Annotated[int | None, typer.Option(min=1, help="Remove this generation, its data included.")] = None,
+    drop: Annotated[
+        int | None, typer.Option(min=1, help="Remove this generation, its data included. Asks first.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask before --drop removes it.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show or drop the builds of a sink's data.
 
     Shows which one readers see and how far each is. Those that aren't live stay until they are dropped.
     """
+    from cdc.model.errors import ConfigurationError
     from lockstep.config import load
-    from lockstep.console import say
+    from lockstep.console import EXIT_FAILED, say
     from lockstep.generations import describe, generations_table
     from lockstep.generations import drop as drop_generation
     from lockstep.terminal import out
@@ -250,7 +259,15 @@ def generations(
         raise typer.BadParameter("--drop and --json exclude each other: --json is for the list")
     loaded = load(config)
     if drop is not None:
-        drop_generation(loaded, sink, drop)
+        if not yes and not sys.stdin.isatty():
+            raise ConfigurationError("--drop asks first, and there is no terminal to ask", hint="add --yes")
+
+        def agreed(question: str) -> bool:
+            return yes or typer.confirm(question, err=True)
+
+        if not drop_generation(loaded, sink, drop, agreed=agreed):
+            say("nothing was removed")
+            raise typer.Exit(EXIT_FAILED)
         say(f"generation {drop} of {sink} is gone")
         return
     descriptions = describe(loaded, sink)

@@ -99,7 +99,7 @@ def test_a_lake_follows_its_source_and_is_rebuilt(
     }
     assert "2" in pipeline.run("generations", name)
     pipeline.run("verify", name)
-    pipeline.run("generations", name, "--drop", "1")
+    pipeline.run("generations", name, "--drop", "1", "--yes")
     assert _generations(pipeline) == [(2, True, "ready")]
     assert list((root / f"{name}_g1").glob("*")) == []
     assert apply.stop() == 0

@@ -182,7 +182,7 @@ def test_a_rebuild_with_another_mapping_is_switched_and_switched_back_while_read
         stages = [stage.sink for stage in collector.collect().stages if stage.sink is not None]
     assert {(stage.generation, stage.is_live) for stage in stages if stage.name == sink} == {(old, False), (new, True)}
     _verified(config, sink)
-    drop(config, sink, old)
+    drop(config, sink, old, agreed=lambda _: True)
     assert _generations(config, sink) == [(new, True, "ready")]
 
 
@@ -205,7 +205,7 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     assert goes_on.finish().report.is_equal
     assert f"going on with generation {live + 1}" in goes_on.said
     assert _generations(config, sink)[-1] == (live + 1, False, "ready")
-    drop(config, sink, live + 1)
+    drop(config, sink, live + 1, agreed=lambda _: True)
 
 
 @pytest.mark.parametrize("kind", _change_runs("warehouse"))

@@ -74,7 +74,7 @@ class Captured(Pipeline):
                 last.finish()
                 continue
             copied = self.capture.told().count("copied table=")
-            arguments = [*command, "--config", str(self.path)]
+            arguments = [*command, *(["--yes"] if "--drop" in command else []), "--config", str(self.path)]
             assert exit_code(arguments) == 0
             if command[0] == "snapshot":
                 tables = len(command) - 2

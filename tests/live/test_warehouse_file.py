@@ -71,7 +71,7 @@ def test_a_file_follows_its_source_and_is_rebuilt(
         (2, True),
     }
     pipeline.run("verify", name)
-    pipeline.run("generations", name, "--drop", "1")
+    pipeline.run("generations", name, "--drop", "1", "--yes")
     assert apply.stop() == 0
     assert _read(file, "select generation, is_live from lockstep.history") == [(2, True)]
     columns = _read(

@@ -1,5 +1,6 @@
 """Exit codes, and what goes where."""
 
+import errno
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +54,14 @@ def test_a_full_disk_is_told_without_a_traceback() -> None:
         ended = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
-    assert (ended.returncode, ended.stderr) == (1, "error: No space left on device\n")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: standard output, or a file in ")
+    assert ended.stderr.endswith(": No space left on device\n")
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(lambda: _raise(OSError(errno.ENOSPC, "No space left on device", "lockstep.toml"))) == 1
+    assert capsys.readouterr().err == "error: lockstep.toml: No space left on device\n"
 
 
 def test_what_the_database_refuses_is_told_without_a_traceback_and_without_a_value(

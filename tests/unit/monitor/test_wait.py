@@ -35,7 +35,19 @@ def _wait(*reports: LagReport, sinks: tuple[str, ...] = ("cache",), seconds: flo
 def test_a_sink_that_does_not_answer_is_waited_for() -> None:
     down = _lag(_stage("cache", None), unanswered={"cache": Unavailable("down")})
     assert _wait(down, down, _lag(_stage("cache", 10)))
-    assert not _wait(down, seconds=0)
+    with pytest.raises(Unavailable, match=r"^sink cache can't be asked: down"):
+        _wait(down, seconds=0)
+
+
+def test_a_server_that_is_down_to_the_end_is_named() -> None:
+    class Silent:
+        def collect(self) -> LagReport:
+            raise Unavailable("Kafka doesn't answer")
+
+        def refresh(self, _: Collection[str]) -> None: ...
+
+    with pytest.raises(Unavailable, match="Kafka doesn't answer"):
+        wait_for_lsn(Silent(), 10, timeout_s=0, sinks=("cache",), sleep=lambda _: None)
 
 
 def test_nobody_waits_for_a_sink_that_needs_a_person() -> None:

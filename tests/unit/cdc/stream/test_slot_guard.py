@@ -9,7 +9,7 @@ from cdc.postgres.settings import SlotGuardSettings
 from cdc.stream.slot_guard import Ladder, SlotLook, Step, minutes_until_full, wal_rate, wal_size
 
 MB = 1024 * 1024
-ALL = SlotGuardSettings(warn="10MB", stop_copies="20MB", drop="30MB")  # type: ignore[arg-type]  # as in the file
+ALL = SlotGuardSettings(warn="20MB", stop_copies="40MB", drop="60MB")  # type: ignore[arg-type]  # as in the file
 
 
 def look(retained_mb: int = 0, *, at_s: float = 0.0, wal_end_mb: int = 0, **facts: Any) -> SlotLook:
@@ -23,7 +23,7 @@ def steps(settings: SlotGuardSettings, *retained_mb: int) -> list[Step]:
 
 
 def test_each_step_is_taken_from_its_size_on() -> None:
-    assert steps(ALL, 9, 10, 19, 20, 29, 30) == [
+    assert steps(ALL, 19, 20, 39, 40, 59, 60) == [
         Step.NOTHING,
         Step.WARN,
         Step.WARN,
@@ -35,11 +35,11 @@ def test_each_step_is_taken_from_its_size_on() -> None:
 
 def test_nothing_is_done_that_was_not_asked_for() -> None:
     assert steps(SlotGuardSettings(), 10**6) == [Step.NOTHING]
-    assert steps(SlotGuardSettings(stop_copies="1MB"), 10**6) == [Step.STOP_COPIES]  # type: ignore[arg-type]
+    assert steps(SlotGuardSettings(stop_copies="16MB"), 10**6) == [Step.STOP_COPIES]  # type: ignore[arg-type]
 
 
 def test_stopped_copies_begin_again_below_the_warning() -> None:
-    assert steps(ALL, 20, 19, 10, 9, 19) == [
+    assert steps(ALL, 40, 39, 20, 19, 39) == [
         Step.STOP_COPIES,
         Step.STOP_COPIES,
         Step.STOP_COPIES,
@@ -49,8 +49,8 @@ def test_stopped_copies_begin_again_below_the_warning() -> None:
 
 
 def test_without_a_warning_stopped_copies_begin_again_at_half() -> None:
-    alone = SlotGuardSettings(stop_copies="20MB")  # type: ignore[arg-type]
-    assert steps(alone, 20, 10, 9) == [Step.STOP_COPIES, Step.STOP_COPIES, Step.NOTHING]
+    alone = SlotGuardSettings(stop_copies="40MB")  # type: ignore[arg-type]
+    assert steps(alone, 40, 20, 19) == [Step.STOP_COPIES, Step.STOP_COPIES, Step.NOTHING]
 
 
 def test_a_slot_that_postgresql_is_about_to_take_is_always_warned_of() -> None:
@@ -73,7 +73,7 @@ def test_a_slot_that_is_lost_within_the_hour_is_warned_of() -> None:
 
 def test_what_goes_on_is_said_once_a_minute_and_what_changes_at_once() -> None:
     ladder = Ladder("s", ALL)
-    said = [ladder.decide(look(count, at_s=at_s)).say for count, at_s in [(10, 0), (11, 10), (12, 60), (20, 61)]]
+    said = [ladder.decide(look(count, at_s=at_s)).say for count, at_s in [(20, 0), (21, 10), (22, 60), (40, 61)]]
     assert [bool(sentence) for sentence in said] == [True, False, True, True]
     assert "no table is copied in the stream meanwhile" in said[-1]
 
@@ -88,17 +88,25 @@ def test_the_time_until_a_slot_is_full_needs_a_limit_and_a_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "count"), [("1B", 1), ("16kB", 16384), ("64 MB", 64 * MB), ("10GB", 10240 * MB), ("1TB", 1024 * 1024 * MB)]
+    ("size", "count"),
+    [("16777216B", 16 * MB), ("16384kB", 16 * MB), ("64 MB", 64 * MB), ("10GB", 10240 * MB), ("1TB", 1024 * 1024 * MB)],
 )
 def test_sizes_are_postgresqls(size: str, count: int) -> None:
     assert SlotGuardSettings(drop=size).drop == count  # type: ignore[arg-type]
-    assert wal_size(count) in (f"{size[:-2]}.0 {size[-2:]}", size.replace(" ", ".0 "), "1 B")
+    assert wal_size(count) in (f"{size[:-2]}.0 {size[-2:]}", size.replace(" ", ".0 "), "16.0 MB")
 
 
 @pytest.mark.parametrize("size", ["10", "10gb", "-1GB", "1.5GB", "", 10, True])
 def test_another_size_is_refused(size: Any) -> None:
     with pytest.raises(ValueError, match="PostgreSQL's units"):
         SlotGuardSettings(warn=size)
+
+
+@pytest.mark.parametrize("size", ["0B", "0GB", "1kB", "15MB"])
+def test_a_size_that_every_slot_has_is_refused(size: str) -> None:
+    """The slot would be dropped at the first look, or no table ever be copied."""
+    with pytest.raises(ValueError, match="every slot makes the server keep"):
+        SlotGuardSettings(drop=size)  # type: ignore[arg-type]
 
 
 def test_steps_that_do_not_grow_are_refused() -> None:

@@ -90,6 +90,30 @@ def test_a_switch_goes_where_its_flags_say(
     assert "readers of search see generation 2 now; before, it was 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("answer", "code", "told"), [("y", 0, "is gone"), ("n", 1, "nothing was removed")])
+def test_a_generation_is_dropped_once_somebody_has_agreed(
+    answer: str,
+    code: int,
+    told: str,
+    config: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    def drop(*_: object, agreed: Callable[[str], bool]) -> bool:
+        return agreed("remove?")
+
+    monkeypatch.setattr("lockstep.generations.drop", drop)
+    monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+    assert exit_code(["generations", "search", "--drop", "2", "--config", config]) == code
+    assert told in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert exit_code(["generations", "search", "--drop", "2", "--yes", "--config", config]) == 0
+
+
 def test_a_switch_back_goes_to_no_chosen_generation(config: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["switch", "search", "--back", "--generation", "2", "--config", config]) == 2
     assert "--back and --generation exclude each other" in capsys.readouterr().err
@@ -99,12 +123,14 @@ def test_a_switch_back_goes_to_no_chosen_generation(config: str, capsys: pytest.
     "arguments",
     [
         ("wait", "--timeout", "-1"),
+        ("wait", "--timeout", "nan"),
         ("wait", "--sink", "serach"),
         ("tail", "public.t", "--count", "0"),
         ("verify", "search", "--generation", "0"),
         ("switch", "search", "--generation", "-1"),
         ("generations", "search", "--drop", "0"),
         ("generations", "search", "--drop", "1", "--json"),
+        ("generations", "search", "--drop", "1"),  # there is no terminal to ask
         ("rejections", "list", "--generation", "0"),
         ("rejections", "retry", "search", "--all", "--generation", "0"),
         ("demo", "--rate", "0"),
