@@ -18,7 +18,8 @@ from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
-from cdc.protocol.control_records import Gap, ProgressRecord, SnapshotPhase
+from cdc.postgres.slot import system_identifier
+from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.generations.record import Generation, list_generations
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
@@ -65,7 +66,8 @@ class LagCollector:
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
         self._open = OpenRejections(pipeline, self._cluster)
-        self._gap: tuple[int | None, Gap | None] = None, None
+        self._state: tuple[int | None, CaptureState | None] = None, None
+        self._identity: tuple[str | None, str] = None, ""
         self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
 
     def collect(self) -> LagReport:
@@ -161,18 +163,33 @@ class LagCollector:
             wal_status,
             safe_wal_size,
             wal_rate(bytes_written=last_end - first_end, seconds=last_s - first_s),
-            self._gap_now(newest, is_slot_lost=wal_status in (None, "lost")),
+            *self._of_state(newest, is_slot_lost=wal_status in (None, "lost")),
         )
 
-    def _gap_now(self, newest: ProgressRecord | None, *, is_slot_lost: bool) -> Gap | None:
-        """Asked for once in each epoch, and while the slot is lost: else none comes up."""
-        if newest is not None and (is_slot_lost or self._gap[0] != newest.epoch):
+    def _of_state(self, newest: ProgressRecord | None, *, is_slot_lost: bool) -> tuple[Gap | None, tuple[str, ...]]:
+        """The newest gap, and how the source isn't the one that was published from.
+
+        The state is read once in each epoch, and while the slot is lost: else no gap comes up, and no other server.
+        """
+        if newest is not None and (is_slot_lost or self._state[0] != newest.epoch):
             pipeline = self._pipeline
             state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
             is_settled = state is not None and state.epoch == newest.epoch and state.phase is SnapshotPhase.DONE
-            gaps = () if state is None else state.gaps_now(is_slot_lost=is_slot_lost)
-            self._gap = (newest.epoch if is_settled else None), gaps[-1] if gaps else None
-        return self._gap[1]
+            self._state = (newest.epoch if is_settled else None), state
+        state = self._state[1]
+        if state is None:
+            return None, ()
+        gaps = state.gaps_now(is_slot_lost=is_slot_lost)
+        system_id, database = self._identity
+        elsewhere = tuple(
+            f"{what} was {was}, is {is_}"
+            for what, was, is_ in (
+                ("system identifier", state.system_id, system_id or state.system_id),
+                ("database", state.database, database),
+            )
+            if was != is_
+        )
+        return gaps[-1] if gaps else None, elsewhere
 
     def _wal_end(self) -> Lsn:
         (wal_end,) = self._query("select pg_current_wal_insert_lsn()::text")
@@ -189,6 +206,7 @@ class LagCollector:
             if self._connection is None or self._connection.closed:
                 self._connection = connect(self._pipeline.source, application=APPLICATION)
                 self._closing.callback(self._connection.close)
+                self._identity = system_identifier(self._connection), self._connection.info.dbname
             row = self._connection.execute(sql.encode(), parameters).fetchone()
         except psycopg.OperationalError as error:
             raise connection_error(error) from error

@@ -38,7 +38,8 @@ class SourceFacts:
 
     ``wal_status`` is the slot's in PostgreSQL's words, None when there is no slot. ``safe_wal_bytes`` is how much WAL
     can be written before the slot may be lost, None when the server sets no limit. ``wal_rate`` is in bytes a second,
-    as measured between two looks. ``gap`` is the newest one that capture's state knows of.
+    as measured between two looks. ``gap`` is the newest one that capture's state knows of. ``elsewhere`` says how this
+    isn't the source that was published from, a phrase each.
     """
 
     wal_end: int
@@ -51,6 +52,7 @@ class SourceFacts:
     safe_wal_bytes: int | None = None
     wal_rate: float | None = None
     gap: Gap | None = None
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,9 @@ def _broken(source: SourceFacts) -> Iterator[str]:
     if source.published_lsn is None:
         return
     published = format_lsn(source.published_lsn)
+    if source.elsewhere:  # its positions and its slots say nothing
+        yield f"the source isn't the one that was published from: {'; '.join(source.elsewhere)}"
+        return
     if source.wal_end < source.published_lsn:
         yield (
             f"the source's WAL ends at {format_lsn(source.wal_end)}, but {published} was published: it was put back to"

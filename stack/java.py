@@ -85,7 +85,7 @@ def installed(environment: Mapping[str, str], system: Path = SYSTEM_JAVAS) -> It
         if real in seen_homes or not os.access(real / "bin" / "java", os.X_OK):
             continue
         seen_homes.add(real)
-        java = _inspect(real)
+        java = inspect_java(real)
         if java is not None and JAVA_MIN <= java.major <= JAVA_MAX:
             yield java
 
@@ -160,7 +160,7 @@ def fetch(*, cache: Path | None = None) -> Java:
         except OSError:
             # Somebody else was faster, with the same locked bytes.
             shutil.rmtree(partial, ignore_errors=True)
-    java = _inspect(home)
+    java = inspect_java(home)
     if java is None:
         raise StackError(f"the Java in {target} is broken", hint="delete that folder and run the command again")
     return java
@@ -171,7 +171,7 @@ def _home_of(executable: Path) -> Path:
     return executable.resolve().parent.parent
 
 
-def _inspect(home: Path) -> Java | None:
+def inspect_java(home: Path) -> Java | None:
     """Read version and modules from the `release` file; ask the launcher where a packager left it out."""
     release = home / "release"
     text = release.read_text(encoding="utf-8", errors="replace") if release.is_file() else ""

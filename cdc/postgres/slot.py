@@ -69,6 +69,15 @@ def is_standby(connection: psycopg.Connection[Any]) -> bool:
     return row is not None and bool(row[0])
 
 
+def system_identifier(connection: psycopg.Connection[Any]) -> str | None:
+    """What no two clusters share, but for copies of one's files. None where our role may not ask."""
+    try:
+        row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+    return row[0] if row else None
+
+
 def temporary_slot_name(slot: str) -> str:
     """A new name each time: the server may still be busy with ending the last one."""
     return f"{slot[: _NAME_MAX - 9]}_{uuid.uuid4().hex[:8]}"

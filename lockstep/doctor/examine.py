@@ -1,5 +1,6 @@
 """``lockstep doctor``: every check of every part, in the order in which they make sense."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,6 +14,7 @@ from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
 from cdc.postgres.preflight.finding import Finding, Severity, ok
 from lockstep.config import Config
 from lockstep.doctor.encryption import encryption_findings, source_encryption
+from lockstep.doctor.java import java_findings
 from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.position import check_position
@@ -31,6 +33,8 @@ def examine(config: Config) -> list[Finding]:
         findings += _guarded(f"sink {name}", partial(check_sink, name=name), config)
     if _was_reached("Kafka", kafka):
         findings += _guarded("histories", check_histories, config)
+    if config.sinks:
+        findings += java_findings(config.spark.java_home, os.environ)
     findings += encryption_findings(config)
     return findings
 

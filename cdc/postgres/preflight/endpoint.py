@@ -12,6 +12,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.preflight.finding import Finding, error, ok
 from cdc.postgres.settings import SourceSettings
+from cdc.postgres.slot import system_identifier
 from cdc.postgres.versions import ORIGINS
 
 _APPLICATION = "lockstep doctor"
@@ -59,7 +60,7 @@ def _one_server(connection: psycopg.Connection[Any], source: SourceSettings) -> 
     with replication:
         others.append(_server(replication))
         identified = replication.execute("IDENTIFY_SYSTEM").fetchone()
-    identity = _system_identifier(connection)
+    identity = system_identifier(connection)
     if identity and identified and identified[0] != identity:
         return [_elsewhere(f"system identifier {identity} and {identified[0]}")]
     return _same_server(first, others) or [
@@ -71,15 +72,6 @@ def _server(connection: psycopg.Connection[Any]) -> str:
     """What no two servers share, and anybody may ask: when it was started, to the microsecond."""
     row = connection.execute("select pg_postmaster_start_time()::text").fetchone()
     return row[0] if row else ""
-
-
-def _system_identifier(connection: psycopg.Connection[Any]) -> str | None:
-    """None where our role may not ask."""
-    try:
-        row = connection.execute("select system_identifier::text from pg_control_system()").fetchone()
-    except psycopg.errors.InsufficientPrivilege:
-        return None
-    return row[0] if row else None
 
 
 def _same_server(first: str, others: Sequence[str]) -> list[Finding]:
