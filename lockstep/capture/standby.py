@@ -5,16 +5,18 @@ Kafka decides who publishes: whoever takes over fences the other. So a wrong gue
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import psycopg
 
-from cdc.model.errors import Fenced, Unavailable
+from cdc.kafka.control_topics import read_state
+from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.replication import APPLICATION
-from cdc.postgres.slot import is_captured
+from cdc.postgres.slot import is_captured, system_identifier
+from cdc.protocol.control_records import CaptureState
 from lockstep.capture.run import Observer, capture
 
 PATIENCE_S: Final = 2.0
@@ -59,9 +61,40 @@ def wait_for_turn(pipeline: Pipeline, *, stopping: Callable[[], bool], say: Call
                 if not has_said and connection is not None:
                     has_said = True
                     say(f"standing by: another capture of slot {pipeline.slot} is at work")
+                    for difference in differences(pipeline, _state(pipeline, say), system_identifier(connection)):
+                        say(f"warning: once it takes over, this capture doesn't go on as the other one: {difference}")
             elif free_since_s is None:
                 free_since_s = now_s
             elif now_s - free_since_s >= PATIENCE_S:
                 return True
             time.sleep(_LOOK_EVERY_S)
     return False
+
+
+def differences(pipeline: Pipeline, state: CaptureState | None, system_id: str | None) -> Iterator[str]:
+    """How what this pipeline would capture isn't what the state is of, a phrase each.
+
+    ``system_id`` is the source's, None where it isn't known. Only told: the other one may be started anew with the same
+    configuration, and the first of two that begin together has no state yet.
+    """
+    if state is None:
+        yield f"Kafka holds no state of the slot for pipeline {pipeline.name}; are pipeline.name and [kafka] the same?"
+        return
+    if system_id is not None and system_id != state.system_id:
+        yield f"the source's system identifier is {system_id}, not {state.system_id}"
+    if pipeline.publication != state.publication:
+        yield f"source.publication is {pipeline.publication}, not {state.publication}"
+    ours, theirs = set(pipeline.source.table_names), set(state.memberships)
+    if theirs - ours:
+        yield f"source.tables lacks {', '.join(sorted(map(str, theirs - ours)))}"
+    if theirs and ours - theirs:
+        yield f"source.tables has {', '.join(sorted(map(str, ours - theirs)))} as well"
+
+
+def _state(pipeline: Pipeline, say: Callable[[str], None]) -> CaptureState | None:
+    """The state of the slot, None where it can't be read either, which is said."""
+    try:
+        return read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+    except LockstepError as error:
+        say(f"warning: {error.message}")
+        return None

@@ -481,9 +481,29 @@ def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(
             assert captured.rows("public.t") == captured.source_rows("public.t")
 
 
+def test_a_capture_that_stands_by_with_another_configuration_says_so(
+    captured: Captured, database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Else nobody would know before it takes over."""
+    captured.start()
+    other = tmp_path / "other.toml"
+    other.write_text(captured.path.read_text().replace(", 'public.log'", "").replace(_SETTINGS, ""))
+    with _standing_by(captured, tmp_path / "other.log", other):
+        until(lambda: "source.tables lacks public.log" in (tmp_path / "other.log").read_text())
+    elsewhere = tmp_path / "elsewhere.toml"
+    elsewhere.write_text(
+        captured.path.read_text()
+        .replace(f"name = '{captured.name}'", "name = 'never_ran'")
+        .replace("[source]", f"[source]\nslot = '{captured.config.slot}'")
+    )
+    with _standing_by(captured, tmp_path / "elsewhere.log", elsewhere):
+        until(lambda: "are pipeline.name and [kafka] the same?" in (tmp_path / "elsewhere.log").read_text())
+    assert captured.error is None
+
+
 @contextlib.contextmanager
-def _standing_by(captured: Captured, log: Path) -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-m", "lockstep", "capture", "--standby", "--config", str(captured.path)]
+def _standing_by(captured: Captured, log: Path, config: Path | None = None) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "lockstep", "capture", "--standby", "--config", str(config or captured.path)]
     with log.open("w") as file, subprocess.Popen(command, stderr=file, text=True) as process:
         try:
             yield process
