@@ -32,6 +32,10 @@ class ToastMemory(Protocol):
         """Forget all rows of a topic."""
         ...
 
+    def may_have(self, topic: str) -> bool:
+        """False when nothing is remembered of any row of a topic. Costs next to nothing."""
+        ...
+
 
 class DurableMemory(ToastMemory, Protocol):
     """One that survives its process, up to its last ``commit`` or to an earlier one, never to the middle of one."""
@@ -81,6 +85,9 @@ class MemoryStore:
     def clear(self, topic: str) -> None:
         for row in [row for row in self._rows if row[0] == topic]:
             self.forget(*row)
+
+    def may_have(self, topic: str) -> bool:
+        return any(of_topic == topic for of_topic, _ in self._rows)
 
     def commit(self, position: Position | None, bounds: Offsets | None = None) -> None:
         self._undo.clear()

@@ -94,6 +94,8 @@ class ToastStore:
         self._lagging_records = 0
         self._changes: dict[str, dict[bytes, Values | None]] = {}
         self._cleared: set[str] = set()
+        self._with_rows: set[str] = set()
+        """The topics that may have rows in the file. All topics have a number there, for their offsets."""
 
     def _open(self) -> str:
         """Open the file and read all but its rows. A problem, in words, when it isn't ours to use."""
@@ -143,6 +145,9 @@ class ToastStore:
         for key, value in _with_prefix(transaction, _OFFSET_PREFIX):
             topic_id, partition = entries.parse_offset_key(key)
             (self._offsets[names[topic_id], partition],) = _NUMBER.unpack(value)
+        for topic, topic_id in self._topic_ids.items():
+            if next(_with_prefix(transaction, entries.topic_range(topic_id)), None) is not None:
+                self._with_rows.add(topic)
 
     def empty(self) -> None:
         """Begin again with nothing."""
@@ -164,7 +169,7 @@ class ToastStore:
     def forget(self, topic: str, key: bytes) -> None:
         """Costs a look-up, and nothing at all for a topic of which no row was ever kept."""
         changes = self._changes.get(topic)
-        if topic in self._topic_ids and self._durable(topic, key) is not None:
+        if topic in self._with_rows and self._durable(topic, key) is not None:
             self._changes.setdefault(topic, {})[key] = None
         elif changes is not None:
             changes.pop(key, None)
@@ -173,8 +178,11 @@ class ToastStore:
 
     def clear(self, topic: str) -> None:
         self._changes.pop(topic, None)
-        if topic in self._topic_ids:
+        if topic in self._with_rows:
             self._cleared.add(topic)
+
+    def may_have(self, topic: str) -> bool:
+        return topic in self._changes or (topic in self._with_rows and topic not in self._cleared)
 
     def commit(self, position: Position | None, bounds: Offsets | None = None) -> None:
         """Without a change this costs next to nothing. It syncs otherwise, once."""
@@ -214,9 +222,9 @@ class ToastStore:
 
     def _durable(self, topic: str, key: bytes) -> Values | None:
         """What the file holds of a row that no change hides."""
-        topic_id = self._topic_ids.get(topic)
-        if topic_id is None or topic in self._cleared:
+        if topic not in self._with_rows or topic in self._cleared:
             return None
+        topic_id = self._topic_ids[topic]
         try:
             with self._opened().begin(buffers=True) as transaction:
                 record = transaction.get(entries.row_key(topic_id, key))
@@ -248,6 +256,8 @@ class ToastStore:
             except lmdb.Error as error:
                 self._refused("written", error)
         self._topic_ids = topic_ids
+        self._with_rows -= self._cleared
+        self._with_rows |= self._changes.keys()
         self._changes.clear()
         self._cleared.clear()
         self._advanced.clear()

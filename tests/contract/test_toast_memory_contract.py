@@ -64,6 +64,31 @@ def test_later_changes_of_the_caller_dont_matter(memory: DurableMemory) -> None:
 
 
 @pytest.mark.parametrize("committed", [False, True])
+def test_a_topic_may_have_rows_once_one_was_put_and_has_none_once_it_was_cleared(
+    memory: DurableMemory, *, committed: bool
+) -> None:
+    memory.commit((1, 1), {("t", 0): 3, ("u", 0): 3})
+    memory.put("t", b"k", {"a": b"1"})
+    if committed:
+        memory.commit((1, 2), {("t", 0): 4, ("u", 0): 4})
+    has = memory.may_have("t"), memory.may_have("u")
+    memory.clear("t")
+    cleared = memory.may_have("t")
+    memory.commit((1, 3))
+    assert (has, cleared, memory.may_have("t")) == ((True, False), False, False)
+
+
+def test_a_topic_may_have_rows_in_a_store_that_is_opened_again(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    store.put("t", b"k", {"a": b"1"})
+    store.commit((1, 1), {("t", 0): 3, ("u", 0): 3})
+    store.close()
+    store = open_store(tmp_path)
+    assert (store.may_have("t"), store.may_have("u"), store.get("t", b"k")) == (True, False, {"a": b"1"})
+    store.close()
+
+
+@pytest.mark.parametrize("committed", [False, True])
 def test_a_forgotten_row_is_gone(memory: DurableMemory, *, committed: bool) -> None:
     memory.put("t", b"k", {"a": b"1"})
     if committed:
