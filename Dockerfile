@@ -3,6 +3,10 @@
 
 FROM python:3.11-slim-trixie AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 XDG_CACHE_HOME=/opt/lockstep/cache
+# For the compiled row kernel. The compiler stays in this stage.
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/lockstep
 WORKDIR /build
 COPY requirements-build.lock requirements.lock ./
@@ -11,7 +15,7 @@ RUN printf '[bdist_wheel]\ncompression = stored\n' > wheel.cfg \
     && /opt/lockstep/bin/pip install --require-hashes -r requirements-build.lock \
     && DIST_EXTRA_CONFIG=/build/wheel.cfg /opt/lockstep/bin/pip install --require-hashes --no-build-isolation -r requirements.lock
 COPY . .
-RUN /opt/lockstep/bin/pip install --no-deps --no-build-isolation . \
+RUN LOCKSTEP_KERNEL=require /opt/lockstep/bin/pip install --no-deps --no-build-isolation . \
     && cd / && /opt/lockstep/bin/python -m stack.jars fetch spark
 
 FROM python:3.11-slim-trixie

@@ -10,11 +10,12 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 # What setup installs, by content: after a change of branch that leaves these files alike, nothing is installed again.
-LOCKS := requirements-build.lock requirements.lock stack/jars.lock stack/jdk.lock pyproject.toml
+LOCKS := requirements-build.lock requirements.lock stack/jars.lock stack/jdk.lock pyproject.toml setup.py \
+	cdc/protocol/_kernel.pyx
 READY := $(VENV)/.ready-$(shell cat $(LOCKS) | cksum | tr ' ' -)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak conformance bench lint setup clean
+.PHONY: help demo check test soak conformance bench lint setup wheel clean
 
 help:
 	@echo "make demo    start everything on this machine, with a sample shop and live traffic"
@@ -25,6 +26,7 @@ help:
 	@echo "make conformance  run the conformance suite on PostgreSQL 14 to 18, and write docs/conformance.md"
 	@echo "make lint    check format, lint and types"
 	@echo "make setup   install what the others need, and nothing else"
+	@echo "make wheel   build dist/*.whl, with compiled code where a C compiler is; LOCKSTEP_KERNEL=require insists on it"
 	@echo "make clean   stop the local servers and delete the environment and their data"
 
 demo: setup
@@ -74,10 +76,17 @@ $(READY):
 	@printf '[bdist_wheel]\ncompression = stored\n' > $(VENV)/wheel.cfg
 	@$(INSTALL) --require-hashes -r requirements-build.lock >&2
 	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/wheel.cfg $(INSTALL) --require-hashes --no-build-isolation -r requirements.lock >&2
+	@rm -f cdc/protocol/_kernel.*.so
 	@$(INSTALL) --no-deps --no-build-isolation -e . >&2
+	@$(BIN)/python -c 'from cdc.stream.row_encoding import chosen_row_encoding as chosen; \
+		print(f"rows are encoded by {chosen()}")' >&2
 	@$(BIN)/python -m stack.jars fetch >&2
 	@$(BIN)/python -m lockstep.class_archive >/dev/null || true
 	@touch $@
+
+wheel: setup
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 # A pipeline's own checkpoints and stored values, below .lockstep as well, stay.
 clean:
@@ -86,4 +95,4 @@ clean:
 			[ -x $(BIN)/python ] || { echo "error: $$stack may have servers that run, and without $(VENV) nothing here can" \
 				"stop them: run make setup first" >&2; exit 1; }; \
 			$(BIN)/python -m stack remove --directory $$stack || exit 1; fi; done
-	rm -rf $(VENV) .lockstep/stack .lockstep/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .lockstep/stack .lockstep/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache cdc/protocol/_kernel.*.so

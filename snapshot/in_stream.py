@@ -27,6 +27,7 @@ from cdc.postgres.slot import emit_heartbeat, oldest_writer, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
+from cdc.protocol.walsender import Frame
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import not_published
@@ -180,7 +181,7 @@ class StreamCopies:
             self._put_off_for = error.message
             self._say(f"warning: a repair waits: {error.message}")
 
-    def copy(self, frame: bytes | None) -> Pause | None:
+    def copy(self, frame: Frame | None) -> Pause | None:
         """Copy at one point of the stream what is to be copied. ``frame`` comes after it. None when told to stop.
 
         Tables that lack their copy come first, which often answers their requests; repairs have their own turn.

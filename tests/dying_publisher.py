@@ -38,6 +38,10 @@ class DyingPublisher:
         self._topics.add(topic)
         self._publisher.send(topic, *arguments)
 
+    def send_rows(self, topic: str, *arguments: Any) -> None:
+        self._topics.add(topic)
+        self._publisher.send_rows(topic, *arguments)
+
     def commit(self, state: CaptureState, schemas: Sequence[SchemaRecord] = (), **options: Any) -> object:
         self._number += 1
         is_last = self._dies(Commit(self._number, schemas, frozenset(self._topics), state))

@@ -11,6 +11,7 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Message, Relation
+from cdc.stream.row_encoding import chosen_row_encoding
 from tests.builders import table
 from tests.wal import HANDOFF, RELATION_ID, relation
 
@@ -42,12 +43,12 @@ def state(**changes: Any) -> CaptureState:
 
 def published(*shapes: Table) -> dict[TableName, PublishedTable]:
     """The tables with their topics and encoders; without shapes ``public.orders``."""
-    return {
-        shape.name: PublishedTable(
-            table_topic("shop", shape.name), TableEncoder(shape, server="shop", database="app", version="1")
-        )
-        for shape in shapes or (table(),)
-    }
+    return {shape.name: _published(shape) for shape in shapes or (table(),)}
+
+
+def _published(shape: Table) -> PublishedTable:
+    encoder = TableEncoder(shape, server="shop", database="app", version="1")
+    return PublishedTable(table_topic("shop", shape.name), encoder, kernel=chosen_row_encoding().kernel(encoder))
 
 
 def assembler(*shapes: Table, at: CaptureState | None = None, include_before: bool = True, **parts: Any) -> Assembler:

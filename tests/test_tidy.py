@@ -131,6 +131,14 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
     assert [name_of(path) for path in MODULES if BANNED & {path.stem, path.parent.name}] == []
 
 
+def test_the_compiled_code_stays_small() -> None:
+    sources = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.pyx"))
+    assert [name_of(path) for path in sources] == ["cdc/protocol/_kernel.pyx"]
+    lines = sources[0].read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 250
+    assert max(map(len, lines)) <= 120
+
+
 def test_there_are_lock_files() -> None:
     assert {"requirements.lock", "requirements-build.lock"} <= {path.name for path in LOCKS}
 

@@ -6,9 +6,10 @@ Changes that the recorded state says were published are counted but not returned
 its copy: a restart in the middle of a transaction finds the same numbers, whichever tables are followed by then.
 """
 
+import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from cdc.capture.key_moves import KeyMoves, RowMap
 from cdc.capture.messages_and_outbox import Headers, MessageChannel, OutboxChannel, OutboxRoute
@@ -37,7 +38,7 @@ from cdc.protocol.pgoutput import (
     Type,
     Update,
 )
-from cdc.protocol.walsender import unix_ms
+from cdc.protocol.walsender import WAL_DATA_OFFSET, Frame, unix_ms
 from cdc.toast.memory import ToastMemory
 
 Event = tuple[str, bytes, bytes | None, bytes | Headers | None]
@@ -45,6 +46,12 @@ Event = tuple[str, bytes, bytes | None, bytes | Headers | None]
 
 Notice = Callable[[bytes, Mapping[TableName, PublishedTable]], None]
 """Gets a message for capture itself: its content, and the captured tables."""
+
+_ROW_HEAD: Final = struct.Struct("!BIB")
+"""What a row's message begins with: its kind, the relation, and which image of the row comes first."""
+_INSERT, _UPDATE, _NEW_IMAGE = b"IUN"
+_WRITING: Final = (_INSERT, _UPDATE)
+_ROW_KINDS: Final = b"IUD"
 
 _NULL = b"null"
 _OUTSIDE_SEQ = 0
@@ -68,6 +75,19 @@ class _PassedOver:
     """A table that isn't followed before its copy, in the shape that its rows have in the stream."""
 
     published: PublishedTable
+
+
+@dataclass(frozen=True, slots=True)
+class OrdinaryRows:
+    """Events of rows that came one after the other: the topic, keys and values, and the values' bytes together.
+
+    ``following`` is a frame that was received after them.
+    """
+
+    topic: str
+    rows: Sequence[tuple[bytes, bytes]]
+    size: int
+    following: Frame | None
 
 
 class Shapes(Protocol):
@@ -187,6 +207,10 @@ class Assembler:
         self._touched: list[PublishedTable] = []
         self._moves = KeyMoves(moved_rows)
         self._seq = 0
+        self.has_kernels = False
+        """Whether the stream has described a table with a compiled encoder. Before, no frame is ordinary."""
+        self.uncaptured_relations: set[int] = set()
+        """Relations that the publication sends and nobody captures."""
         self.in_transaction = False
         self.position = skip_to
         """(commit LSN, seq) of the last change that was counted."""
@@ -262,6 +286,64 @@ class Assembler:
                     " Nothing was skipped",
                 ) from None
         return self._other(message, lsn)
+
+    def ordinary(
+        self, frame: Frame, receive: Callable[[], Frame | None], *, rows_max: int, bytes_max: int
+    ) -> OrdinaryRows | None:
+        """The events of a frame and those that follow, as far as compiled code encodes them; None for any other frame.
+
+        Ordinary rows are inserted, or updated without an old image, and nothing but their own values decides over their
+        events. ``feed`` takes all others, and gives the same for these. ``receive`` gives the frames that follow, as
+        long as they are here. It ends with ``rows_max`` rows or ``bytes_max`` bytes.
+        """
+        try:
+            kind, relation_id, image = _ROW_HEAD.unpack_from(frame, WAL_DATA_OFFSET)
+        except struct.error:
+            return None
+        if image != _NEW_IMAGE or kind not in _WRITING or not self.in_transaction:
+            return None
+        published = self._relations.get(relation_id)
+        if type(published) is not PublishedTable or published.kernel is None:
+            return None
+        short_bytes = self._toast.short_bytes(published)
+        if short_bytes < 0 or published.unrecorded is not None or self._is_repeated():
+            return None
+        rows, following, size = published.kernel.encode(
+            frame,
+            receive,
+            relation=relation_id,
+            updates=published.delivers_key,
+            prefix=self._prefix,
+            seq=self._seq + 1,
+            source=self._source(published),
+            time=b"%d" % self._transaction_time_ms,
+            text_max=short_bytes,
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+        )
+        if not rows:
+            return None
+        self._seq += len(rows)
+        self.position = (self._commit_lsn, self._seq)
+        self._toast.forget_short(published, rows)
+        return OrdinaryRows(published.topic, rows, size, following)
+
+    def captures_nothing_of(self, frame: Frame) -> bool:
+        """Whether a frame has a row of one of the ``uncaptured_relations``: it needn't be decoded then."""
+        try:
+            kind, relation_id, _ = _ROW_HEAD.unpack_from(frame, WAL_DATA_OFFSET)
+        except struct.error:
+            return False
+        return relation_id in self.uncaptured_relations and kind in _ROW_KINDS
+
+    def _route(self, relation_id: int, route: PublishedTable | _PassedOver | OutboxRoute | None) -> None:
+        """From here on rows of a relation go there."""
+        self._relations[relation_id] = route
+        if route is None:
+            self.uncaptured_relations.add(relation_id)
+        else:
+            self.uncaptured_relations.discard(relation_id)
+            self.has_kernels |= isinstance(route, PublishedTable) and route.kernel is not None
 
     def _other(self, message: Message, lsn: int) -> Sequence[Event]:
         match message:
@@ -356,16 +438,16 @@ class Assembler:
         # A table keeps its topic when it is renamed; one that was recreated under its name takes it over.
         by_name = TableName(relation.schema, relation.name)
         if self._outbox is not None and by_name == self._outbox.table:
-            self._relations[relation.relation_id] = self._outbox.route(relation)
+            self._route(relation.relation_id, self._outbox.route(relation))
             return
         is_known = by_name in self._tables or by_name in self._passed_over
         name = by_name if is_known else self._of_oid.get(relation.relation_id)
         if name is None:
             known_before = self._former.get(relation.relation_id) or self._uncaptured.get(by_name)
-            self._relations[relation.relation_id] = None if known_before is None else _PassedOver(known_before)
+            self._route(relation.relation_id, None if known_before is None else _PassedOver(known_before))
             return
         if name in self._passed_over:
-            self._relations[relation.relation_id] = self._described_only(relation, self._passed_over[name])
+            self._route(relation.relation_id, self._described_only(relation, self._passed_over[name]))
             return
         published = self._tables[name]
         if self.in_transaction and published.table.oid not in (0, relation.relation_id):
@@ -383,7 +465,7 @@ class Assembler:
         published.delivers_key = (
             relation.replica_identity is ReplicaIdentity.FULL or set(published.table.key) <= identity
         )
-        self._relations[relation.relation_id] = published
+        self._route(relation.relation_id, published)
         if published.keys_can_swap and self.in_transaction and isinstance(before, PublishedTable):
             was = {column.identity: index for index, column in enumerate(before.table.columns)}
             self._moves.reshape(published.topic, [was.get(column.identity) for column in published.table.columns])
@@ -406,7 +488,7 @@ class Assembler:
         self._passed_over[name] = self._tables.pop(name)
         for relation_id, described in self._relations.items():
             if isinstance(described, PublishedTable) and described.table.name == name:
-                self._relations[relation_id] = _PassedOver(described)
+                self._route(relation_id, _PassedOver(described))
         if self._downstream is not None:
             self._downstream.passed_over(name, incomplete.columns)
 
@@ -444,7 +526,7 @@ class Assembler:
             if known_before is not None:
                 self._former[other] = known_before
                 if other in self._relations:
-                    self._relations[other] = _PassedOver(known_before)
+                    self._route(other, _PassedOver(known_before))
         self._of_oid[oid] = name
 
     def record(self, published: PublishedTable) -> None:

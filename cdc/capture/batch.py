@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cdc.capture.assembler import Assembler, Event
+from cdc.capture.assembler import Assembler, Event, OrdinaryRows
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.settings import CaptureSettings
@@ -18,6 +18,10 @@ class Publisher(Protocol):
 
     def send(self, topic: str, key: bytes, value: bytes | None, extra: bytes | Headers | None = None) -> None:
         """Add an event to the open Kafka transaction; ``extra`` is a tombstone's tag or headers."""
+        ...
+
+    def send_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """The same for keys and values of one topic."""
         ...
 
     def commit(self, state: CaptureState, schemas: Sequence[SchemaRecord] = ()) -> Offsets | None:
@@ -90,6 +94,21 @@ class Batch:
             self.events += 1
             if value is not None:
                 self._bytes += len(value)
+
+    def add_rows(self, ordinary: OrdinaryRows) -> None:
+        """The same for ordinary rows, all at once. ``opens`` was called when the first of them came."""
+        self._publisher.send_rows(ordinary.topic, ordinary.rows)
+        self.events += len(ordinary.rows)
+        self._bytes += ordinary.size
+
+    def opens(self) -> None:
+        """Rows come now; where they are its first, its age counts from here."""
+        if not self.events:
+            self._opened_s = self._clock.monotonic_s()
+
+    def room(self) -> tuple[int, int]:
+        """The events, and the bytes, after which it is full."""
+        return self._rows_max - self.events, self._bytes_max - self._bytes
 
     def is_full(self) -> bool:
         """Whether it has as many events or bytes as one Kafka transaction takes."""

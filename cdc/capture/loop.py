@@ -5,14 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from cdc.capture.assembler import Assembler
+from cdc.capture.assembler import Assembler, OrdinaryRows
 from cdc.capture.batch import Batch
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.model.errors import MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.pgoutput import Message, decode
-from cdc.protocol.walsender import KEEPALIVE, WAL_DATA_OFFSET, XLOG_DATA, parse_keepalive, wal_start
+from cdc.protocol.walsender import KEEPALIVE, WAL_DATA_OFFSET, XLOG_DATA, Frame, parse_keepalive, wal_start
 
 _NAP_S = 0.0002
 """How long to wait when the socket has just run dry. A reader that wakes for every message costs the server three times
@@ -23,6 +23,10 @@ _IDLE_S = 0.1
 
 _SERVE_EVERY = 512
 """Messages between two looks at the clock under a backlog."""
+
+_RUN_ROWS = 256
+_RUN_BYTES = 1024 * 1024
+"""The most ordinary rows that are held at once, between their encoder and Kafka's client."""
 
 _PINGS_MAX = 20
 """So many requests for a status, one after the other, come from a server that shuts down: it has sent everything, and
@@ -35,7 +39,7 @@ _TRUNCATE = ord("T")
 class Stream(Protocol):
     """Frames of the replication protocol."""
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> Frame | None:
         """The next frame that is here already, or None. Never waits."""
         ...
 
@@ -54,7 +58,7 @@ class Pause:
     """
 
     state: CaptureState
-    frame: bytes | None
+    frame: Frame | None
 
 
 class CaptureLoop:
@@ -118,7 +122,7 @@ class CaptureLoop:
     def run(
         self,
         *,
-        first: bytes | None = None,
+        first: Frame | None = None,
         until: Lsn | None = None,
         may_copy: Callable[[CaptureState], bool] | None = None,
     ) -> Pause | None:
@@ -145,7 +149,11 @@ class CaptureLoop:
                 dry = False
                 if frame[0] == XLOG_DATA:
                     self._pings = 0
-                    if not self._publish(frame, until):
+                    ordinary = self._ordinary(frame) if assembler.has_kernels else None
+                    if ordinary is not None:
+                        batch.add_rows(ordinary)
+                        first = ordinary.following
+                    elif not self._publish(frame, until):
                         batch.commit_pending(assembler)
                         return Pause(self.state, frame)
                     full = (
@@ -155,9 +163,9 @@ class CaptureLoop:
                         or (self._inspection_is_due and not assembler.in_transaction)
                     )
                 elif frame[0] == KEEPALIVE:
-                    at_pause = self._answer(frame, until)
+                    at_pause = self._answer(bytes(frame), until)
                 else:
-                    raise MalformedMessage("unknown frame type", position=0, message=frame)
+                    raise MalformedMessage("unknown frame type", position=0, message=bytes(frame))
                 if not full and not at_pause:
                     continue
             # From here on the socket is dry, the batch is full, or a pause is near.
@@ -177,12 +185,31 @@ class CaptureLoop:
             if at_pause or (until is None and may_copy(self.state)):
                 return Pause(self.state, None)
 
-    def _publish(self, frame: bytes, until: Lsn | None) -> bool:
+    def _ordinary(self, frame: Frame) -> OrdinaryRows | None:
+        """The events of the ordinary rows that are here, from this frame on; None when it is none of them."""
+        self._batch.opens()
+        rows_max, bytes_max = self._batch.room()
+        ordinary = self._assembler.ordinary(
+            frame,
+            self._stream.receive,
+            rows_max=min(rows_max, _RUN_ROWS),
+            bytes_max=min(bytes_max, _RUN_BYTES),
+        )
+        if ordinary is not None:
+            self._unserved += len(ordinary.rows)
+            if self._unserved >= _SERVE_EVERY:
+                self._confirmation.received = max(self._confirmation.received, wal_start(frame))
+        return ordinary
+
+    def _publish(self, arrived: Frame, until: Lsn | None) -> bool:
         """Send the events of one message; False when it begins a transaction that commits at ``until`` or later."""
-        lsn = wal_start(frame)
+        lsn = wal_start(arrived)
+        self._unserved += 1
+        if self._assembler.uncaptured_relations and self._assembler.captures_nothing_of(arrived):
+            return True
+        frame = bytes(arrived)
         message = _decoded(frame, lsn)
         kind = frame[WAL_DATA_OFFSET]
-        self._unserved += 1
         if kind == _TRUNCATE:
             # As many deletes as the table has rows, in Kafka transactions of bounded size and age.
             for event in self._assembler.truncate(message, lsn):  # type: ignore[arg-type]  # by its kind

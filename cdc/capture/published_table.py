@@ -1,29 +1,53 @@
 """A captured table as it is published: its topic, its encoder, and what decides over its keys and large values."""
 
+from typing import TYPE_CHECKING
+
 from cdc.model.table import Table
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Relation
 from cdc.toast.rule import ToastRule
 
+if TYPE_CHECKING:
+    from cdc.protocol._kernel import RowKernel
+
 
 class PublishedTable:
     """A table with where its events go and how they are encoded.
 
     ``keys_can_swap``: its key is checked late, so two rows may share one for a moment. ``toast``:
-    which of its values an update may leave out, where the replica identity doesn't send the old row.
+    which of its values an update may leave out, where the replica identity doesn't send the old row. ``kernel``: its
+    compiled encoder, where it has one.
     """
 
-    __slots__ = ("delivers_key", "encoder", "keys_can_swap", "source", "table", "toast", "topic", "unrecorded")
+    __slots__ = (
+        "delivers_key",
+        "encoder",
+        "kernel",
+        "keys_can_swap",
+        "source",
+        "table",
+        "toast",
+        "topic",
+        "unrecorded",
+    )
 
     def __init__(
-        self, topic: str, encoder: TableEncoder, *, keys_can_swap: bool = False, toast: ToastRule | None = None
+        self,
+        topic: str,
+        encoder: TableEncoder,
+        *,
+        keys_can_swap: bool = False,
+        toast: ToastRule | None = None,
+        kernel: "RowKernel | None" = None,
     ) -> None:
         self.topic = topic
         self.encoder = encoder
         self.table: Table = encoder.table
         self.keys_can_swap = keys_can_swap
         self.toast = toast
+        # Rows of a table whose keys can swap are never ordinary: what they do to each other matters.
+        self.kernel = None if keys_can_swap else kernel
         self.source = b""
         """The ``source`` block of the current transaction; empty until its first row."""
         self.delivers_key = True

@@ -7,7 +7,7 @@ from cdc.model.errors import PositionMismatch
 from cdc.model.lsn import format_lsn
 from cdc.protocol.control_records import StreamedTransaction
 from cdc.protocol.pgoutput import Begin, decode
-from cdc.protocol.walsender import WAL_DATA_OFFSET, XLOG_DATA
+from cdc.protocol.walsender import WAL_DATA_OFFSET, XLOG_DATA, Frame
 
 _BEGIN = ord("B")
 
@@ -21,7 +21,7 @@ class ResumedStream:
     what to do.
     """
 
-    receive: Callable[[], bytes | None]
+    receive: Callable[[], Frame | None]
 
     def __init__(
         self, stream: Stream, last: StreamedTransaction | None, *, begun: StreamedTransaction | None, hint: str
@@ -47,7 +47,7 @@ class ResumedStream:
         else:
             self.receive = self._stream.receive  # no row pays for this
 
-    def _receive_last(self) -> bytes | None:
+    def _receive_last(self) -> Frame | None:
         """The stream was asked for from there, so nothing comes before it."""
         frame = self._stream.receive()
         if frame is not None and frame[0] == XLOG_DATA:
@@ -57,7 +57,7 @@ class ResumedStream:
             self._expect_next()
         return frame
 
-    def _receive_begun(self) -> bytes | None:
+    def _receive_begun(self) -> Frame | None:
         """The rest of the transaction before, and messages outside of transactions, come before it."""
         frame = self._stream.receive()
         if frame is not None and frame[0] == XLOG_DATA and frame[WAL_DATA_OFFSET] == _BEGIN:
@@ -67,9 +67,9 @@ class ResumedStream:
             self._expect_next()
         return frame
 
-    def _compare(self, frame: bytes, expected: StreamedTransaction, what_was_done: str) -> None:
+    def _compare(self, frame: Frame, expected: StreamedTransaction, what_was_done: str) -> None:
         """Raises PositionMismatch when the frame doesn't begin the expected transaction."""
-        message = decode(frame, WAL_DATA_OFFSET)
+        message = decode(bytes(frame), WAL_DATA_OFFSET)
         if isinstance(message, Begin):
             begun = (message.commit_lsn, message.xid, message.commit_time_us)
             if begun == (expected.commit_lsn, expected.xid, expected.commit_time_us):

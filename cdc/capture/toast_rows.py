@@ -1,13 +1,14 @@
 """Which values of a row are kept for a later update that leaves them out."""
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, cast
 
 from cdc.capture.published_table import PublishedTable
 from cdc.protocol.pgoutput import Fields
 from cdc.toast.memory import ToastMemory
 
 _NONE_KNOWN: Mapping[int, bytes] = {}
+_ANY_BYTES: Final = (1 << 63) - 1
 
 
 class ToastRows:
@@ -55,6 +56,19 @@ class ToastRows:
         if self._memory is not None and published.toast is not None:
             values = cast(Sequence[bytes | None], fields)
             self._put(published, key, values, published.toast.suspects(values))
+
+    def short_bytes(self, published: PublishedTable) -> int:
+        """Nothing is kept of a row whose texts have at most so many bytes; -1 where each has to be looked at."""
+        return _ANY_BYTES if self._memory is None or published.toast is None else published.toast.safe_bytes
+
+    def forget_short(self, published: PublishedTable, rows: Iterable[tuple[bytes, bytes]]) -> None:
+        """What ``remember`` does with whole rows that are short: nothing that is kept of their keys holds any longer.
+
+        ``rows`` are events' keys and values.
+        """
+        if self._memory is not None and published.toast is not None and self._memory.may_have(published.topic):
+            for key, _ in rows:
+                self._memory.forget(published.topic, key)
 
     def forget(self, published: PublishedTable, key: bytes) -> None:
         """Nothing is known of a row any more."""

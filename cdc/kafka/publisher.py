@@ -125,12 +125,25 @@ class TransactionalPublisher:
         A topic that doesn't exist is created where ``new_topic`` says how. Else it was lost: Unavailable, since a new
         start creates it as it has to be, and publishes again what was on it.
         """
+        self._touch(topic)
+        self._add(topic, key, value, extra)
+
+    def send_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
+        """The same for keys and values of one topic."""
+        self._touch(topic)
+        produce = self._produce
+        for key, value in rows:
+            try:
+                produce(topic, value, key)
+            except (BufferError, KafkaException):
+                self._add(topic, key, value)  # waits, or says what it is
+
+    def _touch(self, topic: str) -> None:
         if not self._open:
             self._begin()
         if topic not in self._partitions:
             self._create(topic)
         self._touched.add(topic)
-        self._add(topic, key, value, extra)
 
     def _create(self, topic: str) -> None:
         plan = self._new_topic(topic)

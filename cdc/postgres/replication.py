@@ -20,6 +20,7 @@ from cdc.model.table import quote_identifier
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.versions import FAILOVER_SLOTS
+from cdc.protocol.walsender import Frame
 
 APPLICATION = "lockstep capture"
 
@@ -140,7 +141,7 @@ class ReplicationConnection:
         if result.status != pq.ExecStatus.COPY_BOTH:
             raise LockstepError(f"streaming from slot {slot} didn't start: {result.error_message.decode().strip()}")
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> Frame | None:
         """The next frame that is here already, or None when the socket is dry. Never waits.
 
         Raises Unavailable when the connection is lost or the server ends the stream.
@@ -153,7 +154,7 @@ class ReplicationConnection:
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
         if size > 0:
-            return bytes(frame)
+            return frame
         if size < 0:
             raise self._ended()
         return None

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from cdc.model.errors import MalformedMessage
 from cdc.model.lsn import Lsn
 
+Frame = bytes | memoryview
+"""One frame as it came. A memoryview is libpq's own memory: to copy it would cost as much as to encode its row."""
+
 XLOG_DATA = ord("w")
 KEEPALIVE = ord("k")
 
@@ -31,10 +34,10 @@ class Keepalive:
     reply_requested: bool
 
 
-def wal_start(frame: bytes) -> Lsn:
+def wal_start(frame: Frame) -> Lsn:
     """The position of an XLogData frame's payload in the WAL. Raises MalformedMessage."""
     if len(frame) < WAL_DATA_OFFSET:
-        raise MalformedMessage("XLogData frame is too short", position=0, message=frame)
+        raise MalformedMessage("XLogData frame is too short", position=0, message=bytes(frame))
     return Lsn(_XLOG_DATA.unpack_from(frame, 1)[0])
 
 

@@ -1,6 +1,6 @@
 """How captured tables are published: topics, encoders, and what the catalogue says of keys and large values."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +13,8 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import keys_can_swap
 from cdc.postgres.column_storage import load_rule
 from cdc.protocol.envelope import TableEncoder
+from cdc.protocol.row_kernel import RowEncoding
+from cdc.stream.row_encoding import chosen_row_encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +24,20 @@ class PublishedTables:
     pipeline: Pipeline
     sql: psycopg.Connection[Any]
     database: str
+    encoding: RowEncoding = field(default_factory=chosen_row_encoding)
 
     def of(self, table: Table) -> PublishedTable:
         """How a table of this shape is published."""
         rule = None
         if table.replica_identity is not ReplicaIdentity.FULL and table.key:
             rule = load_rule(self.sql, table)
+        encoder = self._encoder(table)
         return PublishedTable(
             table_topic(self.pipeline.name, table.name),
-            self._encoder(table),
+            encoder,
             keys_can_swap=keys_can_swap(self.sql, table),
             toast=rule if rule is not None and rule.positions else None,
+            kernel=self.encoding.kernel(encoder),
         )
 
     def only_counted(self, table: Table) -> PublishedTable:

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 
 from cdc.capture.published_table import PublishedTable
-from cdc.model.errors import MalformedMessage, Unavailable
+from cdc.model.errors import LockstepError, MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
+from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
-from cdc.protocol.pgoutput import LogicalMessage, Relation, Truncate
+from cdc.protocol.pgoutput import UNCHANGED, LogicalMessage, Relation, Truncate
 from tests.builders import column, table
 from tests.edges import STATUS_INTERVAL_S, Capture, Journal, Time
 from tests.history import relations, state
-from tests.wal import HANDOFF, RELATION_ID, History, data_frame, insert, keepalive_frame, relation
+from tests.wal import HANDOFF, RELATION_ID, History, data_frame, delete, insert, keepalive_frame, relation, update
 
 FIRST = HANDOFF + 0x1000
 FIRST_END = FIRST + 0x30
@@ -34,6 +35,12 @@ def rows(count: int, note: bytes = b"x") -> list[object]:
 
 def committed_rows(capture: Capture) -> list[int]:
     return [len(batch) for batch in capture.publisher.batches]
+
+
+@pytest.fixture(autouse=True, params=["off", "auto"])
+def _both_encodings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop does the same with the compiled kernel and without it."""
+    monkeypatch.setenv("LOCKSTEP_KERNEL", request.param)
 
 
 def test_a_batch_is_committed_when_the_socket_is_dry() -> None:
@@ -405,3 +412,26 @@ def test_a_malformed_message_is_reported_with_its_lsn_and_type() -> None:
     with pytest.raises(MalformedMessage, match="type byte 49, at LSN 16/B374D848") as caught:
         Capture([frame]).run()
     assert "secret" not in str(caught.value)
+
+
+def test_a_row_of_a_table_that_nobody_captures_isnt_decoded() -> None:
+    other = data_frame(insert(b"1", b"x", of=RELATION_ID + 1))
+    described = relation(table(name=TableName("public", "other")), RELATION_ID + 1)
+    history = History([insert(b"1", b"x"), insert(b"2", b"y")])
+    frames = [data_frame(message, lsn) for lsn, message in history.messages(*relations())]
+    captured = Capture([*frames[:2], data_frame(described), other[:-9], *frames[2:]]).run()
+    assert len(captured.publisher.events) == 2
+
+
+def test_a_row_of_a_relation_that_wasnt_described_stops_the_loop() -> None:
+    history = History([insert(b"1", b"x", of=RELATION_ID + 1)])
+    with pytest.raises(LockstepError, match="didn't describe"):
+        Capture([data_frame(message, lsn) for lsn, message in history.messages()]).run()
+
+
+def test_frames_may_be_memory_of_the_client() -> None:
+    history = History([insert(b"1", b"x"), update(b"1", UNCHANGED, full=(b"1", b"x")), delete(b"1", None)])
+    frames = [data_frame(message, lsn) for lsn, message in history.messages(*relations())]
+    asks = keepalive_frame(HANDOFF, reply_requested=True)
+    views = Capture([memoryview(frame) for frame in [*frames, asks]]).run()
+    assert views.publisher.events == Capture(frames).run().publisher.events != []

@@ -1,0 +1,172 @@
+"""Which code encodes ordinary rows of the stream: the compiled kernel where it was built, or Python's. Pure.
+
+``_kernel.pyx`` writes down a second time what ``envelope`` and ``pgvalues`` do for the types that it knows. They stay
+the reference. A kernel that gives other bytes than they do isn't used: one that was built from older code, for
+instance.
+"""
+
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.table import Column, ReplicaIdentity, Table, TableName
+from cdc.protocol.envelope import TableEncoder, event_value
+from cdc.protocol.pgvalues import JsonEncoder, json_encoder
+from cdc.protocol.walsender import XLOG_DATA
+
+if TYPE_CHECKING:
+    from cdc.protocol._kernel import RowKernel
+
+VARIABLE: Final = "LOCKSTEP_KERNEL"
+"""The environment variable that chooses, at build and at run."""
+
+
+class KernelChoice(StrEnum):
+    """``AUTO``: compiled where it can be. ``OFF``: Python. ``REQUIRE``: compiled, or an error."""
+
+    AUTO = "auto"
+    OFF = "off"
+    REQUIRE = "require"
+
+
+@dataclass(frozen=True, slots=True)
+class RowEncoding:
+    """The code that encodes ordinary rows. ``module`` is the compiled one, None for Python; ``why`` says why Python."""
+
+    module: ModuleType | None
+    why: str = ""
+
+    def __str__(self) -> str:
+        return "compiled code" if self.module is not None else f"Python code: {self.why}"
+
+    def kernel(self, encoder: TableEncoder) -> "RowKernel | None":
+        """The compiled encoder of a table's rows; None where Python encodes them: a column's type isn't known to it."""
+        return None if self.module is None else _kernel(self.module, encoder)
+
+
+def row_encoding(choice: str) -> RowEncoding:
+    """The encoding for a value of the environment variable.
+
+    Raises ConfigurationError for an unknown value, and for ``require`` where there is no kernel that can be used.
+    """
+    try:
+        chosen = KernelChoice(choice)
+    except ValueError:
+        raise ConfigurationError(
+            f"{VARIABLE} is {choice!r}", hint=f"set it to {', '.join(KernelChoice)}; without it, auto holds"
+        ) from None
+    if chosen is KernelChoice.OFF:
+        return RowEncoding(None, f"{VARIABLE}=off")
+    module, why = _built()
+    if module is None and chosen is KernelChoice.REQUIRE:
+        raise ConfigurationError(
+            f"{VARIABLE} is 'require', and rows can't be encoded by compiled code: {why}",
+            hint="install a C compiler and Python's headers, run `make setup`, then start again; or set it to auto",
+        )
+    return RowEncoding(module, why)
+
+
+@cache
+def _built() -> tuple[ModuleType | None, str]:
+    """The compiled module, or why it isn't used."""
+    try:
+        from cdc.protocol import _kernel as module
+    except ImportError as error:
+        name = getattr(error, "name", None)
+        missing = isinstance(error, ModuleNotFoundError) or name == "cdc.protocol"
+        return (
+            None,
+            "none was compiled here, which needs a C compiler and Python's headers"
+            if missing
+            else f"the compiled kernel can't be loaded: {error}",
+        )
+    if not agrees(module):
+        return None, "the compiled kernel was built from other code than this"
+    return module, ""
+
+
+def _kinds(module: ModuleType) -> dict[JsonEncoder, int]:
+    """The kind of each function that encodes values. One that isn't here is Python's alone."""
+    return {
+        json_encoder(value_type, False): kind
+        for value_type, kind in (
+            ("int8", module.VERBATIM),
+            ("uuid", module.QUOTED),
+            ("text", module.TEXT),
+            ("bool", module.BOOL),
+            ("float8", module.FLOAT),
+            ("timestamp", module.TIMESTAMP),
+            ("timestamptz", module.TIMESTAMPTZ),
+        )
+    }
+
+
+def _kernel(module: ModuleType, encoder: TableEncoder) -> "RowKernel | None":
+    kinds = _kinds(module)
+    columns = [
+        (orjson.dumps(column.name), kinds.get(json_encoder(column.value_type, column.is_array)))
+        for column in encoder.table.columns
+    ]
+    if not columns or any(kind is None for _, kind in columns):
+        return None
+    kernel: RowKernel = module.RowKernel(columns, encoder.key_positions)
+    return kernel
+
+
+_SAMPLE: Final[tuple[tuple[str, tuple[bytes, ...]], ...]] = (
+    ("int8", (b"42", b"-9223372036854775808")),
+    ("text", (b'"\\\n\x01', "\u20ac \U0001f600".encode())),
+    ("uuid", (b"00000000-0000-0000-0000-000000000000", b"")),
+    ("bool", (b"t", b"f")),
+    ("float8", (b"-0", b"-Infinity")),
+    ("timestamp", (b"2016-11-04 13:51:30.123456", b"infinity")),
+    ("timestamptz", (b"2016-11-04 13:51:30+00", b"0044-03-15 12:00:00+00 BC")),
+)
+"""A value type of each kind with two values."""
+
+
+def agrees(module: ModuleType) -> bool:
+    """Whether a compiled module encodes two rows as Python does."""
+    columns = tuple(
+        Column(f"column {p}", value_type, value_type, False, 1, -1) for p, (value_type, _) in enumerate(_SAMPLE)
+    )
+    shape = Table(TableName("s", "t"), columns, (columns[1].name, columns[0].name), ReplicaIdentity.DEFAULT)
+    encoder = TableEncoder(shape, server="s", database="d", version="v")
+    prefix, source, relation, lsn, time_ms = b"0" * 20, encoder.source(commit_time_ms=1, xid=2), 7, 2**64 - 1, 3
+    rows = list(zip(*(values for _, values in _SAMPLE), strict=True))
+    frames = [_insert_frame(relation, lsn, row) for row in rows]
+    expected = [
+        (encoder.key(row), event_value(b"c", prefix, 9 + n, b"null", encoder.row(row), source, lsn, time_ms))
+        for n, row in enumerate(rows)
+    ]
+    try:
+        kernel = _kernel(module, encoder)
+        assert kernel is not None
+        arriving = iter(frames[1:])
+        pairs, _, _ = kernel.encode(
+            frames[0],
+            lambda: next(arriving, None),
+            relation=relation,
+            updates=True,
+            prefix=prefix,
+            seq=9,
+            source=source,
+            time=b"%d" % time_ms,
+            text_max=1 << 20,
+            rows_max=len(rows),
+            bytes_max=1 << 20,
+        )
+    except (AttributeError, TypeError, ValueError, AssertionError):
+        return False  # an older one's methods
+    return pairs == expected
+
+
+def _insert_frame(relation: int, lsn: int, row: tuple[bytes, ...]) -> bytes:
+    values = b"".join(b"t%b%b" % (struct.pack("!i", len(value)), value) for value in row)
+    return struct.pack("!BQQqcIcH", XLOG_DATA, lsn, lsn, 0, b"I", relation, b"N", len(row)) + values

@@ -1,0 +1,10 @@
+"""Which code encodes ordinary rows in this process, by its environment."""
+
+import os
+
+from cdc.protocol.row_kernel import VARIABLE, KernelChoice, RowEncoding, row_encoding
+
+
+def chosen_row_encoding() -> RowEncoding:
+    """The encoding that the environment asks for, or the best one that there is. Raises as ``row_encoding``."""
+    return row_encoding(os.environ.get(VARIABLE) or KernelChoice.AUTO)
