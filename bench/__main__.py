@@ -95,6 +95,7 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     warning = machine.busy_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         say(warning)
+    say(f"rows are encoded by {facts['rows_are_encoded_by']}")
     rig = Rig(options.stack, say=say)
     runs: list[list[Figure]] = []
     details: list[dict[str, Any]] = []

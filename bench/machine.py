@@ -7,6 +7,7 @@ from typing import Any
 
 import psutil
 
+from cdc.stream.row_encoding import chosen_row_encoding
 from stack import versions
 
 _PACKAGES = ("lockstep", "confluent-kafka", "psycopg", "pyspark", "redis", "opensearch-py", "orjson")
@@ -22,6 +23,7 @@ def facts() -> dict[str, Any]:
         "memory_mb": round(psutil.virtual_memory().total / 1_000_000),
         "processor": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
+        "rows_are_encoded_by": str(chosen_row_encoding()),
         "load_average_at_start": [round(load, 2) for load in os.getloadavg()],
         "versions": {
             "python": platform.python_version(),

@@ -30,6 +30,7 @@ from cdc.postgres.slot import announce_capture, is_standby
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
+from cdc.stream.row_encoding import chosen_row_encoding
 from cdc.stream.slot_guard import SlotGuard, SlotHoldsTooMuch
 from cdc.stream.source_checks import check_system, require_primary, require_slot
 from cdc.stream.table_publication import PublishedTables
@@ -77,6 +78,7 @@ def capture(
     Raises LockstepError when somebody has to act; Fenced and PositionMismatch are kinds of it. ``wrap_publisher`` and
     ``wrap_stream`` put something around the two edges; the crash tests kill the process there.
     """
+    observer.say(f"rows are encoded by {chosen_row_encoding()}")
     wait_s = 0.5
     ownership = Ownership(uuid.uuid4().hex)
     repairs = RepairRequests(pipeline.slot, observer.say)

@@ -1,0 +1,18 @@
+"""lockstep.doctor: which code encodes rows."""
+
+from types import ModuleType
+
+from cdc.postgres.preflight.finding import Severity
+from cdc.protocol.row_kernel import RowEncoding
+from lockstep.doctor.examine import rows_finding
+
+
+def test_compiled_code_is_fine_and_needs_nothing() -> None:
+    finding = rows_finding(RowEncoding(ModuleType("kernel")))
+    assert (finding.severity, finding.what, finding.fix) == (Severity.OK, "rows are encoded by compiled code", "")
+
+
+def test_python_code_is_fine_too_and_it_says_why_and_what_would_change_that() -> None:
+    finding = rows_finding(RowEncoding(None, "it isn't here"))
+    assert (finding.severity, finding.what) == (Severity.OK, "rows are encoded by Python code: it isn't here")
+    assert "make setup" in finding.fix
