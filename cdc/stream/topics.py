@@ -82,11 +82,21 @@ def _recorded_topics(pipeline: Pipeline) -> list[str]:
     return [*pipeline.topics().values(), control_topic(pipeline.name, SCHEMA)]
 
 
-def adopt_topics(
-    state: CaptureState, now: Mapping[str, TopicIdentity], pipeline: Pipeline, say: Callable[[str], None]
-) -> CaptureState:
-    """The state with the topics as they are ``now``: a table whose topic was lost is to be copied. Asks nobody.
+def holding_events(pipeline: Pipeline) -> Callable[[str], bool]:
+    """Whether a topic holds anything that is committed. Raises as ``TopicReader.has_records``."""
+    return TopicReader(pipeline.kafka.client()).has_records
 
+
+def adopt_topics(
+    state: CaptureState,
+    now: Mapping[str, TopicIdentity],
+    pipeline: Pipeline,
+    say: Callable[[str], None],
+    has_events: Callable[[str], bool],
+) -> CaptureState:
+    """The state with the topics as they are ``now``: a table whose topic was lost is to be copied.
+
+    Where shapes were lost, ``has_events`` is asked about the topics of tables that wait for a copy.
     Raises PositionMismatch for a topic that has another number of partitions, and where shapes were lost: nobody can
     read the events that are left of them.
     """
@@ -100,19 +110,32 @@ def adopt_topics(
     lost = [name for name, topic in pipeline.topics().items() if topic in recreated]
     for name in lost:
         say(f"warning: topic {pipeline.topics()[name]} was recreated: copying {name} again")
-    state = replace(state, topics={**state.topics, **now}).never_copied(lost)
+    adopted = replace(state, topics={**state.topics, **now}).never_copied(lost)
     if control_topic(pipeline.name, SCHEMA) in recreated:
-        _require_no_events(pipeline, state.memberships)
-    return state
+        written = [name for name, topic in pipeline.topics().items() if topic in state.topics and name not in lost]
+        _require_no_events(adopted, written, pipeline, has_events)
+    return adopted
 
 
-def require_shapes(state: CaptureState, recorded: Collection[TableName], pipeline: Pipeline) -> None:
-    """Each table with a copy must be in the topic of shapes. Raises PositionMismatch with those that aren't."""
-    _require_no_events(pipeline, state.memberships.keys() - set(recorded))
+def require_shapes(
+    state: CaptureState, recorded: Collection[TableName], pipeline: Pipeline, has_events: Callable[[str], bool]
+) -> None:
+    """Each table whose topic holds events must be in the topic of shapes, where ``recorded`` are.
+
+    Raises PositionMismatch with those that aren't.
+    """
+    _require_no_events(state, pipeline.topics().keys() - set(recorded), pipeline, has_events)
 
 
-def _require_no_events(pipeline: Pipeline, names: Collection[TableName]) -> None:
-    topics = sorted(topic for name, topic in pipeline.topics().items() if name in names)
+def _require_no_events(
+    state: CaptureState, names: Collection[TableName], pipeline: Pipeline, has_events: Callable[[str], bool]
+) -> None:
+    """A table that waits for a copy may have events from before, as after a recovery."""
+    topics = sorted(
+        topic
+        for name, topic in pipeline.topics().items()
+        if name in names and (name in state.memberships or has_events(topic))
+    )
     if topics:
         raise PositionMismatch(
             f"topic {control_topic(pipeline.name, SCHEMA)} has lost the shapes of events that are still on"

@@ -19,7 +19,7 @@ from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemI
 from cdc.postgres.slot import Slot, announce_capture, find_slot, require_own_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.source_checks import require_primary, system_differences
-from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, topic_identities
+from cdc.stream.topics import adopt_topics, create_missing_topics, holding_events, require_shapes, topic_identities
 from lockstep.capture.publisher import capture_publisher
 from migrations.source import publication_sql
 from snapshot.preparation import Stopped, create_missing_publication, require_ready, waiting_for_slot
@@ -115,8 +115,9 @@ def _recover(
         state = _require_state(read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot), pipeline)
         _require_not_recovered_since(asked, state, pipeline)
         # Else copies would be published over events that nobody can read, and nothing would say so any more.
-        state = adopt_topics(state, topic_identities(pipeline), pipeline, say)
-        require_shapes(state, read_tables(pipeline.kafka.client(), pipeline.name).keys(), pipeline)
+        holds_events = holding_events(pipeline)
+        state = adopt_topics(state, topic_identities(pipeline), pipeline, say, holds_events)
+        require_shapes(state, read_tables(pipeline.kafka.client(), pipeline.name).keys(), pipeline, holds_events)
         identity = _identify(pipeline)
         # It may have been lost while somebody thought about the question.
         slot = find_slot(sql, pipeline.slot)

@@ -37,6 +37,7 @@ from cdc.stream.table_publication import PublishedTables
 from cdc.stream.topics import (
     adopt_topics,
     create_missing_topics,
+    holding_events,
     require_empty_topics,
     require_shapes,
     topic_identities,
@@ -237,8 +238,9 @@ class _Session:
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
         state = state.never_copied(state.memberships.keys() - pipeline.topics().keys())
         require_empty_topics(pipeline, state)
-        state = adopt_topics(state, topic_identities(pipeline), pipeline, self._observer.say)
-        require_shapes(state, read_tables(client, pipeline.name).keys(), pipeline)
+        asked = holding_events(pipeline)
+        state = adopt_topics(state, topic_identities(pipeline), pipeline, self._observer.say, asked)
+        require_shapes(state, read_tables(client, pipeline.name).keys(), pipeline, asked)
         publisher.commit(state, covering=list(pipeline.topics().values()))
         return state
 

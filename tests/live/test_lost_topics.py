@@ -180,6 +180,23 @@ def test_a_recovery_does_not_hide_that_shapes_were_lost(database: Database, capt
     captured.assert_equal()
 
 
+def test_shapes_that_are_lost_before_the_copies_of_a_recovery_stop_capture(
+    database: Database, captured: Captured
+) -> None:
+    """The tables wait for their copies, and their topics hold the events from before."""
+    captured.start()
+    captured.settle()
+    captured.stop()
+    database.drop_slot(captured.config.slot)
+    _recover(captured)
+    _lose(captured, control_topic(captured.name, SCHEMA))
+    _assert_refused(database, captured, "has lost the shapes", "public.t", "public.u")
+    for table in ("public.t", "public.u"):
+        _lose(captured, captured.topic(table))
+    captured.start()
+    captured.assert_equal()
+
+
 def _recover(captured: Captured) -> None:
     recover(captured.config.as_pipeline(), (), agreed=lambda _: True, stopping=lambda: False, say=captured.said.append)
 

@@ -1,5 +1,7 @@
 """cdc.stream.topics: what another topic means for a state."""
 
+from collections.abc import Collection
+
 import pytest
 
 from cdc.capture.settings import CaptureSettings
@@ -27,8 +29,10 @@ TOPICS = {
 STATE = state(copied={ORDERS: 2, ITEMS: 1}, memberships={ORDERS: "1 2", ITEMS: "3 4"}, topics=TOPICS)
 
 
-def _adopted(now: dict[str, TopicIdentity], *, before: CaptureState = STATE) -> CaptureState:
-    return adopt_topics(before, TOPICS | now, PIPELINE, lambda _: None)
+def _adopted(
+    now: dict[str, TopicIdentity], *, before: CaptureState = STATE, written: Collection[str] = ()
+) -> CaptureState:
+    return adopt_topics(before, TOPICS | now, PIPELINE, lambda _: None, written.__contains__)
 
 
 def test_the_same_topics_leave_the_state_as_it_is() -> None:
@@ -71,7 +75,18 @@ def test_lost_shapes_are_refused_while_a_topic_may_hold_events_of_them() -> None
     assert (adopted.copied, adopted.memberships, adopted.topics) == ({}, {}, lost)
 
 
+def test_shapes_that_are_lost_while_a_table_waits_for_its_copy_are_refused_if_its_topic_holds_events() -> None:
+    """Its state says nothing of it, as after a recovery."""
+    lost, waiting = {"shop.__schema": TopicIdentity("z", 1)}, STATE.never_copied([ORDERS, ITEMS])
+    with pytest.raises(PositionMismatch, match=r"on shop\.public\.orders: "):
+        _adopted(lost, before=waiting, written=["shop.public.orders"])
+    assert _adopted(lost, before=waiting).topics == TOPICS | lost
+
+
 def test_the_lost_shape_of_one_table_is_refused() -> None:
     with pytest.raises(PositionMismatch, match=r"on shop\.public\.orders: "):
-        require_shapes(STATE, [ITEMS], PIPELINE)
-    require_shapes(STATE.never_copied([ORDERS]), [ITEMS], PIPELINE)
+        require_shapes(STATE, [ITEMS], PIPELINE, {}.__contains__)
+    waiting = STATE.never_copied([ORDERS])
+    require_shapes(waiting, [ITEMS], PIPELINE, {}.__contains__)
+    with pytest.raises(PositionMismatch, match=r"on shop\.public\.orders: "):
+        require_shapes(waiting, [ITEMS], PIPELINE, {"shop.public.orders"}.__contains__)
