@@ -19,7 +19,7 @@ _SOAK_MINUTES = 20.0
 
 def test_topics_hold_what_the_tables_hold(endpoints: Endpoints, tmp_path: Path) -> None:
     with prepared(1, endpoints.source_dsn, endpoints.kafka_bootstrap, tmp_path) as made:
-        made.run(100)
+        made.run(70)
 
 
 @pytest.fixture
