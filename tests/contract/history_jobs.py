@@ -359,8 +359,7 @@ class Run:
         process.planned = None
         process.past.append(_Planned(planned.portions, planned.ends))
         if planned.is_doubtful and not self._is_behind(process):
-            # Rows of a batch may be gone of which no progress was stored: to notice that isn't promised
-            # (docs/guarantees.md). The connection is gone too, and here the process with it.
+            # Rows of this batch may be gone, and no progress is: that isn't promised (docs/guarantees.md).
             return "ended"
         return "saved" if self._save(process, planned) else "ended"
 

@@ -32,7 +32,7 @@ def test_a_sink_ends_as_the_source_whatever_happens_to_its_jobs(kind: str, endpo
     "kind", [pytest.param(kind, marks=() if "opensearch" in kind else pytest.mark.soak) for kind in KINDS]
 )
 def test_a_sink_ends_as_the_source_after_a_transaction_of_thousands_of_changes(kind: str, endpoints: Any) -> None:
-    play(kind, lambda: endpoints, 5, steps=20, large=4_300)
+    play(kind, lambda: endpoints, 44, steps=20, large=4_300)
 
 
 @pytest.mark.live
