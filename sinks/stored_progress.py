@@ -13,16 +13,17 @@ def check_stored(known: Progress | None, stored: Progress | None, *, following: 
     """Raise DataLost when ``stored`` is behind what is ``known``: loaded or stored by this job last.
 
     Rows that were written after that may be gone with it. Raises Fenced when ``stored`` is ahead of what is
-    ``following`` of the same partitions: another job has applied more, and what this one stores would hide that.
+    ``following`` of the same partitions: another job has applied more, and what this one stores would hide that. So may
+    a job that found nothing stored when it began.
     """
-    if known is None:
-        return
-    if stored is None or _is_behind(stored, known):
+    if known is not None and (stored is None or _is_behind(stored, known)):
         raise DataLost(
             f"{destination} lacks progress that this job has stored there: it was removed or put back to an earlier"
             " moment, or has failed over to a server that lacked its last writes"
         )
-    if _has_more(stored.next_offsets, following.next_offsets) or _has_more(stored.skipped, following.skipped):
+    if stored is not None and (
+        _has_more(stored.next_offsets, following.next_offsets) or _has_more(stored.skipped, following.skipped)
+    ):
         raise Fenced(f"another job has applied more to {destination} than this one", hint="stop one of the two jobs")
 
 
