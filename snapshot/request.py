@@ -8,12 +8,12 @@ from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.repair_messages import request_repair
-from cdc.postgres.slot import find_slot
+from cdc.postgres.slot import find_slot, is_captured, require_own_slot
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """The tables, and whether a capture reads the slot now. Another one reads the requests when it is started."""
+    """The tables, and whether a capture is at work now. Another one reads the requests when it is started."""
 
     tables: tuple[TableName, ...]
     capture_runs: bool
@@ -49,10 +49,13 @@ def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> Requested:
                 f"slot {pipeline.slot} doesn't exist: capture has never run here",
                 hint="start it with `lockstep capture`, which copies every table first",
             )
+        require_own_slot(slot, connection.info.dbname)  # else a message in this database's WAL reaches no capture
         if slot.wal_status == "lost":
             raise LockstepError(
                 f"slot {pipeline.slot} is lost: capture can't read on", hint="`lockstep doctor` shows the way out"
             )
         for name in names:
             request_repair(connection, name, None, slot=pipeline.slot)
-    return Requested(tuple(names), capture_runs=slot.active_pid is not None)
+        # One that waits for Kafka doesn't read the slot.
+        capture_runs = slot.active_pid is not None or is_captured(connection, pipeline.slot)
+    return Requested(tuple(names), capture_runs)

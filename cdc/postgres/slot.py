@@ -105,11 +105,16 @@ def is_captured(connection: psycopg.Connection[Any], slot: str) -> bool:
 
 def require_own_slot(slot: Slot, database: str) -> None:
     """Raises LockstepError for a slot that can't be one that capture has made for this database."""
-    if slot.plugin != "pgoutput" or slot.database != database:
+    drop = f"if nobody needs it, select pg_drop_replication_slot('{slot.name}');"
+    if slot.plugin != "pgoutput":
         raise LockstepError(
-            f"slot {slot.name} isn't ours: its plugin is {slot.plugin}, its database {slot.database}",
-            hint="what was published is recorded under this name, so the other slot has to go: if nobody needs it,"
-            f" select pg_drop_replication_slot('{slot.name}');",
+            f"slot {slot.name} isn't ours: its plugin is {slot.plugin}",
+            hint=f"what was published is recorded under this name, so the other slot has to go: {drop}",
+        )
+    if slot.database != database:
+        raise LockstepError(  # it may be the pipeline's own, and the address wrong
+            f"slot {slot.name} is of database {slot.database}, and source.dsn leads to {database}",
+            hint=f"correct source.dsn; if the pipeline is to go on in {database}, the slot has to go: {drop}",
         )
 
 

@@ -56,7 +56,8 @@ def check_system(state: CaptureState, identity: SystemIdentity, pipeline: Pipeli
     if differences:
         raise PositionMismatch(
             "the source isn't the one that was published from:\n" + "\n".join(f"  {line}" for line in differences),
-            hint=f"after a restore or a promotion published changes may not exist any more. {RECOVER}",
+            hint="is source.dsn right? If it is: after a restore or a promotion published changes may not exist any"
+            f" more. {RECOVER}",
         )
     return replace(state, timeline=identity.timeline)
 

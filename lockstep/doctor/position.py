@@ -95,7 +95,7 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
                 "source",
                 f"isn't the one that was published from: {'; '.join(differences)}",
                 "after a restore or a promotion published changes may not exist any more",
-                RECOVER,
+                f"correct source.dsn if it leads to another server; else {RECOVER}",
             )
         ]
     is_being_made = state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING)

@@ -25,6 +25,7 @@ from lockstep.capture.recover import Recovery, recover
 from monitor.collector import LagCollector
 from snapshot import recovery as slots
 from snapshot.recovery import RECOVERIES_MAX
+from snapshot.request import request_copies
 from stack.stack import Endpoints, Stack
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -324,6 +325,17 @@ def test_of_two_recoveries_at_once_one_is_made(captured: Captured, database: Dat
     ]
     captured.start()
     _assert_recovered(captured)
+
+
+def test_a_wrong_database_costs_no_slot(captured: Captured, endpoints: Endpoints, database: Database) -> None:
+    """The slot is the pipeline's own: to drop it isn't the first advice. A request there would reach no capture."""
+    captured.configure(dsn=endpoints.source_dsn)
+    with pytest.raises(LockstepError, match=r"source\.dsn leads to app") as caught:
+        _recover(captured)
+    assert (caught.value.hint or "").startswith("correct source.dsn;")
+    with pytest.raises(LockstepError, match=r"source\.dsn leads to app"):
+        request_copies(captured.config.as_pipeline(), ["public.t"])
+    assert find_slot(database.connection, captured.config.slot) is not None
 
 
 def test_a_capture_that_runs_is_ended_by_a_recovery(captured: Captured, database: Database) -> None:
