@@ -120,7 +120,7 @@ def connect(source: SourceSettings, *, application: str, replication: bool = Fal
 
 def connection_error(error: psycopg.Error) -> LockstepError:
     """psycopg's error as one of ours: can it succeed later, or is it the operator's turn?"""
-    text = str(error).strip()
+    text = str(error).strip().replace("\t", " ")  # libpq begins its further lines with one
     state = error.sqlstate or ""
     if state == _LOCK_NOT_AVAILABLE:
         return Unavailable("a table is locked, by an ALTER TABLE that isn't committed for instance", retry_after_s=1.0)

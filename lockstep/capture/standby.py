@@ -40,7 +40,7 @@ def wait_for_turn(pipeline: Pipeline, *, stopping: Callable[[], bool], say: Call
 
     A source that can't be reached is asked again. Raises LockstepError when it refuses.
     """
-    has_said = False
+    has_said = has_said_silent = False
     free_since_s: float | None = None
     with contextlib.ExitStack() as closing:
         connection = None
@@ -51,11 +51,15 @@ def wait_for_turn(pipeline: Pipeline, *, stopping: Callable[[], bool], say: Call
                     connection = connect(pipeline.source, application=f"{APPLICATION} standby")
                     closing.callback(connection.close)
                 is_free = not is_captured(connection, pipeline.slot)
+                has_said_silent = False
             except (Unavailable, psycopg.Error) as raised:
                 error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
                 if not isinstance(error, Unavailable):
                     raise error from raised
                 connection, is_free = None, False
+                if not has_said_silent:
+                    has_said_silent = True
+                    say(f"{error.message}; asking again until it answers")
             if not is_free:
                 free_since_s = None
                 if not has_said and connection is not None:

@@ -22,6 +22,7 @@ from cdc.postgres.slot import find_slot, is_captured
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from lockstep.capture import recover as recovery
 from lockstep.capture.recover import Recovery, recover
+from lockstep.capture.standby import wait_for_turn
 from monitor.collector import LagCollector
 from snapshot import recovery as slots
 from snapshot.recovery import RECOVERIES_MAX
@@ -491,6 +492,14 @@ def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(
             database.execute("insert into t values (52, 'after', 'x')")
             until(lambda: b'{"id":52}' in captured.rows("public.t"))
             assert captured.rows("public.t") == captured.source_rows("public.t")
+
+
+def test_a_capture_that_stands_by_says_that_the_source_does_not_answer(captured: Captured) -> None:
+    captured.configure(dsn="host=127.0.0.1 port=1 dbname=app")
+    said: list[str] = []
+    assert not wait_for_turn(captured.config.as_pipeline(), stopping=lambda: len(said) > 0, say=said.append)
+    assert "asking again until it answers" in said[0]
+    assert "\t" not in said[0]
 
 
 def test_a_capture_that_stands_by_with_another_configuration_says_so(
