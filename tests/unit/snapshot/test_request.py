@@ -1,6 +1,7 @@
 """snapshot.request"""
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,8 @@ PIPELINE = Pipeline(
 def test_a_table_that_is_named_twice_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = Slot(PIPELINE.slot, "pgoutput", "shop", 1, None, "reserved")
     asked: list[TableName] = []
-    monkeypatch.setattr("snapshot.request.connect", lambda *_, **__: nullcontext())
+    connection = SimpleNamespace(info=SimpleNamespace(dbname="shop"))
+    monkeypatch.setattr("snapshot.request.connect", lambda *_, **__: nullcontext(connection))
     monkeypatch.setattr("snapshot.request.find_slot", lambda *_: slot)
     monkeypatch.setattr("snapshot.request.request_repair", lambda _, name, *__, **___: asked.append(name))
     tables = (TableName("public", "t"), TableName("public", "u"))
