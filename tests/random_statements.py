@@ -140,8 +140,9 @@ class Round:
 
     def _rest(self) -> None:
         """End every transaction: new slots wait for those that write."""
-        for index in range(len(self._sessions)):
-            self._execute(index, self.random.choice(["commit", "rollback"]))
+        for index, session in enumerate(self._sessions):
+            if session.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                self._execute(index, self.random.choice(["commit", "rollback"]))
 
     def _step(self, index: int) -> None:
         status = self._sessions[index].info.transaction_status
