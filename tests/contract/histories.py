@@ -319,9 +319,17 @@ class Held:
     fence: int = 0
     forgotten: set[RowName] = field(default_factory=set)
     """Keys of whose deletion the destination knows nothing any more, as it says itself."""
+    doubtful: set[RowName] = field(default_factory=set)
+    """Those that were forgotten once: where the log is read again, such a row is there until its deletion comes."""
 
     def copy(self) -> "Held":
-        return replace(self, newest=dict(self.newest), versions=dict(self.versions), forgotten=set(self.forgotten))
+        return replace(
+            self,
+            newest=dict(self.newest),
+            versions=dict(self.versions),
+            forgotten=set(self.forgotten),
+            doubtful=set(self.doubtful),
+        )
 
     def forget_deletions(self) -> None:
         """Know nothing of rows that were deleted. Those of large transactions have left markers, which stay."""
@@ -330,6 +338,7 @@ class Held:
             for name, event in self.newest.items()
             if event.row is None and Tag.parse(event.tag).seq < VERSION_SEQ_MAX
         }
+        self.doubtful |= self.forgotten
 
     def apply(self, batch: Batch) -> int:
         """Take a batch. Returns how many of its events were newer."""

@@ -438,7 +438,7 @@ class Run:
 
     def check_progress(self) -> None:
         """All that the stored progress covers is there."""
-        lacking = [record for record in self.held.lacks(self.log) if record.row_name not in self.held.forgotten]
+        lacking = [record for record in self.held.lacks(self.log) if record.row_name not in self.held.doubtful]
         assert not lacking, f"{self._stored()}, and these aren't applied: {lacking[:3]}"
 
     def check(self) -> None:
