@@ -33,14 +33,17 @@ class TableVersions:
     """All events of one table that a batch is made of. Those that a newer event of their key replaces are included.
 
     ``operations`` are the envelope's letters, ``r``, ``c``, ``u`` or ``d``, one per event. ``commit_times_ms`` are
-    milliseconds since 1970, one per event. A deletion and its tombstone are one version. The log has lost nothing that
-    was committed since ``complete_from_ms``; None adds nothing to what is known.
+    milliseconds since 1970, one per event. A deletion and its tombstone are one version. Compaction has taken nothing
+    away that was committed since ``complete_from_ms``; None adds nothing to what is known. Changes that were committed
+    before ``missing_until_ms`` may be missing all the same: capture has copied the table then, or a version was
+    rejected.
     """
 
     events: TableEvents
     operations: Sequence[str]
     commit_times_ms: Sequence[int]
     complete_from_ms: int | None = None
+    missing_until_ms: int | None = None
 
     def __len__(self) -> int:
         return len(self.events)

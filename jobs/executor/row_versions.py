@@ -45,10 +45,8 @@ def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task)
     events = next(iter(decoded.events.tables), TableEvents.of(table, []))
     indexes = decoded.indexes[table]
     since_ms = complete_from_ms(task.complete_at_ms, lag_ms=task.compaction_lag_ms, now_ms=now_ms())
-    if decoded.rejections:
-        # No history gets these versions, so it is complete after them at best.
-        rejected_ms = _rejected_times_ms(records, values, decoded)
-        since_ms = max([since_ms or 0, *(time_ms + 1 for time_ms in rejected_ms)])
+    # No history gets these versions, so it is complete after them at best.
+    missing_until_ms = [time_ms + 1 for time_ms in _rejected_times_ms(records, values, decoded)]
     deleted = {(events.keys[n], events.tags[n]) for n, index in enumerate(indexes) if values[index] is not None}
     kept, operations, committed_ms = [], [], []
     for n, index in enumerate(indexes):
@@ -61,12 +59,16 @@ def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task)
         else:
             operations.append("d" if events.rows[n] is None else chr(value[OP_OFFSET]))
             committed_ms.append(commit_time_ms_of(value))
+            if operations[-1] == "r":  # of what led to a copied row, nothing is known
+                missing_until_ms.append(committed_ms[-1])
         kept.append(n)
-    return TableVersions(events.select(kept), operations, committed_ms, since_ms)
+    return TableVersions(events.select(kept), operations, committed_ms, since_ms, max(missing_until_ms, default=None))
 
 
 def _rejected_times_ms(records: pa.Table, values: Sequence[bytes | None], decoded: Decoded) -> list[int]:
     """When the rejected events were committed."""
+    if not decoded.rejections:
+        return []
     rejected = {
         (rejection.event.position.partition, rejection.event.position.offset) for rejection in decoded.rejections
     }

@@ -48,6 +48,18 @@ class HistoryBookkeeping:
             complete_from=EPOCH + timedelta(milliseconds=time_ms),
         )
 
+    def raise_missing_until(self, name: TableName, time_ms: int) -> None:
+        """Changes of before may be missing. One of before the history was begun takes nothing from it."""
+        self._execute(
+            "update lockstep.kept_history set complete_from = :missing_until "
+            "where view_schema = :view_schema and generation = :generation "
+            "and source_schema = :source_schema and source_table = :source_table "
+            "and coalesce(complete_from, begun_at) < :missing_until",
+            source_schema=name.schema,
+            source_table=name.name,
+            missing_until=EPOCH + timedelta(milliseconds=time_ms),
+        )
+
     def refuse(self, version: TableEvents, reason: str) -> None:
         """Note that the history lacks a version, given alone."""
         self._execute(

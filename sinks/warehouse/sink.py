@@ -153,6 +153,8 @@ class WarehouseSink:
             for versions in histories:
                 if versions.complete_from_ms is not None:
                     bookkeeping.raise_complete_from(versions.events.table, versions.complete_from_ms)
+                if versions.missing_until_ms is not None:
+                    bookkeeping.raise_missing_until(versions.events.table, versions.missing_until_ms)
             self._bookkeeping.save_offsets(batch.next_offsets)
         return Outcome(applied, sum(map(len, tables)) - applied - len(rejections), rejections)
 

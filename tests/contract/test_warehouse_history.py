@@ -303,6 +303,20 @@ def test_a_history_says_from_when_on_it_is_complete(database: Any, sink: Warehou
     assert complete_from(database, name)[0][3] == at(8)
 
 
+def test_a_copy_ends_what_a_history_is_complete_for(database: Any, sink: WarehouseSink, name: str) -> None:
+    ((*_, begun, _refused),) = complete_from(database, name)
+
+    def copied(minute: int, known: int | None = None) -> Any:
+        whole = batch(row(1, "a", 10), complete_from=known)
+        sink.apply(replace(whole, versions=[replace(whole.versions[0], missing_until_ms=ms(minute))]))
+        return complete_from(database, name)[0][3]
+
+    assert copied(5) == begun, "what was missing before it was begun takes nothing from it"
+    assert copied(9, known=7) == at(9)
+    assert copied(6) == at(9)
+    assert copied(12) == at(12)
+
+
 def test_a_history_that_is_begun_later_is_complete_since_then(database: Any, open_sink: Open, name: str) -> None:
     sink = open_sink(1, table(), history=False)
     sink.apply(Batch([row(1, "a", 10)]))

@@ -61,7 +61,23 @@ def test_a_version_that_no_expression_can_be_evaluated_of_ends_what_the_history_
     )
     list(deliver(keeping, [arrow]))
     [versions] = sink.batches[0].versions
-    assert (len(versions), versions.complete_from_ms) == (1, 11)
+    assert (len(versions), versions.complete_from_ms, versions.missing_until_ms) == (1, None, 11)
+
+
+def test_a_copy_says_that_changes_before_it_may_be_missing(store: MemoryStore) -> None:
+    sink = Recording(store)
+    records = [
+        event("c", 1, "a", lsn=1),
+        event("r", 1, "b", lsn=3),
+        event("r", 2, "b", lsn=3),
+        event("u", 2, "c", lsn=4),
+    ]
+    arrow = batch_of(records).append_column("timestamp_ms", pa.array([7] * 4, pa.int64()))
+    keeping = replace(task(sink), versions={ORDERS.name}, complete_at_ms=now_ms(), compaction_lag_ms=60_000)
+    list(deliver(keeping, [arrow]))
+    [versions] = sink.batches[0].versions
+    assert (versions.operations, versions.complete_from_ms) == (["c", "r", "r", "u"], None)
+    assert versions.missing_until_ms == versions.commit_times_ms[1] != versions.commit_times_ms[3]
 
 
 def test_what_may_have_been_compacted_away_before_it_was_read_is_known() -> None:
