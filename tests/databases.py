@@ -158,7 +158,7 @@ class Database:
                     assert time.monotonic() < deadline, "the stream doesn't reach its end"
                     stream.wait(0.1)
                 elif frame[0] == XLOG_DATA:
-                    payload = frame[WAL_DATA_OFFSET:]
+                    payload = bytes(frame[WAL_DATA_OFFSET:])
                     received.append((wal_start(frame), payload))
                     marked = marked or (payload.startswith(b"M") and payload.endswith(token))
         return received

@@ -303,7 +303,7 @@ class Assembler:
         if image != _NEW_IMAGE or kind not in _WRITING or not self.in_transaction:
             return None
         published = self._relations.get(relation_id)
-        if type(published) is not PublishedTable or published.kernel is None:
+        if type(published) is not PublishedTable or published.kernel is None or published.keys_can_swap:
             return None
         short_bytes = self._toast.short_bytes(published)
         if short_bytes < 0 or published.unrecorded is not None or self._is_repeated():

@@ -46,8 +46,7 @@ class PublishedTable:
         self.table: Table = encoder.table
         self.keys_can_swap = keys_can_swap
         self.toast = toast
-        # Rows of a table whose keys can swap are never ordinary: what they do to each other matters.
-        self.kernel = None if keys_can_swap else kernel
+        self.kernel = kernel
         self.source = b""
         """The ``source`` block of the current transaction; empty until its first row."""
         self.delivers_key = True

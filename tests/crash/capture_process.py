@@ -31,6 +31,7 @@ class KillingPublisher:
         self._point = point
         self._left = nth
         self.send = inner.send
+        self.send_rows = inner.send_rows
         self.serve = inner.serve
         self.owes_progress = inner.owes_progress
 
