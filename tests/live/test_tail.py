@@ -15,6 +15,7 @@ from monitor.tail import follow
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.events import Delete, Log, Put, kafka_settings
+from tests.pipeline import wait_until
 from tests.topics import configure
 
 pytestmark = pytest.mark.live
@@ -45,12 +46,22 @@ def pipeline(endpoints: Endpoints) -> Pipeline:
     configure(kafka.client(), [topic], {"cleanup.policy": "delete"})  # else the broker refuses what has no key
     log.commit([Put(T, {"id": 1, "note": "x"})])
     producer = Producer(kafka.client())
-    for key, value, headers in FOREIGN.values():
-        producer.produce(topic, value, key, headers=headers)
-        assert producer.flush(30) == 0
+    # The controller answers before the topic's broker knows of its new policy.
+    wait_until(lambda: _is_taken(producer, topic, *FOREIGN["no key"]), what="a record without a key is taken")
+    for key, value, headers in list(FOREIGN.values())[1:]:
+        assert _is_taken(producer, topic, key, value, headers)
     log.commit([Delete(T, {"id": 1})])
     log.close()
     return Pipeline(name, SourceSettings(dsn="host=nowhere", tables=(str(T.name),)), kafka, CaptureSettings())
+
+
+def _is_taken(
+    producer: Producer, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, None]] | None
+) -> bool:
+    refused: list[object] = []
+    producer.produce(topic, value, key, headers=headers, on_delivery=lambda error, _: refused.append(error))
+    assert producer.flush(30) == 0
+    return refused == [None]
 
 
 def _followed(pipeline: Pipeline, *, as_json: bool) -> tuple[Sequence[str], Sequence[str]]:
