@@ -1,5 +1,6 @@
 """The warehouse in a DuckDB file: who may use it when, what a crash leaves, histories, values no column can hold."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.contract import Batch, TableVersions
+from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
@@ -107,6 +109,70 @@ def test_a_reader_in_this_process_is_waited_for_as_well(file: Path, open_sink: O
     with duckdb.connect(str(file)), pytest.raises(Unavailable, match="something else in this process"):
         generations_of(sink).load_progress()
     assert generations_of(sink).load_progress() is None
+
+
+def test_what_was_committed_before_the_file_was_locked_stays(
+    file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB reads the headers before it has the lock. Here it reads those from before the last transaction."""
+    sink = open_sink(table())
+    headers = []
+    for number in (1, 2):
+        sink.apply(batch(upsert({"id": number, "note": "a"}, number)))
+        headers.append(file.read_bytes()[: 3 * 4096])
+    descriptor = os.open(file, os.O_RDWR)
+    os.pwrite(descriptor, headers[0], 0)
+    attached = DuckDbConnection._is_attached
+
+    def attached_late(self: DuckDbConnection, path: Path, deadline: float) -> bool:
+        is_attached = attached(self, path, deadline)
+        os.pwrite(descriptor, headers[1], 0)
+        return is_attached
+
+    monkeypatch.setattr(DuckDbConnection, "_is_attached", attached_late)
+    sink.apply(batch(upsert({"id": 3, "note": "a"}, 3)))
+    os.close(descriptor)
+    assert read(file, "select id from shop.orders order by id") == [(1,), (2,), (3,)]
+
+
+def test_who_creates_the_file_second_leaves_what_is_in_it(
+    file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    open_sink(table()).apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    late = open_sink()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", lambda _: False)  # as it was a moment ago
+        assert late.apply(batch(upsert({"id": 2, "note": "a"}, 2))).applied == 1
+    assert read(file, "select id from shop.orders order by id") == [(1,), (2,)]
+    assert list(tmp_path.iterdir()) == [file]
+
+
+ADDING = """
+import sys, time
+from pydantic import SecretStr
+from sinks.warehouse.duckdb import connection
+from sinks.warehouse.settings import WarehouseSettings
+connection._FIRST_WAIT_S = connection._WAIT_S_MAX = 0.0
+settings = WarehouseSettings(url=SecretStr(f"duckdb:///{sys.argv[1]}"), lock_timeout_s=60)
+opened = connection.DuckDbConnection(settings, views="v", generation=1)
+print("ready", flush=True)
+added, end = 0, time.monotonic() + 15
+while time.monotonic() < end:
+    with opened.transaction():
+        opened.run("update counter set n = n + 1")
+    added += 1
+print(added)
+"""
+
+
+@pytest.mark.soak
+def test_no_transaction_of_several_processes_is_lost(file: Path) -> None:
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("create table counter as select 0 as n").fetchall()
+    processes = [other_process(ADDING, file) for _ in range(8)]
+    assert {line_of(process) for process in processes} == {"ready"}
+    added = [int(process.communicate()[0]) for process in processes]
+    assert read(file, "select n from counter") == [(sum(added),)]
 
 
 def test_between_batches_the_file_is_free_and_whole(file: Path, open_sink: Open, tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import duckdb
 import pytest
 from pyspark.sql import SparkSession
 
@@ -32,21 +33,27 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     made.close()
 
 
-def _read(file: Path, query: str) -> list[tuple[object, ...]]:
-    """As people do it beside a job: open, ask, close, and again when somebody else has the file."""
-    rows: list[tuple[object, ...]] = []
+_ASKING = """
+import json, sys, duckdb
+with duckdb.connect(sys.argv[1], read_only=True) as connection:
+    print(json.dumps(connection.execute(sys.argv[2]).fetchall()))
+"""
+
+
+def _read(file: Path, query: str) -> list[list[object]]:
+    """As people do it beside a job: open, ask, close, and again when somebody else has the file.
+
+    In a process of its own: whoever closes the file gives up its process's lock, and here the job runs in this one.
+    """
+    answers: list[str] = []
 
     def asked() -> bool:
-        nonlocal rows
-        try:
-            with duckdb.connect(str(file), read_only=True) as connection:
-                rows = connection.execute(query).fetchall()
-        except duckdb.Error:
-            return False
-        return True
+        done = subprocess.run([sys.executable, "-c", _ASKING, file, query], capture_output=True, text=True, check=False)
+        answers.append(done.stdout)
+        return done.returncode == 0
 
     wait_until(asked, what=f"an answer to {query}")
-    return rows
+    return list(json.loads(answers[-1]))
 
 
 @pytest.mark.parametrize("after_a_kill", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -59,23 +66,23 @@ def test_a_file_follows_its_source_and_is_rebuilt(
             kill_a_job(pipeline, begun=file.exists, writes=writes)
         apply = pipeline.apply(spark)
         pipeline.wait_applied(apply)
-        assert _read(file, f"select count(*) > 0 from {name}.{name}__entry") == [(True,)]
+        assert _read(file, f"select count(*) > 0 from {name}.{name}__entry") == [[True]]
         pipeline.path.write_text(pipeline.path.read_text() + f'exclude = ["{name}.account.tags"]\n')
         built = pipeline.rebuild(spark, name, switch_over=True).finish()
         assert (built.report.is_equal, built.generation, built.is_live) == (True, 2, True)
     pipeline.wait_applied(apply)
-    pipeline.assert_sinks_equal()
     lag = json.loads(pipeline.run("lag", "--json"))
     assert {(stage["generation"], stage["live"]) for stage in lag["stages"] if stage.get("sink") == name} == {
         (1, False),
         (2, True),
     }
-    pipeline.run("verify", name)
+    for generation in (1, 2):
+        pipeline.run("verify", name, "--generation", str(generation))
     pipeline.run("generations", name, "--drop", "1", "--yes")
     assert apply.stop() == 0
-    assert _read(file, "select generation, is_live from lockstep.history") == [(2, True)]
+    assert _read(file, "select generation, is_live from lockstep.history") == [[2, True]]
     columns = _read(
         file,
         f"select column_name from duckdb_columns() where schema_name = '{name}' and table_name = '{name}__account'",
     )
-    assert ("tags",) not in columns
+    assert ["tags"] not in columns
