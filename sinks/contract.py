@@ -15,6 +15,7 @@ AddedValues = Mapping[TableName, Mapping[str, JsonValue]]
 """Table -> added column -> the value that the source shows in rows from before it was added: never null."""
 
 NOTHING_ADDED: Final[AddedValues] = MappingProxyType({})
+NOTHING_WRITTEN: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +268,15 @@ class Generations(Protocol):
         """What ``save_progress`` stored last for this generation, or None."""
         ...
 
-    def save_progress(self, progress: Progress) -> None:
+    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
         """Store progress in the destination itself, so that it can't drift from the data.
+
+        ``written`` are the greatest next offsets of the batches that this job has applied.
 
         Call it after ``Sink.apply`` returned for everything that the progress covers. Raises ``Fenced`` when another
         job has claimed the generation since this one's sink did, or has stored more. Raises ``DataLost`` when the
-        destination lacks what this object saved or loaded last: then rows may be missing too. Nothing is stored then.
+        destination lacks what this object saved or loaded last: then rows may be missing too. So does one that keeps
+        next offsets with the rows, where it lacks those ``written``. Nothing is stored then.
         """
         ...
 

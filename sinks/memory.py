@@ -13,8 +13,19 @@ from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unknown_column, unprepared
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Progress, Rejection, StoredRow
-from sinks.stored_progress import check_stored
+from sinks.contract import (
+    NOTHING_ADDED,
+    NOTHING_WRITTEN,
+    AddedValues,
+    Batch,
+    OpenedSink,
+    Outcome,
+    Progress,
+    Rejection,
+    StoredRow,
+    TopicPartition,
+)
+from sinks.stored_progress import check_stored, check_written
 
 
 @dataclass
@@ -22,6 +33,7 @@ class _Generation:
     shapes: dict[TableName, Shape] = field(default_factory=dict)
     # Deleted keys stay, with their tag and without an event's row: an older write must not bring them back.
     newest: dict[TableName, dict[bytes, RowEvent]] = field(default_factory=dict)
+    next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     progress: Progress | None = None
     fence: int = 0
 
@@ -119,6 +131,8 @@ class MemorySink:
                     applied += 1
                 else:
                     stale += 1
+            for at, offset in batch.next_offsets.items():
+                generation.next_offsets[at] = max(offset, generation.next_offsets.get(at, 0))
             return Outcome(applied, stale, rejections)
 
     def plan_scans(self, tables: Sequence[Table]) -> None:
@@ -202,12 +216,13 @@ class MemoryGenerations:
             self._known = None if generation is None else generation.progress
             return self._known
 
-    def save_progress(self, progress: Progress) -> None:
+    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
         with self._store.lock:
             generation = self._store.generation(self._number)
             if self._sink.claimed != generation.fence:
                 raise Fenced("another job has become the writer of this generation")
             check_stored(self._known, generation.progress, following=progress, destination="memory")
+            check_written(written, generation.next_offsets, destination="memory")
             self._known = generation.progress = progress
 
 

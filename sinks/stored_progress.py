@@ -27,6 +27,24 @@ def check_stored(known: Progress | None, stored: Progress | None, *, following: 
         raise Fenced(f"another job has applied more to {destination} than this one", hint="stop one of the two jobs")
 
 
+def check_written(
+    written: Mapping[TopicPartition, int], stored: Mapping[TopicPartition, int], *, destination: str
+) -> None:
+    """Raise DataLost when the next offsets ``stored`` with the rows are behind those of batches that were ``written``.
+
+    Rows of such a batch aren't there, whatever progress says.
+    """
+    for at, offset in written.items():
+        if stored.get(at, 0) < offset:
+            topic, partition = at
+            raise DataLost(
+                f"{destination} lacks rows of {topic}, partition {partition}, that this job has written: it holds what"
+                f" was before offset {stored.get(at, 0)}, and was given what was before {offset}. It was put back to an"
+                " earlier moment, or has failed over to a server that lacked its last writes, or another program has"
+                " written over them"
+            )
+
+
 def _has_more(stored: Mapping[TopicPartition, int], following: Mapping[TopicPartition, int]) -> bool:
     return any(following.get(at, offset) < offset for at, offset in stored.items())
 

@@ -8,7 +8,7 @@ from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
 from jobs.query.resume_check import check_deletes_are_there
 from jobs.query.watermark import Watermark
-from sinks.contract import Generations, Progress, TopicPartition
+from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
 
 RENEWAL_MS: Final = 60_000
 """Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
@@ -55,6 +55,7 @@ class ProgressKeeper:
         self._applied: Offsets = {} if stored is None else dict(stored.next_offsets)
         self._skipped: Offsets = dict(skipped or {})
         self._left_at_ms = dict(left_at_ms or {})
+        self._written: dict[TopicPartition, int] = {}
         self._rejected = 0 if stored is None else stored.rejected
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
@@ -76,8 +77,12 @@ class ProgressKeeper:
         with self._lock:
             return self._complete_at_ms
 
-    def batch_applied(self, ends: Offsets, *, rejected: int) -> Progress:
+    def batch_applied(
+        self, ends: Offsets, *, rejected: int, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
+    ) -> Progress:
         """Everything below ``ends`` is applied: store and return that.
+
+        ``written`` are the next offsets that the batch's tasks have stored with its rows.
 
         Raises as ``save_progress``, and PositionMismatch when the batch was read so late that deletes may be missing.
         Must return before Spark commits the batch: a destination whose progress is older than the checkpoint has lost
@@ -85,6 +90,7 @@ class ProgressKeeper:
         """
         with self._lock:
             self._check_deletes(ends)
+            self._written.update({at: max(end, self._written.get(at, 0)) for at, end in written.items()})
             # After a crash between this and Spark's commit the batch comes again: its rejections are counted already.
             # A log that is read again from its start takes nothing back.
             if any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items()):
@@ -146,7 +152,7 @@ class ProgressKeeper:
             epoch=epoch,
             read_at_ms=0 if self._beyond is None else self._read_at_ms,
         )
-        self._generations.save_progress(progress)
+        self._generations.save_progress(progress, written=self._written)
         self._owes_watermark = False
         self._saved_at_ms = self._now_ms()
         return progress

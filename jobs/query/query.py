@@ -223,7 +223,7 @@ class SinkQuery:
         is_small = sum(part.end - (part.start or 0) for part in wanted_ranges) <= self._plan.spark.small_batch_rows
         result = self._deliver(self._records(frame, wanted_ranges, one_task=is_small))
         self._keep_rejections(result)
-        progress = self._keeper.batch_applied(ends, rejected=len(result.rejected))
+        progress = self._keeper.batch_applied(ends, rejected=len(result.rejected), written=result.next_offsets)
         self._previous_ends = (batch_id, ends)
         self._report(
             StatusReport(

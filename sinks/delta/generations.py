@@ -1,12 +1,12 @@
 """The generations of a Delta sink, as the bookkeeping table has them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from sinks.contract import Progress
+from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.bulk_load import begin_bulk_load, end_bulk_load
 from sinks.delta.tables import DeltaTables
@@ -59,7 +59,7 @@ class DeltaGenerations:
         self._known = _progress_of(self._bookkeeping.read().builds.get(self._number))
         return self._known
 
-    def save_progress(self, progress: Progress) -> None:
+    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
         text = dump_progress(progress).decode()
 
         def save(state: CatalogueState, _live: int | None) -> CatalogueState:

@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import orjson
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from sinks.contract import Progress
+from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.opensearch.coordination import record_id
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.names import OwnIndex
@@ -100,7 +100,7 @@ class OpenSearchGenerations:
         self._known = None if source is None else load_progress(orjson.dumps(source))
         return self._known
 
-    def save_progress(self, progress: Progress) -> None:
+    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
         """Raises Unavailable when another job stores progress at the same moment."""
         held = self._bookkeeping.held(self._progress_id)
         stored = None if held is None else load_progress(orjson.dumps(held.source))

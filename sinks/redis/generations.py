@@ -1,12 +1,12 @@
 """The generations of a Redis or Valkey sink, and the key that names the live one."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
-from sinks.contract import Progress
+from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.connection import Client
 from sinks.redis.layout import Template, glob_text
@@ -107,7 +107,7 @@ class RedisGenerations:
         self._known = None if text is None else load_progress(text)
         return self._known
 
-    def save_progress(self, progress: Progress) -> None:
+    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
         """Raises DataLost also when the server may lack what was written to it since, and Unavailable when another job
         stores progress at the same moment."""
         from redis.exceptions import WatchError

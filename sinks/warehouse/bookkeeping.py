@@ -234,6 +234,14 @@ class WarehouseBookkeeping:
                 next_offset=next_offset,
             )
 
+    def load_offsets(self) -> dict[TopicPartition, int]:
+        """The next offsets that were stored with the rows."""
+        rows: Iterable[Any] = self._execute(
+            "select topic, partition, next_offset from lockstep.applied_offset "
+            "where view_schema = :view_schema and generation = :generation"
+        )
+        return {(row[0], int(row[1])): int(row[2]) for row in rows}
+
     def load_progress(self) -> Progress | None:
         text = self._execute(
             "select document from lockstep.progress where view_schema = :view_schema and generation = :generation"

@@ -1,11 +1,11 @@
 """The generations of a warehouse sink. Views read the live one."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from cdc.model.errors import DataLost, LockstepError
 from cdc.model.table import TableName
-from sinks.contract import Progress
-from sinks.stored_progress import check_stored
+from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from sinks.stored_progress import check_stored, check_written
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
 
@@ -119,7 +119,7 @@ class WarehouseGenerations:
             self._timeline = self._connection.timeline()
         return self._known
 
-    def save_progress(self, progress: Progress) -> None:
+    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
         with self._connection.transaction():
             self._bookkeeping.check_fence(self._tables.fence)
             timeline = self._connection.timeline()
@@ -128,5 +128,6 @@ class WarehouseGenerations:
                 raise DataLost("the warehouse has failed over to another server, or was restored")
             stored = self._bookkeeping.load_progress()
             check_stored(self._known, stored, following=progress, destination="the warehouse")
+            check_written(written, self._bookkeeping.load_offsets() if written else {}, destination="the warehouse")
             self._bookkeeping.save_progress(progress)
         self._known, self._timeline = progress, timeline

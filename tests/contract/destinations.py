@@ -84,6 +84,8 @@ class Destination:
     """Removes all that a sink left behind, where the server takes so much only."""
     copy: Callable[[str], PutBack] = _no_copy
     """Copies all that a sink holds. What is returned puts the copy back."""
+    keeps_offsets: bool = False
+    """Next offsets are stored with the rows, so that rows of a batch can be missed."""
     forgets: bool = False
     """A copy of it knows nothing of rows that were deleted before, but for those of large transactions."""
     sets: Callable[[str], dict[str, set[str]]] | None = None
@@ -142,6 +144,7 @@ def _memory() -> Destination:
         {"note": POISON * MAX_VALUE_BYTES},
         lambda name: repr(stores[name]),
         fences=True,
+        keeps_offsets=True,
         copy=lambda name: memory_copy(stores[name]),
     )
 
@@ -305,6 +308,7 @@ def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
         everything,
         "warehouse",
         fences=True,
+        keeps_offsets=True,
         copy=partial(postgres_copy, endpoints.warehouse_dsn),
         query=query,
     )
@@ -385,6 +389,7 @@ def _duckdb(_endpoints: Any, **shaping: Any) -> Destination:
         {"number": 2**40},
         lambda name: repr((read(f"describe {name}_g1.values"), read(f"select * from {name}_g1.values"))),
         fences=True,
+        keeps_offsets=True,
         folds_case=True,
         remove=lambda _: shutil.rmtree(root, ignore_errors=True),
         copy=lambda _: file_copy(root / "contract.duckdb"),

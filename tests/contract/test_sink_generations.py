@@ -257,6 +257,28 @@ def test_a_destination_that_was_put_back_under_a_running_job_is_noticed(destinat
     assert destination.opened(name, 1).generations.load_progress() == reached(2)
 
 
+def test_a_destination_that_was_put_back_between_a_batch_and_its_progress_is_noticed(
+    destination: Destination, name: str
+) -> None:
+    at = ("shop.public.orders", 0)
+    job = destination.opened(name, 1, ITEMS)
+    fence = job.sink.claim()
+    job.sink.apply(batch(item(1, "a", 1), fence=fence, next_offsets={at: 1}))
+    job.generations.save_progress(progress(1, next_offsets={at: 2}), written={at: 1})
+    put_back = destination.copy(name)
+    job.sink.apply(batch(item(2, "b", 2), fence=fence, next_offsets={at: 3}))
+    put_back()
+    if not destination.keeps_offsets:
+        return  # docs/guarantees.md
+    for _ in range(2):
+        with pytest.raises(
+            DataLost, match=r"lacks rows of shop.public.orders, partition 0.*before offset 1.*before offset 3"
+        ):
+            job.generations.save_progress(progress(2, next_offsets={at: 4}), written={at: 3})
+    job.sink.apply(batch(item(2, "b", 2), fence=fence, next_offsets={at: 3}))
+    job.generations.save_progress(progress(2, next_offsets={at: 4}), written={at: 3})
+
+
 def test_what_was_read_beyond_a_part_that_was_left_out_is_missed_too(destination: Destination, name: str) -> None:
     """After ``--from-lsn``, the offsets before the gap stay as they are for as long as it isn't read."""
     at = ("shop.public.orders", 0)
