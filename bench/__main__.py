@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import bootstrap, drain, latency, machine, replay, report, visible
+from bench import bootstrap, debezium, drain, latency, machine, replay, report, visible
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
 from bench.sizes import FULL, QUICK, Sizes
@@ -31,6 +31,7 @@ Phase = Callable[[Rig, Sizes, Say], tuple[list[Figure], dict[str, Any]]]
 PHASES: Mapping[str, Phase] = {
     "drain": drain.measure,
     "latency": latency.measure,
+    "debezium": debezium.measure,
     "sinks": visible.measure,
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,

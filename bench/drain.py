@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -106,23 +106,28 @@ class _Follower:
                 return [step for step in steps if step.events]
 
     def first_event_at(self) -> float:
-        """When capture handed the first event of the backlog to its producer, by the event's own time stamp.
-
-        In Unix seconds. Raises LockstepError when the events can't be read back.
-        """
-        self._consumer.assign([TopicPartition(self._topic, p, offset) for p, offset in self._base.items()])
-        earliest: dict[int, float] = {}
-        deadline = time.monotonic() + 10
-        while len(earliest) < len(self._base) and time.monotonic() < deadline:
-            message = self._consumer.poll(1.0)
-            if message is not None and message.error() is None:
-                earliest.setdefault(message.partition() or 0, message.timestamp()[1] / 1000)
-        if not earliest:
-            raise LockstepError("the drained events can't be read back")
-        return min(earliest.values())
+        """When capture handed the first event of the backlog to its producer. Raises as ``first_event_at``."""
+        return first_event_at(self._consumer, self._topic, self._base)
 
     def close(self) -> None:
         self._consumer.close()
+
+
+def first_event_at(consumer: Consumer, topic: str, base: Mapping[int, int]) -> float:
+    """When the first event at or after these offsets was handed to its producer, by the event's own time stamp.
+
+    In Unix seconds. Raises LockstepError when the events can't be read back.
+    """
+    consumer.assign([TopicPartition(topic, partition, offset) for partition, offset in base.items()])
+    earliest: dict[int, float] = {}
+    deadline = time.monotonic() + 10
+    while len(earliest) < len(base) and time.monotonic() < deadline:
+        message = consumer.poll(1.0)
+        if message is not None and message.error() is None:
+            earliest.setdefault(message.partition() or 0, message.timestamp()[1] / 1000)
+    if not earliest:
+        raise LockstepError("the drained events can't be read back")
+    return min(earliest.values())
 
 
 def _bytes(value: object) -> bytes:

@@ -29,6 +29,7 @@ def facts() -> dict[str, Any]:
             "python": platform.python_version(),
             "postgresql": versions.POSTGRES_SERVER,
             "kafka": versions.KAFKA,
+            "debezium": versions.DEBEZIUM,
             "valkey": versions.VALKEY,
             **{name: version(name) for name in _PACKAGES},
         },

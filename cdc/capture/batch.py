@@ -1,5 +1,6 @@
 """The open batch: events that were sent since the last commit, and the commit that ends them. Nothing else confirms."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -74,8 +75,10 @@ class Batch:
         self._rows_max = settings.batch_rows
         self._bytes_max = settings.batch_bytes
         self._age_max_s = settings.batch_age_ms / 1000
+        self._interval_s = settings.commit_interval_ms / 1000
         self._bytes = 0
         self._opened_s = clock.monotonic_s()
+        self._next_commit_s = -math.inf
         self.state = state
         """The state that the next commit goes on from."""
         self.events = 0
@@ -118,6 +121,13 @@ class Batch:
         """Whether its first event has waited as long as an event may."""
         return self.events > 0 and self._clock.monotonic_s() - self._opened_s > self._age_max_s
 
+    def gathers_for_s(self) -> float:
+        """How long a commit that isn't urgent should wait for more, in seconds; 0 when it is time for it."""
+        until_s = self._next_commit_s
+        if self.events:
+            until_s = min(until_s, self._opened_s + self._age_max_s)
+        return max(0.0, until_s - self._clock.monotonic_s())
+
     def owes_progress(self) -> bool:
         """Whether a commit without events should follow, since nobody knows yet how far the last one got."""
         return not self.events and self._publisher.owes_progress()
@@ -133,6 +143,8 @@ class Batch:
 
     def commit(self, assembler: Assembler) -> None:
         """Commit what was sent together with the position and the new shapes of the assembler, then confirm it."""
+        # From its beginning: a commit that takes long has gathered enough already.
+        self._next_commit_s = self._clock.monotonic_s() + self._interval_s
         commit_lsn, seq = position = assembler.position
         shapes = tuple(assembler.new_shapes)
         self.state = self.state.published(

@@ -64,10 +64,11 @@ class Pause:
 class CaptureLoop:
     """Publishes the stream; ``run`` until it is told to stop or has to pause.
 
-    A batch ends when the socket is dry, or when it is large or old enough. In the middle of a transaction, a dry socket
-    doesn't end it. ``heartbeat`` is called when nothing was committed for ``heartbeat_interval_s``, so that an idle
-    database's slot and the watermark go on. At least that often, ``inspect`` gets the state and returns it with the
-    tables that have to be copied again. Whatever stream and batch raise ends the loop.
+    A batch ends when the socket is dry and the last commit began long enough ago, or when it is large or old enough. In
+    the middle of a transaction, a dry socket doesn't end it. ``heartbeat`` is called when nothing was committed for
+    ``heartbeat_interval_s``, so that an idle database's slot and the watermark go on. At least that often, ``inspect``
+    gets the state and returns it with the tables that have to be copied again. Whatever stream and batch raise ends the
+    loop.
     """
 
     def __init__(
@@ -170,6 +171,10 @@ class CaptureLoop:
                     continue
             # From here on the socket is dry, the batch is full, or a pause is near.
             if self._must_commit(full=full, dry=frame is None):
+                gathers_for_s = 0.0 if full or at_pause or self._stopping() else batch.gathers_for_s()
+                if gathers_for_s > 0:
+                    stream.wait(gathers_for_s)
+                    continue
                 batch.commit(assembler)
                 if self._stopping():
                     return None

@@ -8,7 +8,7 @@ from bench.sizes import FULL, QUICK
 
 def test_everything_is_measured_in_full_by_default() -> None:
     options = arguments([])
-    assert options.only == ["drain", "latency", "sinks", "replay", "bootstrap"]
+    assert options.only == ["drain", "latency", "debezium", "sinks", "replay", "bootstrap"]
     assert chosen_sizes(options) == FULL
 
 

@@ -82,6 +82,24 @@ def test_the_age_of_a_batch_is_that_of_its_first_event() -> None:
     assert opened.batch.is_overdue()
 
 
+def test_a_batch_gathers_until_the_interval_since_the_last_commits_beginning_is_over() -> None:
+    opened = Opened(commit_interval_ms=10)
+    assert opened.batch.gathers_for_s() == 0  # nothing was committed just now
+    opened.batch.add(events(1))
+    opened.batch.commit(opened.assembler)
+    opened.time.pass_by(0.004)
+    assert opened.batch.gathers_for_s() == pytest.approx(0.006)
+    opened.time.pass_by(0.02)
+    assert opened.batch.gathers_for_s() == 0
+
+
+def test_a_batch_gathers_no_longer_than_its_events_may_wait() -> None:
+    opened = Opened(commit_interval_ms=10, batch_age_ms=2)
+    opened.batch.commit(opened.assembler)
+    opened.batch.add(events(1))
+    assert opened.batch.gathers_for_s() == pytest.approx(0.002)
+
+
 def test_a_commit_goes_to_kafka_then_to_the_memory_then_to_postgresql() -> None:
     opened = Opened()
     opened.batch.add(events(2))

@@ -59,6 +59,39 @@ def test_transactions_that_come_one_after_the_other_are_a_batch_each() -> None:
     assert committed_rows(capture) == [2, 3]
 
 
+def test_transactions_that_come_shortly_after_a_commit_are_one_batch() -> None:
+    """Each burst lasts for two waits, so these come within the interval."""
+    first, second, third = (frames(*[rows(1)] * 3)[n : n + m] for n, m in ((0, 4), (4, 3), (7, 3)))
+    capture = Capture(first, second, third, commit_interval_ms=1000)
+    capture.run(stopping=lambda: len(capture.reports) == 2)
+    assert committed_rows(capture) == [1, 2]
+
+
+def test_a_transaction_that_comes_after_a_pause_is_committed_at_once() -> None:
+    times: list[float] = []
+    sent, time = frames(rows(1), rows(1)), Time()
+    idle: list[list[bytes]] = [[] for _ in range(8)]
+    capture = Capture(
+        sent[:4], *idle, [*sent[4:], lambda: times.append(time.now_s)], time=time, commit_interval_ms=1000
+    )
+    capture.run(stopping=lambda: len(capture.reports) == 2)
+    assert time.now_s - times[0] < 0.001
+
+
+def test_a_full_batch_waits_for_no_interval() -> None:
+    capture = Capture(frames(rows(4), rows(4)), batch_rows=2, commit_interval_ms=1000)
+    capture.run(stopping=lambda: len(capture.reports) == 4)
+    assert committed_rows(capture) == [2, 2, 2, 2]
+    assert capture.time.now_s == Time().now_s
+
+
+def test_a_capture_that_stops_waits_for_no_interval() -> None:
+    sent = frames(rows(1), rows(1))
+    capture = Capture(sent[:4], sent[4:], commit_interval_ms=1000).run()
+    assert committed_rows(capture) == [1, 1]
+    assert capture.time.now_s - Time().now_s < 1
+
+
 def test_a_transaction_that_is_still_arriving_is_not_torn() -> None:
     sent = frames(rows(2))
     capture = Capture(sent[:3], sent[3:]).run()
