@@ -68,8 +68,8 @@ class SparkSettings(Settings):
     )
     trigger: Literal["micro-batch", "continuous"] = Field(
         default="micro-batch",
-        description="continuous: a batch goes on with what comes after it; a third of the latency, and a task per sink"
-        " that runs all the time",
+        description="continuous: a batch goes on with what comes after it; less latency, and a task per sink that runs"
+        " all the time",
     )
     continuous_s: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="how long such a batch goes on; a crash reads no more than that again"

@@ -28,8 +28,8 @@ from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 
 FETCH_WAIT_MS: Final = 20
-"""For how long the broker keeps a request without records. It doesn't answer sooner when a transaction is committed,
-so half of it is latency; with 1 ms, the requests take a core."""
+"""For how long the broker keeps a request without records. It may not answer sooner when a transaction is committed.
+Commit to read was 4 ms at the p50 with 20 ms, and no less with 1 or 5 ms, of which the client takes more time."""
 
 _TELL_S: Final = 0.1
 """How often the driver is told of progress: it stores that in the destination."""

@@ -7,6 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
-from jobs.driver import run_sinks
+from jobs.driver import TAKEN_OVER, run_sinks
 from jobs.generations.lease import pause_request_name, wait_for_pause
 from jobs.query.checkpoint import checkpoint_location
 from sinks.contract import Progress
@@ -307,7 +308,9 @@ def test_a_worker_that_is_killed_in_a_long_batch_is_replaced(pipeline: Pipeline,
 
 
 @pytest.mark.crash
-def test_a_driver_that_is_killed_in_a_long_batch_leaves_nobody_behind(pipeline: Pipeline, spark: SparkSession) -> None:
+def test_workers_of_a_driver_that_was_killed_in_a_long_batch_change_nothing_and_end(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
     pipeline.write(put(1))
     with pipeline.process(trigger="continuous", continuous_s=600) as killed:
         killed.wait_for("StatusReport", batch_id=0)
@@ -315,14 +318,41 @@ def test_a_driver_that_is_killed_in_a_long_batch_leaves_nobody_behind(pipeline: 
         killed.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         workers = python_workers(killed.pid)
         assert workers
+        for worker in workers:
+            worker.suspend()
+        pipeline.write(put(3, "not seen yet"))
         killed.kill()
-    psutil.wait_procs(workers, timeout=60)
-    assert not any(worker.is_running() for worker in workers)
-    with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
-        lsn = pipeline.write(put(3, "after"))
-        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
-        assert pipeline.rows() == pipeline.expected
-        assert job.stop() == 0
+    try:
+        with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+            lsn = pipeline.write(put(3, "after"), Delete(ORDERS, {"id": 2}))
+            job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+            assert pipeline.rows() == pipeline.expected
+            for worker in workers:
+                with suppress(psutil.NoSuchProcess):
+                    worker.resume()
+            psutil.wait_procs(workers, timeout=60)
+            assert not any(worker.is_running() for worker in workers)
+            assert pipeline.rows() == pipeline.expected
+            assert job.stop() == 0
+    finally:
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+
+def test_a_long_batch_of_a_job_that_was_taken_over_is_fenced(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1))
+    sinks = {pipeline.warehouse_name: pipeline.warehouse}
+    with pipeline.job(spark, sinks=sinks, trigger="continuous", continuous_s=600) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        other = open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink
+        try:
+            other.claim()
+        finally:
+            other.close()
+        pipeline.write(put(2, "too late"))
+        assert job.wait_ended(180) == TAKEN_OVER
+    assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse).keys() == {1}
 
 
 def test_a_long_batch_pauses_when_it_is_asked_to(pipeline: Pipeline, spark: SparkSession) -> None:

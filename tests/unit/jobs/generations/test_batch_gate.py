@@ -27,8 +27,9 @@ def test_who_is_inside_is_told_when_it_keeps_somebody_waiting() -> None:
     assert not gate.is_wanted
     other = threading.Thread(target=gate.enter)
     other.start()
+    pause = threading.Event()
     while not gate.is_wanted:
-        pass
+        pause.wait(0.01)
     gate.leave()
     other.join(5)
     assert not gate.is_wanted
