@@ -56,6 +56,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rows", type=int, help="rows of the backlog")
     parser.add_argument("--rate", type=int, help="transactions per second into Kafka")
     parser.add_argument("--seconds", type=float, help="length of the latency measurement")
+    parser.add_argument(
+        "--trigger", choices=("micro-batch", "continuous"), default="micro-batch", help="how sinks' batches are made"
+    )
     parser.add_argument("--probes", type=int, help="probes of each sink")
     parser.add_argument("--keys", type=int, help="keys of the log that sinks are built from, with two events each")
     parser.add_argument("--events", type=int, help="events of each backlog that is replayed to sinks")
@@ -97,7 +100,7 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     if warning:
         say(warning)
     say(f"rows are encoded by {facts['rows_are_encoded_by']}")
-    rig = Rig(options.stack, say=say)
+    rig = Rig(options.stack, say=say, trigger=options.trigger)
     runs: list[list[Figure]] = []
     details: list[dict[str, Any]] = []
     try:

@@ -84,8 +84,12 @@ class Child:
 class Rig:
     """Servers and whatever was started on them. ``close`` leaves nothing running that we started."""
 
-    def __init__(self, directory: Path | None, *, say: Say) -> None:
-        """With a directory, the servers of that stack are used and left running; else new ones in a temporary one."""
+    def __init__(self, directory: Path | None, *, say: Say, trigger: str = "micro-batch") -> None:
+        """With a directory, the servers of that stack are used and left running; else new ones in a temporary one.
+
+        ``trigger`` is Spark's, for the pipelines' jobs.
+        """
+        self.trigger = trigger
         self._own = directory is None
         self._work = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
         self._work.chmod(0o755)  # PostgreSQL runs as another user when we are root
@@ -169,7 +173,9 @@ class Pipeline:
         self.lake = directory / f"{name}-lake"
         self._rig = rig
         self._path = directory / f"{name}.toml"
-        self._path.write_text(_toml(name, endpoints, sinks=sinks, lake=self.lake), encoding="utf-8")
+        self._path.write_text(
+            _toml(name, endpoints, sinks=sinks, lake=self.lake, trigger=rig.trigger), encoding="utf-8"
+        )
         self.config: Config = load(self._path)
         self.client = self.config.kafka.client()
         self.topic = self.config.topics()[self.table]
@@ -291,7 +297,7 @@ def sink_name(pipeline: str, kind: str) -> str:
     return f"{pipeline}_{kind}"
 
 
-def _toml(name: str, endpoints: Endpoints, *, sinks: Collection[str], lake: Path) -> str:
+def _toml(name: str, endpoints: Endpoints, *, sinks: Collection[str], lake: Path, trigger: str) -> str:
     """Defaults throughout, but for what one broker and one node can't do."""
     text = f"""
 [pipeline]
@@ -304,6 +310,7 @@ bootstrap_servers = "{endpoints.kafka_bootstrap}"
 topics = {{ replication_factor = 1, min_insync_replicas = 1 }}
 [spark]
 checkpoint_directory = "checkpoints-{name}"
+trigger = "{trigger}"
 """
     settings = {
         SEARCH: f"""

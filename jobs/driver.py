@@ -6,7 +6,7 @@ It looks up a sink's generations again and again: one that ``rebuild`` has finis
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -118,7 +118,7 @@ def run_sinks(
 def session(
     source: Source,
     stop: threading.Event,
-    sinks: Iterable[SinkSettings],
+    sinks: Collection[SinkSettings],
     *,
     bulk: bool = False,
     opened: SparkSession | None = None,
@@ -133,7 +133,14 @@ def session(
             yield opened
         return
     libraries = {library for settings in sinks for library in settings.libraries}
-    started = open_session(source.spark, name=f"lockstep {source.pipeline}", bulk=bulk, libraries=libraries)
+    is_continuous = source.spark.trigger == "continuous" and not bulk
+    started = open_session(
+        source.spark,
+        name=f"lockstep {source.pipeline}",
+        bulk=bulk,
+        libraries=libraries,
+        more_tasks=len(sinks) if is_continuous else 0,
+    )
     warm_up(started)
     try:
         # After the session: PySpark installs a handler of its own for SIGINT.

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from cdc.secret import is_secret_name
 from cdc.settings import Settings
@@ -66,6 +66,14 @@ class SparkSettings(Settings):
     master: Annotated[str, AfterValidator(_is_master)] = Field(
         default="local[2]", description="Spark's master; local[n] runs n tasks in one process here"
     )
+    trigger: Literal["micro-batch", "continuous"] = Field(
+        default="micro-batch",
+        description="continuous: a batch goes on with what comes after it; less latency, and a task per sink that runs"
+        " all the time",
+    )
+    continuous_s: Annotated[float, Field(gt=0)] = Field(
+        default=10.0, description="how long such a batch goes on; a start reads no more than that again"
+    )
     trigger_ms: Annotated[int, Field(ge=0)] = Field(
         default=200,
         description="shortest time between two batches; 200 costs a quarter less CPU than 0 at the same latency",
@@ -123,6 +131,12 @@ class SparkSettings(Settings):
         default_factory=dict,
         description="further Spark settings; they win over ours, and lists of jars, archives and paths add up",
     )
+
+    @model_validator(mode="after")
+    def _goes_on_here_alone(self) -> Self:
+        if self.trigger == "continuous" and not self.is_local:
+            raise ValueError('trigger: "continuous" needs a local master: its tasks talk to the driver on this machine')
+        return self
 
     @property
     def is_local(self) -> bool:

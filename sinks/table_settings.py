@@ -105,6 +105,11 @@ class TableSettings(BaseModel):
     max_open_rejections: int = Field(10_000, ge=0)
 
     @property
+    def likes_large_batches(self) -> bool:
+        """Whether a batch of a few rows costs the destination much more than the rows themselves."""
+        return False
+
+    @property
     def libraries(self) -> tuple[str, ...]:
         """Modules of the client's libraries.
 

@@ -42,7 +42,7 @@ def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
     result = Result()
     remaining = iter(batches)
     try:
-        _apply_all(task, remaining if task.client is None else read_log(task.client, remaining), result)
+        apply_all(task, remaining if task.client is None else read_log(task.client, remaining), result)
         freeze_opened()
     except Exception as error:
         close_sink(task)  # the next attempt starts with a new connection
@@ -52,7 +52,8 @@ def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
     yield to_arrow(result)
 
 
-def _apply_all(task: Task, batches: Iterator[pa.RecordBatch], result: Result) -> None:
+def apply_all(task: Task, batches: Iterator[pa.RecordBatch], result: Result) -> None:
+    """Apply these records and add what became of them to ``result``. Raises LockstepError."""
     window = Window(task.window_bytes, folds=not task.versions)
     for batch in batches:
         result.rows += batch.num_rows

@@ -6,8 +6,9 @@ nothing of Spark's.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from operator import methodcaller
 from typing import Any, Final
 
@@ -31,6 +32,12 @@ _PATIENCE_S: Final = 30.0
 """For how long nothing may come at all."""
 
 _WAIT_S: Final = 0.2
+_FOLLOW_WAIT_S: Final = 0.05
+"""How often one who follows the log is told that nothing has come: how soon it notices that it has to end."""
+
+_GATHER_S: Final = 0.002
+"""What comes so soon after a record belongs to the same transactions, mostly."""
+
 _MESSAGES_AT_ONCE: Final = 10_000
 _READ_AHEAD_KB: Final = 16 * 1024
 """Of all partitions of a task together; beside it, a task holds as much in what it has just taken."""
@@ -78,6 +85,12 @@ def ranges(starts: Offsets, ends: Offsets) -> list[Range]:
     return [wanted_range for wanted_range in all_ranges if wanted_range.end > (wanted_range.start or 0)]
 
 
+def open_ranges(starts: Offsets, ends: Offsets) -> list[Range]:
+    """The same for one who goes on behind them: all partitions, also those without anything in between."""
+    all_ranges = (Range(*at, starts.get(at), end) for at, end in ends.items())
+    return [replace(part, end=max(part.end, part.start or 0)) for part in all_ranges]
+
+
 def dump_ranges(wanted_ranges: Sequence[Range]) -> str:
     """As JSON."""
     return orjson.dumps(
@@ -101,22 +114,26 @@ def read_log(client: Client, tasks: Iterable[pa.RecordBatch]) -> Iterator[pa.Rec
     for rows in tasks:
         for text in rows.column("ranges").to_pylist():
             wanted_ranges = load_ranges(text)
-            if any(part.start is None for part in wanted_ranges):
-                # One that has read from a partition's beginning begins there again, though it was deleted since.
-                _forget(client)
-            reader = _reader(client)
-            try:
+            with reader_for(client, wanted_ranges) as reader:
                 yield from reader.read(wanted_ranges)
-            except BaseException:
-                # The client keeps errors of partitions for its next reader, who has asked for others.
-                _forget(client)
-                raise
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """What has come, and where partitions end that were read to their end as of now, all of ``records`` included."""
+
+    records: Sequence[pa.RecordBatch]
+    ends: Offsets
 
 
 class LogReader:
     """A client of the brokers that reads some ranges after others. Raises as ``new_client``."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, fetch_wait_ms: int = 1) -> None:
+        """``fetch_wait_ms`` is how long the broker keeps a request without records.
+
+        Where a batch ends with its ranges it has to be short: what is kept then would hold up the next batch's.
+        """
         self._consumer = new_client(
             Consumer,
             {
@@ -128,8 +145,7 @@ class LogReader:
                 # A gap in the log means lost events, and that must stop the job. Compaction doesn't count as one.
                 "auto.offset.reset": "error",
                 "enable.partition.eof": True,
-                # A question that the broker keeps open when a batch is over would hold up those of the next one.
-                "fetch.wait.max.ms": 1,
+                "fetch.wait.max.ms": fetch_wait_ms,
                 "queued.max.messages.kbytes": _READ_AHEAD_KB,
                 # How long it reads nothing ahead when it has that much.
                 "fetch.queue.backoff.ms": 10,
@@ -147,12 +163,7 @@ class LogReader:
         answer, and LockstepError when they refuse to.
         """
         remaining = {wanted_range.at: wanted_range.end for wanted_range in wanted_ranges}
-        self._consumer.assign(
-            [
-                Assigned(*wanted_range.at, OFFSET_BEGINNING if wanted_range.start is None else wanted_range.start)
-                for wanted_range in wanted_ranges
-            ]
-        )
+        self._assign(wanted_ranges)
         try:
             heard = time.monotonic()
             while remaining:
@@ -170,6 +181,61 @@ class LogReader:
             # What is paused would be so when it is assigned again.
             self._consumer.resume([Assigned(*wanted_range.at) for wanted_range in wanted_ranges])
             self._consumer.unassign()
+
+    def follow(self, wanted_ranges: Sequence[Range]) -> Generator[Polled]:
+        """The records of these ranges and all that come after them, each partition's in order, without end.
+
+        Where nothing comes, that is yielded every now and then. Raises as ``read``; once the ranges are read it waits
+        for brokers without end, since there may be nothing to send.
+        """
+        behind = {part.at: part.end for part in wanted_ranges if part.end > (part.start or 0)}
+        reached: Offsets = {}
+        self._assign(wanted_ranges)
+        try:
+            heard = time.monotonic()
+            while True:
+                first = self._consumer.poll(_FOLLOW_WAIT_S)
+                messages: list[Any] = []
+                if first is not None:
+                    messages = [first, *self._consumer.consume(_MESSAGES_AT_ONCE, _GATHER_S)]
+                    heard = time.monotonic()
+                elif behind and time.monotonic() - heard > _PATIENCE_S:
+                    raise Unavailable(f"Kafka has sent nothing for {_PATIENCE_S:.0f} s")
+                polled = self._polled(messages)
+                reached |= polled.ends
+                behind = {at: end for at, end in behind.items() if reached.get(at, 0) < end}
+                yield polled
+        except KafkaException as error:
+            raise Unavailable(f"the log can't be read: {reason(error)}") from error
+        finally:
+            self._consumer.unassign()
+
+    def _polled(self, messages: Sequence[Message]) -> Polled:
+        """Raises as ``_check``."""
+        ends: Offsets = {}
+        records: dict[TopicPartition, list[Message]] = {}
+        for message in messages:
+            at, offset = _topic_partition(message), message.offset()
+            error = message.error()
+            if error is None:
+                assert offset is not None
+                records.setdefault(at, []).append(message)
+                ends[at] = offset + 1
+                continue
+            _check(message)
+            if error.code() == KafkaError._PARTITION_EOF:
+                assert offset is not None
+                # Behind the last record there may be markers of transactions, and aborted records.
+                ends[at] = max(offset, ends.get(at, 0))
+        return Polled([to_arrow(*at, of_partition) for at, of_partition in records.items()], ends)
+
+    def _assign(self, wanted_ranges: Sequence[Range]) -> None:
+        self._consumer.assign(
+            [
+                Assigned(*wanted_range.at, OFFSET_BEGINNING if wanted_range.start is None else wanted_range.start)
+                for wanted_range in wanted_ranges
+            ]
+        )
 
     def _taken(self, messages: Sequence[Message], remaining: dict[TopicPartition, int]) -> Iterator[pa.RecordBatch]:
         """Messages -> the records that were asked for; takes what was read to its end out of ``remaining``."""
@@ -255,16 +321,27 @@ def _tag(record: Any) -> bytes | None:
 
 
 # One per worker process and set of brokers. Workers live from batch to batch, and connecting costs more than a batch.
-_open: dict[tuple[tuple[str, str | int], ...], LogReader] = {}
+_Identity = tuple[int, tuple[tuple[str, str | int], ...]]
+_open: dict[_Identity, LogReader] = {}
 
 
-def _reader(client: Client) -> LogReader:
-    identity = tuple(sorted(client.items()))
+@contextmanager
+def reader_for(client: Client, wanted_ranges: Sequence[Range], *, fetch_wait_ms: int = 1) -> Iterator[LogReader]:
+    """This process's reader for these brokers, fit to read these ranges. Raises as ``LogReader``."""
+    identity = (fetch_wait_ms, tuple(sorted(client.items())))
+    if any(wanted_range.start is None for wanted_range in wanted_ranges):
+        # One that has read from a partition's beginning begins there again, though it was deleted since.
+        _forget(identity)
     if identity not in _open:
-        _open[identity] = LogReader(client)
-    return _open[identity]
+        _open[identity] = LogReader(client, fetch_wait_ms=fetch_wait_ms)
+    try:
+        yield _open[identity]
+    except BaseException:
+        # The client keeps errors of partitions for its next reader, who has asked for others.
+        _forget(identity)
+        raise
 
 
-def _forget(client: Client) -> None:
-    if (reader := _open.pop(tuple(sorted(client.items())), None)) is not None:
+def _forget(identity: _Identity) -> None:
+    if (reader := _open.pop(identity, None)) is not None:
         reader.close()

@@ -9,13 +9,21 @@ class BatchGate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._busy = self._held = self._closed = False
+        self._waiting = 0
 
     def enter(self) -> bool:
         """Wait until the gate is open, and go in; False when it was closed for good."""
         with self._changed:
+            self._waiting += 1
             self._changed.wait_for(lambda: self._closed or not (self._held or self._busy))
+            self._waiting -= 1
             self._busy = not self._closed
             return self._busy
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the one inside keeps somebody waiting."""
+        return self._closed or self._held or self._waiting > 0
 
     def leave(self) -> None:
         with self._changed:

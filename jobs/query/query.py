@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,8 @@ from cdc.kafka.control_topics import ProgressReader
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
-from jobs.executor.log_reader import Range, ranges
+from jobs.executor.log_reader import open_ranges, ranges
+from jobs.executor.long_batch import Told, deliver_long
 from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_arrow
 from jobs.executor.task_input import Task
 from jobs.generations.batch_gate import BatchGate
@@ -28,6 +29,7 @@ from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint
 from jobs.query.failures import Backoff, spark_error
+from jobs.query.long_batches import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition
@@ -37,6 +39,7 @@ from jobs.query.threads import (
     fill_columns,
     follow_watermark,
     keep_lease,
+    listen_to_tasks,
     report_long_batches,
     side_threads,
 )
@@ -44,6 +47,7 @@ from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, Waterm
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.source import range_frame, read_topics
+from sinks.contract import Progress
 
 
 class _Stopping(Exception):
@@ -98,9 +102,11 @@ class SinkQuery:
         )
         self._rejections = self._dead_letters.read(task.tables)
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
-        self._write = self._writer()
+        self._writers: dict[bool, ArrowMap] = {}
         self._state = QueryState()
         self._gate = BatchGate()
+        self._long_batches = self._make_long_batches()
+        self._batch_id, self._part_began = -1, 0.0
         self._opened = self._plan.opened()  # for a thread of its own
         self._lease = GenerationLease(self._opened.records, task.generation, self._gate)
         self._previous_ends: tuple[int, Offsets] | None = None
@@ -121,6 +127,8 @@ class SinkQuery:
             with suppress(LockstepError):
                 self._lease.end()
             self._opened.sink.close()
+            if self._long_batches is not None:
+                self._long_batches.close()
         self._raise_failure(query)
 
     def _run_to_end(self, query: StreamingQuery) -> None:
@@ -131,6 +139,8 @@ class SinkQuery:
             "heartbeat": partial(keep_lease, state, self._lease),
             "batches": partial(report_long_batches, state, self._plan, self._report),
         }
+        if self._long_batches is not None:
+            targets["tasks"] = partial(listen_to_tasks, state, self._long_batches.serve)
         if self._backfill is not None:
             state.filling.set()
             targets["columns"] = partial(fill_columns, state, partial(self._fill, self._backfill))
@@ -146,13 +156,28 @@ class SinkQuery:
         if backfill(self._gate):
             self._keeper.release_watermark()
 
-    def _writer(self) -> ArrowMap:
-        task = replace(
-            self._task,
-            rejected_before=dict(self._rejections),
-            complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
-        )
-        return ArrowMap(partial(deliver, task), RESULT_SCHEMA)
+    def _writer(self, *, is_long: bool) -> ArrowMap:
+        if is_long not in self._writers:
+            task = replace(
+                self._task,
+                rejected_before=dict(self._rejections),
+                complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
+            )
+            apply = partial(deliver, task)
+            if is_long:
+                assert self._long_batches is not None
+                apply = partial(deliver_long, task, self._long_batches.batch)
+            self._writers[is_long] = ArrowMap(apply, RESULT_SCHEMA)
+        return self._writers[is_long]
+
+    def _make_long_batches(self) -> LongBatches | None:
+        """Where the task reads the log itself, from one end of the driver's to its other, and may go on for long."""
+        plan, spark = self._plan, self._plan.spark
+        if spark.trigger != "continuous" or plan.once or plan.bulk or plan.settings.likes_large_batches:
+            return None
+        if self._task.client is None or self._task.versions:
+            return None  # Spark reads the log; or since when versions are complete has to be asked for each batch
+        return LongBatches(self._gate, self._told, seconds=spark.continuous_s, rows_max=spark.small_batch_rows)
 
     def _start(self) -> StreamingQuery:
         settings = self._plan.spark
@@ -216,44 +241,80 @@ class SinkQuery:
             self._state.batch_done.set()
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
-        began = time.monotonic()
-        ends = self._checkpoint.end_offsets(batch_id)
-        wanted_ranges = ranges(self._starts(batch_id), ends)
+        self._batch_id, self._part_began = batch_id, time.monotonic()
+        ends, starts = self._checkpoint.end_offsets(batch_id), self._starts(batch_id)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
-        is_small = sum(part.end - (part.start or 0) for part in wanted_ranges) <= self._plan.spark.small_batch_rows
-        result = self._deliver(self._records(frame, wanted_ranges, one_task=is_small))
+        rows_at_most = sum(part.end - (part.start or 0) for part in ranges(starts, ends))
+        is_small = rows_at_most <= self._plan.spark.small_batch_rows
+        if is_small and self._takes_slot():
+            try:
+                result = self._deliver(
+                    range_frame(frame.sparkSession, open_ranges(starts, ends), one_task=True), is_long=True
+                )
+            finally:
+                SLOTS.give_back()
+        else:
+            result = self._deliver(self._records(frame, starts, ends, one_task=is_small), is_long=False)
         self._keep_rejections(result)
-        progress = self._keeper.batch_applied(ends, rejected=len(result.rejected), written=result.next_offsets)
-        self._previous_ends = (batch_id, ends)
+        # Spark's next batch begins where it has planned the end of this one; ours begins where a long one has got to.
+        reached = {at: max(end, starts.get(at, 0), result.next_offsets.get(at, 0)) for at, end in ends.items()}
+        progress = self._keeper.batch_applied(reached, rejected=len(result.rejected), written=result.next_offsets)
+        self._previous_ends = (batch_id, reached)
+        self._report_applied(result, progress)
+
+    def _takes_slot(self) -> bool:
+        """Whether this batch may be a long one; then the slot has to be given back."""
+        if self._long_batches is None or self._state.filling.is_set():
+            return False
+        return SLOTS.take(self._spark.sparkContext.defaultParallelism)
+
+    def _told(self, told: Told) -> None:
+        """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone."""
+        self._state.heard_at = time.monotonic()
+        if not told.next_offsets:
+            return
+        try:
+            progress = self._keeper.batch_applied(told.next_offsets, rejected=0, written=told.next_offsets)
+        except Unavailable:
+            return  # the keeper knows it, and stores it the next time
+        except Exception as error:
+            self._state.fail(error)
+            return
+        self._report_applied(told, progress)
+        self._state.batch_done.set()
+
+    def _report_applied(self, part: Result | Told, progress: Progress) -> None:
+        rejected = part.rejected if isinstance(part, Result) else []
+        began, self._part_began = self._part_began, time.monotonic()
         self._report(
             StatusReport(
                 sink=self._task.sink,
                 generation=self._task.generation,
-                batch_id=batch_id,
-                rows=result.rows,
-                applied=result.applied,
-                stale=result.stale,
-                rejected=len(result.rejected),
+                batch_id=self._batch_id,
+                rows=part.rows,
+                applied=part.applied,
+                stale=part.stale,
+                rejected=len(rejected),
                 rejected_total=progress.rejected,
-                duration_ms=round((time.monotonic() - began) * 1000),
-                newest_commit_ms=result.commit_time_ms,
+                duration_ms=round((self._part_began - began) * 1000),
+                newest_commit_ms=part.commit_time_ms,
                 watermark_lsn=progress.watermark_lsn,
             )
         )
 
     def _starts(self, batch_id: int) -> Offsets:
-        """Where a batch begins: its predecessor's end, else the query's start position."""
+        """Where a batch begins: where its predecessor has got to, else the query's start position."""
         if self._previous_ends is not None and self._previous_ends[0] == batch_id - 1:
             return self._previous_ends[1]
         if batch_id:
             return self._checkpoint.end_offsets(batch_id - 1)
         return dict(self._start_position.offsets or {})
 
-    def _records(self, frame: DataFrame, wanted_ranges: Sequence[Range], *, one_task: bool) -> DataFrame:
+    def _records(self, frame: DataFrame, starts: Offsets, ends: Offsets, *, one_task: bool) -> DataFrame:
         """The batch's records, or the ranges of the log that tasks read; each partition belongs to one task."""
         if self._task.client is not None:
             self._compile(frame, whether=False)
-            return range_frame(frame.sparkSession, wanted_ranges, one_task=one_task)
+            return range_frame(frame.sparkSession, ranges(starts, ends), one_task=one_task)
         self._compile(frame, whether=not one_task)
         # coalesce keeps each partition's records together and in order.
         return frame.coalesce(1) if one_task else frame
@@ -264,13 +325,13 @@ class SinkQuery:
             frame.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if whether else "NO_CODEGEN")
             self._compiles = whether
 
-    def _deliver(self, records: DataFrame) -> Result:
+    def _deliver(self, records: DataFrame, *, is_long: bool) -> Result:
         """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
         backoff = Backoff()
         while True:
             if self._task.versions:
-                self._write = self._writer()  # it says since when versions may have been compacted
-            work = self._write(records)
+                self._writers.clear()  # it says since when versions may have been compacted
+            work = self._writer(is_long=is_long)(records)
             result = from_arrow(work.toArrow())
             errors = [failure.error() for failure in result.failures]
             # What needs somebody comes before what ends by itself.
@@ -296,7 +357,7 @@ class SinkQuery:
             rejected_at_ms=_now_ms(),
             max_open=self._plan.settings.max_open_rejections,
         )
-        self._write = self._writer()
+        self._writers.clear()
 
     def _read_progress(self) -> None:
         progress = self._keeper.learn(self._progress_reader.new_records())

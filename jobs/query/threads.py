@@ -13,6 +13,8 @@ Spark's own               the checkpoint, the task's results     the destination
 ``keep_lease``                                                   ``failure``
 ``batches-<sink>``        ``under_way``                          reports                            ``ended``
 ``report_long_batches``
+``tasks-<sink>``          what the task of a long batch has      progress, reports, the batch's     ``ended``
+``listen_to_tasks``       applied, whether the gate is wanted    end, ``failure``
 ``columns-<sink>``        the destination's rows                 the rows that lack a column, step  all rows have it,
 ``fill_columns``                                                 by step through the batch gate     or the gate closed
 ``stop-<sink>``           the job's ``stop``                     ``ending``                         the query is over
@@ -62,6 +64,8 @@ class QueryState:
         """The first one."""
         self.under_way: tuple[int, float] | None = None
         """The id of the running batch, and since when it runs in seconds of the monotonic clock."""
+        self.heard_at = 0.0
+        """When the task of a long batch has last been heard of, by the same clock."""
 
     def keep_failure(self, error: Exception) -> None:
         self.failure = self.failure or error
@@ -118,6 +122,14 @@ def keep_lease(state: QueryState, lease: GenerationLease) -> None:
             state.fail(error)
 
 
+def listen_to_tasks(state: QueryState, serve: Callable[[threading.Event], None]) -> None:
+    """Hear what long batches have applied. ``serve`` returns when the event is set."""
+    try:
+        serve(state.ended)
+    except Exception as error:  # a batch that can't be ended would go on without end
+        state.fail(error)
+
+
 def fill_columns(state: QueryState, fill: Callable[[], None]) -> None:
     """Give rows from before the columns that they lack, beside the batches. ``fill`` ends early at a closed gate."""
     try:
@@ -134,7 +146,7 @@ def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> 
     told_at = 0.0
     while not state.ended.wait(_TICK_S):
         under_way, now = state.under_way, time.monotonic()
-        if under_way is not None and now - max(under_way[1], told_at) >= _LONG_BATCH_S:
+        if under_way is not None and now - max(under_way[1], state.heard_at, told_at) >= _LONG_BATCH_S:
             told_at = now
             report(BatchGoesOn(plan.name, plan.generation, under_way[0], elapsed_s=now - under_way[1]))
 

@@ -6,6 +6,7 @@ The times are of a batch of a few rows, from produced to applied; together they 
 import atexit
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -91,6 +92,8 @@ On a cluster it is the executors' own matter."""
 # Lists, in which an own setting must not push out what the jobs can't run without: setting -> separator.
 _LISTS: Mapping[str, str] = {"spark.jars": ",", "spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
 
+_LOCAL = re.compile(r"local(\[(?P<tasks>\d+|\*)(?P<failures>\s*,\s*\d+)?\])?")
+
 _PACKAGE_DIRECTORY = "lockstep_package"
 """Where executors unpack the archive, in the directory that they run in. No module may have this name."""
 
@@ -135,11 +138,12 @@ def open_session(
     bulk: bool = False,
     libraries: Collection[str] = (),
     more_options: Sequence[str] = (),
+    more_tasks: int = 0,
 ) -> SparkSession:
     """Start Spark. One session per process; stop it with ``session.stop()``.
 
     ``bulk`` is for long logs rather than short batches. ``libraries`` are modules that workers will need.
-    ``more_options`` are the JVM's.
+    ``more_options`` are the JVM's. A local master runs ``more_tasks`` at once than it says.
 
     Raises LockstepError when it can't start, ConfigurationError when the archive for the executors isn't the right one.
     """
@@ -157,7 +161,7 @@ def open_session(
     with tempfile.TemporaryDirectory(prefix="lockstep-spark-") as directory:
         log_settings = Path(directory) / "log4j2.properties"
         log_settings.write_text(_log_settings(), encoding="utf-8")
-        builder = SparkSession.Builder().master(settings.master).appName(name)
+        builder = SparkSession.Builder().master(local_master(settings.master, more_tasks)).appName(name)
         conf = spark_conf(
             settings, log_settings=log_settings, bulk=bulk, libraries=libraries, more_options=more_options
         )
@@ -173,6 +177,18 @@ def open_session(
                 f"Spark didn't start: {type(error).__name__}",
                 hint=f"check the Java (17 or newer; JAVA_HOME) and the master {settings.master!r}",
             ) from error
+
+
+def local_master(master: str, more_tasks: int) -> str:
+    """The master with so many tasks more at once; one that isn't local as it is. Pure but for this machine's cores.
+
+    Tasks of a local master are threads, and those of long batches wait most of the time.
+    """
+    match = _LOCAL.fullmatch(master)
+    if not more_tasks or match is None:
+        return master
+    tasks = (os.cpu_count() or 1) if match["tasks"] == "*" else int(match["tasks"] or 1)
+    return f"local[{tasks + more_tasks}{match['failures'] or ''}]"
 
 
 def own_directory() -> Path:

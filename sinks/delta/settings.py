@@ -84,6 +84,10 @@ class DeltaSettings(TableSettings):
         return {(store, parts.netloc, parts.path.strip("/"), self.prefix or name)}
 
     @property
+    def likes_large_batches(self) -> bool:
+        return True  # each batch is a version of each table that it touches
+
+    @property
     def target_file_bytes(self) -> int:
         return self.target_file_mb * 1024 * 1024
 

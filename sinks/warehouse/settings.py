@@ -101,6 +101,10 @@ class WarehouseSettings(TableSettings):
         return () if self.is_file else ("sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 
     @property
+    def likes_large_batches(self) -> bool:
+        return self.is_file  # it is opened for each batch, and others take turns
+
+    @property
     def is_file(self) -> bool:
         """Whether it is a file of DuckDB's."""
         return _DUCKDB.match(self.url.get_secret_value()) is not None

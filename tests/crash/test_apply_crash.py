@@ -25,11 +25,17 @@ KINDS = tuple(SINK_OF.values())
 
 
 @pytest.fixture
-def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
+def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pipeline]:
     name = f"apply{os.getpid()}_{next(_numbers)}"
     history = f'history = ["{name}.entry"]'
     # Tasks tell soon that a server doesn't answer.
-    more = {"warehouse": history, "spark": "retry_s = 1.0", "search": "timeout_s = 4.0", "cache": "timeout_s = 1.5"}
+    trigger = getattr(request, "param", "micro-batch")
+    more = {
+        "warehouse": history,
+        "spark": f'retry_s = 1.0\ntrigger = "{trigger}"',
+        "search": "timeout_s = 4.0",
+        "cache": "timeout_s = 1.5",
+    }
     made = Pipeline(stack.endpoints(), tmp_path, name, sinks=True, more=more)
     yield made
     made.close()
@@ -54,6 +60,7 @@ def assert_history_is_whole(pipeline: Pipeline) -> None:
     assert sorted(kept) == sorted(published)
 
 
+@pytest.mark.parametrize("pipeline", ["micro-batch", "continuous"], indirect=True)
 def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: SparkSession) -> None:
     capture = pipeline.start_capture()
     with traffic(pipeline, pause_s=0.05):
@@ -91,6 +98,7 @@ def test_kill_9_of_a_job_that_goes_on_after_a_kill(pipeline: Pipeline) -> None:
 
 @pytest.mark.alone
 @pytest.mark.soak
+@pytest.mark.parametrize("pipeline", ["micro-batch", "continuous"], indirect=True)
 def test_jobs_survive_restarts_of_every_server(pipeline: Pipeline, stack: Any, spark: SparkSession) -> None:
     capture = pipeline.start_capture()
     job = pipeline.apply(spark)

@@ -7,10 +7,12 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -18,7 +20,8 @@ from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
-from jobs.driver import run_sinks
+from jobs.driver import TAKEN_OVER, run_sinks
+from jobs.generations.lease import pause_request_name, wait_for_pause
 from jobs.query.checkpoint import checkpoint_location
 from sinks.contract import Progress
 from sinks.redis.settings import RedisSettings
@@ -30,9 +33,11 @@ from tests.events import Change, Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
 from tests.services import Services
 from tests.spark_here import Job
+from tests.spark_session import python_workers
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
+TRIGGERS = ("micro-batch", "continuous")
 ORDERS = table(column("id", "int8"), column("note"), column("amount", "numeric"))
 Rows = dict[JsonValue, Mapping[str, JsonValue]]
 
@@ -140,9 +145,12 @@ def test_the_log_is_applied_to_every_sink(pipeline: Pipeline, spark: SparkSessio
     assert pipeline.progress().watermark_lsn == lsn
 
 
-def test_a_running_job_follows_the_log_and_stops_when_asked(pipeline: Pipeline, spark: SparkSession) -> None:
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_running_job_follows_the_log_and_stops_when_asked(
+    pipeline: Pipeline, spark: SparkSession, trigger: str
+) -> None:
     pipeline.write(put(1, "first"), put(2, "second"))
-    with pipeline.job(spark) as job:
+    with pipeline.job(spark, trigger=trigger) as job:
         job.wait_for("StatusReport")
         pipeline.write(put(3, "third"))
         # Compaction leaves the tombstone of a deleted row alone; its tag is in the header.
@@ -217,11 +225,160 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
     assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
 
 
+def test_a_long_batch_has_all_that_comes_while_it_runs(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1, "before"))
+    with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        for number in range(2, 6):
+            lsn = pipeline.write(put(number), Delete(ORDERS, {"id": number - 1}, tombstone_only=number % 2 == 0))
+            job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
+            assert pipeline.rows() == pipeline.expected
+        # Progress is where the log ends, markers of transactions included: it isn't behind by one for each.
+        reached = pipeline.progress().next_offsets
+        assert reached[pipeline.log.topic(ORDERS), 0] + reached.get((pipeline.log.topic(ORDERS), 1), 0) > 0
+        assert job.stop() == 0
+    assert {seen["batch_id"] for seen in job.reports if seen["report"] == "StatusReport"} == {0}
+    assert job.total("rows") >= 9
+
+
+def test_a_long_batch_ends_by_itself_and_the_next_goes_on_from_there(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1))
+    with pipeline.job(spark, trigger="continuous", continuous_s=0.5) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        lsn = 0
+        for number in range(2, 40):
+            lsn = pipeline.write(put(number % 7, f"note {number}"))
+            time.sleep(0.05)
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    assert pipeline.rows() == pipeline.expected
+    assert max(seen["batch_id"] for seen in job.reports if seen["report"] == "StatusReport") > 1
+    # What a batch has read beyond its plan isn't read again by the next one.
+    assert job.total("rows") == 39
+    # Nor does anything depend on the long batches when the log is read in the other way.
+    assert pipeline.apply_once(spark).total("rejected") == 0
+    assert pipeline.rows() == pipeline.expected
+
+
+def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1))
+    with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        pipeline.write(put(2))
+        lsn = pipeline.log.commit([put(3, "x" * 20_000)])
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert pipeline.progress().rejected == 1
+        letters = read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
+        assert len(letters) == 1
+        assert pipeline.rows() == pipeline.expected
+        lsn = pipeline.write(put(3, "short"))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        # Void at the end of the batch that says so.
+        pipeline.write(put(4))
+        assert job.stop() == 0
+    assert pipeline.apply_once(spark).poll() == 0
+    assert pipeline.rows() == pipeline.expected
+    assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
+
+
+def test_a_backlog_ends_a_long_batch(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1))
+    with pipeline.job(spark, trigger="continuous", continuous_s=600, small_batch_rows=50) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        lsn = pipeline.write_traffic(100)
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    assert pipeline.rows() == pipeline.expected
+
+
+@pytest.mark.crash
+def test_a_worker_that_is_killed_in_a_long_batch_is_replaced(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1))
+    with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        lsn = pipeline.write(put(2, "before"), Delete(ORDERS, {"id": 1}))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        for worker in python_workers(os.getpid()):
+            worker.kill()
+        lsn = pipeline.write(put(3, "after"))
+        job.wait_for("SinkWaiting")
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert pipeline.rows() == pipeline.expected
+        assert job.stop() == 0
+
+
+@pytest.mark.crash
+def test_workers_of_a_driver_that_was_killed_in_a_long_batch_change_nothing_and_end(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.write(put(1))
+    with pipeline.process(trigger="continuous", continuous_s=600) as killed:
+        killed.wait_for("StatusReport", batch_id=0)
+        lsn = pipeline.write(put(2, "before"), Delete(ORDERS, {"id": 1}))
+        killed.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        workers = python_workers(killed.pid)
+        assert workers
+        for worker in workers:
+            worker.suspend()
+        pipeline.write(put(3, "not seen yet"))
+        killed.kill()
+    try:
+        with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+            lsn = pipeline.write(put(3, "after"), Delete(ORDERS, {"id": 2}))
+            job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+            assert pipeline.rows() == pipeline.expected
+            for worker in workers:
+                with suppress(psutil.NoSuchProcess):
+                    worker.resume()
+            psutil.wait_procs(workers, timeout=60)
+            assert not any(worker.is_running() for worker in workers)
+            assert pipeline.rows() == pipeline.expected
+            assert job.stop() == 0
+    finally:
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+
+def test_a_long_batch_of_a_job_that_was_taken_over_is_fenced(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1))
+    sinks = {pipeline.warehouse_name: pipeline.warehouse}
+    with pipeline.job(spark, sinks=sinks, trigger="continuous", continuous_s=600) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        other = open_sink(pipeline.warehouse_name, pipeline.warehouse, 1).sink
+        try:
+            other.claim()
+        finally:
+            other.close()
+        pipeline.write(put(2, "too late"))
+        assert job.wait_ended(180) == TAKEN_OVER
+    assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse).keys() == {1}
+
+
+def test_a_long_batch_pauses_when_it_is_asked_to(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.write(put(1))
+    with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        records = open_sink("cache", pipeline.cache, 1).records
+        records.save(pause_request_name(1), "somebody")
+        assert wait_for_pause(records, 1, "somebody")
+        pipeline.write(put(2))
+        assert pipeline.rows().keys() == {1}
+        records.save(pause_request_name(1), None)
+        lsn = pipeline.write(put(3))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert pipeline.rows() == pipeline.expected
+        assert job.stop() == 0
+
+
 @pytest.mark.alone
-def test_a_sink_that_is_down_is_waited_for(pipeline: Pipeline, stack: Services, spark: SparkSession) -> None:
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_sink_that_is_down_is_waited_for(
+    pipeline: Pipeline, stack: Services, spark: SparkSession, trigger: str
+) -> None:
     pipeline.write(put(1, "before"))
     sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
-    with pipeline.job(spark, sinks=sinks, retry_s=1) as job:
+    with pipeline.job(spark, sinks=sinks, retry_s=1, trigger=trigger) as job:
         job.wait_for("StatusReport", sink="cache")
         job.wait_for("StatusReport", sink=pipeline.warehouse_name)
         stack.stop("valkey")
@@ -264,10 +421,11 @@ def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline, spark: 
     assert "has lost data" in job.wait_for("SinkFailed")["error"]
 
 
-def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark: SparkSession) -> None:
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark: SparkSession, trigger: str) -> None:
     pipeline.write(put(1, "before"))
     wider = table(*ORDERS.columns, column("extra"))
-    with pipeline.job(spark, sinks={pipeline.warehouse_name: pipeline.warehouse}) as job:
+    with pipeline.job(spark, sinks={pipeline.warehouse_name: pipeline.warehouse}, trigger=trigger) as job:
         job.wait_for("StatusReport")
         row = {"id": 2, "note": "after", "amount": "2", "extra": "new"}
         lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
@@ -280,10 +438,13 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark
         sink.close()
 
 
-def test_a_column_that_comes_and_goes_in_one_transaction_ends_no_sink(pipeline: Pipeline, spark: SparkSession) -> None:
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_column_that_comes_and_goes_in_one_transaction_ends_no_sink(
+    pipeline: Pipeline, spark: SparkSession, trigger: str
+) -> None:
     """When the job looks for the shape that it didn't know, the newest one is that which it was prepared for."""
     pipeline.write(put(1, "before"))
-    with pipeline.job(spark) as job:
+    with pipeline.job(spark, trigger=trigger) as job:
         job.wait_for("StatusReport")
         lsn = 0
         for number in range(2, 5):

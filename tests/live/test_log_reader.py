@@ -5,6 +5,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor import log_reader
-from jobs.executor.log_reader import LogReader, Range, ranges, read_log
+from jobs.executor.log_reader import LogReader, Range, open_ranges, ranges, read_log
 from jobs.offsets import Offsets
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import portable_client, range_frame, read_topics
@@ -242,4 +243,57 @@ def test_a_topic_that_is_gone_and_brokers_that_dont_answer(
     nobody = LogReader({**log.kafka.client(), "bootstrap.servers": "127.0.0.1:1"})
     with pytest.raises(Unavailable, match="nothing for 1 s"):
         list(nobody.read([Range(log.name, 0, 0, 10)]))
+    with pytest.raises(Unavailable, match="nothing for 1 s"):
+        followed(nobody, [Range(log.name, 0, 0, 10)], {(log.name, 0): 10})
     nobody.close()
+
+
+def followed(reader: LogReader, wanted: Sequence[Range], until: Offsets) -> list[dict[str, Any]]:
+    """The records up to these ends, which have to be told of after the records before them."""
+    seen: list[pa.RecordBatch] = []
+    ends: Offsets = {}
+    with closing(reader.follow(wanted)) as all_polled:
+        for polled in all_polled:
+            seen += polled.records
+            ends |= polled.ends
+            assert all(row["offset"] < ends[row["topic"], row["partition"]] for row in rows(polled.records))
+            if all(ends.get(at, 0) >= end for at, end in until.items()):
+                assert {at: ends[at] for at in until} == until
+                return rows(seen)
+    raise AssertionError("it has no end")
+
+
+def test_who_follows_gets_what_comes_behind_the_ranges(log: Log, reader: LogReader) -> None:
+    topic = log.topic(3)
+    log.publish((True, [(topic, 0, b"a", b"1"), (topic, 1, b"b", b"2")]))
+    wanted = open_ranges({(topic, 1): 2}, log.ends(topic))
+    assert wanted == [Range(topic, 0, None, 2), Range(topic, 1, 2, 2), Range(topic, 2, None, 0)]
+
+    def publish_later() -> None:
+        time.sleep(0.5)
+        log.publish((False, [(topic, 0, b"aborted", b"3")]), (True, [(topic, 0, b"c", b"4"), (topic, 2, b"d", b"5")]))
+        log.publish((False, [(topic, 1, b"aborted", b"6")]))
+
+    thread = threading.Thread(target=publish_later)
+    thread.start()
+    # Behind the last record of each there is a marker; of partition 1 nothing else is left.
+    read = followed(reader, wanted, {(topic, 0): 6, (topic, 1): 4, (topic, 2): 2})
+    thread.join()
+    assert [(row["partition"], row["key"]) for row in read] == [(0, b"a"), (0, b"c"), (2, b"d")]
+    # The next one begins where it is told to, whatever this one had read ahead.
+    read = followed(reader, [Range(topic, 0, 4, 4)], {(topic, 0): 6})
+    assert [row["key"] for row in read] == [b"c"]
+
+
+def test_who_follows_is_told_again_and_again_that_nothing_comes(log: Log, reader: LogReader) -> None:
+    topic = log.topic(1)
+    with closing(reader.follow([Range(topic, 0, 0, 0)])) as all_polled:
+        assert [list(next(all_polled).records) for _ in range(5)] == [[]] * 5
+
+
+def test_who_follows_is_told_what_is_gone(log: Log, reader: LogReader) -> None:
+    topic = log.topic(1, **{"cleanup.policy": "delete"})
+    log.publish((True, [(topic, 0, b"%d" % n, b"v") for n in range(10)]))
+    next(iter(log.admin.delete_records([log_reader.Assigned(topic, 0, 5)]).values())).result(30)
+    with pytest.raises(PositionMismatch, match="no longer holds"):
+        followed(reader, [Range(topic, 0, 0, 10)], {(topic, 0): 11})

@@ -29,7 +29,7 @@ def test_one_phase_can_be_measured_alone() -> None:
     assert arguments(["--only", "replay"]).only == ["replay"]
 
 
-@pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--repeat", "0"]])
+@pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--repeat", "0"], ["--trigger", "now"]])
 def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(words)

@@ -35,6 +35,12 @@ def test_what_is_no_master_is_refused(master: str) -> None:
         SparkSettings(master=master)
 
 
+def test_tasks_of_a_cluster_cant_talk_to_the_driver() -> None:
+    assert SparkSettings(trigger="continuous").trigger == "continuous"
+    with pytest.raises(ValidationError, match="needs a local master"):
+        SparkSettings(trigger="continuous", master="yarn")
+
+
 def test_the_master_has_one_setting() -> None:
     with pytest.raises(ValidationError, match="has a setting of its own"):
         SparkSettings(conf={"spark.master": "yarn"})

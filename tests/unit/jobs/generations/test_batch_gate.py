@@ -17,6 +17,26 @@ def test_nobody_goes_in_while_it_is_held() -> None:
     batch.join()
 
 
+def test_who_is_inside_is_told_when_it_keeps_somebody_waiting() -> None:
+    gate = BatchGate()
+    assert gate.enter()
+    assert not gate.is_wanted
+    assert not gate.hold(0)
+    assert gate.is_wanted
+    gate.release()
+    assert not gate.is_wanted
+    other = threading.Thread(target=gate.enter)
+    other.start()
+    pause = threading.Event()
+    while not gate.is_wanted:
+        pause.wait(0.01)
+    gate.leave()
+    other.join(5)
+    assert not gate.is_wanted
+    gate.close(0)
+    assert gate.is_wanted
+
+
 def test_a_hold_waits_for_the_batch_inside() -> None:
     gate = BatchGate()
     assert gate.enter()

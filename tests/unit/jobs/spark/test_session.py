@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from jobs.settings import SparkSettings
 from jobs.spark.class_archive import archive_file
-from jobs.spark.session import own_directory, spark_conf, worker_python
+from jobs.spark.session import local_master, own_directory, spark_conf, worker_python
 from jobs.spark.shipped_code import ROOT
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -20,6 +20,21 @@ from sinks.warehouse.settings import WarehouseSettings
 
 LOG = Path("log4j2.properties")
 CLUSTER = "spark://cluster:7077"
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        ("local", "local[4]"),
+        ("local[2]", "local[5]"),
+        ("local[2, 4]", "local[5, 4]"),
+        ("local[*]", f"local[{(os.cpu_count() or 1) + 3}]"),
+        (CLUSTER, CLUSTER),
+    ],
+)
+def test_a_local_master_runs_more_tasks(master: str, expected: str) -> None:
+    assert local_master(master, 3) == expected
+    assert local_master(master, 0) == master
 
 
 def test_own_settings_win() -> None:

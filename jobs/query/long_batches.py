@@ -1,0 +1,96 @@
+"""The driver's side of long batches (``jobs.executor.long_batch``): hears how far a task is, and ends its batch."""
+
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from jobs.executor.long_batch import LongBatch, Told
+from jobs.generations.batch_gate import BatchGate
+
+_LOOK_S: Final = 0.1
+"""How often it looks whether somebody waits at the gate."""
+
+_RECEIVED_AT_ONCE: Final = 1 << 16
+
+
+class TaskSlots:
+    """The slots that long batches have taken of this process's one Spark. One is left, so that others get on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken = 0
+
+    def take(self, tasks_at_once: int) -> bool:
+        """Take one of so many, unless it is the last one that is left. Whether it was taken."""
+        with self._lock:
+            is_left = self._taken + 1 < tasks_at_once
+            self._taken += is_left
+            return is_left
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._taken -= 1
+
+
+SLOTS: Final = TaskSlots()
+
+
+class LongBatches:
+    """Listens to the task of one query's long batch, and ends the batch when somebody waits at the gate.
+
+    ``on_told`` is called with what a task has applied, in the thread of ``serve``.
+    """
+
+    def __init__(self, gate: BatchGate, on_told: Callable[[Told], None], *, seconds: float, rows_max: int) -> None:
+        self._gate = gate
+        self._on_told = on_told
+        self._directory = Path(tempfile.mkdtemp(prefix="lockstep-"))  # nobody else may look into it
+        path = str(self._directory / "s")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._listener.settimeout(_LOOK_S)
+        self.batch = LongBatch(path, seconds, rows_max)
+
+    def serve(self, ended: threading.Event) -> None:
+        """Until ``ended``; a batch that still goes on then ends."""
+        try:
+            while not ended.is_set():
+                with suppress(TimeoutError):
+                    connection, _ = self._listener.accept()
+                    with connection, suppress(ConnectionError):  # a task that was killed
+                        self._attend(connection, ended)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Nobody listens any more: a task that still goes on ends. Harmless when it was closed before."""
+        self._listener.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _attend(self, connection: socket.socket, ended: threading.Event) -> None:
+        """Listen to one task until it hangs up. Raises ConnectionError."""
+        connection.settimeout(_LOOK_S)
+        is_told_to_end = False
+        rest = b""
+        while not ended.is_set():
+            if self._gate.is_wanted and not is_told_to_end:
+                connection.sendall(b"\n")
+                is_told_to_end = True
+            try:
+                received = connection.recv(_RECEIVED_AT_ONCE)
+            except TimeoutError:
+                continue
+            if not received:
+                return
+            *lines, rest = (rest + received).split(b"\n")
+            told = Told()
+            for line in lines:
+                told.add_json(line)
+            if lines:
+                self._on_told(told)

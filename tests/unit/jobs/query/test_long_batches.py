@@ -1,0 +1,115 @@
+"""The line between a driver and the task of a long batch, with the task's end in this process."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from jobs.executor.long_batch import DriverLine, Told, is_applied
+from jobs.generations.batch_gate import BatchGate
+from jobs.query.long_batches import LongBatches, TaskSlots
+
+P0, P1 = ("t", 0), ("t", 1)
+
+
+class Driver:
+    """A driver that listens."""
+
+    def __init__(self) -> None:
+        self.gate = BatchGate()
+        self.ended = threading.Event()
+        self.arrived = threading.Condition()
+        self.told = Told()
+        self.long_batches = LongBatches(self.gate, self.add, seconds=1, rows_max=1)
+
+    @property
+    def path(self) -> str:
+        return self.long_batches.batch.socket
+
+    def add(self, told: Told) -> None:
+        with self.arrived:
+            self.told.add_json(told.to_json())
+            self.arrived.notify_all()
+
+    def wait_for_rows(self, rows: int) -> None:
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: self.told.rows >= rows, 30)
+
+
+@contextmanager
+def listening() -> Iterator[Driver]:
+    driver = Driver()
+    thread = threading.Thread(target=driver.long_batches.serve, args=(driver.ended,))
+    thread.start()
+    try:
+        yield driver
+    finally:
+        driver.ended.set()
+        thread.join(30)
+    assert not thread.is_alive()
+
+
+def wait_until_over(line: DriverLine) -> None:
+    pause = threading.Event()
+    while not line.is_over():
+        pause.wait(0.01)
+
+
+def test_what_a_task_tells_adds_up() -> None:
+    with listening() as driver, DriverLine(driver.path) as line:
+        line.tell(Told(2, 1, 1, 30, {P0: 5}))
+        line.tell(Told(1, 1, 0, 20, {P0: 6, P1: 1}))
+        driver.wait_for_rows(3)
+        assert driver.told == Told(3, 2, 1, 30, {P0: 6, P1: 1})
+        assert not line.is_over()
+
+
+def test_somebody_at_the_gate_ends_the_batch() -> None:
+    with listening() as driver:
+        for want in (lambda: driver.gate.hold(0), lambda: driver.gate.close(0)):
+            with DriverLine(driver.path) as line:
+                line.tell(Told(rows=1))
+                driver.wait_for_rows(1)
+                assert not line.is_over()
+                want()
+                wait_until_over(line)
+            driver.gate.release()
+            driver.told = Told()
+
+
+def test_a_task_that_hangs_up_makes_room_for_the_next() -> None:
+    with listening() as driver:
+        for number in range(1, 4):
+            with DriverLine(driver.path) as line:
+                line.tell(Told(rows=1))
+                driver.wait_for_rows(number)
+
+
+def test_without_a_driver_every_batch_is_over() -> None:
+    with listening() as driver:
+        line = DriverLine(driver.path)
+        line.tell(Told(rows=1))
+        driver.wait_for_rows(1)
+    wait_until_over(line)
+    line.tell(Told(rows=1))
+    line.tell(Told(rows=1))  # the first one may have gone nowhere without an error
+    assert line.is_over()
+    line.close()
+    with DriverLine(driver.path) as late:
+        assert late.is_over()
+        late.tell(Told(rows=1))
+    assert not Path(driver.path).parent.exists()
+
+
+def test_a_slot_is_left_for_others() -> None:
+    slots = TaskSlots()
+    assert not slots.take(1)
+    assert [slots.take(3), slots.take(3), slots.take(3)] == [True, True, False]
+    slots.give_back()
+    assert slots.take(3)
+
+
+def test_a_range_is_a_result_as_a_whole_alone() -> None:
+    assert is_applied({}, {})
+    assert is_applied({P0: 0, P1: 3}, {P1: 3})
+    assert not is_applied({P0: 1, P1: 3}, {P1: 4})
