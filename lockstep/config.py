@@ -290,9 +290,9 @@ _REDIS_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfi
 def _below(directory: Path, config: Config) -> Config:
     """Paths in the file count from where the file is, not from where the command is run."""
     # Joined to an absolute one, the directory counts for nothing.
-    values = str(directory / config.capture.values_directory)
+    below = {name: str(directory / getattr(config.capture, name)) for name in ("values_directory", "spool_directory")}
     changes: dict[str, object] = {
-        "capture": config.capture.model_copy(update={"values_directory": values}),
+        "capture": config.capture.model_copy(update=below),
         "source": config.source.model_copy(update={"dsn": files_below(directory, config.source.dsn)}),
         "sinks": {name: _with_address_below(directory, sink) for name, sink in config.sinks.items()},
     }

@@ -90,6 +90,9 @@ min_insync_replicas = 2                    # 1 for a single broker
 # queue_bytes = 33554432                   # waiting for the broker; beyond it, reading stops
 # include_before = true                    # publish what the replica identity delivers of the old row
 # values_directory = ".lockstep/values"    # large values that updates leave out; may be lost, the topics have them
+# spool_transactions = false               # true: large transactions are sent while they run, and wait on disk
+# spool_directory = ".lockstep/spool"      # ... here; may be lost, PostgreSQL sends them again
+# spool_bytes = 17179869184                # the most that they take there
 
 [spark]
 master = "local[2]"

@@ -95,7 +95,7 @@ class Pipeline:
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """``replicas``: on how many brokers each topic is; one of several may be down. ``more`` are lines for
-        configuration sections: ``spark`` or a sink's (``search``, ``cache``, ``warehouse``)."""
+        configuration sections: ``capture``, ``spark`` or a sink's (``search``, ``cache``, ``warehouse``)."""
         self.endpoints = endpoints
         self.directory = directory
         self.name = name
@@ -130,6 +130,8 @@ heartbeat_interval_s = 0.5
 [kafka]
 bootstrap_servers = "{self.endpoints.kafka_bootstrap}"
 topics = {{ partitions = 3, replication_factor = {replicas}, min_insync_replicas = {in_sync} }}
+[capture]
+{more.get("capture", "")}
 [spark]
 checkpoint_directory = "checkpoints-{self.name}"
 driver_memory = "512m"

@@ -25,6 +25,10 @@ from cdc.protocol.pgoutput import (
     Origin,
     Relation,
     RelationColumn,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
     Truncate,
     Type,
     Update,
@@ -152,6 +156,14 @@ def encode(message: Message) -> bytes:
         case LogicalMessage(transactional, lsn, prefix, content):
             head = b"M" + struct.pack("!BQ", transactional, lsn) + _text(prefix)
             return head + struct.pack("!I", len(content)) + content
+        case StreamStart(xid, is_first):
+            return b"S" + struct.pack("!IB", xid, is_first)
+        case StreamStop():
+            return b"E"
+        case StreamCommit(xid, commit_lsn, end_lsn, time):
+            return b"c" + struct.pack("!IBQQq", xid, 0, commit_lsn, end_lsn, time)
+        case StreamAbort(xid, subxid):
+            return b"A" + struct.pack("!II", xid, subxid)
 
 
 def _column(column: RelationColumn) -> bytes:
@@ -162,6 +174,13 @@ def _column(column: RelationColumn) -> bytes:
 def data_frame(message: Message, lsn: int = 0) -> bytes:
     """A message as it comes over the wire: an XLogData frame."""
     return b"w" + struct.pack("!QQq", lsn, lsn, COMMIT_TIME_US) + encode(message)
+
+
+def part_frame(message: Message, subxid: int, lsn: int = 0) -> bytes:
+    """A message in a part of a transaction: with the id of its subtransaction after its kind, but for an Origin."""
+    encoded = encode(message)
+    inside = encoded if isinstance(message, Origin) else encoded[:1] + struct.pack("!I", subxid) + encoded[1:]
+    return b"w" + struct.pack("!QQq", lsn, lsn, COMMIT_TIME_US) + inside
 
 
 def keepalive_frame(wal_end: int, *, reply_requested: bool = False) -> bytes:

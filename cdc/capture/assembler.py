@@ -34,6 +34,10 @@ from cdc.protocol.pgoutput import (
     Message,
     Origin,
     Relation,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
     Truncate,
     Type,
     Update,
@@ -359,6 +363,10 @@ class Assembler:
                 return self._message(message)
             case Type() | Origin():
                 pass  # types are read from the catalogue
+            case StreamAbort():
+                pass  # PostgreSQL 18 sends it of a subtransaction without being asked for parts; nothing of it came
+            case StreamStart() | StreamStop() | StreamCommit():
+                raise LockstepError("the stream has a part of a transaction, and whole ones were asked for")
             case Insert() | Update() | Delete():
                 raise AssertionError("rows are handled before")
         return ()

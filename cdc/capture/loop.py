@@ -213,7 +213,7 @@ class CaptureLoop:
         if self._assembler.uncaptured_relations and self._assembler.captures_nothing_of(arrived):
             return True
         frame = bytes(arrived)
-        message = _decoded(frame, lsn)
+        message = message_of(frame, lsn)
         kind = frame[WAL_DATA_OFFSET]
         if kind == _TRUNCATE:
             # As many deletes as the table has rows, in Kafka transactions of bounded size and age.
@@ -295,7 +295,7 @@ class CaptureLoop:
         return any(name not in state.copied for name in self._assembler.tables)
 
 
-def _decoded(frame: bytes, lsn: Lsn) -> Message:
+def message_of(frame: bytes, lsn: Lsn) -> Message:
     """The message of an XLogData frame. Raises MalformedMessage with its place in the WAL."""
     try:
         return decode(frame, WAL_DATA_OFFSET)

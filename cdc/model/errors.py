@@ -11,6 +11,7 @@
      +- Fenced                    another process has taken over; this one must not write any more
      +- Unavailable               a server can't serve now; the same call may succeed later
          +- DataLost              it is back, perhaps without its last writes: begin again from what is sure
+         +- NotInParts            a large transaction can't be had in parts: begin again with whole ones
 
 A bug of ours is an AssertionError. An error is raised or logged, never both. No message holds a row's values.
 """
@@ -80,3 +81,7 @@ class Unavailable(LockstepError):
 class DataLost(Unavailable):
     """A destination has come back, perhaps without its last writes. Repeating the call isn't enough: the caller begins
     again from what is sure to be there."""
+
+
+class NotInParts(Unavailable):
+    """A large transaction can't be had while it runs. The stream is read again, and PostgreSQL keeps it until then."""

@@ -34,9 +34,11 @@ class OpenedStream:
 
 
 def start_stream(
-    pipeline: Pipeline, sql: psycopg.Connection[Any], state: CaptureState, say: Callable[[str], None]
+    pipeline: Pipeline, sql: psycopg.Connection[Any], state: CaptureState, say: Callable[[str], None], *, in_parts: bool
 ) -> OpenedStream:
     """Stream from the state's position; an older reader of the slot, which is fenced by now, is ended first.
+
+    ``in_parts`` has large transactions sent while they run.
 
     Raises PositionMismatch when the slot was moved beyond the state, LockstepError when PostgreSQL refuses and
     Unavailable when it can't be reached.
@@ -56,6 +58,7 @@ def start_stream(
                 publication=state.publication,
                 at=Lsn(state.resume_lsn),
                 only_local=only_local,
+                in_parts=in_parts,
             )
         except LockstepError as error:
             stream.close()

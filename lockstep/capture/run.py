@@ -21,7 +21,7 @@ from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, table_topic_plan
 from cdc.kafka.topic_names import STATE, control_topic, is_outbox_topic, shared_outbox_topic
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, NotInParts, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
@@ -84,6 +84,7 @@ def capture(
     ownership = Ownership(uuid.uuid4().hex)
     repairs = RepairRequests(pipeline.slot, observer.say)
     guard = SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say)
+    in_parts = pipeline.capture.spool_transactions
     while not stopping():
         started = time.monotonic()
         try:
@@ -98,6 +99,7 @@ def capture(
                         ownership=ownership,
                         repairs=repairs,
                         guard=guard,
+                        in_parts=in_parts,
                     )
                 ) as session:
                     session.run()
@@ -109,6 +111,7 @@ def capture(
             error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if not isinstance(error, Unavailable):
                 raise error from raised
+            in_parts = in_parts and not isinstance(error, NotInParts)
             wait_s = 0.5 if time.monotonic() - started > _RETRY_MAX_S else min(wait_s * 2, _RETRY_MAX_S)
             observer.say(f"{error.message}; starting over from the committed state in {wait_s:.1f} s")
             _sleep(wait_s, stopping)
@@ -134,9 +137,11 @@ class _Session:
         ownership: Ownership,
         repairs: RepairRequests,
         guard: SlotGuard,
+        in_parts: bool,
     ) -> None:
         self._repairs = repairs
         self._guard = guard
+        self._in_parts = in_parts
         self._ownership = ownership
         self._pipeline = pipeline
         self._stopping = stopping
@@ -280,6 +285,7 @@ class _Session:
             stopping=self._stopping,
             closing=self._closing,
             wrap_stream=self._wrap_stream,
+            in_parts=self._in_parts,
         ).open(state)
         self._guard.slot_is_ours()
         copies = StreamCopies(

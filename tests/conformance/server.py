@@ -17,15 +17,21 @@ _SETTINGS = {
     # The smallest there is: transactions of a few hundred rows are decoded from disk.
     "logical_decoding_work_mem": "64kB",
 }
+_EACH_CHANGE = {"debug_logical_replication_streaming": "immediate"}
+_EACH_CHANGE_SINCE = 16
 _READY_S = 60.0
 _GRACE_S = 20.0
 
 
 @contextmanager
-def source_server(major: int, directory: Path) -> Iterator[str]:
-    """Start it with an empty cluster; the connection string is that of its superuser."""
+def source_server(major: int, directory: Path, *, in_parts: bool = False) -> Iterator[str]:
+    """Start it with an empty cluster; the connection string is that of its superuser.
+
+    ``in_parts``: whoever asks for parts of large transactions gets each change as one, where the server can do that.
+    """
+    settings = _SETTINGS | (_EACH_CHANGE if in_parts and major >= _EACH_CHANGE_SINCE else {})
     server = Postgres(
-        f"source{major}", database="app", settings=_SETTINGS, passfiles=directory, durable=False, major=major
+        f"source{major}", database="app", settings=settings, passfiles=directory, durable=False, major=major
     )
     ports = server.ports({}, ())
     process, tail = processes.spawn(server.prepare(ports, directory))

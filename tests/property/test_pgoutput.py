@@ -22,6 +22,10 @@ from cdc.protocol.pgoutput import (
     Origin,
     Relation,
     RelationColumn,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    StreamStop,
     Truncate,
     Type,
     Update,
@@ -52,6 +56,10 @@ messages = st.one_of(
     st.builds(Delete, ids, old_images),
     st.builds(Truncate, st.lists(ids, max_size=4).map(tuple), cascade=st.booleans(), restart_identity=st.booleans()),
     st.builds(LogicalMessage, st.booleans(), lsns, texts, st.binary(max_size=20)),
+    st.builds(StreamStart, ids, st.booleans()),
+    st.builds(StreamStop),
+    st.builds(StreamCommit, ids, lsns, lsns, times),
+    st.builds(StreamAbort, ids, ids),
 )
 
 recorded = st.sampled_from([path.read_bytes() for path in sorted(CORPUS.glob("*.bin"))])
@@ -78,7 +86,7 @@ def test_a_message_with_more_after_it_is_malformed(message: Message, more: bytes
 
 @given(
     st.binary(max_size=80)
-    | st.tuples(st.sampled_from(b"BCORYIUDTM"), st.binary(max_size=80)).map(lambda m: bytes([m[0]]) + m[1])
+    | st.tuples(st.sampled_from(b"BCORYIUDTMSEcA"), st.binary(max_size=80)).map(lambda m: bytes([m[0]]) + m[1])
 )
 def test_random_bytes_are_a_message_or_malformed(content: bytes) -> None:
     with suppress(MalformedMessage):
