@@ -8,6 +8,7 @@ nothing of Spark's.
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from operator import methodcaller
 from typing import Any, Final
 
@@ -76,6 +77,21 @@ def ranges(starts: Offsets, ends: Offsets) -> list[Range]:
     """What lies between two positions in the log. A partition without a start is read from its beginning."""
     all_ranges = (Range(*at, starts.get(at), end) for at, end in ends.items())
     return [wanted_range for wanted_range in all_ranges if wanted_range.end > (wanted_range.start or 0)]
+
+
+def spread(wanted_ranges: Sequence[Range], *, tasks_max: int) -> list[list[Range]]:
+    """Which ranges each task reads, of not more tasks than that: about as many offsets each, and at least one range."""
+    tasks: list[list[Range]] = [[] for _ in range(min(len(wanted_ranges), tasks_max))]
+    loads = [(0, number) for number in range(len(tasks))]
+    for wanted_range in sorted(wanted_ranges, key=_offsets, reverse=True):
+        load, number = loads[0]
+        tasks[number].append(wanted_range)
+        heapreplace(loads, (load + _offsets(wanted_range), number))
+    return tasks
+
+
+def _offsets(wanted_range: Range) -> int:
+    return wanted_range.end - (wanted_range.start or 0)
 
 
 def dump_ranges(wanted_ranges: Sequence[Range]) -> str:

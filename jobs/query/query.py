@@ -4,12 +4,12 @@
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
-from typing import Any
+from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -20,7 +20,7 @@ from cdc.kafka.control_topics import ProgressReader
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
-from jobs.executor.log_reader import Range, ranges
+from jobs.executor.log_reader import Range, ranges, spread
 from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_arrow
 from jobs.executor.task_input import Task
 from jobs.generations.batch_gate import BatchGate
@@ -44,6 +44,13 @@ from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, Waterm
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.source import range_frame, read_topics
+
+_TASKS_MAX: Final = 32
+_TASKS_MAX_PER_CORE: Final = 4
+"""A batch has no more tasks than the greater of both, however many partitions it reads: each costs milliseconds."""
+
+_TOPICS_MAX: Final = 64
+"""Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
 
 
 class _Stopping(Exception):
@@ -98,7 +105,9 @@ class SinkQuery:
         )
         self._rejections = self._dead_letters.read(task.tables)
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
-        self._write = self._writer()
+        # What tasks run, and the topics that it was made for. It is made anew only where it has to be.
+        self._write: tuple[frozenset[str], ArrowMap] | None = None
+        self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
         self._state = QueryState()
         self._gate = BatchGate()
         self._opened = self._plan.opened()  # for a thread of its own
@@ -146,13 +155,22 @@ class SinkQuery:
         if backfill(self._gate):
             self._keeper.release_watermark()
 
-    def _writer(self) -> ArrowMap:
+    def _writer(self, topics: Collection[str]) -> ArrowMap:
+        """What tasks run for a batch with records of these topics."""
+        if self._task.versions:
+            self._write = None  # it says since when versions may have been compacted
+        known = self._write
+        if known is not None and known[0].issuperset(topics):
+            return known[1]
+        told = told_topics(topics, frozenset() if known is None else known[0], self._task.tables)
         task = replace(
             self._task,
             rejected_before=dict(self._rejections),
             complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
         )
-        return ArrowMap(partial(deliver, task), RESULT_SCHEMA)
+        writer = ArrowMap(partial(deliver, task.only(told)), RESULT_SCHEMA)
+        self._write = told, writer
+        return writer
 
     def _start(self) -> StreamingQuery:
         settings = self._plan.spark
@@ -221,7 +239,9 @@ class SinkQuery:
         wanted_ranges = ranges(self._starts(batch_id), ends)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
         is_small = sum(part.end - (part.start or 0) for part in wanted_ranges) <= self._plan.spark.small_batch_rows
-        result = self._deliver(self._records(frame, wanted_ranges, one_task=is_small))
+        tasks_max = 1 if is_small else self._tasks_max
+        topics = {part.topic for part in wanted_ranges}
+        result = self._deliver(self._records(frame, wanted_ranges, tasks_max=tasks_max), topics)
         self._keep_rejections(result)
         progress = self._keeper.batch_applied(ends, rejected=len(result.rejected))
         self._previous_ends = (batch_id, ends)
@@ -249,14 +269,14 @@ class SinkQuery:
             return self._checkpoint.end_offsets(batch_id - 1)
         return dict(self._start_position.offsets or {})
 
-    def _records(self, frame: DataFrame, wanted_ranges: Sequence[Range], *, one_task: bool) -> DataFrame:
+    def _records(self, frame: DataFrame, wanted_ranges: Sequence[Range], *, tasks_max: int) -> DataFrame:
         """The batch's records, or the ranges of the log that tasks read; each partition belongs to one task."""
         if self._task.client is not None:
             self._compile(frame, whether=False)
-            return range_frame(frame.sparkSession, wanted_ranges, one_task=one_task)
-        self._compile(frame, whether=not one_task)
+            return range_frame(frame.sparkSession, spread(wanted_ranges, tasks_max=tasks_max))
+        self._compile(frame, whether=tasks_max > 1)
         # coalesce keeps each partition's records together and in order.
-        return frame.coalesce(1) if one_task else frame
+        return frame.coalesce(tasks_max)
 
     def _compile(self, frame: DataFrame, *, whether: bool) -> None:
         """Whether expressions become Java classes: generating these for each task takes longer than a few rows."""
@@ -264,13 +284,11 @@ class SinkQuery:
             frame.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if whether else "NO_CODEGEN")
             self._compiles = whether
 
-    def _deliver(self, records: DataFrame) -> Result:
-        """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
+    def _deliver(self, records: DataFrame, topics: Collection[str]) -> Result:
+        """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
         backoff = Backoff()
         while True:
-            if self._task.versions:
-                self._write = self._writer()  # it says since when versions may have been compacted
-            work = self._write(records)
+            work = self._writer(topics)(records)
             result = from_arrow(work.toArrow())
             errors = [failure.error() for failure in result.failures]
             # What needs somebody comes before what ends by itself.
@@ -296,7 +314,7 @@ class SinkQuery:
             rejected_at_ms=_now_ms(),
             max_open=self._plan.settings.max_open_rejections,
         )
-        self._write = self._writer()
+        self._write = None  # it says what was rejected
 
     def _read_progress(self) -> None:
         progress = self._keeper.learn(self._progress_reader.new_records())
@@ -318,6 +336,18 @@ class SinkQuery:
         error = query.exception()
         if error is not None:
             raise spark_error(self._task.sink, str(error))
+
+
+def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:
+    """The topics that tasks are told of for a batch with these ``topics``, out of all ``known`` ones. Pure.
+
+    All, where there are few. Else also those of the batches ``before``, as long as these are few: the next batch then
+    probably needs no other.
+    """
+    for wider in (frozenset(known), before.union(topics)):
+        if len(wider) <= _TOPICS_MAX:
+            return wider
+    return frozenset(topics)
 
 
 def _now_ms() -> int:
