@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import bootstrap, debezium, drain, latency, machine, replay, report, visible
+from bench import bootstrap, debezium, drain, latency, machine, many, replay, report, visible
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
 from bench.sizes import FULL, QUICK, Sizes
@@ -35,6 +35,7 @@ PHASES: Mapping[str, Phase] = {
     "sinks": visible.measure,
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,
+    "many": many.measure,
 }
 
 
@@ -62,6 +63,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--probes", type=int, help="probes of each sink")
     parser.add_argument("--keys", type=int, help="keys of the log that sinks are built from, with two events each")
     parser.add_argument("--events", type=int, help="events of each backlog that is replayed to sinks")
+    parser.add_argument("--tables", type=int, help="tables of the pipeline of many")
     options = parser.parse_args(words)
     options.only = [name for name in options.only.split(",") if name]
     unknown = [name for name in options.only if name not in PHASES]
@@ -86,6 +88,8 @@ def chosen_sizes(options: argparse.Namespace) -> Sizes:
         sizes = replace(sizes, sink_probes=options.probes)
     if options.keys is not None:
         sizes = replace(sizes, bootstrap_keys=options.keys)
+    if options.tables is not None:
+        sizes = replace(sizes, many_tables=options.tables)
     if options.events is not None:
         portion = replay.UPDATES * replay.TRANSACTION_ROWS
         sizes = replace(sizes, replay_events=max(1, options.events // portion) * portion)

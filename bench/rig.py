@@ -113,6 +113,15 @@ class Rig:
             shutil.rmtree(self._work, ignore_errors=True)
 
     @property
+    def directory(self) -> Path:
+        """For temporary files, which go with it."""
+        return self._work
+
+    @property
+    def endpoints(self) -> Endpoints:
+        return self._stack.endpoints()
+
+    @property
     def server_pids(self) -> dict[str, int]:
         return {status.name: status.pid for status in self._stack.status() if status.pid is not None}
 

@@ -22,6 +22,9 @@ class Sizes:
     """Each has two events in the log."""
     replay_events: int
     """Of each backlog; tens of thousands."""
+    many_tables: int
+    many_batches: int
+    many_idle_s: float
 
 
 FULL = Sizes(
@@ -36,6 +39,9 @@ FULL = Sizes(
     sink_warm_s=30.0,
     bootstrap_keys=1_000_000,
     replay_events=500_000,
+    many_tables=2_000,
+    many_batches=30,
+    many_idle_s=30.0,
 )
 
 QUICK = Sizes(
@@ -50,4 +56,7 @@ QUICK = Sizes(
     sink_warm_s=10.0,
     bootstrap_keys=50_000,
     replay_events=30_000,
+    many_tables=200,
+    many_batches=10,
+    many_idle_s=10.0,
 )

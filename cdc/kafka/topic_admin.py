@@ -18,6 +18,9 @@ _REQUEST_TIMEOUT_S = 15.0
 _FIRST_ATTEMPT_S = 2.0
 """How long the first client is waited for, and each one after it twice as long: it may be waiting for a dead broker."""
 
+_CONFIGS_AT_ONCE = 100
+"""Topics that one request asks for their settings: an answer has dozens for each, and thousands take brokers long."""
+
 _CLIENT = {
     # A client that connects to a broker only when it has a request for it does so without a pause while the broker is
     # dead: a few of them keep all cores busy, and the connections to the other brokers late.
@@ -202,7 +205,7 @@ class TopicAdmin:
             for plan in existing_plans
             if existing[plan.name] != plan.partitions
         ]
-        configs = self._configs([plan.name for plan in existing_plans])
+        configs = self.configs([plan.name for plan in existing_plans])
         for plan in existing_plans:
             actual = configs[plan.name]
             sentences += [
@@ -211,10 +214,6 @@ class TopicAdmin:
                 if actual.get(name) != value
             ]
         return sentences
-
-    def config(self, topic: str) -> dict[str, str]:
-        """A topic's settings, defaults included."""
-        return self._configs([topic])[topic]
 
     def loses_commit_markers(self) -> bool:
         """Whether the brokers are of a version that can lose a committed transaction (``COMMIT_MARKER_LOSS``).
@@ -230,15 +229,16 @@ class TopicAdmin:
         futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
         return any(_SINCE_4_1 in self._result(future) for future in futures.values())
 
-    def _configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-        if not topics:
-            return {}
-        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in topics]
-        futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
-        return {
-            resource.name: {name: entry.value for name, entry in self._result(future).items()}
-            for resource, future in futures.items()
-        }
+    def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """The settings of each of these topics, defaults included."""
+        configs: dict[str, dict[str, str]] = {}
+        for start in range(0, len(topics), _CONFIGS_AT_ONCE):
+            portion = topics[start : start + _CONFIGS_AT_ONCE]
+            resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in portion]
+            futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
+            for resource, future in futures.items():
+                configs[resource.name] = {name: entry.value for name, entry in self._result(future).items()}
+        return configs
 
     def create(self, plans: Sequence[TopicPlan]) -> None:
         """Create topics and wait until the brokers know them. One that exists by now is left as it is.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from heapq import heapreplace
 from operator import methodcaller
 from typing import Any, Final
 
@@ -89,6 +90,21 @@ def open_ranges(starts: Offsets, ends: Offsets) -> list[Range]:
     """The same for one who goes on behind them: all partitions, also those without anything in between."""
     all_ranges = (Range(*at, starts.get(at), end) for at, end in ends.items())
     return [replace(part, end=max(part.end, part.start or 0)) for part in all_ranges]
+
+
+def spread(wanted_ranges: Sequence[Range], *, tasks_max: int) -> list[list[Range]]:
+    """Which ranges each task reads, of not more tasks than that: about as many offsets each, and at least one range."""
+    tasks: list[list[Range]] = [[] for _ in range(min(len(wanted_ranges), tasks_max))]
+    loads = [(0, number) for number in range(len(tasks))]
+    for wanted_range in sorted(wanted_ranges, key=_offsets, reverse=True):
+        load, number = loads[0]
+        tasks[number].append(wanted_range)
+        heapreplace(loads, (load + _offsets(wanted_range), number))
+    return tasks
+
+
+def _offsets(wanted_range: Range) -> int:
+    return wanted_range.end - (wanted_range.start or 0)
 
 
 def dump_ranges(wanted_ranges: Sequence[Range]) -> str:

@@ -1,7 +1,7 @@
 """What every task of a batch is told by the driver."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cdc.model.table import Column, Table, TableName
 from jobs.executor.log_reader import Client
@@ -47,3 +47,17 @@ class Task:
     client: Client | None = field(default=None, repr=False)
     """How the task reads its records from the log by itself. None: Spark has read them. Holds the password."""
     open: OpenSink = open_sink
+
+    def only(self, topics: Collection[str]) -> "Task":
+        """The task of a batch that has records of these topics alone."""
+        tables = {topic: table for topic, table in self.tables.items() if topic in topics}
+        names = set(tables.values())
+        return replace(
+            self,
+            tables=tables,
+            shapes={name: shape for name, shape in self.shapes.items() if name in names},
+            rejected_before={at: tag for at, tag in self.rejected_before.items() if at[0] in tables},
+            computed={name: columns for name, columns in self.computed.items() if name in names},
+            versions=[name for name in self.versions if name in names],
+            histories={name: history for name, history in self.histories.items() if name in names},
+        )

@@ -92,7 +92,7 @@ def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> 
     if missing:
         raise _not_yet(plan, f"topic {missing[0]} doesn't exist")
     ids = cluster.topic_ids(topics)
-    configs = {topic: cluster.config(topic) for topic in topics}
+    configs = cluster.configs(topics)
     return {
         topic: TopicFacts(
             ids[topic],

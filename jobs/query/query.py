@@ -4,12 +4,12 @@
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
-from typing import Any
+from typing import Any, Final
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -20,7 +20,7 @@ from cdc.kafka.control_topics import ProgressReader
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
-from jobs.executor.log_reader import open_ranges, ranges
+from jobs.executor.log_reader import Range, open_ranges, ranges, spread
 from jobs.executor.long_batch import Told, deliver_long
 from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_arrow
 from jobs.executor.task_input import Task
@@ -48,6 +48,13 @@ from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.source import range_frame, read_topics
 from sinks.contract import Progress
+
+_TASKS_MAX: Final = 32
+_TASKS_MAX_PER_CORE: Final = 4
+"""A batch has no more tasks than the greater of both, however many partitions it reads: each costs milliseconds."""
+
+_TOPICS_MAX: Final = 64
+"""Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
 
 
 class _Stopping(Exception):
@@ -102,7 +109,9 @@ class SinkQuery:
         )
         self._rejections = self._dead_letters.read(task.tables)
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
-        self._writers: dict[bool, ArrowMap] = {}
+        # What tasks run, by whether the batch is long, and the topics that it was made for. Made anew where it has to be.
+        self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
+        self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
         self._state = QueryState()
         self._gate = BatchGate()
         self._long_batches = self._make_long_batches()
@@ -156,19 +165,25 @@ class SinkQuery:
         if backfill(self._gate):
             self._keeper.release_watermark()
 
-    def _writer(self, *, is_long: bool) -> ArrowMap:
-        if is_long not in self._writers:
-            task = replace(
-                self._task,
-                rejected_before=dict(self._rejections),
-                complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
-            )
-            apply = partial(deliver, task)
-            if is_long:
-                assert self._long_batches is not None
-                apply = partial(deliver_long, task, self._long_batches.batch)
-            self._writers[is_long] = ArrowMap(apply, RESULT_SCHEMA)
-        return self._writers[is_long]
+    def _writer(self, topics: Collection[str], *, is_long: bool) -> ArrowMap:
+        """What tasks run for a batch with records of these topics."""
+        if self._task.versions:
+            self._writers.clear()  # it says since when versions may have been compacted
+        known = self._writers.get(is_long)
+        if known is not None and known[0].issuperset(topics):
+            return known[1]
+        told = told_topics(topics, frozenset() if known is None else known[0], self._task.tables)
+        task = replace(
+            self._task,
+            rejected_before=dict(self._rejections),
+            complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
+        ).only(told)
+        apply = partial(deliver, task)
+        if is_long:
+            assert self._long_batches is not None
+            apply = partial(deliver_long, task, self._long_batches.batch)
+        self._writers[is_long] = told, ArrowMap(apply, RESULT_SCHEMA)
+        return self._writers[is_long][1]
 
     def _make_long_batches(self) -> LongBatches | None:
         """Where the task reads the log itself, from one end of the driver's to its other, and may go on for long."""
@@ -244,17 +259,18 @@ class SinkQuery:
         self._batch_id, self._part_began = batch_id, time.monotonic()
         ends, starts = self._checkpoint.end_offsets(batch_id), self._starts(batch_id)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
-        rows_at_most = sum(part.end - (part.start or 0) for part in ranges(starts, ends))
+        wanted_ranges = ranges(starts, ends)
+        rows_at_most = sum(part.end - (part.start or 0) for part in wanted_ranges)
         is_small = rows_at_most <= self._plan.spark.small_batch_rows
         if is_small and self._takes_slot():
             try:
-                result = self._deliver(
-                    range_frame(frame.sparkSession, open_ranges(starts, ends), one_task=True), is_long=True
-                )
+                records = range_frame(frame.sparkSession, [open_ranges(starts, ends)])
+                result = self._deliver(records, {topic for topic, _ in ends}, is_long=True)
             finally:
                 SLOTS.give_back()
         else:
-            result = self._deliver(self._records(frame, starts, ends, one_task=is_small), is_long=False)
+            records = self._records(frame, wanted_ranges, tasks_max=1 if is_small else self._tasks_max)
+            result = self._deliver(records, {part.topic for part in wanted_ranges}, is_long=False)
         self._keep_rejections(result)
         # Spark's next batch begins where it has planned the end of this one; ours begins where a long one has got to.
         reached = {at: max(end, starts.get(at, 0), result.next_offsets.get(at, 0)) for at, end in ends.items()}
@@ -310,14 +326,14 @@ class SinkQuery:
             return self._checkpoint.end_offsets(batch_id - 1)
         return dict(self._start_position.offsets or {})
 
-    def _records(self, frame: DataFrame, starts: Offsets, ends: Offsets, *, one_task: bool) -> DataFrame:
+    def _records(self, frame: DataFrame, wanted_ranges: Sequence[Range], *, tasks_max: int) -> DataFrame:
         """The batch's records, or the ranges of the log that tasks read; each partition belongs to one task."""
         if self._task.client is not None:
             self._compile(frame, whether=False)
-            return range_frame(frame.sparkSession, ranges(starts, ends), one_task=one_task)
-        self._compile(frame, whether=not one_task)
+            return range_frame(frame.sparkSession, spread(wanted_ranges, tasks_max=tasks_max))
+        self._compile(frame, whether=tasks_max > 1)
         # coalesce keeps each partition's records together and in order.
-        return frame.coalesce(1) if one_task else frame
+        return frame.coalesce(tasks_max)
 
     def _compile(self, frame: DataFrame, *, whether: bool) -> None:
         """Whether expressions become Java classes: generating these for each task takes longer than a few rows."""
@@ -325,13 +341,11 @@ class SinkQuery:
             frame.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if whether else "NO_CODEGEN")
             self._compiles = whether
 
-    def _deliver(self, records: DataFrame, *, is_long: bool) -> Result:
-        """Apply the batch's records: one pass over them. Waits while the destination doesn't answer."""
+    def _deliver(self, records: DataFrame, topics: Collection[str], *, is_long: bool) -> Result:
+        """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
         backoff = Backoff()
         while True:
-            if self._task.versions:
-                self._writers.clear()  # it says since when versions may have been compacted
-            work = self._writer(is_long=is_long)(records)
+            work = self._writer(topics, is_long=is_long)(records)
             result = from_arrow(work.toArrow())
             errors = [failure.error() for failure in result.failures]
             # What needs somebody comes before what ends by itself.
@@ -357,7 +371,7 @@ class SinkQuery:
             rejected_at_ms=_now_ms(),
             max_open=self._plan.settings.max_open_rejections,
         )
-        self._writers.clear()
+        self._writers.clear()  # they say what was rejected
 
     def _read_progress(self) -> None:
         progress = self._keeper.learn(self._progress_reader.new_records())
@@ -379,6 +393,18 @@ class SinkQuery:
         error = query.exception()
         if error is not None:
             raise spark_error(self._task.sink, str(error))
+
+
+def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:
+    """The topics that tasks are told of for a batch with these ``topics``, out of all ``known`` ones. Pure.
+
+    All, where there are few. Else also those of the batches ``before``, as long as these are few: the next batch then
+    probably needs no other.
+    """
+    for wider in (frozenset(known), before.union(topics)):
+        if len(wider) <= _TOPICS_MAX:
+            return wider
+    return frozenset(topics)
 
 
 def _now_ms() -> int:

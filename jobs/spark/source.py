@@ -81,12 +81,11 @@ def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
     )
 
 
-def range_frame(spark: SparkSession, wanted_ranges: Sequence[Range], *, one_task: bool) -> DataFrame:
-    """A frame that tells its tasks what to read: a range each, or one task all. See ``jobs.executor.log_reader``."""
-    tasks = [wanted_ranges] if one_task or not wanted_ranges else [[wanted_range] for wanted_range in wanted_ranges]
-    texts = f.array(*(f.lit(dump_ranges(task)) for task in tasks))
+def range_frame(spark: SparkSession, tasks: Sequence[Sequence[Range]]) -> DataFrame:
+    """A frame that tells its tasks what to read, ranges of the log each. See ``jobs.executor.log_reader``."""
+    texts = f.array(*(f.lit(dump_ranges(task)) for task in tasks or [()]))
     ranges = f.element_at(texts, f.col("id").cast("int") + 1).alias("ranges")
-    return spark.range(0, len(tasks), 1, len(tasks)).select(ranges)
+    return spark.range(0, max(1, len(tasks)), 1, max(1, len(tasks))).select(ranges)
 
 
 _PEM: Final = {

@@ -25,9 +25,7 @@ def warm_up(spark: SparkSession) -> None:
 def _run(spark: SparkSession) -> None:
     with suppress(Exception):  # what is wrong, the first batch tells; and the session may be stopped meanwhile
         tasks = spark.sparkContext.defaultParallelism
-        ArrowMap(_read, "rows long")(
-            range_frame(spark, [Range("", n, None, 0) for n in range(tasks)], one_task=False)
-        ).toArrow()
+        ArrowMap(_read, "rows long")(range_frame(spark, [[Range("", n, None, 0)] for n in range(tasks)])).toArrow()
 
 
 def _read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -33,7 +33,8 @@ def check_histories(config: Config) -> list[Finding]:
     findings = []
     for name, tables in kept_tables.items():
         topics = {config.topics()[table] for table in tables}
-        lags = [int(cluster.config(topic)["min.compaction.lag.ms"]) for topic in sorted(topics & existing.keys())]
+        configs = cluster.configs(sorted(topics & existing.keys()))
+        lags = [int(config["min.compaction.lag.ms"]) for config in configs.values()]
         if topics - existing.keys():
             lags.append(config.kafka.topics.min_compaction_lag_ms)
         if lags and min(lags) == 0:

@@ -1,6 +1,6 @@
 """The bookkeeping tables in a SQL warehouse, schema ``lockstep``: writers, tables and progress of one generation."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cdc.model.errors import Fenced, LockstepError
@@ -136,11 +136,18 @@ class WarehouseBookkeeping:
 
     # Tables
 
-    def tables(self) -> dict[TableName, HeldTable]:
-        rows: Iterable[Any] = self._execute(
+    def tables(self, names: Collection[TableName] | None = None) -> dict[TableName, HeldTable]:
+        """All tables of the generation, or those of these that it has."""
+        query = (
             "select source_schema, source_table, shape from lockstep.prepared_table "
             "where view_schema = :view_schema and generation = :generation"
         )
+        rows: list[Any] = []
+        if names is None:
+            rows = list(self._execute(query))
+        for name in names or ():
+            query_of_one = f"{query} and source_schema = :source_schema and source_table = :source_table"
+            rows += self._execute(query_of_one, source_schema=name.schema, source_table=name.name)
         return {TableName(row[0], row[1]): HeldTable.from_json(row[2]) for row in rows}
 
     def relations(self) -> dict[str, str]:
@@ -156,15 +163,19 @@ class WarehouseBookkeeping:
             relations |= relations_of(name, chosen or warehouse_name(name), has_history=has_history)
         return relations
 
-    def save_table(self, table: HeldTable) -> None:
-        name = table.shape.table.name
-        self._execute(
+    def save_tables(self, tables: Collection[HeldTable]) -> None:
+        self._connection.execute_each(
             "insert into lockstep.prepared_table (view_schema, generation, source_schema, source_table, shape) "
             "values (:view_schema, :generation, :source_schema, :source_table, :shape) "
             "on conflict (view_schema, generation, source_schema, source_table) do update set shape = excluded.shape",
-            source_schema=name.schema,
-            source_table=name.name,
-            shape=table.to_json(),
+            [
+                {
+                    "source_schema": held.shape.table.name.schema,
+                    "source_table": held.shape.table.name.name,
+                    "shape": held.to_json(),
+                }
+                for held in tables
+            ],
         )
 
     def forget_table(self, name: TableName) -> None:
@@ -223,16 +234,17 @@ class WarehouseBookkeeping:
         return bool(held)
 
     def save_offsets(self, next_offsets: Mapping[TopicPartition, int]) -> None:
-        for (topic, partition), next_offset in sorted(next_offsets.items()):
-            self._execute(
-                "insert into lockstep.applied_offset as known (view_schema, generation, topic, partition, next_offset) "
-                "values (:view_schema, :generation, :topic, :partition, :next_offset) "
-                "on conflict (view_schema, generation, topic, partition) do update "
-                "set next_offset = greatest(known.next_offset, excluded.next_offset), applied_at = now()",
-                topic=topic,
-                partition=partition,
-                next_offset=next_offset,
-            )
+        # In one order, so that two tasks can't wait for each other.
+        self._connection.execute_each(
+            "insert into lockstep.applied_offset as known (view_schema, generation, topic, partition, next_offset) "
+            "values (:view_schema, :generation, :topic, :partition, :next_offset) "
+            "on conflict (view_schema, generation, topic, partition) do update "
+            "set next_offset = greatest(known.next_offset, excluded.next_offset), applied_at = now()",
+            [
+                {"topic": topic, "partition": partition, "next_offset": next_offset}
+                for (topic, partition), next_offset in sorted(next_offsets.items())
+            ],
+        )
 
     def load_offsets(self) -> dict[TopicPartition, int]:
         """The next offsets that were stored with the rows."""

@@ -42,8 +42,16 @@ class Connection(Protocol):
         """A statement on the bookkeeping, with ``:view_schema`` and ``:generation`` bound."""
         ...
 
+    def execute_each(self, query: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """The same statement for each of these values, without an answer to wait for after each."""
+        ...
+
     def run(self, statement: str) -> "CursorResult[Any]":
         """A statement with identifiers of the source in it, in which no character is a placeholder."""
+        ...
+
+    def run_all(self, statements: Sequence[str]) -> None:
+        """The same of many statements, without an answer to wait for after each."""
         ...
 
     def locking(self, words: str) -> str:
@@ -119,8 +127,8 @@ class Dialect(Protocol):
         """Raise LockstepError for tables and columns that can't have their names here."""
         ...
 
-    def create(self, held: "HeldTable") -> None:
-        """Make a table. Does nothing when it is there."""
+    def create(self, tables: "Collection[HeldTable]") -> None:
+        """Make these tables. Does nothing for one that is there."""
         ...
 
     def create_history(self, held: "HeldTable") -> None:

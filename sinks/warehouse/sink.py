@@ -69,12 +69,14 @@ class WarehouseSink:
             if live == self._generation and changed:
                 # As readers do it: the view before its table. The other way round one could wait for the other.
                 self._tables.views.hold(relations_of_all(changed))
+            self._tables.create([held for name, held in wanted.items() if name not in known])
             for held in changed:
                 name = held.shape.table.name
                 before = known.get(name)
-                self._tables.build(held, before, added.get(name, {}))
-                if live == self._generation and before is not None:
-                    self._tables.views.rename_columns(before.relations, before.shape.steps_to(held.shape).renamed)
+                if before is not None:
+                    self._tables.alter(held, before, added.get(name, {}))
+                    if live == self._generation:
+                        self._tables.views.rename_columns(before.relations, before.shape.steps_to(held.shape).renamed)
                 if is_bulk:
                     self._dialect.drop_key(held)
             if live is None and go_live and not is_bulk:
@@ -179,7 +181,7 @@ class WarehouseSink:
         try:
             with self._connection.transaction():
                 self._bookkeeping.require()
-                tables = self._bookkeeping.tables()
+                tables = self._bookkeeping.tables(names)
                 self._dialect.look_at([_prepared(tables, name) for name in names])
         except BaseException:
             self._dialect.forget()  # what was made is gone with the transaction

@@ -81,22 +81,29 @@ class WarehouseTables:
         """Drop this generation's schema with all of its tables."""
         self.connection.run(f"drop schema if exists {quote_identifier(self._schema)} cascade")
 
-    def build(self, held: HeldTable, before: HeldTable | None, added: Mapping[str, JsonValue]) -> None:
-        """Make a table, or the columns that it lacks.
+    def create(self, tables: Collection[HeldTable]) -> None:
+        """Make tables that this generation doesn't have yet."""
+        self.dialect.create(tables)
+        for held in tables:
+            if held.has_history:
+                self._create_history(held)
+        self.bookkeeping.save_tables(tables)
+
+    def alter(self, held: HeldTable, before: HeldTable, added: Mapping[str, JsonValue]) -> None:
+        """Make the columns that a table lacks, and its history where that is new.
 
         Those of ``added`` have these values in the rows that are there.
         """
-        if before is None:
-            self.dialect.create(held)
-        else:
-            self.dialect.alter(held.name, before, held, added)
-        if held.has_history:
-            if before is not None and before.has_history:
-                self.dialect.alter(held.name + HISTORY_SUFFIX, before, held, added)
-            else:
-                self.dialect.create_history(held)
-                self.histories.begin(held.shape.table.name, held.name + HISTORY_SUFFIX)
-        self.bookkeeping.save_table(held)
+        self.dialect.alter(held.name, before, held, added)
+        if before.has_history:
+            self.dialect.alter(held.name + HISTORY_SUFFIX, before, held, added)
+        elif held.has_history:
+            self._create_history(held)
+        self.bookkeeping.save_tables([held])
+
+    def _create_history(self, held: HeldTable) -> None:
+        self.dialect.create_history(held)
+        self.histories.begin(held.shape.table.name, held.name + HISTORY_SUFFIX)
 
     def remove(self, held: HeldTable) -> None:
         """Remove a table and its history, and forget both."""

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, event, make_url, text
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import Column, Table, TableName
@@ -67,6 +67,41 @@ def test_a_new_column_keeps_the_views_grants(warehouse: Any, sink: WarehouseSink
 
 
 OTHER = table(name=TableName("public", "other"))
+
+
+def _questions(tables: WarehouseTables) -> Iterator[list[str]]:
+    """The statements that are sent to the server from now on; a pipeline counts as one."""
+    connection: Any = tables.connection
+    with connection.transaction():
+        engine = connection._engine
+    asked: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda _c, _u, statement, *_: asked.append(statement))
+    yield asked
+
+
+def test_many_tables_are_prepared_in_few_questions(settings: WarehouseSettings, warehouse: Any, name: str) -> None:
+    many = [table(name=TableName("public", f"t{number}")) for number in range(250)]
+    tables = WarehouseTables(name, settings, 1)
+    asked = next(_questions(tables))
+    with closing(WarehouseSink(tables)) as sink:
+        sink.prepare(many)
+        assert len(asked) < 40
+        asked.clear()
+        sink.apply(batch(*(upsert({"id": 1, "note": "a"}, 1, of=one) for one in many[:2])))
+        assert len([statement for statement in asked if "prepared_table" in statement]) == 2
+    rows = warehouse.execute(f"select * from {name}.t0 union all select * from {name}.t249").fetchall()
+    assert rows == [(1, "a")]
+
+
+def test_offsets_of_many_partitions_are_stored_in_one_question(
+    settings: WarehouseSettings, warehouse: Any, sink: WarehouseSink, name: str
+) -> None:
+    asked = next(_questions(sink._tables))
+    many = {("t", number): number + 1 for number in range(500)}
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), next_offsets=many))
+    assert len([statement for statement in asked if "applied_offset" in statement]) == 1
+    query = "select count(*), sum(next_offset) from lockstep.applied_offset where view_schema = %s"
+    assert warehouse.execute(query, (name,)).fetchone() == (500, 500 * 501 // 2)
 
 
 def test_a_table_on_which_somebody_built_a_view_is_not_removed(warehouse: Any, sink: WarehouseSink, name: str) -> None:

@@ -19,7 +19,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor import log_reader
-from jobs.executor.log_reader import LogReader, Range, open_ranges, ranges, read_log
+from jobs.executor.log_reader import LogReader, Range, open_ranges, ranges, read_log, spread
 from jobs.offsets import Offsets
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import portable_client, range_frame, read_topics
@@ -107,7 +107,7 @@ def through_spark(spark: SparkSession, log: Log, topics: Sequence[str], director
 
 
 def through_tasks(
-    spark: SparkSession, log: Log, wanted: Sequence[Range], *, one_task: bool
+    spark: SparkSession, log: Log, wanted: Sequence[Range], *, tasks_max: int
 ) -> tuple[list[dict[str, Any]], int]:
     """What a job without expressions gets to see, and in how many tasks."""
     client = portable_client(log.kafka)
@@ -115,7 +115,7 @@ def through_tasks(
     def see(tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return read_log(client, tasks)
 
-    frame = range_frame(spark, wanted, one_task=one_task)
+    frame = range_frame(spark, spread(wanted, tasks_max=tasks_max))
     return rows(ArrowMap(see, SCHEMA)(frame).toArrow().to_batches()), frame.rdd.getNumPartitions()
 
 
@@ -146,9 +146,10 @@ def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log, tmp_path: Pa
     assert [row["tombstone_tag"] for row in expected if row["value"] is None] == [
         b"tag of " + row["key"] for row in expected if row["value"] is None
     ]
-    assert through_tasks(spark, log, wanted, one_task=False) == (expected, 4)
-    assert through_tasks(spark, log, wanted, one_task=True) == (expected, 1)
-    assert through_tasks(spark, log, [], one_task=False) == ([], 1)
+    assert through_tasks(spark, log, wanted, tasks_max=100) == (expected, 4)
+    assert through_tasks(spark, log, wanted, tasks_max=3) == (expected, 3)
+    assert through_tasks(spark, log, wanted, tasks_max=1) == (expected, 1)
+    assert through_tasks(spark, log, [], tasks_max=100) == ([], 1)
 
 
 def test_a_range_has_both_its_ends(log: Log, reader: LogReader) -> None:

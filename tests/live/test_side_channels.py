@@ -194,7 +194,7 @@ def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_b
             "begin; insert into outbox values (1, 'order', '7', 'Created', '{}'); insert into t values (2); commit"
         )
         captured.assert_equal()
-        assert cluster.config(topic)["cleanup.policy"] == "compact"
+        assert cluster.configs([topic])[topic]["cleanup.policy"] == "compact"
         assert [key for key, _, _ in _records(captured, f"{captured.name}.__outbox.order")] == [b"7"]
 
 

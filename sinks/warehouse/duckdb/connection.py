@@ -10,7 +10,7 @@ before and after a file is attached. Where they differ, it is attached again. ``
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -89,8 +89,16 @@ class DuckDbConnection:
 
         return self.connected.execute(text(query), {**self._bound, **values})
 
+    def execute_each(self, query: str, rows: Sequence[Mapping[str, object]]) -> None:
+        for values in rows:
+            self.execute(query, **values)
+
     def run(self, statement: str) -> "CursorResult[Any]":
         return self.connected.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+    def run_all(self, statements: Sequence[str]) -> None:
+        for statement in statements:
+            self.run(statement)
 
     def locking(self, words: str) -> str:
         """Nothing: a transaction has the whole file to itself."""

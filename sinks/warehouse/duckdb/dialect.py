@@ -130,8 +130,8 @@ class DuckDb:
                         "leave it out of its tables",
                     )
 
-    def create(self, held: HeldTable) -> None:
-        self.connection.run(create_table_sql(self._qualified(held.name), held.shape))
+    def create(self, tables: Collection[HeldTable]) -> None:
+        self.connection.run_all([create_table_sql(self._qualified(held.name), held.shape) for held in tables])
 
     def create_history(self, held: HeldTable) -> None:
         self.connection.run(create_history_sql(self._history(held), held.shape))

@@ -1,6 +1,6 @@
 """One connection to a SQL warehouse: its transactions, its statements, and its errors as ours."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult, Engine
 
 _COPY_LINES: Final = 1000  # per write: few calls, little memory
+_STATEMENTS: Final = 100  # per question: for thousands, the way to the server and back takes longer than they do
 
 # What a role, a database or the server may have, and our sessions can't have.
 _SESSION: Final = (
@@ -83,6 +84,18 @@ class WarehouseConnection:
     def run(self, statement: str) -> "CursorResult[Any]":
         """A statement with identifiers of the source in it, in which no character is a placeholder."""
         return self.connected.exec_driver_sql(statement, execution_options={"no_parameters": True})
+
+    def execute_each(self, query: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """The same statement for each of these values, in a pipeline."""
+        from sqlalchemy import text
+
+        if rows:
+            self.connected.execute(text(query), [{**self._bound, **values} for values in rows])
+
+    def run_all(self, statements: Sequence[str]) -> None:
+        """The same of many statements, a portion of them at a time."""
+        for start in range(0, len(statements), _STATEMENTS):
+            self.run(";\n".join(statements[start : start + _STATEMENTS]))
 
     def locking(self, words: str) -> str:
         return words

@@ -94,8 +94,16 @@ class WarehouseViews:
         self._hold([*gone, *(held[relation] for relation in made if relation in held)])
         for view in gone:
             self._connection.run(f"drop view {view.name}")
-        for relation, definition in sorted(made.items()):
-            self._make(relation, definition, held.get(relation))
+        self._connection.run_all(
+            [
+                f"create or replace view {qualified(self._schema, relation)} as {definition.query}"
+                for relation, definition in sorted(made.items())
+                if relation not in held
+            ]
+        )
+        for relation, view in held.items():
+            if relation in made:
+                self._replace(view, made[relation])
 
     def rename_columns(self, relations: Mapping[str, str], renamed: Mapping[str, str]) -> None:
         """So that the views, with their grants and what others built on them, stay the same ones."""
@@ -157,20 +165,19 @@ class WarehouseViews:
         savepoint.commit()
         return None
 
-    def _make(self, relation: str, definition: ViewDefinition, old: View | None) -> None:
-        view = qualified(self._schema, relation)
-        options = f" with ({', '.join(old.options)})" if old is not None and old.options else ""
+    def _replace(self, old: View, definition: ViewDefinition) -> None:
+        options = f" with ({', '.join(old.options)})" if old.options else ""
         savepoint = self._connection.connected.begin_nested()
         try:
-            self._connection.run(f"create or replace view {view}{options} as {definition.query}")
+            self._connection.run(f"create or replace view {old.name}{options} as {definition.query}")
         except self._connection.driver_errors() as error:
             savepoint.rollback()
             if state_of(error) != INVALID_TABLE_DEFINITION:
                 raise
             # Columns in another order or of another type can't be replaced in place.
-            grants = self._grants(relation, definition.columns)
-            self._connection.run(f"drop view {view}")
-            self._connection.run(f"create view {view}{options} as {definition.query}")
+            grants = self._grants(old.relation, definition.columns)
+            self._connection.run(f"drop view {old.name}")
+            self._connection.run(f"create view {old.name}{options} as {definition.query}")
             for grant in grants:
                 self._connection.run(grant)
         else:

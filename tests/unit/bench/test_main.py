@@ -8,16 +8,32 @@ from bench.sizes import FULL, QUICK
 
 def test_everything_is_measured_in_full_by_default() -> None:
     options = arguments([])
-    assert options.only == ["drain", "latency", "debezium", "sinks", "replay", "bootstrap"]
+    assert options.only == ["drain", "latency", "debezium", "sinks", "replay", "bootstrap", "many"]
     assert chosen_sizes(options) == FULL
 
 
 def test_single_sizes_win_over_the_chosen_set() -> None:
     sizes = chosen_sizes(
-        arguments(["--quick", "--rows", "5500", "--rate", "7", "--seconds", "2", "--probes", "3", "--keys", "9"])
+        arguments(
+            [
+                "--quick",
+                "--rows",
+                "5500",
+                "--rate",
+                "7",
+                "--seconds",
+                "2",
+                "--probes",
+                "3",
+                "--keys",
+                "9",
+                "--tables",
+                "20",
+            ]
+        )
     )
     assert (sizes.drain_rows, sizes.latency_rate, sizes.latency_s, sizes.sink_probes) == (5000, 7, 2.0, 3)
-    assert (sizes.bootstrap_keys, sizes.sink_rate) == (9, QUICK.sink_rate)
+    assert (sizes.bootstrap_keys, sizes.many_tables, sizes.sink_rate) == (9, 20, QUICK.sink_rate)
 
 
 def test_the_events_of_a_backlog_are_whole_transactions_of_hot_keys() -> None:

@@ -125,3 +125,21 @@ def test_a_topic_that_isnt_listed_is_not_one_without_partitions() -> None:
     assert partitions_of(["a", "b"], {"a": 2, "b": 1, "c": 1}) == [("a", 0), ("a", 1), ("b", 0)]
     with pytest.raises(Unavailable, match="topic b, c"):
         partitions_of(["a", "c", "b"], {"a": 2})
+
+
+def test_settings_of_many_topics_are_asked_for_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def describe(resources: list[Any], **_: object) -> dict[Any, Future[Any]]:
+        asked.append(len(resources))
+        futures: dict[Any, Future[Any]] = {resource: Future() for resource in resources}
+        for resource, future in futures.items():
+            future.set_result({"of": SimpleNamespace(value=resource.name)})
+        return futures
+
+    client = SimpleNamespace(describe_configs=describe)
+    monkeypatch.setattr("cdc.kafka.topic_admin.AdminClient", lambda _: client)
+    topics = [f"t{number}" for number in range(250)]
+    assert TopicAdmin({}).configs(topics) == {topic: {"of": topic} for topic in topics}
+    assert asked == [100, 100, 50]
+    assert TopicAdmin({}).configs([]) == {}
