@@ -20,12 +20,16 @@ from cdc.protocol.copy_text import split_row
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
+from snapshot.row_events import Line
 
 APPLICATION = "lockstep snapshot"
 
 _WAIT_S: Final = 1.0
 """How long no row may come before ``while_waiting`` is called."""
 
+_LINES_AT_ONCE: Final = 1000
+_BYTES_AT_ONCE: Final = 256 * 1024
+"""The most rows, and the bytes after which no further row is added, of what is handed out together."""
 
 _NAMES_NONE: Final = (
     psycopg.errors.UndefinedTable,
@@ -74,7 +78,7 @@ class SnapshotReader:
         publication: str,
         keys: Mapping[TableName, Sequence[str]] | None = None,
     ) -> dict[TableName, Table]:
-        """The shapes as of the snapshot. From here on ``rows`` leaves out what the publication filters away."""
+        """The shapes as of the snapshot. From here on ``lines`` leaves out what the publication filters away."""
         self._filters = row_filters(self._connection, publication)
         return load_tables(self._connection, names, publication, keys)
 
@@ -114,13 +118,15 @@ class SnapshotReader:
         ).fetchone()
         return row[0] if row else 0
 
-    def rows(
+    def lines(
         self, table: Table, leaves: Sequence[int] = (), *, while_waiting: Callable[[], None] = _nothing
-    ) -> Iterator[Fields]:
-        """Every row's values in the order of the table's columns, in no particular order of rows.
+    ) -> Iterator[list[Line]]:
+        """Every row, with its values in the order of the table's columns, in no particular order of rows.
 
-        With ``leaves``, oids of partitions, the rows of these alone. ``while_waiting`` is called now and then while no
-        row comes: a condition may leave out millions of them. What it raises ends the reading.
+        They are handed out in lists of those that the server has sent by then. With ``leaves``, oids of partitions, the
+        rows of these alone. ``while_waiting`` is called now and then while no row comes: a condition may leave out
+        millions of them. What it raises ends the reading.
+
         Raises Unavailable when the connection is lost, and LockstepError when PostgreSQL refuses.
         """
         columns = _columns(table)
@@ -135,7 +141,7 @@ class SnapshotReader:
         """Which of these keys have a row that is published, in no particular order.
 
         Raises UnreadableKey when PostgreSQL can't read or compare one of them, TableRefused when we may not read the
-        table, and as ``rows``.
+        table, and as ``lines``.
         """
         wanted_sql, matches = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
@@ -150,7 +156,7 @@ class SnapshotReader:
         try:
             # A savepoint: after an error the snapshot goes on.
             with self._connection.transaction():
-                for is_there, *key in self._copied(query, while_waiting):
+                for is_there, *key in self._values(query, while_waiting):
                     fields: list[Any] = [None] * len(table.columns)
                     for index, value in zip(indexes, key, strict=True):
                         fields[index] = value
@@ -167,13 +173,13 @@ class SnapshotReader:
     def rows_of(
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
     ) -> Iterator[Fields]:
-        """The rows of these keys, as ``rows`` has them. ``find`` must have read the keys before. Raises as ``rows``."""
+        """The values of these keys' rows. ``find`` must have read the keys before. Raises as ``lines``."""
         wanted_sql, matches = self._wanted(table, keys)
         (source,) = self._sources(table, ())
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join (select * from {source}{self._where(table)}) t on {matches}"
         with _refusals(table):
-            yield from self._copied(query, while_waiting)
+            yield from self._values(query, while_waiting)
 
     def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str]:
         """(the keys in their types, as ``k``; how they match the table as ``t``)."""
@@ -188,7 +194,13 @@ class SnapshotReader:
         matches = " and ".join(f"t.{name} {kind.equals} k.{name}" for name, kind in zip(names, types, strict=True))
         return f"(select {casts} from unnest({values}) as texts({', '.join(texts)})) k", matches
 
-    def _copied(self, query: str, while_waiting: Callable[[], None]) -> Iterator[Fields]:
+    def _values(self, query: str, while_waiting: Callable[[], None]) -> Iterator[Fields]:
+        """The same as ``_copied``, as values."""
+        for lines in self._copied(query, while_waiting):
+            for line in lines:
+                yield split_row(bytes(line)[:-1])
+
+    def _copied(self, query: str, while_waiting: Callable[[], None]) -> Iterator[list[Line]]:
         """The rows of a COPY. Raises psycopg's errors. Whoever leaves it in the middle ends the connection.
 
         Over libpq itself: PostgreSQL says that a COPY has begun with the first few kilobytes of its rows, and psycopg
@@ -202,13 +214,22 @@ class SnapshotReader:
             while pgconn.is_busy():
                 self._wait(while_waiting)
             begun = pgconn.get_result()
+            receive = pgconn.get_copy_data
             while begun is not None and begun.status == pq.ExecStatus.COPY_OUT:
-                size, line = pgconn.get_copy_data(1)
-                if size > 0:
-                    yield split_row(bytes(line)[:-1])
-                elif size == 0:
+                lines: list[Line] = []
+                room = _BYTES_AT_ONCE
+                size, line = receive(1)
+                while size > 0:
+                    lines.append(line)
+                    room -= size
+                    if room <= 0 or len(lines) == _LINES_AT_ONCE:
+                        break
+                    size, line = receive(1)
+                if lines:
+                    yield lines
+                if size == 0:
                     self._wait(while_waiting)
-                else:
+                elif size < 0:
                     begun = pgconn.get_result()
             error = None if begun is None or begun.status == pq.ExecStatus.COMMAND_OK else begun
             while pgconn.get_result() is not None:
