@@ -90,6 +90,11 @@ min_insync_replicas = 2                    # 1 for a single broker
 # include_before = true                    # publish what the replica identity delivers of the old row
 # values_directory = ".lockstep/values"    # large values that updates leave out; may be lost, the topics have them
 
+# [snapshot]
+# workers = 2                              # processes that take the first copy; 0: capture itself takes it
+# range_bytes = 268435456                  # of a table, copied at once by one of them
+# lock_timeout_ms = 2000                   # how long a table's lock is waited for, then capture starts over
+
 [spark]
 master = "local[2]"
 checkpoint_directory = ".lockstep/checkpoints"

@@ -25,7 +25,7 @@ from snapshot.keys import KeyTexts
 from snapshot.row_events import EncodedRow, Line, RowEvents
 from snapshot.table_reader import FoundKey
 
-_AGE_MAX_S: Final = 10.0
+TRANSACTION_AGE_MAX_S: Final = 10.0
 """How long the Kafka transaction of a batch is open. Brokers abort one of a minute, and rows may be wide or rare."""
 
 _REPORT_EVERY = 5000
@@ -202,13 +202,13 @@ class _TableCopy:
         if (
             self._pending >= self._settings.batch_rows
             or self._pending_bytes >= self._settings.batch_bytes
-            or time.monotonic() - self._opened_s > _AGE_MAX_S
+            or time.monotonic() - self._opened_s > TRANSACTION_AGE_MAX_S
         ):
             self._commit()
 
     def wait(self) -> None:
         """No row comes: see to what is open, and to who waits for us. Raises Interrupted."""
-        if self._pending and time.monotonic() - self._opened_s > _AGE_MAX_S:
+        if self._pending and time.monotonic() - self._opened_s > TRANSACTION_AGE_MAX_S:
             self._commit()
         elif self._stopping():
             raise Interrupted

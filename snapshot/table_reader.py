@@ -2,7 +2,7 @@
 
 import contextlib
 import select
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -12,7 +12,7 @@ from psycopg import pq, sql
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables, row_filters
-from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
+from cdc.postgres.connection import LOCK_TIMEOUT_MS, connect, connection_error
 from cdc.postgres.key_types import key_types
 from cdc.postgres.memberships import memberships
 from cdc.postgres.settings import SourceSettings
@@ -20,6 +20,7 @@ from cdc.protocol.copy_text import split_row
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
+from snapshot.ranges import Part, Relation
 from snapshot.row_events import Line
 
 APPLICATION = "lockstep snapshot"
@@ -37,6 +38,23 @@ _NAMES_NONE: Final = (
     psycopg.errors.WrongObjectType,
 )
 """What PostgreSQL says where no table has the name."""
+
+_RELATIONS: Final = """
+    select format('%%I.%%I', n.nspname, c.relname),
+           case when a.amname = 'heap' then pg_relation_size(c.oid) / current_setting('block_size')::int end,
+           case when c.relkind = 'r' then pg_table_size(c.oid) else 0 end,
+           c.oid = t.oid or c.relkind = 'r' and has_table_privilege(c.oid, 'select')
+               and has_schema_privilege(n.oid, 'usage') and not row_security_active(c.oid)
+    from (select to_regclass(%s)::oid as oid) t
+    cross join lateral (
+        select relid::oid as oid from pg_partition_tree(t.oid) where isleaf
+        union select t.oid where not exists (select from pg_partition_tree(t.oid))
+    ) leaf
+    join pg_class c on c.oid = leaf.oid
+    join pg_namespace n on n.oid = c.relnamespace
+    left join pg_am a on a.oid = c.relam
+"""
+"""Name, blocks where ctids count them, bytes with large values, and whether it can be read by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +83,16 @@ class UnreadableKey(Exception):
 class SnapshotReader:
     """A connection inside the snapshot. Opening it must happen while the slot's connection still runs nothing else."""
 
-    def __init__(self, source: SourceSettings, snapshot_name: str) -> None:
+    def __init__(self, source: SourceSettings, snapshot_name: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
         self._connection: psycopg.Connection[Any] = connect(source, application=APPLICATION)
-        self._filters: dict[TableName, str] = {}
-        self._connection.execute(LOCK_TIMEOUT)
-        self._connection.execute("begin transaction isolation level repeatable read, read only")
-        self._connection.execute(f"set transaction snapshot '{snapshot_name}'")  # a name that the server made
+        self._filters: Mapping[TableName, str] = {}
+        try:
+            self._connection.execute(f"set lock_timeout = {lock_timeout_ms:d}")
+            self._connection.execute("begin transaction isolation level repeatable read, read only")
+            self._connection.execute(f"set transaction snapshot '{snapshot_name}'")  # a name that the server made
+        except BaseException:
+            self._connection.close()
+            raise
 
     def tables(
         self,
@@ -95,19 +117,59 @@ class SnapshotReader:
         in it. So they are compared with what the ``other`` connection sees now. Raises Unavailable when they are
         locked or differ from ``memberships_before``, those of the snapshot.
         """
-        tables = ", ".join(name.sql for name in memberships_before)
-        try:
-            self._connection.execute(f"lock table {tables} in access share mode".encode())
-        except _NAMES_NONE as error:  # a name is looked up as of now, also inside a snapshot
-            raise Unavailable(f"a table was renamed, moved or dropped while the copy began: {error}") from error
-        except psycopg.OperationalError as error:
-            raise connection_error(error) from error
+        self._lock(memberships_before)
         now = memberships(other, publication, list(memberships_before))
         altered = [
             str(name) for name, membership_before in memberships_before.items() if now.get(name) != membership_before
         ]
         if altered:
             raise Unavailable(f"{', '.join(altered)} changed while the copy began")
+
+    def join(self, names: Iterable[TableName], filters: Mapping[TableName, str]) -> None:
+        """Read beside a reader that has called ``lock_unchanged``, with its ``filters``.
+
+        Each has to lock the tables before rows are read. A lock that is asked for later waits behind whoever waits for
+        the others to end. Raises Unavailable.
+        """
+        self._filters = filters
+        self._lock(names)
+
+    @property
+    def filters(self) -> Mapping[TableName, str]:
+        """The conditions of the publication, by table."""
+        return self._filters
+
+    def _lock(self, names: Iterable[TableName]) -> None:
+        tables = ", ".join(name.sql for name in names)
+        try:
+            self._connection.execute(f"lock table {tables} in access share mode".encode())
+        except _NAMES_NONE as error:  # a name is looked up as of now, also inside a snapshot
+            raise Unavailable(f"a table was renamed, moved or dropped while the copy began: {error}") from error
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+
+    def relations(self, table: Table) -> list[Relation]:
+        """What holds the table's rows: its partitions, at any depth, or itself.
+
+        It is the table as a whole where there is no partition, or one that our role may read only through it.
+        """
+        found = self._connection.execute(_RELATIONS, (table.name.sql,)).fetchall()
+        if not found or any(not is_leaf_readable for _, _, _, is_leaf_readable in found):
+            return [Relation(table.name, table.name.sql, None, sum(size for _, _, size, _ in found))]
+        return [Relation(table.name, f"only {name}", blocks, size) for name, blocks, size, _ in found]
+
+    def part(self, table: Table, part: Part, *, while_waiting: Callable[[], None] = _nothing) -> Iterator[list[Line]]:
+        """The rows of a part of a table, as ``lines`` hands them out. Raises as ``lines``."""
+        bounds = [
+            f"ctid {comparison} '({block:d},0)'"
+            for comparison, block in ((">=", part.first), ("<", part.end))
+            if block is not None
+        ]
+        condition = self._filters.get(table.name)
+        conditions = " and ".join([*bounds, *([f"({condition})"] if condition else [])])
+        where = f" where {conditions}" if conditions else ""
+        with _refusals(table):
+            yield from self._copied(f"select {_columns(table)} from {part.sql}{where}", while_waiting)
 
     def estimated_rows(self, table: Table) -> int:
         """The planner's estimate, for the progress bar; 0 when the table was never analysed."""

@@ -1,5 +1,6 @@
 """Lines of ``COPY ... TO STDOUT`` as PostgreSQL writes them, and the values of those that a snapshot's reader reads."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,12 +10,14 @@ from cdc.protocol.pgoutput import Fields
 
 _ESCAPES = {b"\\": b"\\\\", b"\b": b"\\b", b"\f": b"\\f", b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t", b"\v": b"\\v"}
 
+_ESCAPED = re.compile(b"[" + b"".join(map(re.escape, _ESCAPES)) + b"]")
+
 
 def escaped(value: bytes | None) -> bytes:
     """As PostgreSQL writes a value."""
     if value is None:
         return b"\\N"
-    return b"".join(_ESCAPES.get(bytes([byte]), bytes([byte])) for byte in value)
+    return _ESCAPED.sub(lambda match: _ESCAPES[match[0]], value)
 
 
 def copy_line(row: Sequence[Any]) -> bytes:

@@ -95,7 +95,7 @@ class Pipeline:
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """``replicas``: on how many brokers each topic is; one of several may be down. ``more`` are lines for
-        configuration sections: ``spark`` or a sink's (``search``, ``cache``, ``warehouse``)."""
+        configuration sections: ``spark``, ``snapshot`` or a sink's (``search``, ``cache``, ``warehouse``)."""
         self.endpoints = endpoints
         self.directory = directory
         self.name = name
@@ -134,6 +134,8 @@ topics = {{ partitions = 3, replication_factor = {replicas}, min_insync_replicas
 checkpoint_directory = "checkpoints-{self.name}"
 driver_memory = "512m"
 {more.get("spark", "")}
+[snapshot]
+{more.get("snapshot", "")}
 """
         if sinks:
             text += f"""
