@@ -1,8 +1,8 @@
 """What one capture is: the pipeline's name, the captured database, the brokers, and how much a batch takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_names import table_topic
 from cdc.model.table import TableName
@@ -17,6 +17,7 @@ class Pipeline:
     source: SourceSettings
     kafka: KafkaSettings
     capture: CaptureSettings
+    snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
 
     @property
     def slot(self) -> str:

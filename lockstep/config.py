@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
@@ -52,6 +52,7 @@ class Config(Settings):
     source: SourceSettings
     kafka: KafkaSettings
     capture: CaptureSettings = CaptureSettings()
+    snapshot: SnapshotSettings = SnapshotSettings()
     spark: SparkSettings = SparkSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
 
@@ -112,7 +113,7 @@ class Config(Settings):
 
     def as_pipeline(self) -> Pipeline:
         """The part that capture needs."""
-        return Pipeline(self.pipeline.name, self.source, self.kafka, self.capture)
+        return Pipeline(self.pipeline.name, self.source, self.kafka, self.capture, self.snapshot)
 
     @property
     def slot(self) -> str:

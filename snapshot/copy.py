@@ -18,16 +18,14 @@ from typing import Final, Protocol
 from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.settings import CaptureSettings
-from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
-from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
-from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
+from snapshot.row_events import EncodedRow, Line, RowEvents
 from snapshot.table_reader import FoundKey
 
-_AGE_MAX_S: Final = 10.0
+TRANSACTION_AGE_MAX_S: Final = 10.0
 """How long the Kafka transaction of a batch is open. Brokers abort one of a minute, and rows may be wide or rare."""
 
 _REPORT_EVERY = 5000
@@ -38,9 +36,9 @@ class Reader(Protocol):
 
     def estimated_rows(self, table: Table) -> int: ...
 
-    def rows(
+    def lines(
         self, table: Table, leaves: Sequence[int] = (), *, while_waiting: Callable[[], None] = ...
-    ) -> Iterable[Fields]:
+    ) -> Iterable[list[Line]]:
         """All rows, or only those of these partitions. ``while_waiting`` is called while none comes."""
         ...
 
@@ -85,6 +83,8 @@ class Publisher(Protocol):
     """Takes events, commits them with the state."""
 
     def send(self, topic: str, key: bytes, value: bytes | None, extra: bytes | Headers | None = None) -> None: ...
+
+    def send_rows(self, topic: str, rows: Sequence[EncodedRow]) -> None: ...
 
     def commit(
         self,
@@ -131,13 +131,17 @@ class _TableCopy:
         self._reader = reader
         self._publisher = publisher
         self._state = state
-        self._consistent_point = consistent_point
         self._settings = settings
         self._stopping = stopping
         self._report = report
         self._committed = committed
-        self._prefix = tag_prefix(state.epoch, consistent_point)
-        self._source = published.encoder.source(commit_time_ms=state.commit_time_ms, xid=0, snapshot=True)
+        self._events = RowEvents(
+            published.encoder,
+            published.kernel,
+            epoch=state.epoch,
+            consistent_point=consistent_point,
+            commit_time_ms=state.commit_time_ms,
+        )
         self._pending = self._pending_bytes = 0
         self._opened_s = 0.0
         self._size = 0
@@ -146,69 +150,65 @@ class _TableCopy:
     def rows(self, leaves: Sequence[int] = (), copied: Callable[[bytes], None] = lambda _: None) -> int:
         """Publish every row and return their number; ``copied`` gets their keys. Raises Interrupted."""
         name = self._published.table.name
-        rows = 0
-        for fields in self._reader.rows(self._published.table, leaves, while_waiting=self.wait):
-            copied(self.row(fields))
-            rows += 1
-            if rows % _REPORT_EVERY == 0:
+        rows = reported = 0
+        for lines in self._reader.lines(self._published.table, leaves, while_waiting=self.wait):
+            events = self._events.of_lines(lines)
+            sent = 0
+            while sent < len(events):
+                room = self._settings.batch_rows - self._pending
+                self._send_rows(events[sent : sent + room])
+                sent += room
+            for key, _ in events:
+                copied(key)
+            rows += len(events)
+            if rows - reported >= _REPORT_EVERY:
+                reported = rows
                 self._report(CopyProgress(name, rows, self._estimated, self._size, finished=False))
         return rows
 
     def row(self, fields: Fields) -> bytes:
         """Publish one row and return its key. Raises Interrupted."""
-        encoder = self._published.encoder
-        try:
-            key, row = encoder.key(fields), encoder.row(fields)
-        except ValueError as error:
-            # The error may not show the value, so the cause isn't chained.
-            raise LockstepError(
-                f"a row of {self._published.table.name} can't be encoded ({type(error).__name__})",
-                hint="is the database's encoding SQL_ASCII? Its text must be valid UTF-8",
-            ) from None
-        self._send(key, self._value(b"r", row))
-        return key
+        event = self._events.of_fields(fields)
+        self._send_rows([event])
+        return event[0]
 
     def delete(self, key: bytes) -> None:
         """Publish that a key is gone. Raises Interrupted."""
-        self._send(key, self._value(b"d", b"null"), tombstone=tag_text(self._prefix, SNAPSHOT_SEQ))
+        value = self._events.of_delete()
+        self._open()
+        self._publisher.send(self._published.topic, key, value)
+        self._publisher.send(self._published.topic, key, None, self._events.tombstone_tag)
+        self._sent([(key, value)])
 
     def finished(self, rows: int) -> None:
         """Say that the last row is committed."""
         name = self._published.table.name
         self._report(CopyProgress(name, rows, max(rows, self._estimated), self._size, finished=True))
 
-    def _value(self, op: bytes, row: bytes) -> bytes:
-        return event_value(
-            op,
-            self._prefix,
-            SNAPSHOT_SEQ,
-            b"null",
-            row,
-            self._source,
-            self._consistent_point,
-            self._state.commit_time_ms,
-        )
+    def _send_rows(self, events: Sequence[EncodedRow]) -> None:
+        self._open()
+        self._publisher.send_rows(self._published.topic, events)
+        self._sent(events)
 
-    def _send(self, key: bytes, value: bytes, *, tombstone: bytes | None = None) -> None:
-        now_s = time.monotonic()
+    def _open(self) -> None:
         if not self._pending:
-            self._opened_s = now_s
-        self._publisher.send(self._published.topic, key, value)
-        if tombstone is not None:
-            self._publisher.send(self._published.topic, key, None, tombstone)
-        self._pending += 1
-        self._pending_bytes += len(key) + len(value)
-        self._size += len(value)
+            self._opened_s = time.monotonic()
+
+    def _sent(self, events: Sequence[EncodedRow]) -> None:
+        size = sum(len(value) for _, value in events)
+        self._pending += len(events)
+        self._pending_bytes += size + sum(len(key) for key, _ in events)
+        self._size += size
         if (
             self._pending >= self._settings.batch_rows
             or self._pending_bytes >= self._settings.batch_bytes
-            or now_s - self._opened_s > _AGE_MAX_S
+            or time.monotonic() - self._opened_s > TRANSACTION_AGE_MAX_S
         ):
             self._commit()
 
     def wait(self) -> None:
         """No row comes: see to what is open, and to who waits for us. Raises Interrupted."""
-        if self._pending and time.monotonic() - self._opened_s > _AGE_MAX_S:
+        if self._pending and time.monotonic() - self._opened_s > TRANSACTION_AGE_MAX_S:
             self._commit()
         elif self._stopping():
             raise Interrupted

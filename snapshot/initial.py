@@ -6,6 +6,7 @@ The state names the slot before the slot is made, so that whatever was interrupt
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import psycopg
@@ -16,14 +17,17 @@ from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline import Pipeline
-from cdc.postgres.replication import ReplicationConnection, SystemIdentity
+from cdc.postgres.replication import CreatedSlot, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import drop_slot, find_slot, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.stream.source_checks import not_published, require_slot
 from cdc.stream.topics import require_empty_topics, topic_identities
 from snapshot.copy import CopyProgress, copy_tables
 from snapshot.preparation import create_missing_publication, require_ready, waiting_for_slot
+from snapshot.ranges import parts
 from snapshot.table_reader import SnapshotReader
+from snapshot.worker import Job
+from snapshot.workers import CopyWorkers, copy_side_by_side
 
 FIRST_EPOCH = 0
 
@@ -105,7 +109,8 @@ class InitialSnapshot:
                 self._say("the snapshot was interrupted: copying the tables that are missing")
                 own_name = temporary_slot_name(pipeline.slot)
                 slot = holder.create_slot(own_name, temporary=True, while_waiting=waiting)
-            with SnapshotReader(pipeline.source, slot.snapshot_name) as reader:
+            lock_timeout_ms = pipeline.snapshot.lock_timeout_ms
+            with SnapshotReader(pipeline.source, slot.snapshot_name, lock_timeout_ms=lock_timeout_ms) as reader:
                 names = pipeline.source.table_names
                 shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
                 memberships = reader.memberships(pipeline.publication, names)
@@ -132,6 +137,9 @@ class InitialSnapshot:
                 state = replace(state, memberships={**now, **state.memberships}, handoff=slot.consistent_point)
                 self._say(f"handoff at {format_lsn(state.handoff)}, copying {len(shapes)} tables")
                 publisher.commit(state, _records(shapes, state, slot.consistent_point))
+                state = self._copy_side_by_side(publisher, reader, shapes, state, slot)
+                if self._stopping():
+                    return state
                 return copy_tables(
                     reader=reader,
                     publisher=publisher,
@@ -142,6 +150,47 @@ class InitialSnapshot:
                     stopping=self._stopping,
                     report=self._copied,
                 )
+
+    def _copy_side_by_side(
+        self,
+        publisher: Any,
+        reader: SnapshotReader,
+        shapes: Mapping[TableName, Table],
+        state: CaptureState,
+        slot: CreatedSlot,
+    ) -> CaptureState:
+        """The committed state after workers have copied what they may, where there is enough of it to begin them.
+
+        They commit rows before the state says so. Rows of an append-only table would come twice, after an interruption.
+        """
+        settings = self._pipeline.snapshot
+        tables = {name: table for name, table in shapes.items() if table.key and name not in state.copied}
+        relations = [relation for table in tables.values() for relation in reader.relations(table)]
+        if not settings.workers or sum(relation.size for relation in relations) <= settings.range_bytes:
+            return state
+        job = Job(
+            pipeline=self._pipeline,
+            snapshot_name=slot.snapshot_name,
+            consistent_point=slot.consistent_point,
+            epoch=state.epoch,
+            commit_time_ms=state.commit_time_ms,
+            database=self._sql.info.dbname,
+            version=version("lockstep"),
+            tables=tables,
+            filters=reader.filters,
+        )
+        ranges = parts(relations, settings.range_bytes)
+        count = min(settings.workers, len(ranges))
+        self._say(f"{count} workers copy {len(ranges)} ranges of {len(tables)} tables")
+        with CopyWorkers(job, count, self._stopping) as workers:
+            return copy_side_by_side(
+                workers,
+                ranges,
+                publisher=publisher,
+                estimated={name: reader.estimated_rows(table) for name, table in tables.items()},
+                state=state,
+                report=self._copied,
+            )
 
 
 def _records(shapes: Mapping[TableName, Table], state: CaptureState, at: Lsn) -> list[SchemaRecord]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import select
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -12,7 +12,7 @@ from psycopg import pq, sql
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables, row_filters
-from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
+from cdc.postgres.connection import LOCK_TIMEOUT_MS, connect, connection_error
 from cdc.postgres.key_types import key_types
 from cdc.postgres.memberships import memberships
 from cdc.postgres.settings import SourceSettings
@@ -20,12 +20,17 @@ from cdc.protocol.copy_text import split_row
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
+from snapshot.ranges import Part, Relation
+from snapshot.row_events import Line
 
 APPLICATION = "lockstep snapshot"
 
 _WAIT_S: Final = 1.0
 """How long no row may come before ``while_waiting`` is called."""
 
+_LINES_AT_ONCE: Final = 1000
+_BYTES_AT_ONCE: Final = 256 * 1024
+"""The most rows, and the bytes after which no further row is added, of what is handed out together."""
 
 _NAMES_NONE: Final = (
     psycopg.errors.UndefinedTable,
@@ -33,6 +38,23 @@ _NAMES_NONE: Final = (
     psycopg.errors.WrongObjectType,
 )
 """What PostgreSQL says where no table has the name."""
+
+_RELATIONS: Final = """
+    select format('%%I.%%I', n.nspname, c.relname),
+           case when a.amname = 'heap' then pg_relation_size(c.oid) / current_setting('block_size')::int end,
+           case when c.relkind = 'r' then pg_table_size(c.oid) else 0 end,
+           c.oid = t.oid or c.relkind = 'r' and has_table_privilege(c.oid, 'select')
+               and has_schema_privilege(n.oid, 'usage') and not row_security_active(c.oid)
+    from (select to_regclass(%s)::oid as oid) t
+    cross join lateral (
+        select relid::oid as oid from pg_partition_tree(t.oid) where isleaf
+        union select t.oid where not exists (select from pg_partition_tree(t.oid))
+    ) leaf
+    join pg_class c on c.oid = leaf.oid
+    join pg_namespace n on n.oid = c.relnamespace
+    left join pg_am a on a.oid = c.relam
+"""
+"""Name, blocks where ctids count them, bytes with large values, and whether it can be read by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +83,16 @@ class UnreadableKey(Exception):
 class SnapshotReader:
     """A connection inside the snapshot. Opening it must happen while the slot's connection still runs nothing else."""
 
-    def __init__(self, source: SourceSettings, snapshot_name: str) -> None:
+    def __init__(self, source: SourceSettings, snapshot_name: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
         self._connection: psycopg.Connection[Any] = connect(source, application=APPLICATION)
-        self._filters: dict[TableName, str] = {}
-        self._connection.execute(LOCK_TIMEOUT)
-        self._connection.execute("begin transaction isolation level repeatable read, read only")
-        self._connection.execute(f"set transaction snapshot '{snapshot_name}'")  # a name that the server made
+        self._filters: Mapping[TableName, str] = {}
+        try:
+            self._connection.execute(f"set lock_timeout = {lock_timeout_ms:d}")
+            self._connection.execute("begin transaction isolation level repeatable read, read only")
+            self._connection.execute(f"set transaction snapshot '{snapshot_name}'")  # a name that the server made
+        except BaseException:
+            self._connection.close()
+            raise
 
     def tables(
         self,
@@ -74,7 +100,7 @@ class SnapshotReader:
         publication: str,
         keys: Mapping[TableName, Sequence[str]] | None = None,
     ) -> dict[TableName, Table]:
-        """The shapes as of the snapshot. From here on ``rows`` leaves out what the publication filters away."""
+        """The shapes as of the snapshot. From here on ``lines`` leaves out what the publication filters away."""
         self._filters = row_filters(self._connection, publication)
         return load_tables(self._connection, names, publication, keys)
 
@@ -91,19 +117,59 @@ class SnapshotReader:
         in it. So they are compared with what the ``other`` connection sees now. Raises Unavailable when they are
         locked or differ from ``memberships_before``, those of the snapshot.
         """
-        tables = ", ".join(name.sql for name in memberships_before)
-        try:
-            self._connection.execute(f"lock table {tables} in access share mode".encode())
-        except _NAMES_NONE as error:  # a name is looked up as of now, also inside a snapshot
-            raise Unavailable(f"a table was renamed, moved or dropped while the copy began: {error}") from error
-        except psycopg.OperationalError as error:
-            raise connection_error(error) from error
+        self._lock(memberships_before)
         now = memberships(other, publication, list(memberships_before))
         altered = [
             str(name) for name, membership_before in memberships_before.items() if now.get(name) != membership_before
         ]
         if altered:
             raise Unavailable(f"{', '.join(altered)} changed while the copy began")
+
+    def join(self, names: Iterable[TableName], filters: Mapping[TableName, str]) -> None:
+        """Read beside a reader that has called ``lock_unchanged``, with its ``filters``.
+
+        Each has to lock the tables before rows are read. A lock that is asked for later waits behind whoever waits for
+        the others to end. Raises Unavailable.
+        """
+        self._filters = filters
+        self._lock(names)
+
+    @property
+    def filters(self) -> Mapping[TableName, str]:
+        """The conditions of the publication, by table."""
+        return self._filters
+
+    def _lock(self, names: Iterable[TableName]) -> None:
+        tables = ", ".join(name.sql for name in names)
+        try:
+            self._connection.execute(f"lock table {tables} in access share mode".encode())
+        except _NAMES_NONE as error:  # a name is looked up as of now, also inside a snapshot
+            raise Unavailable(f"a table was renamed, moved or dropped while the copy began: {error}") from error
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+
+    def relations(self, table: Table) -> list[Relation]:
+        """What holds the table's rows: its partitions, at any depth, or itself.
+
+        It is the table as a whole where there is no partition, or one that our role may read only through it.
+        """
+        found = self._connection.execute(_RELATIONS, (table.name.sql,)).fetchall()
+        if not found or any(not is_leaf_readable for _, _, _, is_leaf_readable in found):
+            return [Relation(table.name, table.name.sql, None, sum(size for _, _, size, _ in found))]
+        return [Relation(table.name, f"only {name}", blocks, size) for name, blocks, size, _ in found]
+
+    def part(self, table: Table, part: Part, *, while_waiting: Callable[[], None] = _nothing) -> Iterator[list[Line]]:
+        """The rows of a part of a table, as ``lines`` hands them out. Raises as ``lines``."""
+        bounds = [
+            f"ctid {comparison} '({block:d},0)'"
+            for comparison, block in ((">=", part.first), ("<", part.end))
+            if block is not None
+        ]
+        condition = self._filters.get(table.name)
+        conditions = " and ".join([*bounds, *([f"({condition})"] if condition else [])])
+        where = f" where {conditions}" if conditions else ""
+        with _refusals(table):
+            yield from self._copied(f"select {_columns(table)} from {part.sql}{where}", while_waiting)
 
     def estimated_rows(self, table: Table) -> int:
         """The planner's estimate, for the progress bar; 0 when the table was never analysed."""
@@ -114,13 +180,15 @@ class SnapshotReader:
         ).fetchone()
         return row[0] if row else 0
 
-    def rows(
+    def lines(
         self, table: Table, leaves: Sequence[int] = (), *, while_waiting: Callable[[], None] = _nothing
-    ) -> Iterator[Fields]:
-        """Every row's values in the order of the table's columns, in no particular order of rows.
+    ) -> Iterator[list[Line]]:
+        """Every row, with its values in the order of the table's columns, in no particular order of rows.
 
-        With ``leaves``, oids of partitions, the rows of these alone. ``while_waiting`` is called now and then while no
-        row comes: a condition may leave out millions of them. What it raises ends the reading.
+        They are handed out in lists of those that the server has sent by then. With ``leaves``, oids of partitions, the
+        rows of these alone. ``while_waiting`` is called now and then while no row comes: a condition may leave out
+        millions of them. What it raises ends the reading.
+
         Raises Unavailable when the connection is lost, and LockstepError when PostgreSQL refuses.
         """
         columns = _columns(table)
@@ -135,7 +203,7 @@ class SnapshotReader:
         """Which of these keys have a row that is published, in no particular order.
 
         Raises UnreadableKey when PostgreSQL can't read or compare one of them, TableRefused when we may not read the
-        table, and as ``rows``.
+        table, and as ``lines``.
         """
         wanted_sql, matches = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
@@ -150,7 +218,7 @@ class SnapshotReader:
         try:
             # A savepoint: after an error the snapshot goes on.
             with self._connection.transaction():
-                for is_there, *key in self._copied(query, while_waiting):
+                for is_there, *key in self._values(query, while_waiting):
                     fields: list[Any] = [None] * len(table.columns)
                     for index, value in zip(indexes, key, strict=True):
                         fields[index] = value
@@ -167,13 +235,13 @@ class SnapshotReader:
     def rows_of(
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
     ) -> Iterator[Fields]:
-        """The rows of these keys, as ``rows`` has them. ``find`` must have read the keys before. Raises as ``rows``."""
+        """The values of these keys' rows. ``find`` must have read the keys before. Raises as ``lines``."""
         wanted_sql, matches = self._wanted(table, keys)
         (source,) = self._sources(table, ())
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join (select * from {source}{self._where(table)}) t on {matches}"
         with _refusals(table):
-            yield from self._copied(query, while_waiting)
+            yield from self._values(query, while_waiting)
 
     def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str]:
         """(the keys in their types, as ``k``; how they match the table as ``t``)."""
@@ -188,7 +256,13 @@ class SnapshotReader:
         matches = " and ".join(f"t.{name} {kind.equals} k.{name}" for name, kind in zip(names, types, strict=True))
         return f"(select {casts} from unnest({values}) as texts({', '.join(texts)})) k", matches
 
-    def _copied(self, query: str, while_waiting: Callable[[], None]) -> Iterator[Fields]:
+    def _values(self, query: str, while_waiting: Callable[[], None]) -> Iterator[Fields]:
+        """The same as ``_copied``, as values."""
+        for lines in self._copied(query, while_waiting):
+            for line in lines:
+                yield split_row(bytes(line)[:-1])
+
+    def _copied(self, query: str, while_waiting: Callable[[], None]) -> Iterator[list[Line]]:
         """The rows of a COPY. Raises psycopg's errors. Whoever leaves it in the middle ends the connection.
 
         Over libpq itself: PostgreSQL says that a COPY has begun with the first few kilobytes of its rows, and psycopg
@@ -202,13 +276,22 @@ class SnapshotReader:
             while pgconn.is_busy():
                 self._wait(while_waiting)
             begun = pgconn.get_result()
+            receive = pgconn.get_copy_data
             while begun is not None and begun.status == pq.ExecStatus.COPY_OUT:
-                size, line = pgconn.get_copy_data(1)
-                if size > 0:
-                    yield split_row(bytes(line)[:-1])
-                elif size == 0:
+                lines: list[Line] = []
+                room = _BYTES_AT_ONCE
+                size, line = receive(1)
+                while size > 0:
+                    lines.append(line)
+                    room -= size
+                    if room <= 0 or len(lines) == _LINES_AT_ONCE:
+                        break
+                    size, line = receive(1)
+                if lines:
+                    yield lines
+                if size == 0:
                     self._wait(while_waiting)
-                else:
+                elif size < 0:
                     begun = pgconn.get_result()
             error = None if begun is None or begun.status == pq.ExecStatus.COMMAND_OK else begun
             while pgconn.get_result() is not None:

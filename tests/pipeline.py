@@ -95,7 +95,8 @@ class Pipeline:
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """``replicas``: on how many brokers each topic is; one of several may be down. ``more`` are lines for
-        configuration sections: ``capture``, ``spark`` or a sink's (``search``, ``cache``, ``warehouse``)."""
+        configuration sections: ``capture``, ``snapshot``, ``spark`` or a sink's (``search``, ``cache``, ``warehouse``).
+        """
         self.endpoints = endpoints
         self.directory = directory
         self.name = name
@@ -136,6 +137,8 @@ topics = {{ partitions = 3, replication_factor = {replicas}, min_insync_replicas
 checkpoint_directory = "checkpoints-{self.name}"
 driver_memory = "512m"
 {more.get("spark", "")}
+[snapshot]
+{more.get("snapshot", "")}
 """
         if sinks:
             text += f"""

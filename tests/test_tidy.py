@@ -135,7 +135,7 @@ def test_the_compiled_code_stays_small() -> None:
     sources = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.pyx"))
     assert [name_of(path) for path in sources] == ["cdc/protocol/_kernel.pyx"]
     lines = sources[0].read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 250
+    assert len(lines) <= 340
     assert max(map(len, lines)) <= 120
 
 

@@ -1,6 +1,6 @@
-"""Settings of the capture loop."""
+"""Settings of the capture loop, and of the first copy before it."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -42,4 +42,24 @@ class CaptureSettings(Settings):
     )
     include_before: bool = Field(
         default=True, description="publish what the replica identity delivers of the old row, as Debezium does"
+    )
+
+
+COPY_WORKERS_MAX: Final = 8
+"""Each start after an interruption fences so many, whatever their number was before."""
+
+
+class SnapshotSettings(Settings):
+    """How the first copy of all tables is taken."""
+
+    workers: Annotated[int, Field(ge=0, le=COPY_WORKERS_MAX)] = Field(
+        default=2, description="processes that copy side by side; 0: capture copies one table after the other"
+    )
+    range_bytes: Annotated[int, Field(ge=8192)] = Field(
+        default=256 * 1024 * 1024,
+        description="size of what a worker copies at once of a table; without so much to copy, there are no workers",
+    )
+    lock_timeout_ms: Annotated[int, Field(ge=1)] = Field(
+        default=2000,
+        description="how long a table's lock is waited for, as behind an ALTER TABLE; then capture starts over",
     )

@@ -218,6 +218,15 @@ class TransactionalPublisher:
         self._progress_at = time.monotonic()
         return {(topic, partition): end for topic, ends in bounds.items() for partition, end in enumerate(ends)}
 
+    def commit_events(self) -> None:
+        """Commit the open batch without a state: another publisher's describes it."""
+        if not self._open:
+            return
+        self._patiently("commit_transaction", self._producer.commit_transaction)
+        self._committed = time.monotonic()
+        self._open = False
+        self._touched.clear()
+
     def _uncopied_topics(self, state: CaptureState) -> tuple[str, ...]:
         for name in state.copied.keys() - self._topic_of.keys():
             self._topic_of[name] = table_topic(self._prefix, name)

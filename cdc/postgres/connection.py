@@ -49,7 +49,9 @@ _VALUE_CLASSES = ("22", "23")
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
-LOCK_TIMEOUT = "set lock_timeout = '2s'"
+LOCK_TIMEOUT_MS: Final = 2000
+
+LOCK_TIMEOUT: Final = f"set lock_timeout = {LOCK_TIMEOUT_MS}"
 """For connections whose questions would wait for a table's lock while nobody reads the stream."""
 
 _REFUSED_FOR_GOOD = (

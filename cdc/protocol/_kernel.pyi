@@ -28,3 +28,13 @@ class RowKernel:
         rows_max: int,
         bytes_max: int,
     ) -> tuple[list[tuple[bytes, bytes]], bytes | memoryview | None, int]: ...
+    def encode_copied(
+        self,
+        lines: list[bytes | memoryview],
+        start: int,
+        *,
+        prefix: bytes,
+        source: bytes,
+        lsn: int,
+        time: bytes,
+    ) -> tuple[list[tuple[bytes, bytes]], int, int]: ...

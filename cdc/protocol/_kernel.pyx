@@ -1,9 +1,10 @@
 # cython: language_level=3
-"""Rows of the stream -> their events' keys and values, compiled. It decides nothing.
+"""Rows of the stream and of copies -> their events' keys and values, compiled. It decides nothing.
 
-It knows inserts, and updates without an old row, whose values are all there and of kinds that need no thought.
-Whatever else comes, malformed bytes too, it gives back untouched: the Python code of ``cdc.capture.assembler`` and
-``cdc.protocol.envelope`` takes it then, and is what this code is compared with, byte for byte.
+It knows inserts, updates without an old row, and lines of COPY, whose values are all there and of kinds that need no
+thought. Whatever else comes, malformed bytes too, it gives back untouched: the Python code of ``cdc.capture.assembler``
+or ``cdc.protocol.copy_text``, and ``cdc.protocol.envelope``, takes it then, and is what this code is compared with,
+byte for byte.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -38,7 +39,7 @@ cdef struct Column:
     int kind
     Text name  # with a comma before it and a colon after it
     Py_ssize_t name_size
-    Text value  # in the frame; NULL for a null
+    Text value  # in the frame, the line or what it was unescaped to; NULL for a null
     Py_ssize_t size
     Text json  # in the buffer
     Py_ssize_t json_size
@@ -52,6 +53,12 @@ for _code in range(128):
     escape_sizes[_code] = 0 if _escaped == bytes([_code]) else len(_escaped)
     for _index, _byte in enumerate(_escaped):
         escapes[_code][_index] = _byte
+
+# What stands after a backslash in COPY's text -> the byte that is meant; 0 for what Python has to look at.
+cdef char[256] meant
+
+for _code, _byte in zip(b"bfnrtv\\", b"\b\f\n\r\t\v\\"):
+    meant[_code] = _byte
 
 cdef inline uint64_t number(Text at, int size) noexcept:
     cdef uint64_t value = 0
@@ -134,8 +141,8 @@ cdef class RowKernel:
     cdef int count
     cdef tuple key
     cdef list names
-    cdef Py_ssize_t names_size, buffer_size
-    cdef Output buffer
+    cdef Py_ssize_t names_size, buffer_size, plain_size
+    cdef Output buffer, plain
 
     def __cinit__(self, columns, tuple key):
         if not columns or len(set(key)) != len(key) or not set(range(len(columns))).issuperset(key):
@@ -153,6 +160,7 @@ cdef class RowKernel:
     def __dealloc__(self):
         free(self.columns)
         free(self.buffer)
+        free(self.plain)
 
     def encode(
         self, first, receive, *, uint32_t relation, bint updates, bytes prefix not None, uint64_t seq,
@@ -165,13 +173,17 @@ cdef class RowKernel:
         """
         cdef Py_buffer view
         cdef Py_ssize_t size = 0
+        cdef char op
+        cdef uint64_t lsn
         pairs, frame = [], first
         while frame is not None and seq <= 0xFFFFFFFF:
             pair = None
             PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
             try:
                 if self.find(<Text> view.buf, view.len, relation, updates, text_max):
-                    pair = self.pair(<Text> view.buf, view.len, prefix, seq, source, time)
+                    op = b"c" if (<Text> view.buf)[_KIND] == b"I" else b"u"
+                    lsn = number(<Text> view.buf + _WAL_START, 8)
+                    pair = self.pair(op, view.len, prefix, seq, source, lsn, time)
             finally:
                 PyBuffer_Release(&view)
             if pair is None:
@@ -183,6 +195,78 @@ cdef class RowKernel:
                 return pairs, None, size
             frame = receive()
         return pairs, frame, size
+
+    def encode_copied(
+        self, list lines not None, Py_ssize_t start, *, bytes prefix not None, bytes source not None, uint64_t lsn,
+        bytes time not None,
+    ):
+        """Lines of a COPY from ``start`` on -> ([(key, value)], the index of the next line, bytes of the values).
+
+        It ends at the end, or at a line that is unusual. The events are those of a snapshot, with ``seq`` 0.
+        """
+        cdef Py_buffer view
+        cdef Py_ssize_t size = 0, index = start, count = len(lines)
+        pairs = []
+        while index < count:
+            pair = None
+            PyObject_GetBuffer(lines[index], &view, PyBUF_SIMPLE)
+            try:
+                if self.find_copied(<Text> view.buf, view.len):
+                    pair = self.pair(b"r", view.len, prefix, 0, source, lsn, time)
+            finally:
+                PyBuffer_Release(&view)
+            if pair is None:
+                break
+            pairs.append(pair)
+            size += PyBytes_GET_SIZE(pair[1])
+            index += 1
+        return pairs, index, size
+
+    cdef bint find_copied(self, Text line, Py_ssize_t size) except -1:
+        """Note where a line's values are, unescaped; False for what isn't exactly one row, whole."""
+        cdef Py_ssize_t at = 0, end = size - 1
+        cdef Output to
+        cdef Text tab
+        cdef Column* column
+        cdef int index
+        if not 1 <= size <= _FRAME_MAX or line[end] != b"\n":
+            return False
+        if memchr(line, b"\\", end) == NULL:
+            for index in range(self.count):
+                column = &self.columns[index]
+                tab = <Text> memchr(line + at, b"\t", end - at)
+                if (tab == NULL) != (index == self.count - 1):
+                    return False
+                column.value, column.size = line + at, (end if tab == NULL else tab - line) - at
+                at += column.size + 1
+            return True
+        if size > self.plain_size:
+            to = <Output> realloc(self.plain, size)
+            if to == NULL:
+                raise MemoryError
+            self.plain, self.plain_size = to, size
+        to = self.plain
+        for index in range(self.count):
+            column = &self.columns[index]
+            if end - at >= 2 and line[at] == b"\\" and line[at + 1] == b"N":
+                column.value = NULL
+                at += 2
+            else:
+                column.value = to
+                while at < end and line[at] != b"\t":
+                    to[0] = line[at]
+                    if line[at] == b"\\":
+                        at += 1
+                        to[0] = meant[<unsigned char> line[at]]  # at the end that is the newline
+                        if to[0] == 0:
+                            return False
+                    to += 1
+                    at += 1
+                column.size = to - column.value
+            if (at == end) != (index == self.count - 1) or (at < end and line[at] != b"\t"):
+                return False
+            at += 1
+        return True
 
     cdef bint find(self, Text frame, Py_ssize_t size, uint32_t relation, bint updates, Py_ssize_t text_max) noexcept:
         """Note where a row's values are; False for what isn't exactly one row, whole, with all of its values."""
@@ -210,8 +294,13 @@ cdef class RowKernel:
             total += length
         return at == size and total <= text_max
 
-    cdef tuple pair(self, Text frame, Py_ssize_t size, bytes prefix, uint64_t seq, bytes source, bytes time):
-        """The key and value of the row that was found; None for one that Python has to look at."""
+    cdef tuple pair(
+        self, char op, Py_ssize_t size, bytes prefix, uint64_t seq, bytes source, uint64_t lsn, bytes time
+    ):
+        """The key and value of the row that was found; None for one that Python has to look at.
+
+        Its texts have at most ``size`` bytes.
+        """
         cdef Py_ssize_t row_max = _ESCAPED * size + self.names_size + _AROUND * self.count
         cdef Py_ssize_t needed = 2 * row_max + _NUMBERS + len(prefix) + len(source) + len(time)
         cdef Output to, start
@@ -222,8 +311,9 @@ cdef class RowKernel:
             if to == NULL:
                 raise MemoryError
             self.buffer, self.buffer_size = to, needed
-        to = put_literal(self.buffer, b'{"op":"c","tag":"' if frame[_KIND] == b"I" else b'{"op":"u","tag":"')
-        to = put_bytes(to, prefix)
+        to = put_literal(self.buffer, b'{"op":"')
+        to[0] = op
+        to = put_bytes(put_literal(to + 1, b'","tag":"'), prefix)
         for index in range(8):
             to[index] = b"0123456789abcdef"[seq >> (28 - 4 * index) & 15]
         start = to = put_literal(to + 8, b'","before":null,"after":')
@@ -236,7 +326,7 @@ cdef class RowKernel:
             column.json_size = to - column.json
         start[0] = b"{"
         to = put_bytes(put_literal(to, b'},"source":'), source)
-        to = put_decimal(to, number(frame + _WAL_START, 8))
+        to = put_decimal(to, lsn)
         to = put_literal(put_bytes(put_literal(to, b'},"ts_ms":'), time), b"}")
         value = PyBytes_FromStringAndSize(self.buffer, to - self.buffer)
         start = to

@@ -1,7 +1,7 @@
-"""Which code encodes ordinary rows of the stream: the compiled kernel where it was built, or Python's. Pure.
+"""Which code encodes ordinary rows, of the stream and of copies: the compiled kernel where there is one, or Python's.
 
-``_kernel.pyx`` writes down a second time what ``envelope`` and ``pgvalues`` do for the types that it knows. They stay
-the reference. A kernel that gives other bytes than they do isn't used: one that was built from older code, for
+Pure. ``_kernel.pyx`` writes down a second time what ``envelope`` and ``pgvalues`` do for the types that it knows. They
+stay the reference. A kernel that gives other bytes than they do isn't used: one that was built from older code, for
 instance.
 """
 
@@ -16,6 +16,7 @@ import orjson
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
+from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.protocol.envelope import TableEncoder, event_value
 from cdc.protocol.pgvalues import JsonEncoder, json_encoder
 from cdc.protocol.walsender import XLOG_DATA
@@ -132,7 +133,7 @@ _SAMPLE: Final[tuple[tuple[str, tuple[bytes, ...]], ...]] = (
 
 
 def agrees(module: ModuleType) -> bool:
-    """Whether a compiled module encodes two rows as Python does."""
+    """Whether a compiled module encodes two rows of the stream, and of a copy, as Python does."""
     columns = tuple(
         Column(f"column {p}", value_type, value_type, False, 1, -1) for p, (value_type, _) in enumerate(_SAMPLE)
     )
@@ -145,9 +146,16 @@ def agrees(module: ModuleType) -> bool:
         (encoder.key(row), event_value(b"c", prefix, 9 + n, b"null", encoder.row(row), source, lsn, time_ms))
         for n, row in enumerate(rows)
     ]
+    copied = [
+        (encoder.key(row), event_value(b"r", prefix, SNAPSHOT_SEQ, b"null", encoder.row(row), source, lsn, time_ms))
+        for row in rows
+    ]
     try:
         kernel = _kernel(module, encoder)
         assert kernel is not None
+        lines: list[bytes | memoryview] = [_copy_line(row) for row in rows]
+        if kernel.encode_copied(lines, 0, prefix=prefix, source=source, lsn=lsn, time=b"%d" % time_ms)[0] != copied:
+            return False
         arriving = iter(frames[1:])
         pairs, _, _ = kernel.encode(
             frames[0],
@@ -165,6 +173,10 @@ def agrees(module: ModuleType) -> bool:
     except (AttributeError, TypeError, ValueError, AssertionError):
         return False  # an older one's methods
     return pairs == expected
+
+
+def _copy_line(row: tuple[bytes, ...]) -> bytes:
+    return b"\t".join(value.replace(b"\\", b"\\\\").replace(b"\n", b"\\n") for value in row) + b"\n"
 
 
 def _insert_frame(relation: int, lsn: int, row: tuple[bytes, ...]) -> bytes:

@@ -50,6 +50,7 @@ from snapshot.in_stream import StreamCopies
 from snapshot.initial import InitialSnapshot
 from snapshot.preparation import Stopped, waiting_for_slot
 from snapshot.recovery import create_slot_again
+from snapshot.worker import fence_workers
 
 _RETRY_MAX_S = 10.0
 
@@ -232,6 +233,8 @@ class _Session:
         self._ownership.take(state)
         if state is None:
             return None
+        if state.phase is not SnapshotPhase.DONE:
+            fence_workers(pipeline, while_waiting=self._keep_alive)
         was_timeline, state = state.timeline, check_system(state, self._identify(), pipeline)
         if state.timeline != was_timeline:
             self._observer.say(

@@ -19,6 +19,7 @@ from sinks.opensearch.sink import OpenSearchSink
 from snapshot.table_reader import SnapshotReader
 from stack import versions
 from tests.builders import batch, column, table, tag, upsert
+from tests.copy_lines import snapshot_rows
 from tests.databases import Database
 from tests.values import ARRAYS, EXTENSIONS, SCALARS, TYPES, known
 
@@ -65,7 +66,7 @@ def test_values_of_every_type_come_back_exactly(shared_database: Database, open_
     with ReplicationConnection(database.source()) as holder:
         snapshot = holder.create_slot(database.slot_name(), temporary=True).snapshot_name
         with SnapshotReader(database.source(), snapshot) as reader:
-            rows = [orjson.loads(encoder.row(fields)) for fields in reader.rows(everything)]
+            rows = [orjson.loads(encoder.row(fields)) for fields in snapshot_rows(reader, everything)]
     sink = open_sink(everything)
     outcome = sink.apply(batch(*(upsert(row, 1, of=everything) for row in rows)))
     assert [rejection.reason for rejection in outcome.rejections] == []

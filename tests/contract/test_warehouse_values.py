@@ -26,6 +26,7 @@ from sinks.warehouse.tables import WarehouseTables
 from snapshot.table_reader import SnapshotReader
 from stack import versions
 from tests.builders import delete, tag, upsert
+from tests.copy_lines import snapshot_rows
 from tests.databases import Database
 from tests.values import ARRAYS, EXTENSIONS, SCALARS, TYPES, known
 
@@ -46,7 +47,7 @@ def _rows(source: Database) -> tuple[Table, list[dict[str, Any]]]:
     with ReplicationConnection(source.source()) as holder:
         snapshot = holder.create_slot(source.slot_name(), temporary=True).snapshot_name
         with SnapshotReader(source.source(), snapshot) as reader:
-            return everything, [orjson.loads(encoder.row(fields)) for fields in reader.rows(everything)]
+            return everything, [orjson.loads(encoder.row(fields)) for fields in snapshot_rows(reader, everything)]
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "duckdb"])

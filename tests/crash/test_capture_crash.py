@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import SnapshotPhase
 from lockstep.console import EXIT_TAKEN_OVER
@@ -238,26 +240,106 @@ def _reader(pipeline: Pipeline) -> int | None:
         return None if slot is None else slot.active_pid
 
 
-def test_an_interrupted_snapshot_is_never_half(pipeline: Pipeline) -> None:
-    """Killed while it copies: the next start copies the missing tables under a later snapshot and ends the same."""
+_SIDE_BY_SIDE = "workers = 2\nrange_bytes = 65536"
+
+
+def _fill(pipeline: Pipeline) -> None:
     with pipeline.sql() as sql:
         sql.execute(f"insert into {pipeline.name}.account (id, owner) select i, 'o' from generate_series(1, 60000) i")
         sql.execute(f"insert into {pipeline.name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 60000) i")
-    killed = pipeline.start_capture()
 
-    def copying() -> bool:
-        state = pipeline.state() if "handoff at" in killed.log.read_text() else None
-        return state is not None and state.phase is SnapshotPhase.COPYING
 
-    wait_until(copying, what="the snapshot is being copied")
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.wait()
-    with pipeline.sql() as sql:  # changed and gone between the two snapshots
+def _change(pipeline: Pipeline) -> None:
+    """Rows that are changed and gone."""
+    with pipeline.sql() as sql:
         sql.execute(f"delete from {pipeline.name}.account where id % 10 = 0")
         sql.execute(f"update {pipeline.name}.account set owner = 'changed' where id % 10 = 1")
         sql.execute(f"update {pipeline.name}.entry set account_id = -account_id where account_id % 10 = 2")
-    capture = pipeline.start_capture()
-    pipeline.wait_streaming(capture)
-    pipeline.wait_published(capture)
-    assert pipeline.stop(capture) == 0
-    assert pipeline.newest_rows() == pipeline.source_rows()
+
+
+def _wait_copying(pipeline: Pipeline, capture: Any) -> list[psutil.Process]:
+    """Until rows are on their way to Kafka. Returns the processes: capture itself, then its workers."""
+    admin = TopicAdmin(pipeline.client)
+
+    def copying() -> bool:
+        state = pipeline.state() if "handoff at" in capture.log.read_text() else None
+        if state is None or state.phase is not SnapshotPhase.COPYING:
+            return False
+        counts = admin.partition_counts()
+        return any(admin.end_offsets(partitions_of(set(pipeline.config.topics().values()), counts)).values())
+
+    wait_until(copying, what="the snapshot is being copied")
+    process = psutil.Process(capture.pid)
+    workers = [child for child in process.children() if "spawn_main" in str(child.cmdline())]
+    return [process, *workers]
+
+
+@pytest.mark.parametrize("snapshot", ["workers = 0", _SIDE_BY_SIDE], ids=["alone", "side by side"])
+def test_an_interrupted_snapshot_is_never_half(stack: Any, tmp_path: Path, snapshot: str) -> None:
+    """Killed while it copies: the next start copies the missing tables under a later snapshot and ends the same."""
+    name = f"crash{os.getpid()}_{next(_numbers)}"
+    pipeline = Pipeline(stack.endpoints(), tmp_path, name, more={"snapshot": snapshot})
+    try:
+        _fill(pipeline)
+        killed = pipeline.start_capture()
+        processes = _wait_copying(pipeline, killed)
+        assert len(processes) == (3 if snapshot == _SIDE_BY_SIDE else 1)
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.wait()
+        _change(pipeline)  # between the two snapshots
+        wait_until(lambda: not any(process.is_running() for process in processes), what="the workers end, too")
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+        pipeline.wait_published(capture)
+        assert pipeline.stop(capture) == 0
+        assert pipeline.newest_rows() == pipeline.source_rows()
+    finally:
+        pipeline.close()
+
+
+def test_a_first_copy_that_was_frozen_publishes_nothing_when_it_wakes_up(stack: Any, tmp_path: Path) -> None:
+    """Another capture has finished the copy and streamed changes by then. The old rows must not come after them."""
+    name = f"crash{os.getpid()}_{next(_numbers)}"
+    pipeline = Pipeline(stack.endpoints(), tmp_path, name, more={"snapshot": _SIDE_BY_SIDE})
+    try:
+        _fill(pipeline)
+        old = pipeline.start_capture()
+        frozen = _wait_copying(pipeline, old)
+        assert len(frozen) == 3
+        for process in frozen:
+            process.suspend()
+        try:
+            new = pipeline.start_capture()
+            pipeline.wait_streaming(new)
+            _change(pipeline)
+            pipeline.wait_published(new)
+        finally:
+            for process in reversed(frozen):  # the workers have their turn first
+                process.resume()
+        assert pipeline.wait_ended(old) == EXIT_TAKEN_OVER, old.log.read_text()
+        wait_until(lambda: not any(process.is_running() for process in frozen), what="the workers end, too")
+        pipeline.wait_published(new)
+        assert pipeline.stop(new) == 0, new.log.read_text()
+        assert pipeline.newest_rows() == pipeline.source_rows()
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("server", ["kafka", "postgres"])
+def test_a_server_that_is_killed_while_workers_copy(stack: Any, tmp_path: Path, server: str) -> None:
+    name = f"crash{os.getpid()}_{next(_numbers)}"
+    pipeline = Pipeline(stack.endpoints(), tmp_path, name, more={"snapshot": _SIDE_BY_SIDE})
+    try:
+        _fill(pipeline)
+        capture = pipeline.start_capture()
+        _wait_copying(pipeline, capture)
+        stack.kill(server)
+        stack.start(server)
+        _change(pipeline)
+        pipeline.wait_streaming(capture)
+        pipeline.wait_published(capture)
+        assert pipeline.stop(capture) == 0, capture.log.read_text()
+        assert pipeline.newest_rows() == pipeline.source_rows()
+    finally:
+        pipeline.close()

@@ -556,6 +556,10 @@ def _dying(at: int, *, before: bool, error: type[BaseException]) -> Any:
             DiesAt.repairing = DiesAt.repairing or b'{"op":"r"' in (value or b"") or b'{"op":"d"' in (value or b"")
             self._publisher.send(topic, key, value, extra)
 
+        def send_rows(self, topic: str, rows: Any) -> None:
+            DiesAt.repairing = DiesAt.repairing or any(value.startswith(b'{"op":"r"') for _, value in rows)
+            self._publisher.send_rows(topic, rows)
+
         def commit(self, state: CaptureState, *arguments: Any, **options: Any) -> Any:
             if DiesAt.repairing:
                 DiesAt.repairing = False

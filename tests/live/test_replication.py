@@ -29,6 +29,7 @@ from cdc.protocol.envelope import TAG_END, TAG_START
 from cdc.protocol.pgoutput import Begin, Commit, Insert, LogicalMessage, Message, Update
 from cdc.protocol.walsender import status_update
 from snapshot.table_reader import SnapshotReader
+from tests.copy_lines import snapshot_rows
 from tests.databases import PUBLICATION, Database, until
 from tests.history import published
 
@@ -323,7 +324,7 @@ def test_a_transaction_in_flight_while_the_slot_is_created_is_in_the_stream_and_
         across.commit()
     shape = published_table.shape(T)
     with SnapshotReader(published_table.source(T), slot.snapshot_name) as reader:
-        copied = sorted(row[0] for row in reader.rows(shape))  # type: ignore[type-var]
+        copied = sorted(row[0] for row in snapshot_rows(reader, shape))  # type: ignore[type-var]
     in_flight.connection.close()
     point = slot.consistent_point
     follower = Assembler(published(shape), epoch=1, skip_to=(point, 0), end_lsn=point, commit_time_ms=0)
@@ -354,7 +355,7 @@ def test_the_snapshot_shows_nothing_that_commits_after_the_slot(published_table:
         slot = holder.create_slot(published_table.slot_name(), temporary=True)
         published_table.execute("insert into t values (1, 'after')")
         with SnapshotReader(published_table.source(), slot.snapshot_name) as reader:
-            assert list(reader.rows(published_table.shape(T))) == []
+            assert list(snapshot_rows(reader, published_table.shape(T))) == []
 
 
 def test_the_snapshot_reads_columns_in_the_order_of_the_shape(database: Database) -> None:
@@ -367,7 +368,7 @@ def test_the_snapshot_reads_columns_in_the_order_of_the_shape(database: Database
     with ReplicationConnection(database.source()) as holder:
         slot = holder.create_slot(database.slot_name(), temporary=True)
         with SnapshotReader(database.source(), slot.snapshot_name) as reader:
-            assert list(reader.rows(shape)) == [(b"1", b"x\ty", b"z")]
+            assert list(snapshot_rows(reader, shape)) == [(b"1", b"x\ty", b"z")]
 
 
 def test_a_key_is_read_in_its_own_order(database: Database) -> None:

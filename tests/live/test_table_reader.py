@@ -13,6 +13,7 @@ from snapshot import table_reader
 from snapshot.table_reader import SnapshotReader, UnreadableKey
 from stack.stack import Endpoints
 from tests.captured import Captured
+from tests.copy_lines import snapshot_rows
 from tests.databases import PUBLICATION, Database, until
 
 pytestmark = pytest.mark.live
@@ -42,7 +43,7 @@ class _Told(Exception):
 
 def test_while_no_row_comes_others_have_their_turn(reader: SnapshotReader, slow: Table) -> None:
     turns: list[int] = []
-    assert list(reader.rows(slow, while_waiting=lambda: turns.append(1))) == [(b"1",), (b"2",)]
+    assert list(snapshot_rows(reader, slow, while_waiting=lambda: turns.append(1))) == [(b"1",), (b"2",)]
     assert len(turns) > 2
 
 
@@ -51,7 +52,7 @@ def test_what_others_raise_ends_the_reading_at_once(database: Database, reader: 
         raise _Told
 
     with pytest.raises(_Told):
-        list(reader.rows(slow, while_waiting=stop))
+        list(snapshot_rows(reader, slow, while_waiting=stop))
     running = "select count(*) from pg_stat_activity where datname = current_database() and query like 'copy (select%%'"
     until(lambda: database.value(running) == 0)
 
@@ -81,7 +82,7 @@ def test_an_error_of_one_question_leaves_the_snapshot_usable(database: Database,
     with pytest.raises(UnreadableKey, match="InvalidTextRepresentation"):
         reader.find(shape, [("x",)])
     assert [key.has_row for key in reader.find(shape, [("1",), ("3",)])] == [True, False]
-    assert list(reader.rows(shape)) == [(b"1",), (b"2",)]
+    assert list(snapshot_rows(reader, shape)) == [(b"1",), (b"2",)]
 
 
 def test_a_table_that_may_not_be_read_is_named(database: Database) -> None:
@@ -93,7 +94,7 @@ def test_a_table_that_may_not_be_read_is_named(database: Database) -> None:
             SnapshotReader(database.source(user=role), slot.snapshot_name) as opened,
             pytest.raises(LockstepError, match=r"public\.t can't be read: .*permission denied"),
         ):
-            list(opened.rows(shape))
+            list(snapshot_rows(opened, shape))
 
 
 _INVALID = b"insert into t values (2, E'\\xff')"

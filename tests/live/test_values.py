@@ -17,6 +17,7 @@ from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgvalues import json_encoder
 from snapshot.table_reader import SnapshotReader
 from stack import versions
+from tests.copy_lines import snapshot_rows
 from tests.databases import Database
 from tests.values import ARRAYS, EXTENSIONS, SCALARS, TYPES, known, literal
 
@@ -94,7 +95,7 @@ def _copied(database: Database, tables: dict[str, Table], user: str | None = Non
                 for kind, published_table in zip(tables, _published(tables).values(), strict=True)
             }
             return {
-                kind: {int(fields[0]): encoders[kind].row(fields) for fields in reader.rows(table)}  # type: ignore[arg-type]
+                kind: {int(fields[0]): encoders[kind].row(fields) for fields in snapshot_rows(reader, table)}  # type: ignore[arg-type]
                 for kind, table in tables.items()
             }
 

@@ -11,13 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table
+from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import UNCHANGED, Commit, Message, Relation, decode
 from cdc.protocol.pgvalues import _SCALARS as SCALARS
 from cdc.protocol.row_kernel import RowEncoding
 from cdc.toast.rule import ColumnFacts, ToastRule
+from snapshot.row_events import RowEvents
 from tests.builders import column, table
+from tests.copy_lines import copy_line
 from tests.corpus.record import CORPUS
 from tests.history import relations
 from tests.row_kernels import COMMIT_LSN, Outcome, compiled, framed, name, outcome
@@ -176,6 +180,41 @@ def test_damaged_rows_come_out_the_same(kernel: RowEncoding, stream: Any, data: 
                 damaged[place] = data.draw(st.integers(0, 255))
     body[number] = bytes(damaged)
     same(framed([*body, COMMIT], tables), tables, kernel)
+
+
+def copied(lines: Sequence[bytes], shape: Table, encoding: RowEncoding | None) -> object:
+    """What comes of lines of a copy, by Python where there is no ``encoding``: the events, or the error."""
+    encoder = TableEncoder(shape, server="shop", database="d", version="1")
+    kernel = None if encoding is None else encoding.kernel(encoder)
+    events = RowEvents(encoder, kernel, epoch=3, consistent_point=2**64 - 1, commit_time_ms=COMMIT_TIME_US)
+    try:
+        return events.of_lines(list(lines))
+    except (LockstepError, IndexError) as error:  # of a value that PostgreSQL never writes
+        return type(error), str(error)
+
+
+@st.composite
+def copies(draw: st.DrawFn) -> tuple[Table, list[bytes]]:
+    """A table and lines of its rows, of which seldom one has another number of values, or is damaged."""
+    shape = draw(shapes())
+    lines = []
+    for _ in range(draw(st.integers(1, 8))):
+        row = [draw(st.one_of(texts(each.value_type), st.none())) for each in shape.columns]
+        line = copy_line(row[: draw(st.sampled_from([len(row)] * 9 + [len(row) - 1]))])
+        if draw(st.integers(0, 9)) == 0:
+            place = draw(st.integers(0, len(line) - 1))
+            line = (
+                line[:place] + draw(st.sampled_from([b"\\", b"\t", b"\\N", b"\\x", b"\\\t", b"\n", b""])) + line[place:]
+            )
+        lines.append(line)
+    return shape, lines
+
+
+@given(copies())
+def test_random_copied_rows_come_out_the_same(kernel: RowEncoding, made: tuple[Table, list[bytes]]) -> None:
+    shape, lines = made
+    for part in (lines, *([line] for line in lines)):
+        assert copied(part, shape, kernel) == copied(part, shape, None)
 
 
 LARGE_FACTS = (ColumnFacts("id", "int8", 8, "d"), ColumnFacts("note", "text", -1, "i"))

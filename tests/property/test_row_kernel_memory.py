@@ -20,6 +20,7 @@ FUZZ = """
 import ctypes, importlib.util, random, sys
 from pathlib import Path
 from cdc.protocol.row_kernel import agrees
+from tests.copy_lines import copy_line
 from tests.corpus.record import CORPUS
 from tests.wal import UNCHANGED, RELATION_ID, data_frame, insert, update
 
@@ -79,6 +80,14 @@ for number in range(int(sys.argv[3]) // 16):
         )
         taken += len(pairs)
         frames = frames[max(1, len(pairs)):]
+    lines = [exact(damaged(copy_line(row()))) for _ in range(16)]
+    start = 0
+    while start < len(lines):
+        pairs, following, _ = kernel.encode_copied(
+            lines, start, prefix=b"0" * 20, source=b"s" * dice.randrange(99), lsn=2**64 - 1, time=b"-1"
+        )
+        taken += len(pairs)
+        start = following + 1
 print("taken", taken)
 """
 

@@ -15,8 +15,10 @@ from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.pgoutput import Fields
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_tables, republish_keys
 from snapshot.keys import KeyTexts
+from snapshot.row_events import Line
 from snapshot.table_reader import FoundKey
 from tests.builders import ORDERS, column, table
+from tests.copy_lines import copy_line
 from tests.edges import Journal, MemoryPublisher, Time
 from tests.history import EPOCH, published, state
 from tests.wal import HANDOFF
@@ -41,13 +43,13 @@ class MemoryReader:
     def estimated_rows(self, shape: Table) -> int:
         return 2
 
-    def rows(
+    def lines(
         self, shape: Table, leaves: Sequence[int] = (), *, while_waiting: Callable[[], None] = lambda: None
-    ) -> Iterable[Fields]:
+    ) -> Iterable[list[Line]]:
         """After each row it takes ``silence_s`` seconds for more to come, which are told one by one."""
         self.read.append(shape.name)
         for row in self._rows[shape.name]:
-            yield row
+            yield [copy_line(row)]
             for _ in range(self.silence_s):
                 self.time.pass_by(1)
                 while_waiting()

@@ -5,16 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.protocol.copy_text import split_row
-
-_ESCAPES = {b"\\": b"\\\\", b"\b": b"\\b", b"\f": b"\\f", b"\n": b"\\n", b"\r": b"\\r", b"\t": b"\\t", b"\v": b"\\v"}
-
-
-def escaped(value: bytes | None) -> bytes:
-    """As PostgreSQL writes a value."""
-    if value is None:
-        return b"\\N"
-    return b"".join(_ESCAPES.get(bytes([byte]), bytes([byte])) for byte in value)
-
+from tests.copy_lines import escaped
 
 # Bytes that escaping is about come up often.
 values = st.none() | st.lists(st.sampled_from(b"\\\t\n\r\b\f\vNnat.x") | st.integers(1, 255), max_size=8).map(bytes)

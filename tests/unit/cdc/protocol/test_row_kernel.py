@@ -3,6 +3,7 @@
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import orjson
 import pytest
 
 from cdc.model.errors import ConfigurationError
@@ -10,6 +11,7 @@ from cdc.protocol import row_kernel
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.row_kernel import RowEncoding, agrees, row_encoding
 from tests.builders import column, table
+from tests.copy_lines import copy_line
 from tests.row_kernels import compiled
 from tests.wal import RELATION_ID, data_frame, insert, update
 
@@ -88,6 +90,51 @@ def test_numbers_beyond_the_tags_are_left_to_python() -> None:
     assert (len(pairs), following) == (1, FRAME)
 
 
+def copied(*lines: bytes, start: int = 0) -> Any:
+    kernel: Any = compiled().kernel(encoder())
+    return kernel.encode_copied(list(lines), start, prefix=b"p", source=b"{", lsn=1, time=b"2")
+
+
+LINE = b"1\tx\n"
+
+
+def test_lines_of_a_copy_are_rows_of_a_snapshot() -> None:
+    [(key, value)], following, size = copied(LINE)
+    assert (key, value[:28], following, size) == (b'{"id":1}', b'{"op":"r","tag":"p00000000",', 1, len(value))
+
+
+def test_what_copy_escapes_is_as_it_was() -> None:
+    rows = [(b"1", b"\b\f\n\r\t\v\\N"), (b"2", None), (b"3", b""), (b"4", b"\\.")]
+    pairs, following, _ = copied(*map(copy_line, rows))
+    assert following == 4
+    afters = [orjson.loads(value[: value.index(b',"source"')] + b"}")["after"] for _, value in pairs]
+    assert [after["note"] for after in afters] == ["\b\f\n\r\t\v\\N", None, "", "\\."]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"",
+        b"\n",
+        b"1\tx",
+        b"1\n",
+        b"1\tx\ty\n",
+        b"1\tx\\\n",
+        b"1\t\\x\n",
+        b"1\tx\\N\n",
+        b"1\t\\Nx\n",
+        b"1\\\tx\n",
+        b"\\N\tx\n",
+        b"1\t\xff\n",
+        b"1\t" + b"x" * 70_000 + b"\n",
+    ],
+)
+def test_a_line_that_python_has_to_look_at_ends_it(other: bytes) -> None:
+    pairs, following, _ = copied(LINE, other, LINE)
+    assert (len(pairs), following) == (1, 1)
+    assert copied(LINE, other, LINE, start=2)[1] == 3
+
+
 def test_a_table_with_a_type_that_it_doesnt_know_has_no_kernel() -> None:
     encoding = compiled()
     assert encoding.kernel(encoder(column("id", "int8"), column("list", is_array=True))) is None
@@ -130,8 +177,16 @@ def test_a_kernel_of_other_code_isnt_used() -> None:
             pairs, following, size = self._kernel.encode(*arguments, **options)
             return [(key, value.replace(b"before", b"earlier")) for key, value in pairs], following, size
 
+        def encode_copied(self, *arguments: Any, **options: Any) -> Any:
+            return self._kernel.encode_copied(*arguments, **options)
+
+    class WithoutCopies:
+        def __init__(self, *arguments: Any) -> None:
+            self.encode = real.RowKernel(*arguments).encode
+
     kinds = {name: getattr(real, name) for name in dir(real) if name.isupper()}
     assert agrees(real)
-    assert not agrees(cast(ModuleType, SimpleNamespace(**kinds, RowKernel=Older)))
+    for other in (Older, WithoutCopies):
+        assert not agrees(cast(ModuleType, SimpleNamespace(**kinds, RowKernel=other)))
     assert not agrees(cast(ModuleType, SimpleNamespace(**kinds)))
     assert not agrees(cast(ModuleType, SimpleNamespace()))

@@ -1,0 +1,239 @@
+"""The first copy by several processes: every row once, whatever the tables are like, and what is lost meanwhile."""
+
+import collections
+import json
+import multiprocessing
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cdc.capture.settings import SnapshotSettings
+from cdc.kafka.control_topics import read_state
+from cdc.model.errors import Unavailable
+from cdc.model.table import TableName
+from cdc.postgres.connection import connect
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from snapshot.worker import Job, _Worker, copy_publisher, fence_workers
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+WORKERS = "[snapshot]\nworkers = 2\nrange_bytes = 65536\n[capture]\nbatch_rows = 100"
+T = "create table t (id int primary key, a text)"
+ROWS = 5000
+FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"
+
+
+@pytest.fixture
+def make(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Any]:
+    """Makes a capture of these tables, whose first copy takes two workers."""
+    made: list[Captured] = []
+
+    def of(*tables: str, **options: Any) -> Captured:
+        options = {"sections": WORKERS, **options}
+        captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, list(tables), **options)
+        made.append(captured.__enter__())
+        return captured
+
+    yield of
+    for captured in made:
+        captured.__exit__(None, None, None)
+
+
+def _snapshot_rows(captured: Captured, table: str) -> list[int]:
+    """The ids of the copied rows, in order."""
+    values = [json.loads(event.value) for event in captured.events(table) if event.value is not None]
+    return sorted(value["after"]["id"] for value in values if value["op"] == "r")
+
+
+def test_every_row_is_copied_once(database: Database, make: Any) -> None:
+    database.execute(
+        T,
+        FILL,
+        "delete from t where id % 7 = 0",
+        "create table empty (id int primary key)",
+        "create table one (id int primary key)",
+        "insert into one values (1)",
+        "create table big (id int primary key, a text)",
+        "alter table big alter a set storage external",
+        "insert into big select n, repeat('y', 30000) || n from generate_series(1, 40) n",
+    )
+    names = ["t", "empty", "one", "big"]
+    captured = make(*(f"public.{name}" for name in names)).start()
+    assert any("2 workers copy" in line for line in captured.said)
+    for name in names:
+        expected = [row[0] for row in database.connection.execute(f"select id from {name} order by id").fetchall()]
+        assert _snapshot_rows(captured, f"public.{name}") == expected
+    captured.assert_equal()
+    state = read_state(captured.client, captured.name, captured.config.slot)
+    assert state is not None
+    assert state.copied[TableName("public", "t")] == ROWS - ROWS // 7
+
+
+def test_partitions_are_copied_side_by_side(database: Database, make: Any) -> None:
+    database.execute(
+        "create table p (id int, a text, primary key (id)) partition by range (id)",
+        "create table p1 partition of p for values from (0) to (3000)",
+        "create table p2 (a text, id int not null) ",
+        "alter table p attach partition p2 for values from (3000) to (5000)",
+        "create table p3 partition of p for values from (5000) to (9000) partition by range (id)",
+        "create table p3a partition of p3 for values from (5000) to (9000)",
+        "insert into p select n, repeat('x', 100) from generate_series(1, 7000) n",
+        "create table bare (id int primary key) partition by range (id)",
+    )
+    captured = make("public.p", "public.bare").start()
+    assert _snapshot_rows(captured, "public.p") == list(range(1, 7001))
+    captured.assert_equal()
+
+
+def test_the_rows_of_tables_that_inherit_are_their_own(database: Database, make: Any) -> None:
+    database.execute(
+        T, FILL, "create table child (primary key (id)) inherits (t)", "insert into child values (-1, 'c')"
+    )
+    captured = make("public.t").start()
+    assert _snapshot_rows(captured, "public.t") == list(range(1, ROWS + 1))
+
+
+def test_a_little_is_copied_without_workers(database: Database, make: Any) -> None:
+    database.execute(T, "insert into t values (1, 'x')")
+    captured = make("public.t").start()
+    assert not any("workers copy" in line for line in captured.said)
+    assert _snapshot_rows(captured, "public.t") == [1]
+
+
+def _workers() -> list[psutil.Process]:
+    """Our children that copy."""
+    return [
+        child for child in psutil.Process().children() if any("spawn_main" in argument for argument in child.cmdline())
+    ]
+
+
+def _kill_one() -> None:
+    _workers()[0].kill()
+
+
+class _Once:
+    """Does something after a commit while there are workers, once: that of before the first row, or a later one."""
+
+    def __init__(self, inner: Any, action: Callable[[], object], *, when: Callable[[CaptureState], bool]) -> None:
+        self._inner = inner
+        self._action = action
+        self._when = when
+
+    def commit(self, state: CaptureState, *arguments: Any, **options: Any) -> Any:
+        result = self._inner.commit(state, *arguments, **options)
+        if _workers() and self._when(state):
+            self._action()
+            self._when = lambda _: False
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def _once(action: Callable[[], object], *, when: Callable[[CaptureState], bool] = lambda _: True) -> Any:
+    """A wrapper of publishers, of all sessions together."""
+    made: list[_Once] = []
+
+    def wrap(inner: Any) -> Any:
+        if made:
+            return inner
+        made.append(_Once(inner, action, when=when))
+        return made[0]
+
+    return wrap
+
+
+@pytest.mark.parametrize("in_ledger", [0, 1])
+def test_a_worker_that_is_killed_costs_a_new_start_and_no_row(database: Database, make: Any, in_ledger: int) -> None:
+    database.execute(T, FILL, "create table u (like t including all)", "insert into u select * from t where id < 2000")
+    captured = make("public.t", "public.u")
+    kill = _once(_kill_one, when=lambda state: len(state.copied) == in_ledger)
+    captured.start(wrap_publisher=kill)
+    assert any("a process that copied has ended" in line for line in captured.said)
+    counts = collections.Counter[int]()
+    for table, rows in (("public.t", ROWS), ("public.u", 1999)):
+        copied = _snapshot_rows(captured, table)
+        assert set(copied) == set(range(1, rows + 1))
+        counts[len(copied) == rows] += 1
+    assert counts[True] >= in_ledger  # what is in the ledger isn't copied again
+    captured.assert_equal()
+
+
+def test_workers_that_are_fenced_before_the_first_row_publish_nothing(database: Database, make: Any) -> None:
+    """As by a process that takes over: the state is read, and what was begun before is ended."""
+    database.execute(T, FILL)
+    captured = make("public.t")
+    pipeline = captured.config.as_pipeline()
+    captured.start(wrap_publisher=_once(lambda: fence_workers(pipeline, while_waiting=lambda: None)))
+    assert any("another process has taken over" in line for line in captured.said)
+    assert _snapshot_rows(captured, "public.t") == list(range(1, ROWS + 1))
+
+
+def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database, make: Any) -> None:
+    """Also where the new capture has no workers that would have its id."""
+    database.execute(T, FILL)
+    captured = make("public.t")
+    captured.begin(wrap_publisher=_once(captured._stop.set))
+    until(captured._stop.is_set)
+    captured.stop()
+    old = copy_publisher(captured.config.as_pipeline(), 5)
+    old.start()
+    old.send_rows(captured.topic("public.t"), [(b'{"id":1}', b"old")])
+    captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(workers=0)})
+    captured.start()
+    with pytest.raises(Unavailable, match="another process has taken over"):
+        old.commit_events()
+    old.close()
+    captured.assert_equal()
+
+
+def test_a_worker_whose_snapshot_is_gone_can_be_started_again(database: Database, make: Any) -> None:
+    database.execute(T)
+    captured = make("public.t")
+    ours, theirs = multiprocessing.Pipe()
+    job = Job(captured.config.as_pipeline(), "00000003-00000001-1", 1, 0, 0, "d", "1", {}, {})
+    with ours, theirs, pytest.raises(Unavailable, match="can't read the snapshot"):
+        _Worker(0, job, theirs).run()
+
+
+def test_a_stop_ends_the_workers(database: Database, make: Any) -> None:
+    database.execute(T, FILL)
+    captured = make("public.t")
+    captured.begin(wrap_publisher=_once(captured._stop.set))
+    until(captured._stop.is_set)
+    captured.stop()
+    assert _workers() == []
+    state = read_state(captured.client, captured.name, captured.config.slot)
+    assert state is not None
+    assert state.phase is SnapshotPhase.COPYING
+    captured.start()
+    captured.assert_equal()
+
+
+def test_an_alter_table_that_waits_for_the_copy_does_not_hold_it_up(database: Database, make: Any) -> None:
+    """Whoever asks for a lock then waits behind it, so all have theirs before."""
+    database.execute(T, FILL)
+    captured = make("public.t")
+    waiting = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
+
+    def alter() -> None:
+        with connect(database.source(), application="alter") as connection:
+            connection.execute("alter table public.t add b int")
+
+    altering = threading.Thread(target=alter)
+
+    def begin() -> None:
+        altering.start()
+        until(lambda: database.value(waiting) > 0)
+
+    captured.start(wrap_publisher=_once(begin))
+    altering.join()
+    assert not any("starting over" in line for line in captured.said)
+    assert _snapshot_rows(captured, "public.t") == list(range(1, ROWS + 1))
