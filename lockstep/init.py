@@ -95,7 +95,7 @@ min_insync_replicas = 2                    # 1 for a single broker
 # spool_bytes = 17179869184                # the most that they take there
 
 # [snapshot]
-# workers = 2                              # processes that take the first copy; 0: capture itself takes it
+# workers = 0                              # processes that take the first copy; 0: capture itself takes it
 # range_bytes = 268435456                  # of a table, copied at once by one of them
 # lock_timeout_ms = 2000                   # how long a table's lock is waited for, then capture starts over
 

@@ -53,7 +53,7 @@ class SnapshotSettings(Settings):
     """How the first copy of all tables is taken."""
 
     workers: Annotated[int, Field(ge=0, le=COPY_WORKERS_MAX)] = Field(
-        default=2, description="processes that copy side by side; 0: capture copies one table after the other"
+        default=0, description="processes that copy side by side; 0: capture copies one table after the other"
     )
     range_bytes: Annotated[int, Field(ge=8192)] = Field(
         default=256 * 1024 * 1024,

@@ -109,7 +109,7 @@ class SinkQuery:
         )
         self._rejections = self._dead_letters.read(task.tables)
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
-        # What tasks run, by whether the batch is long, and the topics that it was made for. Made anew where it has to be.
+        # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
         self._state = QueryState()
