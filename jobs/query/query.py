@@ -47,7 +47,7 @@ from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, Waterm
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.source import range_frame, read_topics
-from sinks.contract import Progress
+from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 
 _TASKS_MAX: Final = 32
 _TASKS_MAX_PER_CORE: Final = 4
@@ -268,13 +268,16 @@ class SinkQuery:
                 result = self._deliver(records, {topic for topic, _ in ends}, is_long=True)
             finally:
                 SLOTS.give_back()
+            # A long batch tells where it is, past the markers of transactions; no row has stored that.
+            written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
         else:
             records = self._records(frame, wanted_ranges, tasks_max=1 if is_small else self._tasks_max)
             result = self._deliver(records, {part.topic for part in wanted_ranges}, is_long=False)
+            written = result.next_offsets
         self._keep_rejections(result)
         # Spark's next batch begins where it has planned the end of this one; ours begins where a long one has got to.
         reached = {at: max(end, starts.get(at, 0), result.next_offsets.get(at, 0)) for at, end in ends.items()}
-        progress = self._keeper.batch_applied(reached, rejected=len(result.rejected), written=result.next_offsets)
+        progress = self._keeper.batch_applied(reached, rejected=len(result.rejected), written=written)
         self._previous_ends = (batch_id, reached)
         self._report_applied(result, progress)
 
@@ -290,7 +293,7 @@ class SinkQuery:
         if not told.next_offsets:
             return
         try:
-            progress = self._keeper.batch_applied(told.next_offsets, rejected=0, written=told.next_offsets)
+            progress = self._keeper.batch_applied(told.next_offsets, rejected=0)
         except Unavailable:
             return  # the keeper knows it, and stores it the next time
         except Exception as error:
