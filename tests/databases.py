@@ -151,7 +151,7 @@ class Database:
         token = uuid.uuid4().bytes
         self.connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (_MARK, token))
         received: list[tuple[int, bytes]] = []
-        with closing(self._started(slot, at, user, in_parts=in_parts)) as stream:
+        with closing(self.started(slot, at, user, in_parts=in_parts)) as stream:
             deadline = time.monotonic() + _PATIENCE_S
             marked = False
             while not (marked and received[-1][1].startswith(b"C")):
@@ -165,7 +165,7 @@ class Database:
                     marked = marked or (payload.startswith(b"M") and payload.endswith(token))
         return received
 
-    def _started(self, slot: str, at: Lsn, user: str | None, *, in_parts: bool) -> ReplicationConnection:
+    def started(self, slot: str, at: Lsn, user: str | None = None, *, in_parts: bool = False) -> ReplicationConnection:
         """A started stream; an earlier reader that has left may still hold the slot for a moment."""
 
         def attempt() -> ReplicationConnection | None:

@@ -38,7 +38,8 @@ class CaptureSettings(Settings):
         default=".lockstep/spool", description="where they wait; it may be lost, since PostgreSQL sends them again"
     )
     spool_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
-        default=16 * 1024**3, description="the most that they take there together; beyond it, capture stops"
+        default=16 * 1024**3,
+        description="the most that they take there together; beyond it, capture starts over without the spool",
     )
     include_before: bool = Field(
         default=True, description="publish what the replica identity delivers of the old row, as Debezium does"

@@ -42,6 +42,7 @@ from jobs.query.threads import (
     listen_to_tasks,
     report_long_batches,
     side_threads,
+    store_told,
 )
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
@@ -292,15 +293,10 @@ class SinkQuery:
         self._state.heard_at = time.monotonic()
         if not told.next_offsets:
             return
-        try:
-            progress = self._keeper.batch_applied(told.next_offsets, rejected=0)
-        except Unavailable:
-            return  # the keeper knows it, and stores it the next time
-        except Exception as error:
-            self._state.fail(error)
-            return
-        self._report_applied(told, progress)
-        self._state.batch_done.set()
+        progress = store_told(self._state, partial(self._keeper.batch_applied, told.next_offsets, rejected=0))
+        if progress is not None:
+            self._report_applied(told, progress)
+            self._state.batch_done.set()
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []

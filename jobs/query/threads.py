@@ -39,6 +39,7 @@ from jobs.query.resume_check import TopicFacts, check_same_topics
 from jobs.query.schema_watch import SchemaWatch
 from jobs.query.sink_plan import SinkPlan
 from jobs.report import BatchGoesOn, Reporter, SinkWaiting
+from sinks.contract import Progress
 
 POLL_S: Final = 0.1
 
@@ -128,6 +129,22 @@ def listen_to_tasks(state: QueryState, serve: Callable[[threading.Event], None])
         serve(state.ended)
     except Exception as error:  # a batch that can't be ended would go on without end
         state.fail(error)
+
+
+def store_told(state: QueryState, store: Callable[[], Progress]) -> Progress | None:
+    """Store what the task of a long batch has applied. None where that can't be now, and ends the query if for good.
+
+    A destination that lost what it had must end it too: the batch would go on behind the gap.
+    """
+    try:
+        return store()
+    except DataLost as error:
+        state.fail(error)
+    except Unavailable:
+        pass  # the keeper knows it, and stores it the next time
+    except Exception as error:
+        state.fail(error)
+    return None
 
 
 def fill_columns(state: QueryState, fill: Callable[[], None]) -> None:

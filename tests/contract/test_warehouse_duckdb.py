@@ -1,5 +1,6 @@
 """The warehouse in a DuckDB file: who may use it when, what a crash leaves, histories, values no column can hold."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -145,6 +146,22 @@ def test_who_creates_the_file_second_leaves_what_is_in_it(
         assert late.apply(batch(upsert({"id": 2, "note": "a"}, 2))).applied == 1
     assert read(file, "select id from shop.orders order by id") == [(1,), (2,)]
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_links_needs_a_file_that_is_there(
+    file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refused)
+    with pytest.raises(LockstepError, match="has no hard links") as raised:
+        open_sink(table())
+    assert raised.value.hint == "create it there with DuckDB, or choose another place"
+    assert list(tmp_path.iterdir()) == []
+    duckdb.connect(str(file)).close()
+    open_sink(table())
 
 
 ADDING = """

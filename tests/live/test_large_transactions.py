@@ -11,15 +11,13 @@ import psycopg
 import pytest
 
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
-from cdc.postgres.replication import ReplicationConnection
 from cdc.protocol.pgoutput import Begin, Commit, Delete, Insert, Message, Relation, Truncate, Type, Update, decode
 from cdc.protocol.walsender import WAL_DATA_OFFSET, XLOG_DATA, wal_start
 from cdc.stream.transaction_spool import SpoolSpace
 from cdc.stream.whole_transactions import WholeTransactions
 from tests.captured import Captured, StartCapture
-from tests.databases import PUBLICATION, Database, until
+from tests.databases import PUBLICATION, Database
 
 pytestmark = pytest.mark.live
 
@@ -48,18 +46,7 @@ def _frames(database: Database, slot: str, at: Lsn, directory: Path, *, in_parts
     database.execute("select pg_logical_emit_message(true, 'test.end', '')")
     received: list[tuple[int, bytes]] = []
 
-    def attempt() -> ReplicationConnection | None:
-        connection = ReplicationConnection(database.source())
-        try:
-            connection.start(slot, publication=PUBLICATION, at=at, in_parts=in_parts)
-        except LockstepError as error:
-            connection.close()
-            if "is active" in error.message:
-                return None
-            raise
-        return connection
-
-    with closing(until(attempt)) as connection:
+    with closing(database.started(slot, at, in_parts=in_parts)) as connection:
         stream = WholeTransactions(connection, SpoolSpace(directory, bytes_max=_ENOUGH)) if in_parts else connection
 
         def ended() -> bool:

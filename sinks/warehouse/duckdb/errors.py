@@ -11,6 +11,10 @@ _HOLDER = re.compile(r"lock is held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
 
 # DuckDB has no codes: the class of an error says little, its words the rest.
 _PASSING: Final = ("TransactionException",)
+_NO_LINKS: Final = (
+    "its file system has no hard links, by which it is created at once for all",
+    "create it there with DuckDB, or choose another place",
+)
 _WORDS: Final = {
     "No space left on device": ("its disk is full", "free space; nothing of the batch was written"),
     "Permission denied": ("it can't be opened", "let this user read and write the file and its directory"),
@@ -33,6 +37,8 @@ _WORDS: Final = {
         "this process has opened it with other settings",
         "give the address of this sink the same settings everywhere",
     ),
+    "Operation not permitted": _NO_LINKS,
+    "Operation not supported": _NO_LINKS,
     "Could not write file": (
         "it can't be written",
         "look at its disk and at limits of this user; nothing of the batch was written",

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.threads import EarlyEnd, ended_early
+from jobs.query.threads import EarlyEnd, QueryState, ended_early, store_told
 from tests.databases import until
 
 
@@ -68,3 +68,25 @@ def test_a_query_does_not_go_on_when_a_bug_keeps_it_from_looking_at_its_topics(w
     with watch(_Answers(RuntimeError("a bug"))) as early:
         assert early.ending.wait(30)
     assert str(early.failure) == "a bug"
+
+
+def _raising(error: Exception) -> Callable[[], Any]:
+    def store() -> Any:
+        raise error
+
+    return store
+
+
+@pytest.mark.parametrize("error", [DataLost("it was put back"), LockstepError("refused"), ValueError("a bug")])
+def test_what_a_destination_lost_ends_a_long_batch(error: Exception) -> None:
+    state = QueryState()
+    assert store_told(state, _raising(error)) is None
+    assert state.failure is error
+    assert state.ended.is_set()
+
+
+def test_a_destination_that_does_not_answer_gets_it_the_next_time() -> None:
+    state = QueryState()
+    assert store_told(state, _raising(Unavailable("it restarts"))) is None
+    assert state.failure is None
+    assert not state.ended.is_set()
