@@ -51,12 +51,21 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What all jobs of a pipeline read, and what with. ``tables`` are the captured ones."""
+    """What all jobs of a pipeline read, and what with.
+
+    ``tables`` are the captured ones that have a key, which a sink gets unless it names its own. ``append_only`` are
+    the others, which it gets where it names them.
+    """
 
     pipeline: str
     kafka: KafkaSettings
     tables: Sequence[TableName]
     spark: SparkSettings
+    append_only: Collection[TableName] = ()
+
+    def tables_of(self, sink: str, settings: SinkSettings) -> list[TableName]:
+        """The tables of a sink with these settings. Raises ConfigurationError for one that isn't captured."""
+        return tables_of(sink, settings.tables, self.tables, self.append_only)
 
     def plan(
         self,
@@ -77,7 +86,7 @@ class Source:
             generation=generation,
             pipeline=self.pipeline,
             kafka=self.kafka,
-            tables=tables_of(name, settings.tables, self.tables),
+            tables=self.tables_of(name, settings),
             spark=self.spark,
             once=once,
             go_live=go_live,
@@ -94,6 +103,7 @@ def run_sinks(
     tables: Sequence[TableName],
     sinks: Mapping[str, SinkSettings],
     spark: SparkSettings,
+    append_only: Collection[TableName] = (),
     once: bool = False,
     report: Reporter = log_report,
     stop: threading.Event | None = None,
@@ -102,13 +112,13 @@ def run_sinks(
 ) -> int:
     """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
 
-    ``tables`` are the captured ones; a sink's own ``tables`` narrow them. ``opened`` is a session to run in.
+    ``tables`` and ``append_only`` are those of ``Source``. ``opened`` is a session to run in.
     Returns the exit code: 0, 1 when a sink failed, or TAKEN_OVER. ``report`` has the errors; the other sinks went on.
     Raises ConfigurationError before anything is started, and LockstepError when Spark doesn't start.
     """
-    source = Source(pipeline, kafka, tables, spark)
+    source = Source(pipeline, kafka, tables, spark, append_only)
     for name, settings in sinks.items():
-        tables_of(name, settings.tables, tables)
+        source.tables_of(name, settings)
     stop = stop or threading.Event()
     with session(source, stop, sinks.values(), opened=opened) as spark_session:
         return _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink).run()
@@ -150,12 +160,21 @@ def session(
         started.stop()
 
 
-def tables_of(sink: str, wanted: Sequence[str], captured: Sequence[TableName]) -> list[TableName]:
-    """The tables of a sink: those it names, or all. Raises ConfigurationError for one that isn't captured. Pure."""
+def tables_of(
+    sink: str, wanted: Sequence[str], captured: Sequence[TableName], append_only: Collection[TableName] = ()
+) -> list[TableName]:
+    """The tables of a sink: those it names, or all but append-only ones.
+
+    Raises ConfigurationError for one that isn't captured. Pure.
+    """
     if not wanted:
         return list(captured)
     names = [TableName.parse(text) for text in wanted]
-    problems = [f"sinks.{sink}.tables: {name} is not captured" for name in names if name not in captured]
+    problems = [
+        f"sinks.{sink}.tables: {name} is not captured"
+        for name in names
+        if name not in captured and name not in append_only
+    ]
     if problems:
         raise ConfigurationError(
             "a sink asks for tables that nobody captures", problems=problems, hint="add them to source.tables"

@@ -12,7 +12,6 @@ from cdc.kafka.control_topics import read_progress, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
-from cdc.model.table import TableName
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import ProgressRecord
@@ -113,7 +112,7 @@ def _ready_generation(config: Config, name: str) -> Generation:
 
 def _start(config: Config, settings: SinkSettings, *, lsn: int | None, time_ms: int | None) -> Offsets:
     """The offset of each partition of the sink's tables to read from. Raises ConfigurationError as ``read_from``."""
-    tables = [TableName.parse(table) for table in settings.tables] or config.source.keyed_names
+    tables = config.sink_tables(settings)
     cluster = TopicAdmin(config.kafka.client())
     partitions = partitions_of([config.topics()[table] for table in tables], cluster.partition_counts())
     if lsn is None:
@@ -169,6 +168,7 @@ def apply_sinks(
         pipeline=config.pipeline.name,
         kafka=config.kafka,
         tables=config.source.keyed_names,
+        append_only=config.source.append_only_names,
         sinks=chosen,
         spark=spark_settings(config),
         once=once,

@@ -66,18 +66,38 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _sinks_read_captured_tables(self) -> "Config":
-        captured = set(self.source.keyed_names)
+        append_only = self.source.append_only & set(self.source.table_names)
         problems = []
         for name, sink in self.sinks.items():
-            unknown = [text for text in sink.tables if TableName.parse(text) not in captured]
+            tables = set(map(TableName.parse, sink.tables))
+            # Where no tables are named, a sink gets those with a key; append-only ones have to be asked for.
+            may_have = {*self.source.keyed_names, *((append_only & tables) if sink.TAKES_APPEND_ONLY else ())}
+            refused = sorted(append_only & tables - may_have)
+            if refused:
+                problems.append(
+                    f"sinks.{name}.tables names append-only tables, which a sink of type {sink.type!r} can't take:"
+                    f" {', '.join(map(str, refused))}; a warehouse and Delta tables can"
+                )
+            unknown = [text for text in sink.tables if TableName.parse(text) not in {*may_have, *refused}]
             if unknown:
                 problems.append(
                     f"sinks.{name}.tables names tables that aren't captured with a key: {', '.join(unknown)}"
                 )
-            astray = sorted(sink.named_tables() - captured)
+            astray = sorted(sink.named_tables() - may_have - set(refused))
             if astray:
                 problems.append(
                     f"sinks.{name} names tables that aren't captured with a key: {', '.join(map(str, astray))}"
+                )
+            kept = [text for text in map(str, sorted(append_only)) if text in _history_of(sink)]
+            if kept:
+                problems.append(
+                    f"sinks.{name}.history names append-only tables, whose events are all kept anyway:"
+                    f" {', '.join(kept)}"
+                )
+            clashing = sink.clashing_columns(append_only)
+            if clashing:
+                problems.append(
+                    f"sinks.{name} names columns that append-only tables need in a sink: {', '.join(clashing)}"
                 )
         if problems:
             raise ValueError("; ".join(problems))
@@ -138,6 +158,15 @@ class Config(Settings):
     def topics(self) -> dict[TableName, str]:
         """Captured table -> its topic."""
         return self.as_pipeline().topics()
+
+    def sink_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
+        """The tables of a sink with these settings."""
+        return tuple(map(TableName.parse, settings.tables)) or self.source.keyed_names
+
+
+def _history_of(sink: SinkSettings) -> set[str]:
+    """The tables that a setting names of which all versions are kept."""
+    return set(map(str, sink.history_tables)) if isinstance(sink, WarehouseSettings) else set()
 
 
 def load(path: Path) -> Config:

@@ -136,8 +136,8 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
                 f"generation {number} of sink {name!r} is {generation.phase.value}, not ready",
                 hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
             )
-        wanted = map(TableName.parse, settings_of_generation(config, name, generation).tables)
-        tables = [table for table in wanted if table in config.source.keyed_names] or config.source.keyed_names
+        wanted = config.sink_tables(settings_of_generation(config, name, generation))
+        tables = [table for table in wanted if table in config.source.table_names] or config.source.keyed_names
         live_before = switch(partial(open_sink, name, settings), number, log_ends=partial(log_ends, config, tables))
     finally:
         opened.sink.close()

@@ -52,7 +52,8 @@ $skipped# slot = "lockstep_$plain_name"
 # Leave out what was itself replicated into this server (PostgreSQL 16 and later).
 # origin = "none"
 
-# Tables without a primary key: a unique index over columns that are not null, or every event for ever.
+# Tables without a primary key: a unique index over columns that are not null, or every event for ever. The latter go
+# to those warehouses and Delta sinks that name them in tables.
 # [source.options."public.orders"]
 # key = ["code"]
 # [source.options."public.log"]
@@ -124,7 +125,7 @@ checkpoint_directory = ".lockstep/checkpoints"
 # of any other with the next start. Every sink may have these:
 
 # [sinks.NAME]
-# tables = ["public.orders", "public.items"]    # else all that have a key (rebuild)
+# tables = ["public.orders", "public.items"]    # else all that have a key; append-only ones only by name (rebuild)
 # exclude = ["public.orders.secret"]       # columns that never get there (rebuild)
 # where = { "public.orders" = "amount > 0" }    # rows that don't meet it aren't there; Spark SQL (rebuild)
 # computed = { "public.orders.tax" = { sql = "amount * 0.2", type = "numeric" } }    # more columns; Spark SQL (rebuild)

@@ -12,6 +12,7 @@ import orjson
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
+from sinks.append_only import OPERATION_COLUMN, TRUNCATE, hides, is_append_only
 from sinks.columns.shape import Shape, unknown_column, unprepared
 from sinks.contract import (
     NOTHING_ADDED,
@@ -144,8 +145,9 @@ class MemorySink:
             if table.name not in generation.newest:
                 raise unprepared(table.name)
             events = list(generation.newest[table.name].values())
+        emptied = _emptied(events) if is_append_only(table) else None
         for event in events:
-            if event.row is not None:
+            if event.row is not None and (emptied is None or not hides(event.row, event.tag, emptied)):
                 row = {column.name: event.row.get(column.name) for column in table.columns}
                 lacks = [name for name in row if name not in event.row]
                 yield StoredRow({name: row[name] for name in table.key}, row, event.tag, lacks)
@@ -249,6 +251,12 @@ class MemoryRecords:
                 return False
             self._store.records[name] = text
             return True
+
+
+def _emptied(events: Sequence[RowEvent]) -> str:
+    """The tag of what emptied an append-only table last; empty where nothing did."""
+    rows = ((event.tag, event.row) for event in events if event.row is not None)
+    return max((tag for tag, row in rows if row.get(OPERATION_COLUMN) == TRUNCATE), default="")
 
 
 def _key_bytes(key: Mapping[str, object]) -> bytes:

@@ -64,7 +64,7 @@ def projection_of(settings: SinkSettings) -> Projection:
 
 
 def history_tables(settings: SinkSettings, tables: Iterable[TableName]) -> frozenset[TableName]:
-    """Those of a sink's tables of which it keeps all versions."""
+    """Those of a sink's tables, which all have a key, of which it keeps all versions."""
     if not isinstance(settings, WarehouseSettings) or not settings.keeps_history:
         return frozenset()
     return frozenset(tables) & settings.history_tables if settings.history_tables else frozenset(tables)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, fi
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, TableName
 from cdc.secret import read_secret_file
+from sinks.append_only import named
 from sinks.wrappers.masks import MaskSetting, Salt
 from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
 from sinks.wrappers.renaming import Renaming
@@ -70,7 +71,7 @@ PROJECTING: Final = frozenset({"tables", "exclude", "rename", "mask", "computed"
 
 
 class TableSettings(BaseModel):
-    """``tables`` narrows what a sink gets; empty: all tables that have a key.
+    """``tables`` chooses what a sink gets; empty: all tables that have a key.
 
     ``exclude`` names columns that never get here, ``rename`` has other names for columns. ``mask`` hides values
     (``sinks.wrappers.masks``); hashes need ``mask_salt_file``, or the salt in the environment. ``computed`` adds
@@ -92,6 +93,9 @@ class TableSettings(BaseModel):
 
     What was written with another value wouldn't be found again.
     """
+
+    TAKES_APPEND_ONLY: ClassVar[bool] = False
+    """Whether ``tables`` may name tables without a key (``sinks.append_only``)."""
 
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()
@@ -165,6 +169,11 @@ class TableSettings(BaseModel):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def clashing_columns(self, tables: Set[TableName]) -> list[str]:
+        """What settings say of columns that append-only tables, which these are, have in a sink besides their own."""
+        columns = (*self.exclude, *self.rename, *self.mask, *self.computed)
+        return [text for text in columns if parse_column(text)[0] in tables and named([parse_column(text)[1]])]
 
     def named_tables(self) -> set[TableName]:
         """Tables that settings of this kind of sink speak of."""

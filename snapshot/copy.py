@@ -180,6 +180,10 @@ class _TableCopy:
         self._publisher.send(self._published.topic, key, None, self._events.tombstone_tag)
         self._sent([(key, value)])
 
+    def truncate(self) -> None:
+        """Publish that an append-only table has no other rows than those that follow. Raises Interrupted."""
+        self._send_rows([self._events.of_truncate()])
+
     def finished(self, rows: int) -> None:
         """Say that the last row is committed."""
         name = self._published.table.name
@@ -278,7 +282,8 @@ def copy_into_stream(
     """Copy one table at the stream's position; returns the committed state with the table in its ledger.
 
     With ``leaves`` only the rows of these new partitions are added. Without it, all rows are published, and a delete
-    for every key that the topic holds and the table doesn't. Raises Interrupted when ``stopping`` came first: the next
+    for every key that the topic holds and the table doesn't. The rows of an append-only table have no keys, so a
+    truncate comes before them: they are all that is left. Raises Interrupted when ``stopping`` came first: the next
     start begins this copy again.
     """
     copy = _TableCopy(
@@ -296,7 +301,8 @@ def copy_into_stream(
     if leaves:
         rows = state.copied.get(name, 0) + copy.rows(leaves)
     else:
-        # Keys of an append-only table are all the same, so nothing is ever left of them to delete.
+        if not published.table.key:
+            copy.truncate()
         with live_keys(published.topic) if published.table.key else nullcontext(set[bytes]()) as vanished:
             rows = copy.rows(copied=vanished.discard)
             for key in vanished:

@@ -162,7 +162,7 @@ def drop_own_slot(sql: psycopg.Connection[Any], name: str, say: Callable[[str], 
 def tables_to_copy(pipeline: Pipeline, chosen: Sequence[str]) -> list[TableName]:
     """The tables of a recovery: those that were chosen, else all with a key.
 
-    A copy of an append-only table repeats rows that its topic has already, so it has to be chosen.
+    A copy of an append-only table takes the place of all events that its topic has, so it has to be chosen.
     Raises ConfigurationError with every name that isn't captured.
     """
     names, problems = [], []

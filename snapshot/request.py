@@ -32,15 +32,15 @@ def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> Requested:
         except ValueError as error:
             problems.append(str(error))
             continue
-        if name not in pipeline.source.keyed_names:
-            problems.append(f"{name} isn't captured with a key")
+        if name not in pipeline.source.table_names:
+            problems.append(f"{name} isn't captured")
         if name not in names:
             names.append(name)
     if problems:
         raise ConfigurationError(
             "these tables can't be copied",
             problems=problems,
-            hint=f"captured with a key are: {', '.join(map(str, pipeline.source.keyed_names))}",
+            hint=f"captured are: {', '.join(map(str, pipeline.source.table_names))}",
         )
     with connect(pipeline.source, application="lockstep snapshot") as connection:
         slot = find_slot(connection, pipeline.slot)

@@ -82,6 +82,10 @@ class RowEvents:
         """The value that says that a key is gone."""
         return self._value(b"d", b"null")
 
+    def of_truncate(self) -> tuple[bytes, bytes]:
+        """The event that says that nothing is left of an append-only table but what follows."""
+        return self._encoder.key(()), self._value(b"t", b"null")
+
     def _value(self, op: bytes, row: bytes) -> bytes:
         return event_value(
             op,

@@ -485,7 +485,13 @@ def traffic(pipeline: Pipeline, **options: Any) -> Iterator[Traffic]:
         thread.finish()
 
 
-def kill_a_job(pipeline: Pipeline, *, begun: Callable[[], bool], writes: Traffic) -> None:
+class Writes(Protocol):
+    """What goes on committing."""
+
+    transactions: int
+
+
+def kill_a_job(pipeline: Pipeline, *, begun: Callable[[], bool], writes: Writes) -> None:
     """Start to apply in another process, and kill it after some traffic that it was there for."""
     job = pipeline.start_apply()
     wait_until(begun, what="the job has begun", timeout_s=300)

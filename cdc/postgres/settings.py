@@ -187,9 +187,16 @@ class SourceSettings(Settings):
         return frozenset(TableName.parse(text) for text, options in self.options.items() if options.append_only)
 
     @property
+    def append_only_names(self) -> tuple[TableName, ...]:
+        """The captured tables whose rows have none."""
+        append_only = self.append_only
+        return tuple(name for name in self.table_names if name in append_only)
+
+    @property
     def keyed_names(self) -> tuple[TableName, ...]:
-        """The captured tables whose rows have a key, which is what a sink needs."""
-        return tuple(name for name in self.table_names if name not in self.append_only)
+        """The captured tables whose rows have a key, which every sink takes."""
+        append_only = self.append_only
+        return tuple(name for name in self.table_names if name not in append_only)
 
     @property
     def table_names(self) -> tuple[TableName, ...]:

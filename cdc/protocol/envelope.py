@@ -4,9 +4,10 @@ Key: the key columns in key order, ``{"id":42}``. Value::
 
     {"op":"u","tag":"<28 hex digits>","before":null,"after":{...},"source":{...},"ts_ms":...}
 
-``op`` is ``r`` (snapshot), ``c``, ``u`` or ``d``. ``op`` and ``tag`` have fixed offsets, so a reader compares tags
-without parsing. ``ts_ms`` is the commit time, not the time of publishing: the same WAL must give the same bytes. A
-delete is followed by a tombstone, a null value with the tag in the header ``tag``.
+``op`` is ``r`` (snapshot), ``c``, ``u`` or ``d``; ``t`` says that a table without a key was emptied. ``op`` and
+``tag`` have fixed offsets, so a reader compares tags without parsing. ``ts_ms`` is the commit time, not the time of
+publishing: the same WAL must give the same bytes. A delete is followed by a tombstone, a null value with the tag in the
+header ``tag``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ OP_OFFSET: Final = len('{"op":"')
 
 EVENT_START: Final = b'{"op":"'
 DELETE_START: Final = EVENT_START + b"d"
+TRUNCATE_START: Final = EVENT_START + b"t"
 
 CONNECTOR: Final = "postgresql"
 """``source.connector``, by which readers of Debezium's format recognise the types."""
@@ -179,6 +181,12 @@ def after_of(value: bytes) -> bytes:
     """The bytes of ``after`` in an event that ``event_value`` made. Raises LockstepError for anything else."""
     begin, end = _after_range(value)
     return value[begin:end]
+
+
+def before_of(value: bytes) -> bytes:
+    """The bytes of ``before``. Raises as ``after_of``."""
+    begin, _ = _after_range(value)
+    return value[TAG_END + len(_BEFORE) : begin - len(_AFTER)]
 
 
 def _after_range(value: bytes) -> tuple[int, int]:

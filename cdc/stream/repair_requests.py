@@ -38,11 +38,11 @@ class RepairRequests:
             self._say(f"warning: a repair of {name} is ignored: the table isn't captured")
             return
         table = published.table
-        if not table.key:
-            self._say(f"warning: a repair of {name} is ignored: it is append-only, so its rows have no keys")
-            return
         if request.keys is None:
             self._whole_tables.add(name)
+            return
+        if not table.key:
+            self._say(f"warning: a repair of {name} is ignored: it is append-only, so its rows have no keys")
             return
         keys = [key for key in request.keys if key.keys() == set(table.key)]
         if len(keys) < len(request.keys):

@@ -13,6 +13,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import Events, Position, TableEvents, parse_key
 from cdc.model.table import Column, TableName
 from cdc.protocol.envelope import RowReader
+from jobs.executor.append_only import LOG_KEY, row_before, stored_row
 from jobs.executor.computed_row import COMPUTED, computed_row
 from jobs.executor.shape_history import TableHistory, unknown_shape
 from jobs.executor.task_input import Task
@@ -59,9 +60,14 @@ def decode(records: pa.Table, task: Task) -> Decoded:
 def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
     """The same for the records of one topic. Raises as ``decode``."""
     table = task.tables[topic]
-    keys: list[bytes] = records.column("key").to_pylist()
+    is_append_only = not task.shapes[table].key
+    own_keys: list[bytes] = records.column("key").to_pylist()
+    keys = [LOG_KEY] * len(own_keys) if is_append_only else own_keys
+    values: list[bytes | None] = records.column("value").to_pylist()
     at = partial(_position, records, topic)
-    rows, others = _read_rows(records.column("value").to_pylist(), at, newest_shape=task.shapes[table].schema_id)
+    rows, others = _read_rows(values, at, newest_shape=task.shapes[table].schema_id)
+    if is_append_only and table not in task.computed:  # whose condition says nothing of a row that is gone
+        rows = [row_before(value) if row is None and value else row for row, value in zip(rows, values, strict=True)]
     events = _table_events(records, at, table, keys, rows)
     history = task.histories.get(table)
     void: set[int] = set()
@@ -79,6 +85,12 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
             if index not in void:
                 rejections.append(Rejection(events[index], reason))
                 void.add(index)
+    if is_append_only:
+        for index, (key, value) in enumerate(zip(own_keys, values, strict=True)):
+            rows[index] = stored_row(key, value, rows[index])
+            if rows[index] is None:
+                void.add(index)
+        events = _table_events(records, at, table, own_keys, rows)
     indexes: Sequence[int] = range(len(keys))
     if void:
         indexes = [index for index in indexes if index not in void]

@@ -54,12 +54,16 @@ def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
 
 def apply_all(task: Task, batches: Iterator[pa.RecordBatch], result: Result) -> None:
     """Apply these records and add what became of them to ``result``. Raises LockstepError."""
-    window = Window(task.window_bytes, folds=not task.versions)
+
+    def new_window() -> Window:
+        return Window(task.window_bytes, folds=not task.versions, append_only=task.append_only)
+
+    window = new_window()
     for batch in batches:
         result.rows += batch.num_rows
         if window.add(batch):
             _apply(task, window, result)
-            window = Window(task.window_bytes, folds=not task.versions)
+            window = new_window()
     if not window.is_empty:
         _apply(task, window, result)
 

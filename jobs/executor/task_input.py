@@ -48,6 +48,11 @@ class Task:
     """How the task reads its records from the log by itself. None: Spark has read them. Holds the password."""
     open: OpenSink = open_sink
 
+    @property
+    def append_only(self) -> frozenset[str]:
+        """The topics of the tables without a key."""
+        return frozenset(topic for topic, table in self.tables.items() if not self.shapes[table].key)
+
     def only(self, topics: Collection[str]) -> "Task":
         """The task of a batch that has records of these topics alone."""
         tables = {topic: table for topic, table in self.tables.items() if topic in topics}

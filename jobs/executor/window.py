@@ -5,6 +5,7 @@ the writing of all the others. Until then values stay in Arrow's memory: as Pyth
 all of the rest.
 """
 
+from collections.abc import Collection
 from operator import le
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import pyarrow.compute
 from cdc.model.errors import LockstepError
 from cdc.model.tag import TEXT_LENGTH
 from cdc.protocol.envelope import TAG_END, TAG_START, commit_time_ms_of
+from jobs.executor.append_only import with_event_keys
 from sinks.contract import TopicPartition
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
@@ -26,12 +28,13 @@ _LABELLED: Final = len(_LABEL) + TEXT_LENGTH
 class Window:
     """The newest record of each key among those that have come, and how far they reach in each partition.
 
-    With ``folds`` false it keeps all records.
+    With ``folds`` false it keeps all records. Those of ``append_only`` topics each get a key of their own.
     """
 
-    def __init__(self, bytes_max: int, *, folds: bool = True) -> None:
+    def __init__(self, bytes_max: int, *, folds: bool = True, append_only: Collection[str] = ()) -> None:
         self._bytes_max = bytes_max
         self._folds = folds
+        self._append_only = append_only
         self._batches: list[pa.RecordBatch] = []
         self._folded: pa.Table | None = None
         self._bytes = 0
@@ -69,7 +72,8 @@ class Window:
         """The newest records, or all, with a column ``tag`` more. Raises LockstepError for a record without a tag."""
         if self._batches:
             tables = [] if self._folded is None else [self._folded]
-            tables.append(with_tags(pa.Table.from_batches(self._batches)))
+            tagged = with_tags(pa.Table.from_batches(self._batches))
+            tables.append(with_event_keys(tagged, self._append_only) if self._append_only else tagged)
             self._batches = []
             taken = pa.concat_tables(tables)
             self._folded = newest(taken) if self._folds else taken

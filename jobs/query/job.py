@@ -35,6 +35,7 @@ from jobs.query.watermark import Watermark
 from jobs.report import Reporter, SinkWaiting
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
+from sinks.append_only import stored_table
 from sinks.contract import AddedValues, OpenedSink, Progress, TopicPartition
 from sinks.registry import history_tables, projection_of
 
@@ -146,7 +147,9 @@ class SinkJob:
         if columns.lacking and has_rows:
             # Where the destination can refuse another writer: no row of the earlier shape comes in after this.
             opened.sink.claim()
-        lacking = opened.sink.prepare(list(log.tables.values()), go_live=plan.go_live, added=columns.lacking)
+        lacking = opened.sink.prepare(
+            list(map(stored_table, log.tables.values())), go_live=plan.go_live, added=columns.lacking
+        )
         return columns, lacking
 
     def _backfill(self, log: LogFacts, columns: Columns, lacking: AddedValues, fence: int, gate: BatchGate) -> bool:
@@ -190,7 +193,7 @@ class SinkJob:
             window_bytes=(plan.spark.bulk_window_mb if plan.bulk else plan.spark.window_mb) * _MIB,
             histories=log.histories,
             computed={name: computed_columns.get(name, ()) for name in computed},
-            versions=history_tables(plan.settings, log.tables),
+            versions=history_tables(plan.settings, [name for name, table in log.tables.items() if table.key]),
             compaction_lag_ms=log.compaction_lag_ms,
             overwrite_equal_tags=start.overwrite_equal_tags,
             retry_s=plan.spark.retry_s,

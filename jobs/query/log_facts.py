@@ -10,7 +10,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import TableHistory, histories, newest_shapes
-from jobs.query.resume_check import TopicFacts
+from jobs.query.resume_check import FOR_EVER_MS, TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from sinks.contract import TopicPartition
 
@@ -93,15 +93,13 @@ def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> 
         raise _not_yet(plan, f"topic {missing[0]} doesn't exist")
     ids = cluster.topic_ids(topics)
     configs = cluster.configs(topics)
-    return {
-        topic: TopicFacts(
-            ids[topic],
-            counts[topic],
-            int(configs[topic]["delete.retention.ms"]),
-            int(configs[topic]["min.compaction.lag.ms"]),
-        )
-        for topic in topics
-    }
+    return {topic: _facts_of(ids[topic], counts[topic], configs[topic]) for topic in topics}
+
+
+def _facts_of(topic_id: str, partitions: int, config: Mapping[str, str]) -> TopicFacts:
+    if "compact" not in config["cleanup.policy"]:
+        return TopicFacts(topic_id, partitions, FOR_EVER_MS, FOR_EVER_MS)
+    return TopicFacts(topic_id, partitions, int(config["delete.retention.ms"]), int(config["min.compaction.lag.ms"]))
 
 
 def _not_yet(plan: SinkPlan, message: str) -> LockstepError:

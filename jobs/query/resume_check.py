@@ -2,11 +2,15 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from cdc.model.errors import PositionMismatch
 from jobs.offsets import Offsets
 from jobs.query.start_position import skipped_by
 from sinks.contract import Progress
+
+FOR_EVER_MS: Final = 1 << 62
+"""How long a topic that isn't compacted keeps a tombstone, or a version: compaction takes neither."""
 
 
 @dataclass(frozen=True, slots=True)

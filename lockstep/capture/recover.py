@@ -146,10 +146,10 @@ def _possibly_put_back(
     """The tables whose columns may have numbers by now that others had, in events that a sink has applied.
 
     Where nothing else needs a recovery, the last transaction may have shown that the source was put back and written to
-    since. Append-only tables go to no sink, and a copy would repeat their rows.
+    since.
     """
     is_put_back = system_differences(state, identity, pipeline.publication) or not is_lost(slot)
-    return pipeline.source.keyed_names if is_put_back else ()
+    return pipeline.source.table_names if is_put_back else ()
 
 
 def _require_not_recovered_since(asked: CaptureState, state: CaptureState | None, pipeline: Pipeline) -> None:

@@ -20,7 +20,7 @@ from lockstep.doctor.java import java_findings
 from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.position import check_position
-from lockstep.doctor.sinks import check_histories, check_sink
+from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink
 from migrations.source import ddl_messages_sql, publication_sql
 
 
@@ -33,6 +33,7 @@ def examine(config: Config) -> list[Finding]:
         findings += _guarded("position", check_position, config)
     for name in config.sinks:
         findings += _guarded(f"sink {name}", partial(check_sink, name=name), config)
+    findings += append_only_findings(config)
     if _was_reached("Kafka", kafka):
         findings += _guarded("histories", check_histories, config)
     if config.sinks:

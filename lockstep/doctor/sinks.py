@@ -1,7 +1,6 @@
-"""Whether a sink answers, and whether one that keeps every version is sure to read every version."""
+"""Whether a sink answers, which sinks get append-only tables, and whether histories are sure to have all versions."""
 
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Finding, Severity
 from lockstep.config import Config
 from sinks.registry import history_tables, open_sink
@@ -18,12 +17,27 @@ def check_sink(config: Config, *, name: str) -> list[Finding]:
     return [Finding(Severity.OK, f"sink {name}", what)]
 
 
+def append_only_findings(config: Config) -> list[Finding]:
+    """Which sinks get the tables without a key: nothing that is captured is missing anywhere without a word."""
+    findings = []
+    for table in config.source.append_only_names if config.sinks else ():
+        having = [name for name, settings in config.sinks.items() if table in config.sink_tables(settings)]
+        others = {name: settings for name, settings in config.sinks.items() if name not in having}
+        could = [name for name, settings in others.items() if settings.TAKES_APPEND_ONLY]
+        can_not = [name for name in others if name not in could]
+        sentences = [f"its events go to {', '.join(having)}" if having else "no sink gets its events"]
+        if could:
+            sentences.append(f"{', '.join(could)} would take them: name it in tables there")
+        if can_not:
+            sentences.append(f"{', '.join(can_not)} can't")
+        findings.append(Finding(Severity.OK, f"append-only {table}", "; ".join(sentences)))
+    return findings
+
+
 def check_histories(config: Config) -> list[Finding]:
     """Whether a sink that keeps every version is sure to read every version."""
     kept_tables = {
-        name: history_tables(
-            settings, map(TableName.parse, settings.tables) if settings.tables else config.source.keyed_names
-        )
+        name: history_tables(settings, set(config.sink_tables(settings)) - config.source.append_only)
         for name, settings in config.sinks.items()
     }
     if not any(kept_tables.values()):

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from jobs.driver import JobThread, Source, tables_of
+from jobs.driver import JobThread, Source
 from jobs.generations.switch import missing_records
 from jobs.offsets import Offsets
 from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport
@@ -47,7 +47,7 @@ class RebuildContext:
 
     @property
     def tables(self) -> list[TableName]:
-        return tables_of(self.name, self.settings.tables, self.source.tables)
+        return self.source.tables_of(self.name, self.settings)
 
 
 class Build:

@@ -190,7 +190,8 @@ def _remove_extra_rows(context: RebuildContext, sink: Sink, report: VerifyReport
     ]
     context.observer.say(f"removing {len(deletes)} rows that the source doesn't have")
     versions = []
-    for name in history_tables(context.settings, {delete.table for delete in deletes}):
+    keyed = {delete.table for delete in deletes} - context.config.source.append_only
+    for name in history_tables(context.settings, keyed):
         # After the version that is there, which is a true one: what was lost is the deletion.
         later = [replace(delete, tag=_next_tag(delete.tag)) for delete in deletes if delete.table == name]
         events, now_ms = TableEvents.of(name, later), time.time_ns() // 1_000_000

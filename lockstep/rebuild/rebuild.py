@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect, connection_error
-from jobs.driver import Source, session, tables_of
+from jobs.driver import Source, session
 from lockstep.apply import spark_settings
 from lockstep.config import Config
 from lockstep.generations import log_ends, settings_of
@@ -48,7 +48,13 @@ def rebuild(
     """
     settings = settings_of(config, name)
     with _only_rebuild(config, name):
-        source = Source(config.pipeline.name, config.kafka, config.source.keyed_names, spark_settings(config))
+        source = Source(
+            config.pipeline.name,
+            config.kafka,
+            config.source.keyed_names,
+            spark_settings(config),
+            config.source.append_only_names,
+        )
         begin = begin_in_place if in_place else begin_beside
         number, record = begin(config, name, settings, observer.say)
         with session(source, stop, [settings], bulk=_is_long(config, name, settings), opened=opened) as spark:
@@ -61,7 +67,7 @@ def rebuild(
 def _is_long(config: Config, name: str, settings: SinkSettings) -> bool:
     """Whether there is much to read. Where nobody knows yet, it is said when that is to be read."""
     try:
-        ends = log_ends(config, tables_of(name, settings.tables, config.source.keyed_names))
+        ends = log_ends(config, config.sink_tables(settings))
     except Unavailable:
         return False
     return sum(ends.values()) >= _LONG_LOG

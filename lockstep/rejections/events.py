@@ -6,15 +6,17 @@ from dataclasses import dataclass, field, replace
 import orjson
 
 from cdc.model.errors import LockstepError
-from cdc.model.event import Position, RowEvent, TableEvents
+from cdc.model.event import Position, RowEvent, TableEvents, parse_key, parse_object
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import parse_value, row_event, schema_id_of
 from jobs.dead_letters.record import DeadLetter
+from jobs.executor.append_only import LOG_KEY, row_before
 from jobs.executor.computed_row import computed_row
 from jobs.executor.shape_history import TableHistory, histories
 from jobs.generations.prepared import Prepared
 from lockstep.rejections.output import Tables
+from sinks.append_only import OPERATION_COLUMN, OPERATIONS, TRUNCATE
 from sinks.contract import TableVersions
 from sinks.wrappers.projection import Projection
 
@@ -69,11 +71,16 @@ def retry_events(
             continue
         try:
             tag = dead_letter.tag if value is None else None
-            event = row_event(table, dead_letter.key, value, tag, dead_letter.position)
+            key = dead_letter.key if history.key else LOG_KEY
+            event = row_event(table, key, value, tag, dead_letter.position)
+            if not history.key and value is not None and (before := row_before(value)) is not None:
+                event = replace(event, row=parse_object(before))
             translated = history.translate(event, schema_id_of(value or b""))
         except LockstepError as error:
             result.refused.append(replace(dead_letter, reason=error.message))
             continue
+        if translated is not None and not history.key:
+            translated = replace(translated, key=parse_key(dead_letter.key))
         if translated is None:
             result.void += 1
         else:
@@ -96,6 +103,22 @@ def versions_of(events: RetryEvents, keeps: Collection[TableName]) -> list[Table
         times_ms = [time_ms for _, time_ms in origins]
         versions.append(TableVersions(TableEvents.of(table, rows), operations, times_ms))
     return versions
+
+
+def stored(events: RetryEvents, append_only: Collection[TableName]) -> RetryEvents:
+    """The events with those of append-only tables as a sink holds them; one that is no row there is void."""
+    result = replace(events, events=[])
+    for dead_letter, event in events.events:
+        if event.table in append_only:
+            operation = OPERATIONS[events.origins[event.position][0]]
+            if event.row is None and operation != TRUNCATE:
+                result.void += 1
+                continue
+            row = {**event.key, OPERATION_COLUMN: operation, **(event.row or {})}
+            result.events.append((dead_letter, replace(event, row=row)))
+        else:
+            result.events.append((dead_letter, event))
+    return result
 
 
 def evaluated(

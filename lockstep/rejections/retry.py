@@ -31,7 +31,15 @@ from jobs.spark.computed_columns import opened_row_computer
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
 from lockstep.rejections.book import RejectionBook, no_such_rejection
-from lockstep.rejections.events import Evaluate, RetryEvents, evaluated, prepared_histories, retry_events, versions_of
+from lockstep.rejections.events import (
+    Evaluate,
+    RetryEvents,
+    evaluated,
+    prepared_histories,
+    retry_events,
+    stored,
+    versions_of,
+)
 from lockstep.rejections.output import Tables, counted, key_text, position_text, rejection_json, table_text
 from lockstep.rejections.selection import Selection
 from sinks.contract import Batch, OpenedSink, Outcome, Progress
@@ -172,7 +180,7 @@ class _Attempt:
         self._evaluate = evaluate
         self._settings = settings
         self._number = retried.generation
-        self._tables = {TableName.parse(text) for text in settings.tables} or set(config.source.keyed_names)
+        self._tables = set(config.sink_tables(settings))
 
     def run(self, dead_letters: Sequence[DeadLetter]) -> None:
         """Retry these, a portion at a time. Raises LockstepError."""
@@ -216,7 +224,7 @@ class _Attempt:
             tables=self._book.tables,
             records=lambda: read_schema_records(self._config.kafka.client(), self._config.pipeline.name),
             evaluate=self._evaluate,
-            keeps=history_tables(self._settings, self._tables),
+            keeps=history_tables(self._settings, self._tables - self._config.source.append_only),
         )
         by_row = {(event.table, str(event.key)): dead_letter for dead_letter, event in events.events}
         refused = events.refused + [
@@ -260,7 +268,9 @@ def apply_beside(
         if prepared is None:
             sleep(_LOOK_S)
             continue
-        events = evaluate(retry_events(portion, tables, prepared_histories(records(), prepared)))
+        table_histories = prepared_histories(records(), prepared)
+        append_only = {table for table, history in table_histories.items() if not history.key}
+        events = stored(evaluate(retry_events(portion, tables, table_histories)), append_only)
         try:
             # A row in the same version is written again: an earlier try may have left it in an earlier shape.
             outcome = opened.sink.apply(

@@ -58,7 +58,8 @@ class TableReport:
     With chosen keys there is no pass: ``keys`` is how many were looked at, and counts and ranges are None. ``absent``
     are those that neither side has. ``undecided`` rows changed at every look. ``is_complete`` is False when there were
     too many differences to look into all of them. ``left_out`` are columns that were not compared, with the reason.
-    ``repaired`` were different before. ``unreadable_dead_letters`` may hold the reason of a difference.
+    ``repaired`` were different before. ``unreadable_dead_letters`` may hold the reason of a difference. ``note`` says
+    in words what else is to be known of the comparison. With ``not_compared`` there was none, for this reason.
     """
 
     table: TableName
@@ -74,6 +75,8 @@ class TableReport:
     left_out: tuple[tuple[str, str], ...] = ()
     repaired: tuple[bytes, ...] = ()
     unreadable_dead_letters: int = 0
+    note: str = ""
+    not_compared: str = ""
 
     @property
     def is_equal(self) -> bool:
@@ -99,6 +102,8 @@ class TableReport:
             "left_out": dict(self.left_out),
             "repaired": [orjson.loads(key) for key in self.repaired],
             "unreadable_dead_letters": self.unreadable_dead_letters,
+            "note": self.note or None,
+            "not_compared": self.not_compared or None,
         }
 
 
@@ -172,6 +177,10 @@ def _differences(differences: list[tuple[TableName, Difference]]) -> Iterator[Re
 
 def sentences(table: TableReport) -> Iterator[str]:
     """What the numbers don't say."""
+    if table.not_compared:
+        yield f"{table.table} was not compared: {table.not_compared}"
+    if table.note:
+        yield f"{table.table}: {table.note}"
     for column, reason in table.left_out:
         yield f"{table.table}: column {column!r} was not compared: {reason}"
     if table.absent:
@@ -199,6 +208,8 @@ def sentences(table: TableReport) -> Iterator[str]:
 
 def _verdict(report: VerifyReport) -> str:
     where = f"generation {report.generation} of {report.sink}"
+    if report.tables and all(table.not_compared for table in report.tables):
+        return f"nothing of {where} was compared"
     if report.is_equal:
         return (
             f"{where} equals the {report.against}"

@@ -1,18 +1,22 @@
 """``lockstep verify SINK``: compares, tells what differs, and with ``repair`` has just that published again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
+from cdc.model.table import TableName
 from lockstep.config import Config
 from lockstep.generations import settings_of
 from lockstep.verify.comparing.table_comparer import TableComparer
 from lockstep.verify.explain import explain
-from lockstep.verify.options import VerifyOptions, chosen_tables
+from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, chosen_tables
 from lockstep.verify.progress import OnStep
 from lockstep.verify.repair import repair
-from lockstep.verify.report import VerifyReport
+from lockstep.verify.report import TableReport, VerifyReport
 from lockstep.verify.sides.opening import open_sides
 from lockstep.verify.waiting import Stalled, Waiting
+from sinks.append_only import is_append_only
+from sinks.registry import SinkSettings
 
 
 def verify(
@@ -30,7 +34,37 @@ def verify(
     """
     settings = options.settings or settings_of(config, options.sink)
     names = chosen_tables(options, settings, config.source.keyed_names)
+    append_only = [name for name in names if name in config.source.append_only]
     waiting = Waiting(stopping)
+
+    def compare(options: VerifyOptions, names: Sequence[TableName]) -> VerifyReport:
+        return _compare(config, options, settings, names, waiting=waiting, say=say, progress=progress)
+
+    if options.against != SOURCE or not append_only:
+        return compare(options, names)
+    # The source's rows have nothing by which a row here could be found among them; the topic's events have.
+    reports = [compare(replace(options, against=TOPIC, repair=False), append_only)]
+    if keyed := [name for name in names if name not in append_only]:
+        reports.insert(0, compare(options, keyed))
+    by_name = {table.table: table for report in reports for table in report.tables}
+    by_name |= {name: replace(by_name[name], note=_BY_TOPIC) for name in append_only if not by_name[name].not_compared}
+    return replace(reports[0], against=SOURCE if keyed else TOPIC, tables=tuple(by_name[name] for name in names))
+
+
+_BY_TOPIC: Final = "compared with its topic: it is append-only, so its rows have no key in the source"
+
+
+def _compare(
+    config: Config,
+    options: VerifyOptions,
+    settings: SinkSettings,
+    names: Sequence[TableName],
+    *,
+    waiting: Waiting,
+    say: Callable[[str], None],
+    progress: OnStep,
+) -> VerifyReport:
+    """Compare these tables with what the options say. Raises as ``verify``."""
     with open_sides(config, options, settings, names, waiting=waiting, say=say) as sides:
         point = sides.sync_point()
         # Before anything is read: a sink that lags far would differ everywhere.
@@ -39,8 +73,11 @@ def verify(
         reports = []
         for compared in sides.tables:
             table = compared.table
+            if compared.not_comparable:
+                reports.append(TableReport(table.name, not_compared=compared.not_comparable))
+                continue
             report = replace(comparer.compare(table), left_out=compared.left_out)
-            if options.repair and report.differences:
+            if options.repair and report.differences and not is_append_only(table):
                 try:
                     report = repair(
                         table,

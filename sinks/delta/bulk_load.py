@@ -7,6 +7,7 @@ from queue import Full, Queue
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Final
 
+from sinks.delta.emptied import emptied_tag
 from sinks.delta.lake import Lake, Overtaken, talking
 from sinks.delta.names import quoted
 from sinks.delta.opened_table import BULK, OpenedTable
@@ -68,7 +69,9 @@ def _newest(opened: OpenedTable) -> "pa.RecordBatchReader":
     table, rows = opened.table, opened.rows()
     key = ", ".join(map(quoted, rows.shape.table.key))
     names = opened.columns().names
-    columns = ", ".join(map(quoted, names))
+    emptied = emptied_tag(opened)
+    deleted = f"({quoted('_deleted')} or {quoted('_tag')} < '{emptied}') as {quoted('_deleted')}"
+    columns = ", ".join(deleted if name == "_deleted" and emptied else quoted(name) for name in names)
     rank = next(name for name in (f"lockstep_rank_{number}" for number in count()) if name not in names)
 
     def query(text: str) -> "pa.RecordBatchReader":

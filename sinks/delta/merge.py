@@ -26,10 +26,18 @@ def merge(
     properties: "CommitProperties",
     *,
     overwrite_equal_tags: bool,
+    deletes_before: str = "",
 ) -> Mapping[str, Any]:
-    """Insert rows, or replace those of a lesser tag, in one commit. Returns deltalake's figures."""
+    """Insert rows, or replace those of a lesser tag, in one commit. Returns deltalake's figures.
+
+    With ``deletes_before`` all other rows of a lesser tag than this one are marked as deleted, and so are those that
+    come again as such.
+    """
     newer = f"{quoted('_tag', of='s')} {'>=' if overwrite_equal_tags else '>'} {quoted('_tag', of='t')}"
-    return (
+    is_live = f"not {quoted('_deleted', of='t')}"
+    if deletes_before:
+        newer = f"{newer} or ({quoted('_deleted', of='s')} and {is_live})"
+    merger = (
         opened.table.merge(
             data,
             " and ".join(f"{quoted(name, of='t')} = {quoted(name, of='s')}" for name in key),
@@ -41,8 +49,12 @@ def merge(
         )
         .when_matched_update_all(newer)
         .when_not_matched_insert_all()
-        .execute()
     )
+    if deletes_before:
+        merger = merger.when_not_matched_by_source_update(
+            {quoted("_deleted"): "true"}, f"{quoted('_tag', of='t')} < '{deletes_before}' and {is_live}"
+        )
+    return merger.execute()
 
 
 def fit(data: "pa.Table", columns: "pa.Schema") -> "pa.Table":

@@ -52,6 +52,7 @@ class DeltaSettings(TableSettings):
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by"}
+    TAKES_APPEND_ONLY: ClassVar[bool] = True
 
     type: Literal["delta"] = "delta"
     root: str = Field(min_length=1)

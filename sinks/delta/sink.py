@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
+from sinks.append_only import is_append_only
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Rejection, StoredRow
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.coordination import DeltaCoordination
+from sinks.delta.emptied import emptied_tag, note_truncates, with_deletions
 from sinks.delta.generations import DeltaGenerations
 from sinks.delta.lake import talking
 from sinks.delta.merge import append, fit, merge
@@ -159,6 +161,11 @@ class DeltaSink:
             f"{_OFFSET}{topic}:{partition}": next_offset
             for (topic, partition), next_offset in batch.next_offsets.items()
         }
+        empties, emptied = False, ""
+        if is_append_only(opened.rows().shape.table):
+            empties = note_truncates(self._tables.lake, opened, data)
+            emptied = emptied_tag(opened)
+            data = with_deletions(data, emptied)
         if opened.is_bulk:
             self._tables.lake.commit(
                 opened.path, opened.table, lambda properties: append(opened, data, properties), offsets
@@ -169,13 +176,22 @@ class DeltaSink:
         metrics = self._tables.lake.commit(
             opened.path,
             opened.table,
-            lambda properties: merge(opened, data, key, properties, overwrite_equal_tags=batch.overwrite_equal_tags),
+            lambda properties: merge(
+                opened,
+                data,
+                key,
+                properties,
+                overwrite_equal_tags=batch.overwrite_equal_tags,
+                deletes_before=emptied if empties else "",
+            ),
             offsets,
         )
         every = self._settings.optimize_every_commits
         if before // every != opened.table.version() // every:
             self._tidy(opened)
-        return int(metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"])
+        # Among those that are updated are then others, which the batch doesn't have.
+        updated = 0 if empties else metrics["num_target_rows_updated"]
+        return int(metrics["num_target_rows_inserted"] + updated)
 
     def _tidy(self, opened: OpenedTable) -> None:
         """Compact small files, and delete those that nobody reads any more."""

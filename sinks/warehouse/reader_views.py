@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cdc.model.table import quote_identifier
+from cdc.model.table import Table, quote_identifier
+from sinks.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from sinks.columns.shape import Shape
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
@@ -30,14 +31,26 @@ def views_of(held: HeldTable, schema: str) -> dict[str, ViewDefinition]:
     return views
 
 
-def live_rows_sql(target: str, columns: Sequence[str]) -> str:
-    return f"select {listed(columns)} from {target} where not {quote_identifier(DELETED_COLUMN)}"
+def live_condition(target: str, table: Table, *, of: str = "") -> str:
+    """Of which rows of a table readers see, in SQL; ``of`` is what its columns are called by, as ``known.``.
+
+    What emptied an append-only table is a row of it, so a row from before is deleted whenever it comes.
+    """
+    deleted, tag, operation = map(quote_identifier, (DELETED_COLUMN, TAG_COLUMN, OPERATION_COLUMN))
+    if not is_append_only(table):
+        return f"not {of}{deleted}"
+    emptied = f"select coalesce(max({tag}), '') from {target} where {operation} = '{TRUNCATE}'"
+    return f"not {of}{deleted} and {of}{operation} <> '{TRUNCATE}' and {of}{tag} >= ({emptied})"
+
+
+def live_rows_sql(target: str, table: Table, columns: Sequence[str]) -> str:
+    return f"select {listed(columns)} from {target} where {live_condition(target, table)}"
 
 
 def live_view(target: str, shape: Shape) -> ViewDefinition:
     """What readers see of a table."""
     columns = tuple(column.name for column in shape.columns)
-    return ViewDefinition(columns, live_rows_sql(target, columns))
+    return ViewDefinition(columns, live_rows_sql(target, shape.table, columns))
 
 
 def history_view(target: str, shape: Shape) -> ViewDefinition:

@@ -81,6 +81,7 @@ class WarehouseSettings(TableSettings):
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "history"}
+    TAKES_APPEND_ONLY: ClassVar[bool] = True
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
+from sinks.append_only import is_append_only
 from sinks.columns.shape import Shape
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect
@@ -41,7 +42,8 @@ class WarehouseTables:
 
     def next(self, held: HeldTable | None, table: Table) -> HeldTable:
         """A table as it will be. Raises LockstepError when that doesn't fit what is there."""
-        name, has_history = self.names.of(table.name), self.names.has_history(table.name)
+        name = self.names.of(table.name)
+        has_history = self.names.has_history(table.name) and not is_append_only(table)  # it has all events anyway
         if held is None:
             return HeldTable(Shape.of(table), name, has_history)
         if held.name != name:

@@ -9,6 +9,7 @@ import pytest
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import keys_can_swap
 from cdc.postgres.repair_messages import request_repair
+from snapshot.request import request_copies
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database
@@ -353,6 +354,26 @@ def test_an_append_only_table_keeps_every_event(database: Database, endpoints: E
             ("r", 1), ("r", 1), ("c", 2), ("c", 2), ("t", None), ("c", 3),
         ]  # fmt: skip
         assert {event.partition for event in events} == {events[0].partition}
+
+
+def test_the_copy_of_an_append_only_table_in_the_stream_begins_by_emptying_it(
+    database: Database, endpoints: Endpoints, directory: Path
+) -> None:
+    database.execute("create table log (at int, what text)", "insert into log values (1, 'a')")
+    source = "[source.options.'public.log']\nappend_only = true"
+    with _captured(database, endpoints, directory, "public.log", source=source) as captured:
+        captured.start()
+        database.execute("insert into log values (2, 'b')")
+        captured.settle()
+        request_copies(captured.config.as_pipeline(), ["public.log"])
+        captured.wait_for("copying public.log at")
+        captured.settle()
+        events = captured.events("public.log")
+        assert [(event.op, event.parsed["after"] and event.after["at"]) for event in events] == [
+            ("r", 1), ("c", 2), ("t", None), ("r", 1), ("r", 2),
+        ]  # fmt: skip
+        # Of the tag of the copy, so that it takes away all that came before and nothing of what comes after.
+        assert events[1].tag < events[2].tag == events[3].tag == events[4].tag
 
 
 def test_many_changes_of_one_key_in_one_transaction(database: Database, endpoints: Endpoints, directory: Path) -> None:

@@ -14,10 +14,14 @@ LeftOut = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class ComparedTable:
-    """A table with the columns that are compared, and those that aren't."""
+    """A table with the columns that are compared, and those that aren't.
+
+    ``not_comparable`` is why nothing of it can be, where that is so.
+    """
 
     table: Table
     left_out: LeftOut
+    not_comparable: str = ""
 
 
 def compared_table(

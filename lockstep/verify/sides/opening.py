@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
@@ -20,6 +20,7 @@ from lockstep.verify.sides.sink_view import RowComputer, SinkView
 from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.sides.topic import TopicSide
 from lockstep.verify.waiting import Applied, SyncPoint, Waiting
+from sinks.append_only import stored_table
 from sinks.contract import OpenedSink, TopicPartition
 from sinks.registry import SinkSettings, open_sink, projection_of
 
@@ -119,10 +120,19 @@ def open_sides(
             generations_read.append(other_sink)
         tables = tuple(
             compared_table(
-                origins[name], shapes[name], view, ours=settings, theirs=other_settings, against=expected.name
+                stored_table(origins[name]),
+                stored_table(shapes[name]),
+                view,
+                ours=settings,
+                theirs=other_settings,
+                against=expected.name,
             )
             for name in names
         )
+        if isinstance(expected, TopicSide):
+            tables = tuple(
+                replace(compared, not_comparable=expected.what_is_lost(compared.table)) for compared in tables
+            )
         if not options.keys:
             for read in generations_read:
                 # What is stored later is looked up by its key, as everything that seems to be missing.

@@ -5,20 +5,25 @@ for memory is read several times, each time for a slice of its keys.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 from zlib import crc32
+
+import orjson
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import LockstepError
-from cdc.model.event import Position, parse_key
+from cdc.model.event import Position, parse_key, parse_object
 from cdc.model.table import Table, TableName
-from cdc.protocol.envelope import DELETE_START, TAG_END, TAG_START, row_event, schema_id_of
+from cdc.protocol.envelope import DELETE_START, TAG_END, TAG_START, TRUNCATE_START, row_event, schema_id_of
+from jobs.executor.append_only import LOG_KEY, event_key, row_before, stored_row
 from jobs.executor.shape_history import TableHistory
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
 from lockstep.verify.sides.expected import Version
 from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.waiting import SyncPoint, Waiting
+from sinks.append_only import is_append_only
 
 _Kept = TypeVar("_Kept")
 
@@ -87,6 +92,12 @@ class TopicSide:
         for record in self._reader.records(self._topics[table.name], start):
             if record.offset >= ends.get(record.partition, AFTER_EVERY_END):
                 continue  # after the sync point: a sink that is just there has the version before this one
+            if _empties(table, record):
+                assert record.value is not None
+                gone = {key: (key, None, _tag(record.value)) for key in self._known}
+                versions += gone.values()
+                newest = {key: event for key, event in gone.items() if key in newest}
+                continue
             key = _canonical(table, record)
             if key in self._known and record.value is not None:  # a delete event has come before its tombstone
                 _, row = self._row(table, record)
@@ -121,6 +132,9 @@ class TopicSide:
         wanted_keys = set(keys)
         newest: dict[Key, tuple[Row, str]] = {}
         for record in self._reader.records(self._topics[table.name]):
+            if _empties(table, record):
+                newest.clear()
+                continue
             key = _canonical(table, record)
             if key in wanted_keys and record.value is not None:
                 _, row = self._row(table, record)
@@ -158,7 +172,11 @@ class TopicSide:
         size = 0
         start = {other: AFTER_EVERY_END for other in self._partitions(table) if other != partition}
         for record in self._reader.records(self._topics[table.name], start):
-            if crc32(record.key) % count != number:
+            if _empties(table, record):  # it comes after all that it takes away
+                newest.clear()
+                size = 0
+                continue
+            if crc32(_own_key(table, record)) % count != number:
                 continue
             key, row = self._row(table, record)
             if row is None:
@@ -181,9 +199,49 @@ class TopicSide:
         listed = partitions_of([self._topics[table.name]], self._cluster.partition_counts())
         return [partition for _, partition in listed]
 
+    def what_is_lost(self, table: Table) -> str:
+        """Why what is left of a topic doesn't say which rows there are; empty where it does.
+
+        Compaction leaves the newest event of each key. Without keys, a row that was deleted from the log is gone.
+        """
+        if not is_append_only(table):
+            return ""
+        topic = self._topics[table.name]
+        begins = self._cluster.begin_offsets([(topic, partition) for partition in self._partitions(table)])
+        if not any(begins.values()) or any(_empties(table, record) for record in self._reader.records(topic)):
+            return ""
+        return (
+            f"the beginning of topic {topic} was deleted, so it doesn't say which rows there are; after"
+            f" `lockstep snapshot table {table.name}` it does"
+        )
+
+    def _appended(self, table: Table, record: Record, position: Position) -> tuple[Key, Row | None]:
+        """The same of an append-only table: the row of an event."""
+        value = record.value
+        if value is None:
+            return record.key, None
+        event = row_event(table.name, LOG_KEY, value, None, position)
+        before = None if self._view.evaluates(table.name) else row_before(value)
+        if before is not None:
+            event = replace(event, row=parse_object(before))
+        history = self._histories.get(table.name)
+        if history is not None:
+            translated = history.translate(event, schema_id_of(value))
+            if translated is None:
+                return record.key, None
+            event = translated
+        key = _own_key(table, record)
+        row = stored_row(key, value, None if event.row is None else orjson.dumps(event.row))
+        if row is None:
+            return record.key, None
+        columns = dict.fromkeys((column.name for column in table.columns), None)
+        return key_of(table, parse_key(key)), {**columns, **parse_object(row)}
+
     def _row(self, table: Table, record: Record) -> tuple[Key, Row | None]:
         """The row in the newest shape. None: it is deleted, or a later copy of the table replaces the event."""
         position = Position(self._topics[table.name], record.partition, record.offset)
+        if is_append_only(table):
+            return self._appended(table, record, position)
         try:
             key = _canonical(table, record)
         except LockstepError as error:
@@ -198,8 +256,20 @@ class TopicSide:
         return key, event.row
 
 
+def _empties(table: Table, record: Record) -> bool:
+    """Whether it says that nothing is left of an append-only table."""
+    return is_append_only(table) and record.value is not None and record.value.startswith(TRUNCATE_START)
+
+
+def _own_key(table: Table, record: Record) -> bytes:
+    """The key in JSON: in an append-only table each event has its own, but for what is left from before it was one."""
+    if not is_append_only(table) or record.value is None:
+        return record.key
+    return event_key(_tag(record.value), record.offset)
+
+
 def _canonical(table: Table, record: Record) -> Key:
-    values = parse_key(record.key)
+    values = parse_key(_own_key(table, record))
     # A key of an earlier shape may have other columns: it names no row of today's.
     return key_of(table, values) if values.keys() == set(table.key) else record.key
 

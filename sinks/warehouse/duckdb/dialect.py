@@ -46,6 +46,7 @@ from sinks.warehouse.duckdb.views import DuckDbViews
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, OPERATION, aside_name
 from sinks.warehouse.names import HISTORY_SUFFIX, qualified
+from sinks.warehouse.reader_views import live_condition
 from sinks.warehouse.settings import WarehouseSettings
 
 _SCAN_ROWS: Final = 8192
@@ -230,7 +231,8 @@ class DuckDb:
             with self.connection.transaction():
                 rows = self._rows(table)
                 columns = ", ".join(map(quote_identifier, rows.columns_for(table)))
-                live = f"select {columns} from {self._qualified(relation)} where not {quote_identifier(DELETED_COLUMN)}"
+                target = self._qualified(relation)
+                live = f"select {columns} from {target} where {live_condition(target, table)}"
                 reader = self.connection.driver.sql(live).to_arrow_reader(_SCAN_ROWS)
                 with pa.ipc.new_stream(copied, reader.schema) as writer:
                     for batch in reader:

@@ -13,6 +13,7 @@ from sinks.columns.shape import Shape, unfit_column
 from sinks.warehouse.duckdb.values import stored_as
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, check_history_columns
 from sinks.warehouse.names import listed
+from sinks.warehouse.reader_views import live_condition
 
 GIVEN: Final = "lockstep_given"
 """What a statement writes or looks for: rows in memory, under a name that the connection knows."""
@@ -141,7 +142,7 @@ def rows_by_key_sql(target: str, shape: Shape, columns: Sequence[str]) -> str:
     selection = ", ".join(f"known.{quote_identifier(name)}" for name in columns)
     return (
         f"select {selection} from {target} as known join (select distinct {key} from {GIVEN}) as given "
-        f"on {_equal(shape.table.key)} where not known.{quote_identifier(DELETED_COLUMN)}"
+        f"on {_equal(shape.table.key)} where {live_condition(target, shape.table, of='known.')}"
     )
 
 

@@ -8,11 +8,12 @@ from itertools import count
 from typing import Final
 
 from cdc.model.table import quote_identifier
+from sinks.append_only import is_append_only
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.names import listed, qualified
 from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.postgres.errors import UNIQUE_VIOLATION, state_of
-from sinks.warehouse.postgres.tables import newest_rows_sql
+from sinks.warehouse.postgres.tables import emptied_index_sql, newest_rows_sql
 
 # For the sorting at the end of a bulk load, which is done once and by nobody else.
 _MEMORY: Final = "256MB"
@@ -59,5 +60,7 @@ def _add_key(connection: WarehouseConnection, held: HeldTable, target: str, spar
         connection.run(f"drop table {target}")
         connection.run(f"alter table {spare} rename to {quote_identifier(held.name)}")
         connection.run(add_key)
+        if is_append_only(held.shape.table):
+            connection.run(emptied_index_sql(target))
     else:
         savepoint.commit()

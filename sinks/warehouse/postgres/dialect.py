@@ -152,7 +152,7 @@ class PostgreSql:
     def scan(self, relation: str, table: Table) -> Iterator[StoredRow]:
         stored = stored_row(table)
         names = [column.name for column in table.columns]
-        selection = live_rows_sql(self._qualified(relation), [TAG_COLUMN, *names])
+        selection = live_rows_sql(self._qualified(relation), table, [TAG_COLUMN, *names])
         # A connection of its own: the caller may apply a batch between two rows, and may take its time.
         with self.connection.translated(), self.connection.open() as connection, connection.begin():
             connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0")

@@ -14,12 +14,14 @@ import orjson
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, quote_identifier
 from cdc.protocol.pgvalues import json_encoder
+from sinks.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from sinks.columns.copy_text import array_literal, copy_line, plain_text
 from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow
 from sinks.warehouse.dialect import UnknownColumn
 from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, TAG_COLUMN, check_columns, listed
 from sinks.warehouse.postgres.staging import Staging
+from sinks.warehouse.reader_views import live_condition
 
 # Types that any PostgreSQL has, and whose text it reads back as the same value.
 _SAME_TYPE: Final = frozenset(
@@ -94,7 +96,14 @@ def create_table_sql(target: str, shape: Shape) -> str:
     lines.append(f'{quote_identifier(TAG_COLUMN)} char(28) collate "C" not null')
     lines.append(f"{quote_identifier(DELETED_COLUMN)} boolean not null")
     lines.append(f"primary key ({listed(shape.table.key)})")
-    return f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
+    table = f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
+    return f"{table};\n{emptied_index_sql(target)}" if is_append_only(shape.table) else table
+
+
+def emptied_index_sql(target: str) -> str:
+    """The index by which a reader of an append-only table finds out what emptied it last: there are few of these."""
+    tag, operation = map(quote_identifier, (TAG_COLUMN, OPERATION_COLUMN))
+    return f"create index on {target} ({tag}) where {operation} = '{TRUNCATE}'"
 
 
 def column_definitions(shape: Shape) -> list[str]:
@@ -224,7 +233,7 @@ def rows_by_key_sql(target: str, table: Table) -> str:
     return (
         f"select {selection} from {target.replace('%', '%%')} as held "
         f"join unnest({', '.join('%s::text[]' for _ in wanted)}) as wanted ({', '.join(wanted)}) on {matches} "
-        f"where not held.{quoted(DELETED_COLUMN)}"
+        f"where {live_condition(target, table, of='held.').replace('%', '%%')}"
     )
 
 

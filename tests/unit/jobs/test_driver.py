@@ -31,6 +31,11 @@ def test_a_sink_gets_the_tables_it_names() -> None:
     assert tables_of("search", ("public.items",), [ORDERS, ITEMS]) == [ITEMS]
 
 
+def test_a_sink_has_append_only_tables_only_where_it_names_them() -> None:
+    assert tables_of("dwh", (), [ORDERS], [ITEMS]) == [ORDERS]
+    assert tables_of("dwh", ("public.items",), [ORDERS], [ITEMS]) == [ITEMS]
+
+
 def test_a_table_that_nobody_captures_is_a_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match=r"sinks.search.tables: public.users is not captured"):
         tables_of("search", ("public.users",), [ORDERS])

@@ -449,3 +449,46 @@ def test_a_secret_that_is_no_text_is_told_and_not_shown(write, tmp_path: Path) -
         with pytest.raises(LockstepError, match="can't be read: it isn't text") as caught:
             read()
         assert "geheim" not in str(caught.value)
+
+
+_APPEND_ONLY = VALID.replace('"public.items"', '"public.items", "public.log"') + (
+    "[source.options.'public.log']\nappend_only = true\n"
+)
+_DWH = '[sinks.dwh]\ntype = "warehouse"\nurl = "postgresql://db/dwh"\n'
+
+
+def test_a_sink_has_an_append_only_table_only_where_it_names_it(write) -> None:
+    config = load(write(f'{_APPEND_ONLY}{_DWH}tables = ["public.log"]\n[sinks.all]\ntype = "delta"\nroot = "/lake"\n'))
+    log = TableName("public", "log")
+    assert config.sink_tables(config.sinks["dwh"]) == (log,)
+    assert log not in config.sink_tables(config.sinks["all"]) == config.source.keyed_names
+
+
+def test_sinks_that_can_not_take_append_only_tables_say_so(write) -> None:
+    text = _APPEND_ONLY.replace('tables = ["public.orders"]', 'tables = ["public.orders", "public.log"]')
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(text))
+    assert "which a sink of type 'redis' can't take: public.log; a warehouse and Delta tables can" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            'exclude = ["public.log._operation"]',
+            "columns that append-only tables need in a sink: public.log._operation",
+        ),
+        ('history = ["public.log"]', "history names append-only tables, whose events are all kept anyway: public.log"),
+    ],
+)
+def test_settings_that_mean_nothing_for_append_only_tables_are_refused(write, setting: str, words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(f'{_APPEND_ONLY}{_DWH}tables = ["public.log"]\n{setting}\n'))
+    assert words in str(caught.value)
+
+
+def test_settings_may_speak_of_an_append_only_table_that_the_sink_has_and_of_no_other(write) -> None:
+    load(write(f'{_APPEND_ONLY}{_DWH}tables = ["public.log"]\nexclude = ["public.log.secret"]\n'))
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(f'{_APPEND_ONLY}{_DWH}exclude = ["public.log.secret"]\n'))
+    assert "sinks.dwh names tables that aren't captured with a key: public.log" in str(caught.value)

@@ -105,6 +105,11 @@ def test_an_append_only_table_has_no_keys_to_repair() -> None:
     assert (asked.repairs.tables(), len(asked.said)) == ([], 1)
 
 
+def test_an_append_only_table_can_be_copied_whole() -> None:
+    asked = Asked(RepairRequest(SLOT, ORDERS, None).to_bytes(), shape=table(key=()))
+    assert (asked.repairs.take_whole_tables(), asked.said) == ({ORDERS}, [])
+
+
 def test_no_more_keys_wait_than_the_bound() -> None:
     asked = Asked(request(*({"id": number} for number in range(4))), request({"id": 9}, {"id": 1}), keys_max=3)
     assert asked.repairs.keys(ORDERS) == [{"id": 0}, {"id": 1}, {"id": 2}]

@@ -15,6 +15,7 @@ from cdc.protocol.envelope import (
     RowReader,
     TableEncoder,
     after_of,
+    before_of,
     event_value,
     parse_value,
     row_event,
@@ -174,6 +175,7 @@ def test_the_row_is_found_in_its_event_whatever_it_holds(before: bytes, after: b
     encoder = TableEncoder(table(), server="s", database="d", version="1")
     value = event_value(b"u", tag_prefix(1, 2), 3, before, after, encoder.source(commit_time_ms=4, xid=5), 6, 7)
     assert after_of(value) == after
+    assert before_of(value) == before
 
 
 def test_a_row_can_be_given_partly_as_json() -> None:

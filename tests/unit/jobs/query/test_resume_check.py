@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import PositionMismatch
 from jobs.offsets import Offsets
-from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume, check_same_topics
+from jobs.query.resume_check import FOR_EVER_MS, ResumePoint, TopicFacts, check_resume, check_same_topics
 from sinks.contract import Progress
 
 TOPIC = "shop.public.orders"
@@ -151,3 +151,8 @@ def test_a_topic_that_is_recreated_under_a_running_job_is_refused() -> None:
 def test_partitions_that_are_added_under_a_running_job_are_refused() -> None:
     with pytest.raises(PositionMismatch, match="has 3 partitions, sink 'search' has read 2"):
         same(partitions=3)
+
+
+def test_a_topic_that_is_not_compacted_loses_no_delete_however_long_a_sink_is_away() -> None:
+    facts = replace(FACTS, delete_retention_ms=FOR_EVER_MS)
+    check(progress(updated_at_ms=1), STORED, topics={TOPIC: facts})

@@ -3,12 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
+
 from cdc.model.event import JsonValue, Position
-from cdc.model.table import Table
+from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter
+from jobs.executor.append_only import event_key
 from jobs.generations.prepared import Prepared
-from lockstep.rejections.events import RetryEvents, prepared_histories, retry_events
+from lockstep.rejections.events import RetryEvents, prepared_histories, retry_events, stored
 from lockstep.rejections.output import Tables
 from tests.builders import column, table
 from tests.events import key_bytes, value_bytes
@@ -92,3 +95,28 @@ def test_what_is_no_event_stays_and_the_others_are_made() -> None:
     bad = (replace(dead_letter(), record_key=b"bad"), b'{"op":"u"}')
     result = retry_events([bad, put()], TABLES, prepared_histories(RECORDS, {ORDERS.name: ORDERS.schema_id}))
     assert (len(result.events), [refused.record_key for refused in result.refused]) == (1, [b"bad"])
+
+
+LOG = table(column("note"), name=TableName("public", "log"), key=())
+
+
+def logged(op: str, row: Mapping[str, JsonValue]) -> tuple[DeadLetter, bytes | None]:
+    key = event_key(TAG, 3)
+    letter = DeadLetter("dwh", 1, Position("shop.public.log", 0, 3), key, TAG, "no", 5, b"", 9)
+    return letter, value_bytes(LOG, op, row, lsn=LSN, seq=1)
+
+
+@pytest.mark.parametrize(("op", "operation"), [("c", "insert"), ("u", "update"), ("d", "delete")])
+def test_an_event_of_an_append_only_table_is_the_row_that_the_job_would_have_made(op: str, operation: str) -> None:
+    found = prepared_histories([SchemaRecord(LOG, 0)], {LOG.name: LOG.schema_id})
+    events = retry_events([logged(op, {"note": "n"})], {"shop.public.log": LOG.name}, found)
+    [(_, event)] = stored(events, {LOG.name}).events
+    assert (event.key, event.row) == ({"_event": TAG}, {"_event": TAG, "_operation": operation, "note": "n"})
+
+
+def test_an_event_of_an_append_only_table_that_does_not_meet_the_condition_is_void() -> None:
+    found = prepared_histories([SchemaRecord(LOG, 0)], {LOG.name: LOG.schema_id})
+    events = retry_events([logged("c", {"note": "n"})], {"shop.public.log": LOG.name}, found)
+    [(letter, event)] = events.events
+    left_out = replace(events, events=[(letter, replace(event, row=None))])
+    assert (stored(left_out, {LOG.name}).events, stored(left_out, {LOG.name}).void) == ([], 1)

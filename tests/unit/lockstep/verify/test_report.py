@@ -150,3 +150,16 @@ def test_dead_letters_that_cannot_be_read_are_told_where_they_may_be_the_reason(
     assert list(sentences(table)) == []
     (sentence,) = sentences(replace(table, differences=(DIFFERENT,)))
     assert "2 dead letters can't be read" in sentence
+
+
+def test_a_table_that_was_not_compared_is_named_with_the_reason():
+    lost = TableReport(ORDERS, not_compared="the beginning of topic shop.public.orders was deleted")
+    assert "nothing of generation 3 of search was compared" in shown(report(lost))
+    both = report(EQUAL, lost)
+    assert both.is_equal
+    assert "public.orders was not compared: the beginning of topic" in shown(both)
+    assert [table["not_compared"] for table in both.to_json()["tables"]] == [None, lost.not_compared]
+
+
+def test_what_else_is_to_be_known_of_a_comparison_is_said():
+    assert list(sentences(replace(EQUAL, note="compared with its topic"))) == ["public.orders: compared with its topic"]

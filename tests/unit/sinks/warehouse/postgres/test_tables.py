@@ -5,6 +5,7 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.event import TableEvents
 from cdc.model.table import Column
+from sinks.append_only import stored_table
 from sinks.columns.shape import Shape
 from sinks.warehouse.postgres.tables import Rows, UnknownColumn, column_type, create_table_sql
 from tests.builders import column, delete, table, tag, upsert
@@ -58,3 +59,11 @@ def test_a_column_that_the_table_lacks_is_reported() -> None:
     with pytest.raises(UnknownColumn) as raised:
         list(Rows(Shape.of(table())).lines(events))
     assert raised.value.column == "other"
+
+
+def test_an_append_only_table_has_an_index_of_what_emptied_it() -> None:
+    log = stored_table(table(column("note"), key=()))
+    assert create_table_sql("s", Shape.of(log)).splitlines()[-2:] == [
+        ");",
+        'create index on s ("_tag") where "_operation" = \'truncate\'',
+    ]

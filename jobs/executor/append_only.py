@@ -1,0 +1,65 @@
+"""Records of append-only tables -> rows of their stored form (``sinks.append_only``). Pure.
+
+All records of such a topic have one key, so that they stay in order. From here on each has that of its own event.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+import pyarrow as pa
+
+from cdc.protocol.envelope import OP_OFFSET, before_of
+from sinks.append_only import EVENT_COLUMN, OPERATION_COLUMN, OPERATIONS, event_id
+
+LOG_KEY: Final = b"{}"
+"""The key of all events of such a table in the log."""
+
+_HEADS: Final = {
+    letter.encode(): b',"%b":"%b"' % (OPERATION_COLUMN.encode(), word.encode()) for letter, word in OPERATIONS.items()
+}
+_TRUNCATE: Final = b"t"
+_DELETE: Final = b"d"
+
+
+def event_key(tag: str, offset: int) -> bytes:
+    """The key of an event, in JSON."""
+    return b'{"%b":"%b"}' % (EVENT_COLUMN.encode(), event_id(tag, offset).encode())
+
+
+def with_event_keys(records: pa.Table, topics: Collection[str]) -> pa.Table:
+    """The records with each its own key, where they are of these topics; they have the columns of ``with_tags``."""
+    present = set(records.column("topic").unique().to_pylist())
+    if present.isdisjoint(topics):
+        return records
+    tags: list[str] = records.column("tag").cast(pa.string()).to_pylist()
+    offsets: list[int] = records.column("offset").to_pylist()
+    if present <= set(topics):
+        keys = list(map(event_key, tags, offsets))
+    else:
+        given = zip(records.column("key").to_pylist(), records.column("topic").to_pylist(), tags, offsets, strict=True)
+        keys = [event_key(tag, offset) if topic in topics else key for key, topic, tag, offset in given]
+    return records.set_column(records.column_names.index("key"), "key", pa.array(keys, pa.binary()))
+
+
+def row_before(value: bytes) -> bytes | None:
+    """The row that a delete has taken away, in JSON, as far as the event has it; None for any other event.
+
+    Raises LockstepError for what is no event.
+    """
+    if value[OP_OFFSET : OP_OFFSET + 1] != _DELETE:
+        return None
+    row = before_of(value)
+    return LOG_KEY if row == b"null" else row
+
+
+def stored_row(key: bytes, value: bytes | None, row: bytes | None) -> bytes | None:
+    """The row that a destination gets, in JSON: of an event with this own key and value, whose columns are ``row``.
+
+    None for what is no row here: a tombstone, which was written while the table had a key; an event that doesn't meet
+    the sink's condition; and a delete where there are expressions, since nobody evaluates them of a row that is gone.
+    """
+    operation = b"" if value is None else value[OP_OFFSET : OP_OFFSET + 1]
+    if not operation or (row is None and operation != _TRUNCATE):
+        return None
+    head = key[:-1] + _HEADS[operation]
+    return head + (b"," + row[1:] if row is not None and len(row) > 2 else b"}")

@@ -1,0 +1,55 @@
+"""What doctor says of sinks without asking them."""
+
+from pathlib import Path
+
+from lockstep.config import Config, load
+from lockstep.doctor.sinks import append_only_findings
+
+_FILE = """
+[pipeline]
+name = "shop"
+[source]
+dsn = "host=db dbname=shop user=me"
+tables = ["public.orders", "public.log", "public.clicks"]
+[source.options."public.log"]
+append_only = true
+[source.options."public.clicks"]
+append_only = true
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+"""
+_SINKS = """
+[sinks.cache]
+type = "redis"
+url = "redis://127.0.0.1"
+[sinks.dwh]
+type = "warehouse"
+url = "postgresql://db/dwh"
+tables = ["public.orders", "public.log"]
+[sinks.lake]
+type = "delta"
+root = "/lake"
+"""
+
+
+def _config(directory: Path, text: str) -> Config:
+    (directory / "lockstep.toml").write_text(text)
+    return load(directory / "lockstep.toml")
+
+
+def test_of_each_append_only_table_it_says_who_has_it_who_could_and_who_can_not(tmp_path: Path) -> None:
+    findings = append_only_findings(_config(tmp_path, _FILE + _SINKS))
+    assert [(finding.subject, finding.what) for finding in findings] == [
+        (
+            "append-only public.log",
+            "its events go to dwh; lake would take them: name it in tables there; cache can't",
+        ),
+        (
+            "append-only public.clicks",
+            "no sink gets its events; dwh, lake would take them: name it in tables there; cache can't",
+        ),
+    ]
+
+
+def test_without_sinks_there_is_nothing_to_say(tmp_path: Path) -> None:
+    assert append_only_findings(_config(tmp_path, _FILE)) == []
