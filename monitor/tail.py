@@ -16,7 +16,7 @@ from cdc.model.visible import visible
 from cdc.pipeline import Pipeline
 from cdc.protocol.envelope import TAG_HEADER
 
-_OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete"}
+_OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete", "t": "truncate"}
 
 _QUIET_S: Final = 5.0
 """A consumer that gets nothing for so long is replaced."""
