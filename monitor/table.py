@@ -40,6 +40,8 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
         yield f"the slot is lost after {readable_bytes(max(0, lag.safe_wal_bytes))} more of WAL{minutes}", "red"
     for name, error in lag.unanswered.items():
         yield f"{name} can't be asked: {error}", "red"
+    for label, job in lag.idle.items():
+        yield job.sentence(label) or "", "red" if job.needs_somebody else "yellow"
     for label, names in lag.rebuild_needed.items():
         yield (
             f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",

@@ -13,6 +13,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.lsn import parse_lsn
 from cdc.model.table import TableName
 from jobs.generations.record import Generation
+from jobs.generations.status import JobState, JobStatus
 from lockstep.generations import Description, generations_table
 from lockstep.terminal import WholeTexts
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport, verify_table
@@ -51,7 +52,9 @@ def _lag() -> RenderableType:
 def _generations() -> RenderableType:
     progress = Progress({}, LSN, 0, 0, {}, rejected=1_234_567)
     differs = ("computed", "exclude", "fields", "index_settings", "names", "tables", "where")
-    return generations_table([Description(Generation(12, True, None), progress, differs)])
+    return generations_table(
+        "search", [Description(Generation(12, True, None), progress, differs, JobStatus(JobState.RUNNING))]
+    )
 
 
 def _comparison() -> RenderableType:
