@@ -6,9 +6,10 @@ It looks up a sink's generations again and again: one that ``rebuild`` has finis
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
+from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
@@ -29,13 +31,23 @@ from jobs.generations.record import (
     list_generations,
     save_record,
 )
+from jobs.generations.status import clear_stop, save_stop
 from jobs.query.job import SinkJob
 from jobs.query.sink_plan import SinkPlan
-from jobs.report import DefinitionDiffers, Reporter, SinkFailed, SinkStopped, SinkWaiting, log_report
+from jobs.report import (
+    DefinitionDiffers,
+    Report,
+    Reporter,
+    SinkFailed,
+    SinkStarted,
+    SinkStopped,
+    SinkWaiting,
+    log_report,
+)
 from jobs.settings import SparkSettings
 from jobs.spark.session import open_session
 from jobs.spark.warm_up import warm_up
-from sinks.contract import OpenedSink
+from sinks.contract import CoordinationRecords, OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 
 TAKEN_OVER: Final = 3
@@ -189,7 +201,7 @@ class JobThread:
         self.plan = plan
         self.failure: LockstepError | None = None
         self._stop = threading.Event()
-        self._job = SinkJob(plan, spark, stop=self._stop, report=report)
+        self._job = SinkJob(plan, spark, stop=self._stop, report=self._tell)
         self._report = report
         self._thread = threading.Thread(target=self._work, name=f"sink-{plan.name}-g{plan.generation}")
         self._thread.start()
@@ -214,6 +226,20 @@ class JobThread:
         self._stop.set()
         self._thread.join()
 
+    def _tell(self, report: Report) -> None:
+        if isinstance(report, SinkStarted):
+            self._note(clear_stop)
+        self._report(report)
+
+    def _note(self, note: Callable[[CoordinationRecords, int], None]) -> None:
+        """Let who looks at the sink know. Where the destination takes nothing, the log alone says it."""
+        with suppress(LockstepError):
+            opened = self.plan.opened()
+            try:
+                note(opened.records, self.plan.generation)
+            finally:
+                opened.sink.close()
+
     def _work(self) -> None:
         try:
             self._job.run()
@@ -225,6 +251,8 @@ class JobThread:
         if self.failure is None:
             self._report(SinkStopped(self.plan.name, self.plan.generation))
         else:
+            if not isinstance(self.failure, Fenced):  # another job applies in its place
+                self._note(partial(save_stop, error=self.failure, now_ms=time.time_ns() // 1_000_000))
             self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
 
 
@@ -326,8 +354,12 @@ class _Group:
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
         member.opened.generations.migrate()
-        generations = list_generations(member.opened)
         today = definition(member.settings)
+        generations = [
+            generation
+            for generation in list_generations(member.opened)
+            if not self._was_given_up(member, generation, today)
+        ]
         if not generations:
             record = Record(self._source.pipeline, today, created_at_ms=time.time_ns() // 1_000_000)
             number = begin_unless_begun(member.opened, record)
@@ -353,6 +385,27 @@ class _Group:
                 hint=f"one is being built: `lockstep rebuild {member.name}` goes on with it",
             )
         return wanted_settings
+
+    def _was_given_up(self, member: _Member, generation: Generation, today: Mapping[str, JsonValue]) -> bool:
+        """Remove a generation that was begun with other settings, and that nothing was ever applied to.
+
+        These settings were refused, most likely, and are mended by now. Another one is begun then: the number may be
+        another process's, which is at work with what it was begun with.
+        """
+        number, record = generation.number, generation.record
+        if record is None or generation.phase is not Phase.READY or generation.is_live or number in member.jobs:
+            return False
+        if record.pipeline != self._source.pipeline or record.definition == today:
+            return False
+        opened = self._open(member.name, member.settings, number)
+        try:
+            if opened.generations.load_progress() is not None or is_running(opened.records, number):
+                return False
+            save_record(opened.records, number, replace(record, phase=Phase.RETIRED))
+            opened.generations.drop()
+        finally:
+            opened.sink.close()
+        return True
 
     def _was_left_live(self, member: _Member, generation: Generation) -> bool:
         """Whether a rebuild has died after it had switched readers to what it built, and before it gave it away."""

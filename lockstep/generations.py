@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ConfigurationError, LockstepError
@@ -16,6 +18,7 @@ from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record
+from jobs.generations.status import JobState, JobStatus, job_status
 from jobs.generations.switch import PREVIOUS, switch
 from jobs.offsets import Offsets
 from lockstep.config import Config
@@ -31,11 +34,18 @@ class Description:
     """A generation for people. ``differs`` is what a rebuild would change.
 
     These are settings that are different in today's configuration, and columns that the source has renamed since.
+    ``job`` says whether anybody applies to it.
     """
 
     generation: Generation
     progress: Progress | None
     differs: tuple[str, ...]
+    job: JobStatus
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether its job has stopped for good. Of one that isn't live, only an error counts."""
+        return self.job.state is JobState.STOPPED or (self.generation.is_live and self.job.needs_somebody)
 
     def to_json(self) -> dict[str, Any]:
         progress = self.progress
@@ -47,6 +57,7 @@ class Description:
             "commit_time_ms": None if progress is None else progress.commit_time_ms,
             "rejected": 0 if progress is None else progress.rejected,
             "differs_in": list(self.differs),
+            "job": self.job.to_json(),
         }
 
 
@@ -78,20 +89,21 @@ def describe(config: Config, name: str) -> list[Description]:
         try:
             progress = opened.generations.load_progress()
             column_names = load_names(opened.records, generation.number)
+            job = job_status(opened.records, generation.number, now_ms=time.time_ns() // 1_000_000)
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
         build_definition = definition(built_with)
         differs = sorted(key for key in today if today[key] != build_definition[key])
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
-        descriptions.append(Description(generation, progress, tuple(differs)))
+        descriptions.append(Description(generation, progress, tuple(differs), job))
     return descriptions
 
 
-def generations_table(descriptions: list[Description]) -> Table:
-    """For people."""
+def generations_table(name: str, descriptions: list[Description]) -> Group:
+    """For people: the generations of the sink of this name, and below why a job doesn't run."""
     table = Table()
-    for heading in ("generation", "readers", "phase", "applied up to", "rejected", "rebuild needed for"):
+    for heading in ("generation", "readers", "phase", "job", "applied up to", "rejected", "rebuild needed for"):
         table.add_column(heading)
     for description in descriptions:
         watermark = "-" if description.progress is None else format_lsn(description.progress.watermark_lsn)
@@ -99,11 +111,19 @@ def generations_table(descriptions: list[Description]) -> Table:
             str(description.generation.number),
             "live" if description.generation.is_live else "",
             description.generation.phase.value,
+            description.job.state.value,
             watermark,
             str(0 if description.progress is None else description.progress.rejected),
             ", ".join(description.differs),
         )
-    return table
+    told = [
+        (description.job.sentence(f"generation {description.generation.number} of {name}"), description)
+        for description in descriptions
+        if description.needs_somebody or description.generation.is_live
+    ]
+    return Group(
+        table, *(Text(text, style="red" if of.needs_somebody else "yellow") for text, of in told if text is not None)
+    )
 
 
 def find(config: Config, name: str, number: int) -> Generation:
@@ -116,10 +136,12 @@ def find(config: Config, name: str, number: int) -> Generation:
     raise LockstepError(f"sink {name!r} has no generation {number}", hint=f"it has: {numbers}")
 
 
-def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> tuple[int | None, int]:
+def switch_to(
+    config: Config, name: str, *, number: int | None, back: bool, say: Callable[[str], None] = lambda _: None
+) -> tuple[int | None, int]:
     """Make a generation live: ``number``, else with ``back`` the one before the last switch, else the newest.
 
-    Returns which was live before, and which is now.
+    Returns which was live before, and which is now. ``say`` hears what it waits for.
 
     Raises LockstepError when there is none, when it is still being built or when it doesn't catch up.
     """
@@ -138,7 +160,9 @@ def switch_to(config: Config, name: str, *, number: int | None, back: bool) -> t
             )
         wanted = config.sink_tables(settings_of_generation(config, name, generation))
         tables = [table for table in wanted if table in config.source.table_names] or config.source.keyed_names
-        live_before = switch(partial(open_sink, name, settings), number, log_ends=partial(log_ends, config, tables))
+        live_before = switch(
+            partial(open_sink, name, settings), number, log_ends=partial(log_ends, config, tables), say=say
+        )
     finally:
         opened.sink.close()
     return live_before, number

@@ -11,7 +11,7 @@ from psycopg.conninfo import make_conninfo
 from pydantic import ValidationError
 
 from cdc.model.errors import ConfigurationError, LockstepError
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName, sql_identifier
 from cdc.model.visible import toml_text
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
@@ -20,7 +20,10 @@ from cdc.postgres.preflight.endpoint import refusal
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import emit_functions
 from lockstep.config import PipelineSettings, load
-from migrations.source import messages_sql, publication_sql, role_sql
+from lockstep.init_examples import NewSink, left_out_lines, secret_columns, with_real_names
+from migrations.source import messages_sql, publication_sql, rights_sql
+
+_NO_KEY = "no primary key: see source.options"
 
 _FILE = Template("""\
 # Lockstep: PostgreSQL -> Kafka -> OpenSearch, Redis, SQL warehouse, Delta tables.
@@ -37,7 +40,7 @@ dsn = $dsn
 tables = [
 $tables
 ]
-$skipped# slot = "lockstep_$plain_name"
+$skipped${secrets}# slot = "lockstep_$plain_name"
 # publication = "lockstep_$plain_name"
 # An idle database gets a heartbeat message so often, so that its slot doesn't hold WAL back.
 # heartbeat_interval_s = 10.0
@@ -121,8 +124,8 @@ checkpoint_directory = ".lockstep/checkpoints"
 # python = "python3"                       # of a cluster's workers
 # conf = { "spark.local.dir" = "/data/spark" }    # further settings of Spark's, which win
 
-# One section per sink, of any name. A change of a setting with (rebuild) takes effect with `lockstep rebuild SINK`,
-# of any other with the next start. Every sink may have these:
+${sinks}# One section per sink, of any name. Every sink may have these. A change of a setting with (rebuild) takes
+# effect with `lockstep rebuild SINK`, of any other with the next start.
 
 # [sinks.NAME]
 # tables = ["public.orders", "public.items"]    # else all that have a key; append-only ones only by name (rebuild)
@@ -193,10 +196,12 @@ checkpoint_directory = ".lockstep/checkpoints"
 """)
 
 
-def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, ...]) -> list[str]:
-    """Write the file; returns what to tell the user, line by line.
+def write_config(
+    *, dsn: str, path: Path, name: str | None, schemas: tuple[str, ...], sinks: Sequence[str] = ()
+) -> list[str]:
+    """Write the file; returns what to tell the user, line by line. ``sinks`` are like ``search=https://host:9200``.
 
-    Raises ConfigurationError when the file exists already or can't, and when ``dsn`` or ``name`` isn't fit for it.
+    Raises ConfigurationError when the file exists already or can't, and when one of the others isn't fit for it.
     Raises LockstepError when the database can't be reached, or has no table that can be captured.
     """
     if path.exists():
@@ -208,6 +213,7 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
             PipelineSettings(name=name)
         except ValidationError as error:
             raise ConfigurationError(f"--name: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+    new_sinks = [NewSink.parse(text) for text in sinks]
     try:
         parameters = parse_dsn(dsn)
     except ValueError as error:
@@ -218,11 +224,13 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
         )
     # "x.y" is any table, so that the settings are valid before the tables are known.
     with _connect(SourceSettings(dsn=dsn, tables=("x.y",))) as connection:
-        tables, skipped = _tables(connection, schemas)
+        shapes, skipped, partitions = _tables(connection, schemas)
+        tables = list(shapes)
         database = connection.info.dbname
         user = connection.info.user
         owned = _may_publish(connection, tables)
         functions = emit_functions(connection)
+        may_replicate = _may_replicate(connection)
     if not tables:
         raise LockstepError(
             "no table there can be captured" + "".join(f"\n  {table}: {why}" for table, why in skipped),
@@ -231,32 +239,59 @@ def write_config(*, dsn: str, path: Path, name: str | None, schemas: tuple[str, 
     chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
     # In the file they would count from the file, and here they count from where the command is run.
     here = files_below(Path.cwd(), make_conninfo("", **parameters))
-    path.write_text(config_text(chosen, here, tables, skipped), encoding="utf-8")
-    load(path)  # What we write must be valid.
-    lines = [f"wrote {path}: {len(tables)} tables" + (f", {len(skipped)} left out" if skipped else "")]
+    keyless = [table for table, why in skipped if why == _NO_KEY]
+    hidden = secret_columns(shapes.values())
+    text = with_real_names(
+        config_text(chosen, here, tables, left_out_lines(skipped, partitions), hidden, new_sinks),
+        list(shapes.values()),
+        keyless,
+    )
+    path.write_text(text, encoding="utf-8")
+    try:
+        load(path)  # What we write must be valid.
+    except ConfigurationError:
+        path.unlink()
+        raise
+    left_out = f", {len(skipped)} left out" if skipped else ""
+    of_partitions = f", {sum(partitions.values())} partitions come with theirs" if partitions else ""
+    lines = [f"wrote {path}: {len(tables)} tables{left_out}{of_partitions}"]
+    if hidden:
+        lines.append(f"these look like secrets; exclude or mask them in each sink: {', '.join(hidden)}")
     if not owned:
         lines += [
             f"role {user} doesn't own the tables; their owner, or an administrator, runs once:",
-            role_sql("lockstep", database, tables) if user != "lockstep" else "",
+            *([] if may_replicate else [f"alter role {sql_identifier(user)} replication;"]),
+            rights_sql(user, database, tables),
             publication_sql(f"lockstep_{chosen}", tables),
             "and a superuser, so that no other role may ask for copies of tables:",
-            messages_sql("lockstep", functions),
+            messages_sql(user, functions),
         ]
-    lines.append("next: fill in Kafka and the sinks, then `lockstep doctor`")
-    return [line for line in lines if line]
+    lines.append(f"next: fill in Kafka{'' if new_sinks else ' and the sinks'}, then `lockstep doctor`")
+    return lines
 
 
-def config_text(name: str, dsn: str, tables: Sequence[TableName], skipped: Iterable[tuple[TableName, str]] = ()) -> str:
+def config_text(
+    name: str,
+    dsn: str,
+    tables: Sequence[TableName],
+    left_out: Iterable[str] = (),
+    hidden: Sequence[str] = (),
+    sinks: Sequence[NewSink] = (),
+) -> str:
     """The file for a pipeline of these tables, with every setting in it, most of them commented.
 
-    ``skipped`` are tables that aren't captured, each with the reason.
+    ``left_out`` are lines about what isn't captured. ``hidden`` are columns that may hold secrets.
     """
+    listed = ", ".join(map(toml_text, hidden))
+    secrets = f"# These look like secrets: exclude = [{listed}] in each sink, or mask them.\n" if hidden else ""
     return _FILE.substitute(
         name=toml_text(name),
         plain_name=name,
         dsn=toml_text(dsn),
         tables="\n".join(f"    {toml_text(str(table))}," for table in tables),
-        skipped="".join(f"# not captured: {table} ({why})\n" for table, why in skipped),
+        skipped="".join(f"{line}\n" for line in left_out),
+        secrets=secrets,
+        sinks="".join(f"{sink.section(hidden)}\n" for sink in sinks),
     )
 
 
@@ -269,30 +304,41 @@ def _connect(source: SourceSettings) -> psycopg.Connection[Any]:
         raise LockstepError(refused.message, hint=way_out) from refused
 
 
+def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
+    row = connection.execute(
+        "select rolreplication or rolsuper or exists (select from pg_roles m where m.rolname = 'rds_replication'"
+        " and pg_has_role(m.oid, 'member')) from pg_roles where rolname = current_user"
+    ).fetchone()
+    return bool(row and row[0])
+
+
 def _tables(
     connection: psycopg.Connection[Any], schemas: tuple[str, ...]
-) -> tuple[list[TableName], list[tuple[TableName, str]]]:
-    """Tables that can be captured, and those that can't with the reason."""
+) -> tuple[dict[TableName, Table], list[tuple[TableName, str]], dict[TableName, int]]:
+    """Tables that can be captured, those that can't with the reason, and how many partitions tables have."""
     rows = connection.execute(
-        "select n.nspname, c.relname, c.relpersistence::text, c.relispartition"
-        " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        "select n.nspname, c.relname, c.relpersistence::text, c.relispartition,"
+        " (select array[s.nspname::text, r.relname::text] from pg_class r join pg_namespace s on s.oid = r.relnamespace"
+        " where r.oid = pg_partition_root(c.oid)) from pg_class c join pg_namespace n on n.oid = c.relnamespace"
         " where c.relkind in ('r', 'p') and c.relpersistence <> 't' and n.nspname <> 'information_schema'"
         " and n.nspname !~ '^pg_' and (%s or n.nspname = any(%s)) order by 1, 2",
         (not schemas, list(schemas)),
     ).fetchall()
     shapes = load_tables(connection, [TableName(row[0], row[1]) for row in rows], None)
-    tables, skipped = [], []
-    for schema, table, persistence, is_partition in rows:
+    tables: dict[TableName, Table] = {}
+    skipped: list[tuple[TableName, str]] = []
+    partitions: dict[TableName, int] = {}
+    for schema, table, persistence, is_partition, root in rows:
         name = TableName(schema, table)
         if is_partition:
-            skipped.append((name, "a partition: its rows come with the partitioned table"))
+            partitions[TableName(*root)] = partitions.get(TableName(*root), 0) + 1
         elif persistence == "u":
             skipped.append((name, "unlogged: not in the WAL"))
         elif not shapes[name].key:
-            skipped.append((name, "no primary key: see source.options"))
+            skipped.append((name, _NO_KEY))
         else:
-            tables.append(name)
-    return tables, skipped
+            tables[name] = shapes[name]
+    return tables, skipped, partitions
 
 
 def _may_publish(connection: psycopg.Connection[Any], tables: list[TableName]) -> bool:

@@ -2,29 +2,130 @@
 
 Names and messages of others mean nothing to them: neither square brackets and ``:key:``, which are Rich's, nor control
 characters, which are the terminal's.
+
+Nothing is cut. On a terminal that is too narrow for a table, its texts are folded; where its numbers don't fit either,
+each row is a paragraph. Where no terminal is, a row is a line, however long: programs and logs have no width.
 """
 
-from collections.abc import Iterable
-from typing import Any
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Column, Table
 from rich.text import Text
 
 from cdc.model.visible import visible_lines
 
+_ANY_WIDTH: Final = 1_000_000
+"""Of what isn't a terminal: more than any line."""
 
-class _Console(Console):
+_FOLDED_MIN: Final = 12
+"""A column of texts is folded to so many characters, and no further."""
+
+_GAP: Final = "  "
+"""Between the columns of a table that is no terminal's."""
+
+
+class WholeTexts(Console):
     """All that is drawn comes down to texts, which pass here before they are laid out."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(markup=False, emoji=False, **how)
+
+    @property
+    def options(self) -> ConsoleOptions:
+        options = super().options
+        return options if self.is_terminal else options.update_width(_ANY_WIDTH)
+
+    @property
+    def width(self) -> int:
+        return super().width if self.is_terminal else _ANY_WIDTH
+
+    @width.setter
+    def width(self, width: int) -> None:
+        self._width = width
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         if isinstance(renderable, Text) and renderable.plain != (plain := visible_lines(renderable.plain)):
             renderable = Text(plain, style=renderable.style, overflow=renderable.overflow)
+        if isinstance(renderable, Table):
+            return self._render_table(renderable, options or self.options)
         return super().render(renderable, options)
 
     def render_str(self, text: str, **how: Any) -> Text:
         return super().render_str(visible_lines(text), **how)
 
+    def _render_table(self, table: Table, options: ConsoleOptions) -> Iterable[Segment]:
+        if not self.is_terminal:
+            return self._render_lines(_aligned(table), options)
+        folding = _folding(table)
+        if table.box is not None and _narrowest(folding) > options.max_width:
+            return self._render_lines(_paragraphs(table), options)
+        return super().render(folding, options)
 
-out = _Console(markup=False, emoji=False)
-err = _Console(stderr=True, markup=False, emoji=False)
+    def _render_lines(self, lines: Iterable[str], options: ConsoleOptions) -> Iterator[Segment]:
+        for line in lines:
+            yield from super().render(Text(visible_lines(line), overflow="fold"), options)
+
+
+def _folding(table: Table) -> Table:
+    """The table with columns of texts that are folded where they must be, and columns of numbers that stay whole."""
+    folding = copy.copy(table)
+    folding.columns = [copy.copy(column) for column in table.columns]
+    for column in folding.columns:
+        column.overflow = "fold"
+        if column.justify == "right":
+            column.no_wrap = True
+            column.min_width = _widest(column)
+        else:
+            column.min_width = min(_FOLDED_MIN, _widest(column))
+    return folding
+
+
+def _widest(column: Column) -> int:
+    """The longest line of a column."""
+    return max(cell_len(line) for text in (column.header, *column.cells) for line in str(text).split("\n"))
+
+
+def _narrowest(table: Table) -> int:
+    """How wide it is with columns as narrow as they may be, each with a border and a blank on both sides."""
+    return 1 + sum((column.min_width or 0) + 3 for column in table.columns)
+
+
+def _aligned(table: Table) -> Iterator[str]:
+    """A line for the headings, and one for each row."""
+    columns = [[_one_line(cell) for cell in column.cells] for column in table.columns]
+    if table.title:
+        yield str(table.title)
+    if table.show_header:
+        columns = [[_one_line(column.header), *cells] for column, cells in zip(table.columns, columns, strict=True)]
+    widths = [max(map(cell_len, cells), default=0) for cells in columns]
+    for row in zip(*columns, strict=True):
+        cells = (
+            " " * (width - cell_len(cell)) + cell
+            if column.justify == "right"
+            else cell + " " * (width - cell_len(cell))
+            for cell, width, column in zip(row, widths, table.columns, strict=True)
+        )
+        yield _GAP.join(cells).rstrip()
+
+
+def _paragraphs(table: Table) -> Iterator[str]:
+    """A line for the first column of each row, and one below it for every other that says something."""
+    headings = [_one_line(column.header) for column in table.columns]
+    if table.title:
+        yield str(table.title)
+    for first, *others in zip(*([_one_line(cell) for cell in column.cells] for column in table.columns), strict=True):
+        yield first
+        yield from (f"    {heading}: {cell}" for heading, cell in zip(headings[1:], others, strict=True) if cell)
+
+
+def _one_line(cell: object) -> str:
+    return " ".join(str(cell).split("\n"))
+
+
+out = WholeTexts()
+err = WholeTexts(stderr=True)

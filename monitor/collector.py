@@ -22,6 +22,7 @@ from cdc.postgres.slot import system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.generations.record import Generation, list_generations
+from jobs.generations.status import JobStatus, job_status
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.open_rejections import OpenRejections
 from monitor.question import Question
@@ -41,7 +42,7 @@ _RATE_LOOKS = 60
 
 _NOT_BEGUN = Generation(1, True, None)
 
-_Progresses = list[tuple[Generation, Progress | None]]
+_Progresses = list[tuple[Generation, Progress | None, JobStatus]]
 _Answer = _Progresses | LockstepError
 
 
@@ -105,7 +106,7 @@ class LagCollector:
             del self._questions[name]
             answers[name] = answer
             if not isinstance(answer, LockstepError):
-                self._known[name] = [generation for generation, _ in answer]
+                self._known[name] = [generation for generation, _, _ in answer]
         return answers
 
     def _ask(self, name: str) -> _Progresses:
@@ -115,10 +116,13 @@ class LagCollector:
             if generation.record is not None:
                 # Raises here, for this sink alone, where today's settings don't go with the generation's.
                 with_definition(self._settings[name], generation.record.definition)
-        return [
-            (generation, self._opened(name, generation.number).generations.load_progress())
-            for generation in generations
-        ]
+        now_ms = time.time_ns() // 1_000_000
+        facts = []
+        for generation in generations:
+            opened = self._opened(name, generation.number)
+            job = job_status(opened.records, generation.number, now_ms=now_ms)
+            facts.append((generation, opened.generations.load_progress(), job))
+        return facts
 
     def refresh(self, sinks: Collection[str]) -> None:
         """Let readers of the live generations of these sinks find what is applied. Raises Unavailable or LockstepError.
@@ -251,7 +255,7 @@ class LagCollector:
                 is_live = generation.is_live or len(generations) == 1
                 yield SinkFacts(name, generation.number, is_live, 0, 0, None, 0)
             return
-        for generation, progress in answer:
+        for generation, progress, job in answer:
             # A sink's only generation goes by the sink's name, before readers see it too.
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
@@ -264,6 +268,7 @@ class LagCollector:
                 0 if reached is None else reached.commit_time_ms,
                 self._records_behind(self._tables(name, generation), read),
                 0 if progress is None else progress.rejected,
+                job,
             )
 
     def _changed_settings(self, facts: SinkFacts) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.protocol.control_records import Gap
 from cdc.stream.slot_guard import minutes_until_full
+from jobs.generations.status import JobState, JobStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,8 @@ class SinkFacts:
     """What the progress of one generation of a sink says.
 
     ``watermark_lsn`` is 0 before anything is known to be complete. ``records_behind`` counts the records between the
-    sink's next offsets and the topics' ends, transaction markers included.
+    sink's next offsets and the topics' ends, transaction markers included. ``job`` says whether anybody applies to it,
+    None where the sink couldn't be asked.
     """
 
     name: str
@@ -25,6 +27,7 @@ class SinkFacts:
     commit_time_ms: int
     records_behind: int | None
     rejected: int
+    job: JobStatus | None = None
 
     @property
     def label(self) -> str:
@@ -100,6 +103,16 @@ class LagReport:
     minutes_until_full: float | None = None
     gap: Gap | None = None
 
+    @property
+    def idle(self) -> dict[str, JobStatus]:
+        """The generations that no job applies to, by their label. Of one that isn't live, only an error counts."""
+        jobs = [(stage.sink, stage.sink.job) for stage in self.stages if stage.sink is not None and stage.sink.job]
+        return {
+            sink.label: job
+            for sink, job in jobs
+            if job.state is JobState.STOPPED or (sink.is_live and job.state is not JobState.RUNNING)
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The document that ``lockstep lag --json`` prints; LSNs are text, as PostgreSQL writes them."""
         return {
@@ -113,7 +126,12 @@ class LagReport:
                     **(
                         {}
                         if stage.sink is None
-                        else {"sink": stage.sink.name, "generation": stage.sink.generation, "live": stage.sink.is_live}
+                        else {
+                            "sink": stage.sink.name,
+                            "generation": stage.sink.generation,
+                            "live": stage.sink.is_live,
+                            "job": None if stage.sink.job is None else stage.sink.job.to_json(),
+                        }
                     ),
                 }
                 for stage in self.stages

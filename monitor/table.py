@@ -16,15 +16,15 @@ _KIB, _MIB = 1024, 1024 * 1024
 def lag_table(lag: LagReport) -> Group:
     """A table of the stages, and below it a sentence for each sink that needs attention."""
     table = Table(title=None, expand=False)
-    for heading in ("stage", "LSN", "bytes behind", "seconds behind", "events behind"):
+    for heading in ("stage", "seconds\nbehind", "events\nbehind", "bytes\nbehind", "LSN"):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for stage in lag.stages:
         table.add_row(
             stage.name,
-            "-" if stage.lsn is None else format_lsn(stage.lsn),
-            "-" if stage.bytes_behind is None else readable_bytes(stage.bytes_behind),
             "-" if stage.seconds_behind is None else f"{stage.seconds_behind:.1f}",
             "-" if stage.events_behind is None else f"{stage.events_behind:,}",
+            "-" if stage.bytes_behind is None else readable_bytes(stage.bytes_behind),
+            "-" if stage.lsn is None else format_lsn(stage.lsn),
         )
     return Group(table, *(Text(line, style=style) for line, style in _remarks(lag)))
 
@@ -40,6 +40,8 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
         yield f"the slot is lost after {readable_bytes(max(0, lag.safe_wal_bytes))} more of WAL{minutes}", "red"
     for name, error in lag.unanswered.items():
         yield f"{name} can't be asked: {error}", "red"
+    for label, job in lag.idle.items():
+        yield job.sentence(label) or "", "red" if job.needs_somebody else "yellow"
     for label, names in lag.rebuild_needed.items():
         yield (
             f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",

@@ -5,7 +5,7 @@ former in ``SHAPING``; ``definition`` takes them out, to be kept with a generati
 back into what the configuration says today.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, assert_never, cast
 
@@ -13,10 +13,11 @@ from pydantic import Field, ValidationError
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName
 from sinks.contract import OpenedSink
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_delta
+from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_opensearch
 from sinks.redis.settings import RedisSettings
@@ -61,6 +62,32 @@ def _open(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
 def projection_of(settings: SinkSettings) -> Projection:
     """What of the source's rows this sink holds: to be applied to the source's side of a comparison."""
     return settings.projection()
+
+
+def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
+    """What of these settings a new generation of these tables of the source would refuse, a sentence each.
+
+    Expressions aren't evaluated: that takes Spark.
+    """
+    projection, renaming = settings.projection(), settings.renaming()
+    seen = [projection.table(table) for table in tables]
+    problems = projection.key_problems(tables) + projection.clash_problems(tables)
+    problems += projection.unknown_problems(tables) + renaming.unknown_problems(seen) + renaming.clash_problems(seen)
+    return problems + settings.problems_with([renaming.table(table) for table in seen])
+
+
+def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> None:
+    """Have the sink's server say whether it would take a new generation of these tables of the source, where it can.
+
+    Nothing is created. Raises LockstepError with its reason, Unavailable when it doesn't answer.
+    """
+    if isinstance(settings, OpenSearchSettings):
+        projection, renaming = settings.projection(), settings.renaming()
+        indexes = OpenSearchIndexes(name, settings, 1)
+        try:
+            indexes.check_new([renaming.table(projection.table(table)) for table in tables])
+        finally:
+            indexes.client.close()
 
 
 def history_tables(settings: SinkSettings, tables: Iterable[TableName]) -> frozenset[TableName]:

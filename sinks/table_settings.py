@@ -1,6 +1,6 @@
 """What every sink's settings say of the tables it gets, and of what it gets of them."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.errors import LockstepError
-from cdc.model.table import Column, TableName
+from cdc.model.table import Column, Table, TableName
 from cdc.secret import read_secret_file
 from sinks.append_only import named
 from sinks.wrappers.masks import MaskSetting, Salt
@@ -186,6 +186,10 @@ class TableSettings(BaseModel):
         No two sinks may have one of them in common.
         """
         return {(name,)}
+
+    def problems_with(self, tables: Sequence[Table]) -> list[str]:
+        """What of this kind's own settings doesn't fit these tables, which are as the destination gets them."""
+        return []
 
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly."""

@@ -221,13 +221,19 @@ class TopicAdmin:
         Brokers don't tell their version to this client; their settings do, since that version brought one along.
         Raises Unavailable when no broker answers.
         """
-        try:
-            brokers = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).brokers
-        except KafkaException as error:
-            raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
-        resources = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in brokers]
+        resources = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in self._broker_ids()]
         futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
         return any(_SINCE_4_1 in self._result(future) for future in futures.values())
+
+    def brokers(self) -> int:
+        """How many brokers there are. Raises Unavailable when none answers."""
+        return len(self._broker_ids())
+
+    def _broker_ids(self) -> list[int]:
+        try:
+            return list(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).brokers)
+        except KafkaException as error:
+            raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The settings of each of these topics, defaults included."""

@@ -6,6 +6,7 @@ Both are coordination records of the destination, so there is one truth wherever
     Written again and again by the generation's job. Who wants to know whether there is one looks twice: clocks of
     several machines don't agree, but a counter that moves is alive. A destination without a fence may have several jobs
     for a while, so each has an entry of its own. Of two that write at the same moment one is lost, and comes back.
+    It has the time too, for who looks only once and needn't be sure.
 ``g<n>.pause_request``
     Asks all of them to let no batch begin until the record is gone. Each confirms it in its entry. None pauses longer
     than ``PAUSE_MAX_S``: whoever asked may have died.
@@ -57,6 +58,17 @@ class Beat:
     paused_for: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class LastBeat:
+    """The last sign of life of a generation's jobs, by the clock of who gave it.
+
+    ``is_alive`` is False where it was a goodbye, and none goes on.
+    """
+
+    at_ms: int
+    is_alive: bool
+
+
 class _Beats:
     """Since when each entry has been as it is, for one who looks again and again."""
 
@@ -74,6 +86,10 @@ class _Beats:
         return {run: beat for run, (beat, moved_at) in self._moved.items() if now - moved_at <= _SILENCE_S}
 
 
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class GenerationLease:
     """A job's side: shows that it runs, and pauses when it is asked to.
 
@@ -88,12 +104,14 @@ class GenerationLease:
         gate: BatchGate,
         *,
         monotonic: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = _now_ms,
     ) -> None:
         self._records = records
         self._heartbeat_name = _heartbeat_name(generation)
         self._request_name = pause_request_name(generation)
         self._gate = gate
         self._monotonic = monotonic
+        self._now_ms = now_ms
         self._run = uuid.uuid4().hex
         self._beats = 0
         self._seen = _Beats(monotonic)
@@ -144,7 +162,17 @@ class GenerationLease:
 
     def _save(self, beats: Mapping[str, Beat]) -> None:
         entries = {run: asdict(beat) for run, beat in beats.items()}
-        self._records.save(self._heartbeat_name, orjson.dumps({"jobs": entries}).decode())
+        text = orjson.dumps({"jobs": entries, "at_ms": self._now_ms()}).decode()
+        self._records.save(self._heartbeat_name, text)
+
+
+def last_beat(records: CoordinationRecords, generation: int) -> LastBeat | None:
+    """The last sign of life of a generation's jobs; None where none has ever given one."""
+    text = records.load(_heartbeat_name(generation))
+    if text is None:
+        return None
+    fields = orjson.loads(text)
+    return LastBeat(fields.get("at_ms", 0), bool(fields.get("jobs")))
 
 
 def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:

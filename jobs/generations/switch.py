@@ -1,5 +1,7 @@
 """Making a generation the live one, so that no reader sees a row go back."""
 
+import math
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +11,7 @@ from typing import Final
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.generations.columns import load_columns
 from jobs.generations.lease import PAUSE_MAX_S, SYSTEM_CLOCK, Clock, pause_request_name, wait_for_pause
+from jobs.generations.status import JobState, job_status
 from jobs.offsets import Offsets
 from sinks.contract import OpenedSink, Progress
 
@@ -23,6 +26,9 @@ _APPROACH_S: Final = 300.0
 
 _LOOK_S: Final = 0.2
 
+_SAY_S: Final = 5.0
+"""How often a switch says what it waits for."""
+
 
 def switch(
     open_generation: Callable[[int], OpenedSink],
@@ -30,12 +36,13 @@ def switch(
     *,
     log_ends: Callable[[], Offsets],
     clock: Clock = SYSTEM_CLOCK,
+    say: Callable[[str], None] = lambda _: None,
 ) -> int | None:
     """Make a generation the live one, and return which was live before. No reader sees a row go back.
 
     The live generation's jobs pause until the new one has applied all that readers may have seen. The progress of the
     live one doesn't show that. A job that failed in the middle of a batch has written rows and saved no progress. So
-    the new one has to apply all that the log has by then.
+    the new one has to apply all that the log has by then. ``say`` hears now and then what is waited for.
 
     Raises LockstepError when the new one lacks something and doesn't catch up, Unavailable when another switch begins
     meanwhile, and what ``Generations.switch`` raises.
@@ -47,11 +54,12 @@ def switch(
         if live is None:
             new.generations.switch()
             return None
-        _approach(new, target, live, log_ends, clock)
+        _approach(new, target, live, log_ends, clock, say)
         with _opened(open_generation, live) as old:
             request, request_name = uuid.uuid4().hex, pause_request_name(live)
             began = clock.monotonic_s()
             old.records.save(request_name, request)
+            say(f"generation {live} is asked to pause")
             try:
                 wait_for_pause(old.records, live, request, clock)
                 wanted_offsets = log_ends()
@@ -85,15 +93,29 @@ def missing_records(progress: Progress | None, wanted_offsets: Offsets) -> int:
     )
 
 
-def _approach(new: OpenedSink, target: int, live: int, log_ends: Callable[[], Offsets], clock: Clock) -> None:
+def _approach(
+    new: OpenedSink,
+    target: int,
+    live: int,
+    log_ends: Callable[[], Offsets],
+    clock: Clock,
+    say: Callable[[str], None],
+) -> None:
     """Wait until the new generation has what the log has now: it may lack records that came while it was compared.
 
-    Raises LockstepError when it doesn't catch up.
+    Raises LockstepError when it doesn't catch up, and at once when its job has stopped by an error.
     """
     wanted_offsets, began = log_ends(), clock.monotonic_s()
-    last, moved_at = None, began
+    last, moved_at, said_at = None, began, -math.inf
     while (lacking := _lacking(new, target, wanted_offsets)) != _NOTHING:
         now = clock.monotonic_s()
+        if now - said_at >= _SAY_S:
+            job = job_status(new.records, target, now_ms=time.time_ns() // 1_000_000)
+            if job.state is JobState.STOPPED:
+                raise LockstepError(f"{lacking.error(target, live).message}\n{job.sentence(f'generation {target}')}")
+            idle = job.sentence(f"generation {target}")
+            say(f"waiting for generation {target}: {lacking}" + ("" if idle is None else f"\n{idle}"))
+            said_at = now
         if lacking != last:
             last, moved_at = lacking, now
         if now - moved_at > _SWITCH_S or now - began > _APPROACH_S:
@@ -107,6 +129,9 @@ class _Lacking:
 
     events: int
     columns: bool
+
+    def __str__(self) -> str:
+        return f"{self.events:,} events are missing" if self.events else "rows lack a new column's default"
 
     def error(self, target: int, live: int) -> LockstepError:
         message = (

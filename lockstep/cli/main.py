@@ -17,6 +17,9 @@ from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VA
 
 PROGRAM = "lockstep"
 
+_WHOLE_SENTENCE = 1_000
+"""The first sentence of a command's help is never cut: a narrow terminal wraps it."""
+
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Local servers": (servers.demo, servers.up, servers.status, servers.down),
     "Set up": (setup.init, setup.doctor, setup.package),
@@ -40,13 +43,12 @@ class GroupedCommands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         commands = [self.commands[name] for name in self.list_commands(ctx)]
-        width = formatter.width - max(len(command.name or "") for command in commands) - 6
         titles = [getattr(command, "rich_help_panel", None) or "Commands" for command in commands]
         for title in dict.fromkeys(titles):
             with formatter.section(title):
                 formatter.write_dl(
                     [
-                        (command.name, command.get_short_help_str(width))
+                        (command.name, command.get_short_help_str(_WHOLE_SENTENCE))
                         for command, of in zip(commands, titles, strict=True)
                         if of == title
                     ]

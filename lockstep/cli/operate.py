@@ -22,8 +22,8 @@ def lag(
 ) -> None:
     """Show how far each stage is behind.
 
-    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a sink can't be asked
-    or capture can't go on.
+    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a sink has stopped or
+    can't be asked, or capture can't go on.
     """
     from lockstep.config import load
     from lockstep.terminal import out
@@ -40,7 +40,8 @@ def lag(
             print_json(report.to_json())
         else:
             out.print(lag_table(report))
-        raise typer.Exit(1 if report.unanswered or report.broken else 0)
+        stopped = any(job.needs_somebody for job in report.idle.values())
+        raise typer.Exit(1 if report.unanswered or report.broken or stopped else 0)
 
 
 def _watch(collector: "LagCollector", *, as_json: bool) -> None:
@@ -107,7 +108,10 @@ def wait(
         except Unavailable as error:
             raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
         if not is_applied:
-            raise LockstepError(late, hint="`lockstep lag` shows how far each sink is")
+            idle = [job.sentence(label) for label, job in collector.collect().idle.items() if label in sinks]
+            raise LockstepError(
+                "\n".join([late, *filter(None, idle)]), hint="`lockstep lag` shows how far each sink is"
+            )
     print(format_lsn(lsn))  # noqa: T201  the result
 
 
@@ -225,7 +229,7 @@ def switch(
 
     if back and generation is not None:
         raise typer.BadParameter("--back and --generation exclude each other: each says where to switch to")
-    live_before, live_now = switch_to(load(config), sink, number=generation, back=back)
+    live_before, live_now = switch_to(load(config), sink, number=generation, back=back, say=say)
     if live_before == live_now:
         say(f"generation {live_now} of {sink} is live already")
     else:
@@ -246,7 +250,8 @@ def generations(
 ) -> None:
     """Show or drop the builds of a sink's data.
 
-    Shows which one readers see and how far each is. Those that aren't live stay until they are dropped.
+    Shows which one readers see, how far each is and whether a job applies to it. Those that aren't live stay until they
+    are dropped. Exit code 1 when one has stopped.
     """
     from cdc.model.errors import ConfigurationError
     from lockstep.config import load
@@ -274,7 +279,9 @@ def generations(
     if as_json:
         print_json([description.to_json() for description in descriptions])
     else:
-        out.print(generations_table(descriptions))
+        out.print(generations_table(sink, descriptions))
+    if any(description.needs_somebody for description in descriptions):
+        raise typer.Exit(EXIT_FAILED)
 
 
 def snapshot_table(

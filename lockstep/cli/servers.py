@@ -97,9 +97,9 @@ def _print_status(servers: "Sequence[ServerStatus]") -> None:
     from monitor.table import readable_bytes
 
     table = Table()
-    for heading in ("server", "version", "state", "pid", "memory", "address"):
+    for heading in ("server", "state", "address", "version", "pid", "memory"):
         table.add_column(heading)
     for server in servers:
         memory = readable_bytes(server.rss_bytes) if server.rss_bytes else ""
-        table.add_row(server.name, server.version, server.state, str(server.pid or ""), memory, server.address)
+        table.add_row(server.name, server.state, server.address, server.version, str(server.pid or ""), memory)
     out.print(table)

@@ -13,6 +13,9 @@ def init(
     config: ConfigOption = DEFAULT_CONFIG,
     name: Annotated[str | None, typer.Option(help="Name of the pipeline; default the database's.")] = None,
     schema: Annotated[list[str] | None, typer.Option(help="Only tables of this schema; may be repeated.")] = None,
+    sink: Annotated[
+        list[str] | None, typer.Option(help="NAME=ADDRESS of a sink, as search=https://search:9200; may be repeated.")
+    ] = None,
 ) -> None:
     """Write a commented configuration for a database.
 
@@ -21,7 +24,7 @@ def init(
     from lockstep.console import say
     from lockstep.init import write_config
 
-    for line in write_config(dsn=dsn, path=config, name=name, schemas=tuple(schema or ())):
+    for line in write_config(dsn=dsn, path=config, name=name, schemas=tuple(schema or ()), sinks=tuple(sink or ())):
         say(line)
 
 

@@ -19,8 +19,8 @@ from lockstep.doctor.encryption import encryption_findings, source_encryption
 from lockstep.doctor.java import java_findings
 from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
-from lockstep.doctor.position import check_position
-from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink
+from lockstep.doctor.position import check_position, publication_subject
+from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink, source_shapes
 from migrations.source import ddl_messages_sql, publication_sql
 
 
@@ -28,11 +28,17 @@ def examine(config: Config) -> list[Finding]:
     """All findings of all parts; a part that can't be reached is a finding, too. Changes nothing."""
     source = _guarded("source", _source, config)
     kafka = _guarded("Kafka", check_kafka, config)
-    findings = [*source, *kafka]
+    position: list[Finding] = []
     if _was_reached("source", source) and _was_reached("Kafka", kafka):
-        findings += _guarded("position", check_position, config)
+        position = _guarded("position", check_position, config)
+    publication = publication_subject(config.publication)
+    if any(finding.subject == publication for finding in position):
+        # It was there once: that capture creates it holds before its first start only.
+        source = [finding for finding in source if finding.subject != publication]
+    findings = [*source, *kafka, *position]
+    shapes = source_shapes(config) if config.sinks and _was_reached("source", source) else {}
     for name in config.sinks:
-        findings += _guarded(f"sink {name}", partial(check_sink, name=name), config)
+        findings += _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes), config)
     findings += append_only_findings(config)
     if _was_reached("Kafka", kafka):
         findings += _guarded("histories", check_histories, config)
@@ -121,6 +127,6 @@ def ddl_finding(are_sent: bool, *, heartbeat_interval_s: float) -> Finding:
         "ddl",
         f"capture looks every {heartbeat_interval_s:g} s for changes that the stream doesn't show",
         "with an event trigger, it looks at the place of the stream where something was altered; optional, and a"
-        " superuser's",
+        " superuser's: migrations/source/0004_ddl_messages.sql makes one",
         ddl_messages_sql(),
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cdc.kafka.control_topics import StoredRecord, read_compacted_topics, record_at
 from cdc.kafka.newest_records import NewestRecord, newest_records
+from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS, TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
@@ -27,6 +28,8 @@ def check_kafka(config: Config) -> list[Finding]:
     missing = cluster.missing(plans)
     findings = [Finding(Severity.OK, "Kafka", f"answers at {config.kafka.bootstrap_servers}")]
     findings += _brokers(cluster)
+    if missing:
+        findings += replication_findings(config.kafka.topics, cluster.brokers())
     if missing:
         findings.append(Finding(Severity.OK, "topics", f"{len(missing)} will be created by capture"))
     for difference in cluster.differences(plans):
@@ -72,6 +75,24 @@ def _brokers(cluster: TopicAdmin) -> list[Finding]:
             "are of version 4.1 or later",
             why,
             "run Kafka 4.0, or replicate all topics and __transaction_state to three brokers that never stop together",
+        )
+    ]
+
+
+def replication_findings(topics: TopicSettings, brokers: int) -> list[Finding]:
+    """Whether there are brokers enough for topics that capture is to create."""
+    if topics.replication_factor <= brokers:
+        return []
+    settings = f"replication_factor = {brokers}"
+    if topics.min_insync_replicas > brokers:
+        settings += f" and min_insync_replicas = {brokers}"
+    return [
+        error(
+            "topics",
+            f"kafka.topics.replication_factor is {topics.replication_factor}, and there"
+            f" {'is 1 broker' if brokers == 1 else f'are {brokers} brokers'}",
+            "Kafka puts no two copies of a topic on one broker, so that capture couldn't create its topics",
+            f"start more brokers, or set {settings} in [kafka.topics]",
         )
     ]
 

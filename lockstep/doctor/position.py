@@ -17,6 +17,7 @@ from cdc.postgres.slot import Slot, find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.stream.source_checks import RECOVER, system_differences
 from lockstep.config import Config
+from migrations.source import publication_sql
 from snapshot.recovery import is_lost
 
 _AFTER_A_GAP: Final = (
@@ -46,6 +47,9 @@ def check_position(config: Config) -> list[Finding]:
             "select slot_name from pg_replication_slots where slot_name <> %s and database = current_database()",
             (config.slot,),
         ).fetchall()
+        published = connection.execute(
+            "select 1 from pg_publication where pubname = %s", (config.publication,)
+        ).fetchone()
     client = config.kafka.client()
     own = config.pipeline.name
     suffix = control_topic("", STATE)
@@ -60,7 +64,11 @@ def check_position(config: Config) -> list[Finding]:
     except LockstepError:
         return []  # The source's checks report it.
     facts = SlotFacts(config.slot, slot, frozenset(row[0] for row in slots), identity, config.publication)
-    return position_findings(facts, states) + shared_slot_findings(facts, own, others)
+    findings = position_findings(facts, states) + shared_slot_findings(facts, own, others)
+    state = states.get(config.slot)
+    if published is None and state is not None and state.publication == config.publication:
+        findings += dropped_publication_findings(config, state)
+    return findings
 
 
 def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> list[Finding]:
@@ -121,6 +129,27 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
     what = "is being created" if is_being_made else f"published up to {format_lsn(state.end_lsn)}"
     gaps = state.gaps_now(is_slot_lost=is_lost(facts.slot))
     return [ok(subject, what), *(ok("gap", str(gap), _AFTER_A_GAP) for gap in gaps)]
+
+
+def dropped_publication_findings(config: Config, state: CaptureState) -> list[Finding]:
+    """A publication that isn't there, though capture has begun with it."""
+    if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
+        return []  # whoever makes the slot makes the publication too
+    create = publication_sql(config.publication, config.source.published_names)
+    return [
+        error(
+            publication_subject(config.publication),
+            "is gone, and capture has begun with it: somebody dropped it",
+            "capture stops where the WAL has a change, and nothing is skipped; PostgreSQL 17 and earlier can't decode"
+            " what was committed while it was gone",
+            f"{create}\n-- then start capture; where it stops at the same place again, run `lockstep recover`",
+        )
+    ]
+
+
+def publication_subject(name: str) -> str:
+    """By which findings about the publication are told apart."""
+    return f"publication {name}"
 
 
 def shared_slot_findings(

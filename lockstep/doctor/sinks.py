@@ -1,20 +1,77 @@
-"""Whether a sink answers, which sinks get append-only tables, and whether histories are sure to have all versions."""
+"""Whether a sink answers, takes its settings, which get append-only tables, and whether histories have every version."""
+
+from collections.abc import Mapping, Sequence
 
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import Table, TableName
+from cdc.postgres.catalogue import load_tables
+from cdc.postgres.connection import connect
+from cdc.postgres.preflight.finding import Finding, Severity, error
+from jobs.generations.record import list_generations
 from lockstep.config import Config
-from sinks.registry import history_tables, open_sink
+from sinks.registry import (
+    SinkSettings,
+    check_new_generation,
+    definition,
+    history_tables,
+    open_sink,
+    setting_problems,
+    with_definition,
+)
 
 
-def check_sink(config: Config, *, name: str) -> list[Finding]:
-    """Whether the sink's server answers, and what it holds. Raises LockstepError when it doesn't answer or refuses."""
-    opened = open_sink(name, config.sinks[name], 1)
+def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) -> list[Finding]:
+    """Whether the sink's server answers, what it holds, and whether the settings fit the source's tables.
+
+    ``shapes`` are the captured tables as they are; empty where the source wasn't reached. Raises LockstepError when the
+    server doesn't answer or refuses.
+    """
+    settings = config.sinks[name]
+    opened = open_sink(name, settings, 1)
     try:
         live = opened.generations.live()
+        built = next((each.record for each in list_generations(opened) if each.number == live), None)
     finally:
         opened.sink.close()
     what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
-    return [Finding(Severity.OK, f"sink {name}", what)]
+    findings = [Finding(Severity.OK, f"sink {name}", what)]
+    # What a generation was built with has been taken: a column that is gone since isn't a slip of the pen.
+    is_new = built is None or definition(with_definition(settings, built.definition)) != definition(settings)
+    if shapes and is_new:
+        findings += _setting_findings(name, settings, _of_sink(config, settings, shapes), is_built=built is not None)
+    return findings
+
+
+def source_shapes(config: Config) -> dict[TableName, Table]:
+    """The captured tables as they are at the source; those that don't exist aren't in it. Raises LockstepError."""
+    with connect(config.source, application="lockstep doctor") as connection:
+        connection.execute("set default_transaction_read_only = on")
+        is_published = connection.execute(
+            "select 1 from pg_publication where pubname = %s", (config.publication,)
+        ).fetchone()
+        publication = config.publication if is_published else None
+        return load_tables(connection, config.source.table_names, publication, config.source.keys)
+
+
+def _of_sink(config: Config, settings: SinkSettings, shapes: Mapping[TableName, Table]) -> list[Table]:
+    return [shapes[name] for name in config.sink_tables(settings) if name in shapes]
+
+
+def _setting_findings(name: str, settings: SinkSettings, tables: Sequence[Table], *, is_built: bool) -> list[Finding]:
+    """Settings that don't fit. ``is_built``: only a rebuild would use them."""
+    subject = f"sink {name}"
+    why = f"`lockstep rebuild {name}` would stop there" if is_built else "its job would stop there"
+    problems = setting_problems(settings, tables)
+    if problems:
+        return [error(subject, problem, why, f"mend it in [sinks.{name}]") for problem in problems]
+    try:
+        check_new_generation(name, settings, tables)
+    except Unavailable:
+        raise
+    except LockstepError as refused:
+        return [error(subject, refused.message, why, refused.hint or f"mend [sinks.{name}]")]
+    return []
 
 
 def append_only_findings(config: Config) -> list[Finding]:

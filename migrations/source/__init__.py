@@ -20,6 +20,11 @@ def role_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
     )
 
 
+def rights_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
+    """The same for a role that is there."""
+    return "\n".join(line for line in role_sql(role, database, tables).splitlines() if line.startswith("grant "))
+
+
 def publication_sql(publication: str, tables: Sequence[TableName]) -> str:
     """What the tables' owner runs once, or capture itself where its role may."""
     return _template("0002_publication.sql").format(

@@ -1,15 +1,17 @@
 """Settings of a Delta sink."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from cdc.model.table import TableName
+from cdc.model.errors import LockstepError
+from cdc.model.table import Table, TableName
 from cdc.secret import is_secret_name
 from sinks.access import Login
+from sinks.delta.names import check_columns, check_names_differ, check_partitions
 from sinks.table_settings import PROJECTING, TableSettings
 
 # How each kind of store names the user and the password of a login, by the scheme of the root.
@@ -83,6 +85,25 @@ class DeltaSettings(TableSettings):
             return {("file", str(Path(path).resolve()), self.prefix or name)}
         store = _SAME.get(parts.scheme, parts.scheme)
         return {(store, parts.netloc, parts.path.strip("/"), self.prefix or name)}
+
+    def partitions_of(self, table: TableName) -> tuple[str, ...]:
+        """The columns by which a table is divided."""
+        named = {TableName.parse(text): columns for text, columns in self.partition_by.items()}
+        return tuple(named.get(table, ()))
+
+    def problems_with(self, tables: Sequence[Table]) -> list[str]:
+        problems = []
+        try:
+            check_names_differ(table.name for table in tables)
+        except LockstepError as error:
+            problems.append(error.message)
+        for table in tables:
+            try:
+                check_columns(table)
+                check_partitions(table, self.partitions_of(table.name))
+            except LockstepError as error:
+                problems.append(error.message)
+        return problems
 
     @property
     def likes_large_batches(self) -> bool:

@@ -117,7 +117,7 @@ class DeltaTables:
 
         check_columns(table)
         if table.name not in build.tables:
-            check_partitions(table, self._partitions(table))
+            check_partitions(table, self._settings.partitions_of(table.name))
             return Shape.of(table)
         opened = self.open(table.name)
         opened.refresh()
@@ -187,7 +187,7 @@ class DeltaTables:
 
         name = shape.table.name
         path = self.own(state.path_for(f"{self._directory}{delta_name(name)}"))
-        partitions = self._partitions(shape.table)
+        partitions = self._settings.partitions_of(name)
         hours, fence = self._settings.retention_hours, self.build(state).fence
         table = self.lake.create(
             path,
@@ -234,7 +234,3 @@ class DeltaTables:
             f"another job has become the writer of sink {self._name!r}, generation {self.generation}",
             hint="stop one of the two jobs",
         )
-
-    def _partitions(self, table: Table) -> tuple[str, ...]:
-        named = {TableName.parse(text): columns for text, columns in self._settings.partition_by.items()}
-        return tuple(named.get(table.name, ()))

@@ -157,12 +157,21 @@ def shaping(table: TableName) -> Iterator[None]:
         cause: Any = error.__cause__
         if isinstance(error, Unavailable) or getattr(cause, "status_code", None) != 400:
             raise
-        why = (cause.info or {}).get("error", {}).get("reason") if isinstance(cause.info, dict) else None
         raise LockstepError(
-            f"opensearch refuses the index of table {table}: {why or cause.error}",
+            f"opensearch refuses the index of table {table}: {_innermost_reason(cause.info) or cause.error}",
             hint="mend fields or index_settings of this sink; an index that exists keeps what it was created with, "
             "so that another field type needs a new generation",
         ) from cause
+
+
+def _innermost_reason(info: Any) -> str | None:
+    """What the server says of the cause of all causes: the ones around it name only what it was doing."""
+    error = info.get("error") if isinstance(info, dict) else None
+    why = None
+    while isinstance(error, dict):
+        why = error.get("reason") or why
+        error = error.get("caused_by")
+    return why
 
 
 def _connect(settings: OpenSearchSettings) -> Any:

@@ -17,6 +17,9 @@ from sinks.opensearch.settings import OpenSearchSettings, flat_settings
 LIVE: Final[Mapping[str, Any]] = {"bool": {"must_not": {"term": {DELETED_FIELD: True}}}}
 """The query for documents that are rows."""
 
+_ABOVE_OTHERS: Final = 1_000_000_000
+"""The priority of a template that is only tried: no other of the server's counts beside it."""
+
 _NEVER: Final = "-1"  # as refresh_interval: only when somebody asks for it
 
 
@@ -77,6 +80,17 @@ class OpenSearchIndexes:
                 if held is None:
                     raise unprepared(table.name)
             self.targets[table.name] = self._target(index, self._evolved(index, held, table))
+
+    def check_new(self, tables: Sequence[Table]) -> None:
+        """Have the server say whether it would create these tables' indexes; it creates nothing.
+
+        Raises LockstepError with its reason: an analyzer that it doesn't have, or a parameter that a field can't have.
+        """
+        for table in tables:
+            made = {"settings": self._index_settings(table), "mappings": self._mapping(Shape.of(table))}
+            body = {"index_patterns": [self.index(table.name)], "priority": _ABOVE_OTHERS, "template": made}
+            with shaping(table.name):
+                self.client.call("POST", "/_index_template/_simulate", body)
 
     def look_at(self, table: TableName) -> Target:
         """Where a table's documents go, as its index is now. Raises LockstepError when there is none."""
@@ -188,7 +202,7 @@ class OpenSearchIndexes:
 
     def _check(self, tables: Sequence[Table]) -> None:
         """What the settings say of these new tables must fit them. Raises ConfigurationError with all that doesn't."""
-        problems = [problem for table in tables for problem in self.settings.problems_of(table)]
+        problems = self.settings.problems_with(tables)
         if problems:
             raise ConfigurationError(
                 "settings of this sink don't fit its tables",

@@ -1,6 +1,6 @@
 """How the OpenSearch sink is configured."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -208,6 +208,9 @@ class OpenSearchSettings(TableSettings):
     def routing_of(self, name: TableName) -> tuple[str, ...]:
         """The key columns by which a table's documents are routed; none where that is by their ids."""
         return next((columns for table, columns in self.routing.items() if TableName.parse(table) == name), ())
+
+    def problems_with(self, tables: Sequence[Table]) -> list[str]:
+        return [problem for table in tables for problem in self.problems_of(table)]
 
     def problems_of(self, table: Table) -> list[str]:
         """What was said of a table and doesn't fit it: a slip of the pen would have no effect else, or a wrong one."""

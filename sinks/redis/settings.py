@@ -1,14 +1,14 @@
 """Settings of a Redis sink."""
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, ClassVar, Final, Literal, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import orjson
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls, same_server, split_address
 from sinks.redis.layout import Layout, Template
 from sinks.table_settings import PROJECTING, TableSettings
@@ -96,6 +96,9 @@ class RedisSettings(TableSettings):
     def layout(self) -> Layout:
         """The keys of rows and sets."""
         return self._parsed()[0]
+
+    def problems_with(self, tables: Sequence[Table]) -> list[str]:
+        return self.layout.problems_with(tables)
 
     def named_tables(self) -> set[TableName]:
         """The tables that the layout's settings name."""

@@ -1,7 +1,7 @@
 """What is configured of a SQL warehouse."""
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import parse_qs, unquote
@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote
 from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
 
 from cdc.model.errors import ConfigurationError
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls, same_host
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
@@ -152,6 +152,19 @@ class WarehouseSettings(TableSettings):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def problems_with(self, tables: Sequence[Table]) -> list[str]:
+        names = {table.name for table in tables}
+        return self.strangers(names) + self.warehouse_names.problems(names)
+
+    def strangers(self, tables: Collection[TableName]) -> list[str]:
+        """Settings that name other tables than these, as a slip of the pen would."""
+        return [
+            f"{setting}: this sink has no table {name}"
+            for setting, names in (("names", self.warehouse_names.chosen), ("history", self.history_tables))
+            for name in sorted(names)
+            if name not in tables
+        ]
 
     def places(self, name: str) -> Set[tuple[str, ...]]:
         where = str(self.file) if self.is_file else self._server_and_database()

@@ -62,14 +62,8 @@ class WarehouseTables:
         return HeldTable(shape, name, has_history)
 
     def check_settings(self, tables: Collection[TableName]) -> None:
-        """Raise ConfigurationError with all settings that name tables which aren't there, as a slip of the pen
-        would."""
-        problems = [
-            f"{setting}: this sink has no table {name}"
-            for setting, names in (("names", self.names.chosen), ("history", self._settings.history_tables))
-            for name in sorted(names)
-            if name not in tables
-        ]
+        """Raise ConfigurationError with all settings that name tables which aren't there."""
+        problems = self._settings.strangers(tables)
         if problems:
             raise ConfigurationError(
                 "settings name tables that this sink doesn't have", problems=problems, hint="mend them, or its tables"

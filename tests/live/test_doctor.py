@@ -23,7 +23,8 @@ from cdc.postgres.slot import drop_slot, emit_functions
 from cdc.protocol.control_records import CaptureState
 from lockstep.config import Config, load
 from lockstep.doctor.examine import examine, is_healthy
-from migrations.source import messages_sql
+from migrations.source import messages_sql, publication_sql
+from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.databases import Database
@@ -87,6 +88,8 @@ topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
         )
 
     def make_slot(self) -> None:
+        """The slot, and the publication that capture makes before it."""
+        self.database.execute(publication_sql(self.config.publication, [T]))
         with ReplicationConnection(self.config.source) as connection:
             connection.create_slot(self.config.slot, temporary=False)
 
@@ -159,6 +162,77 @@ def test_a_pipeline_that_runs_is_healthy(case: Case) -> None:
     state = case.state()
     case.produce(control_topic(case.name, STATE), case.config.slot.encode(), state.to_bytes())
     assert case.wrong() == []
+
+
+def test_a_publication_that_was_dropped_is_missed_once_capture_has_begun_with_it(case: Case) -> None:
+    assert any(finding.what.startswith("doesn't exist yet; capture creates it") for finding in examine(case.config))
+    case.create_topics()
+    case.make_slot()
+    case.produce(control_topic(case.name, STATE), case.config.slot.encode(), case.state().to_bytes())
+    assert case.wrong() == []
+    case.database.execute(f"drop publication {case.config.publication}")
+    (finding,) = [finding for finding in examine(case.config) if finding.subject.startswith("publication ")]
+    assert finding.severity is Severity.ERROR
+    assert finding.what == "is gone, and capture has begun with it: somebody dropped it"
+    case.database.execute(finding.fix.splitlines()[0])
+    assert case.wrong() == []
+
+
+def test_more_copies_than_brokers_are_refused_before_capture_is(case: Case) -> None:
+    case.path.write_text(case.path.read_text().replace("replication_factor = 1", "replication_factor = 3"))
+    config = load(case.path)
+    (finding,) = [finding for finding in examine(config) if finding.severity is Severity.ERROR]
+    assert finding.what == "kafka.topics.replication_factor is 3, and there is 1 broker"
+    assert "set replication_factor = 1 in [kafka.topics]" in finding.fix
+
+
+_SINKS = """
+[sinks.search]
+type = "opensearch"
+urls = ["{search}"]
+replicas = 0
+exclude = ["public.t.vv"]
+[sinks.words]
+type = "opensearch"
+urls = ["{search}"]
+replicas = 0
+fields = {{ "public.t.v" = {{ type = "text", analyzer = "germann" }} }}
+[sinks.cache]
+type = "redis"
+url = "{redis}"
+sets = {{ "public.t" = ["by_w:{{w}}"] }}
+[sinks.lake]
+type = "delta"
+root = "{lake}"
+partition_by = {{ "public.t" = ["x"] }}
+[sinks.right]
+type = "opensearch"
+urls = ["{search}"]
+replicas = 0
+mask = {{ "public.t.v" = {{ truncate = 1 }} }}
+rename = {{ "public.t.v" = "value" }}
+fields = {{ "public.t.value" = {{ type = "text", analyzer = "german" }} }}
+"""
+
+
+def test_settings_of_sinks_that_name_what_is_not_there_are_found_and_nothing_is_created(
+    case: Case, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    sinks = _SINKS.format(search=endpoints.opensearch_url, redis=endpoints.redis_url, lake=tmp_path / "lake")
+    case.path.write_text(case.path.read_text() + sinks)
+    config = load(case.path)
+    told = {finding.subject: finding.what for finding in examine(config) if finding.severity is Severity.ERROR}
+    assert told == {
+        "sink search": "exclude: table public.t has no column vv",
+        "sink words": "opensearch refuses the index of table public.t: analyzer [germann] has not been configured in"
+        " mappings",
+        "sink cache": "sets: table public.t has no column 'w'",
+        "sink lake": "table public.t has no column 'x' to be partitioned by",
+    }
+    for name, settings in config.sinks.items():
+        opened = open_sink(name, settings, 1)
+        assert list(opened.generations.numbers()) == []
+        opened.sink.close()
 
 
 def test_a_slot_that_nobody_knows_is_found_and_its_sql_removes_it(case: Case) -> None:

@@ -10,8 +10,12 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.model.table import TableName
 from cdc.postgres.dsn import parse_dsn
+from cdc.postgres.preflight.finding import Severity
 from lockstep.config import load
+from lockstep.doctor.examine import examine
 from lockstep.init import write_config
+from sinks.wrappers.projection import parse_column
+from stack.stack import Endpoints
 from tests.databases import Database
 
 pytestmark = pytest.mark.live
@@ -36,7 +40,7 @@ def test_it_lists_the_tables_that_can_be_captured_and_says_why_others_cannot(
     text = path.read_text()
     assert "public.keyless (no primary key" in text
     assert "public.fast (unlogged" in text
-    assert "public.part (a partition" in text
+    assert "# not captured: 1 partition of public.parted, whose rows come with it" in text
     assert "seen" not in text
 
 
@@ -54,20 +58,87 @@ def test_no_name_of_a_table_writes_configuration(database: Database, tmp_path: P
     assert all(line.startswith(("#", "    ")) for line in path.read_text().splitlines() if "evil" in line)
 
 
-def test_who_does_not_own_the_tables_gets_the_sql_for_their_owner(database: Database, tmp_path: Path) -> None:
+def test_who_does_not_own_the_tables_gets_the_sql_for_their_owner(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
     database.execute("create table t (id int primary key)")
     role = database.role()
     said = write_config(
         dsn=make_conninfo(database.dsn, user=role), path=tmp_path / "lockstep.toml", name="shop", schemas=()
     )
-    (messages,) = [line for line in said if "pg_logical_emit_message" in line]
-    database.execute(f"create role lockstep_{role}", messages.replace('"lockstep"', f'"lockstep_{role}"'))
-    with database.pinned(user=role) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+    begin = next(number for number, line in enumerate(said) if "doesn't own the tables" in line)
+    database.execute(*(line for line in said[begin + 1 : -1] if not line.startswith("and a superuser")))
+    # The role of the connection string is the one that capture connects as: it has all that it needs now.
+    text = (tmp_path / "lockstep.toml").read_text().replace("127.0.0.1:9092", endpoints.kafka_bootstrap)
+    (tmp_path / "lockstep.toml").write_text(text.replace("= 3  ", "= 1  ").replace("= 2  ", "= 1  "))
+    config = load(tmp_path / "lockstep.toml")
+    assert [finding.what for finding in examine(config) if finding.severity is not Severity.OK] == []
+    other = database.role()
+    with database.pinned(user=other) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
         connection.execute("select pg_logical_emit_message(true, 'lockstep.repair', '')")
+
+
+def test_a_role_that_may_not_replicate_is_told_so(database: Database, tmp_path: Path) -> None:
+    database.execute("create table t (id int primary key)")
+    role = database.role(login="login")
+    dsn = make_conninfo(database.dsn, user=role)
+    said = write_config(dsn=dsn, path=tmp_path / "lockstep.toml", name="shop", schemas=())
+    assert f'alter role "{role}" replication;' in said
+
+
+def test_the_examples_are_of_the_database_and_secrets_are_pointed_out(database: Database, tmp_path: Path) -> None:
     database.execute(
-        f"drop owned by lockstep_{role}",
-        f"drop role lockstep_{role}",
+        "create table customer (no int primary key, mail text, phone varchar(9), age int, pin text)",
+        'alter table customer add column "card_number 💳" text',
+        "create table visits (at timestamptz)",
+        "create table parted (id int primary key) partition by hash (id)",
+        *(f"create table parted_{n} partition of parted for values with (modulus 3, remainder {n})" for n in range(3)),
     )
+    path = tmp_path / "lockstep.toml"
+    said = write_config(
+        dsn=database.dsn,
+        path=path,
+        name="shop",
+        schemas=(),
+        sinks=(
+            "search=http://search:9200",
+            "cache=redis://cache:6379/0",
+            "lake=s3://bucket/lake",
+            "dwh=duckdb:////srv/d.db",
+        ),
+    )
+    text = path.read_text()
+    assert "public.orders" not in text
+    assert '# where = { "public.customer" = "age > 0" }' in text
+    assert '# [source.options."public.visits"]' in text
+    assert "# not captured: 3 partitions of public.parted, whose rows come with it" in text
+    secrets = 'public.customer.pin, public.customer."card_number 💳"'
+    assert f"these look like secrets; exclude or mask them in each sink: {secrets}" in said
+    config = load(path)
+    assert {name: sink.type for name, sink in config.sinks.items()} == {
+        "search": "opensearch",
+        "cache": "redis",
+        "lake": "delta",
+        "dwh": "warehouse",
+    }
+    # The line is fit to be switched on as it is.
+    path.write_text(text.replace('urls = ["http://search:9200"]\n# exclude', 'urls = ["http://search:9200"]\nexclude'))
+    assert load(path).sinks["search"].exclude == ("public.customer.pin", 'public.customer."card_number 💳"')
+
+
+@pytest.mark.parametrize("name", ["emoji 🎉", 'quote"d', "back\\slash", "line\nend", "\u202eturned"])
+def test_a_table_and_a_database_of_any_name_write_a_valid_file(database: Database, tmp_path: Path, name: str) -> None:
+    database.connection.execute(
+        sql.SQL("create table {} (id int primary key, {} text)").format(
+            sql.Identifier(name), sql.Identifier(f"{name} token")
+        )
+    )
+    path = tmp_path / "lockstep.toml"
+    write_config(dsn=database.dsn, path=path, name=None, schemas=(), sinks=("cache=redis://cache:6379",))
+    assert load(path).source.table_names == (TableName("public", name),)
+    path.write_text(path.read_text().replace("# exclude = [", "exclude = [", 1))
+    (hidden,) = load(path).sinks["cache"].exclude
+    assert parse_column(hidden) == (TableName("public", name), f"{name} token")
 
 
 def test_files_of_the_connection_string_stay_those_of_where_the_command_was_run(

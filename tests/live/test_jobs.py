@@ -22,6 +22,8 @@ from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import TAKEN_OVER, run_sinks
 from jobs.generations.lease import pause_request_name, wait_for_pause
+from jobs.generations.record import list_generations
+from jobs.generations.status import JobState, JobStatus, job_status
 from jobs.query.checkpoint import checkpoint_location
 from sinks.contract import Progress
 from sinks.redis.settings import RedisSettings
@@ -410,6 +412,48 @@ def test_a_topic_that_was_recreated_is_refused_and_the_other_sinks_go_on(
     assert "lockstep snapshot table TABLE" in failure["error"]
     job.wait_for("SinkStopped", sink=pipeline.warehouse_name)
     assert list(pipeline.rows(pipeline.warehouse_name, pipeline.warehouse)) == [2]
+
+
+def test_why_a_job_has_stopped_outlives_it_until_one_is_at_work_again(pipeline: Pipeline, spark: SparkSession) -> None:
+    def job_now() -> JobStatus:
+        opened = open_sink("cache", pipeline.cache, 1)
+        try:
+            return job_status(opened.records, 1, now_ms=time.time_ns() // 1_000_000)
+        finally:
+            opened.sink.close()
+
+    pipeline.write(put(1))
+    assert pipeline.apply_once(spark).poll() == 0
+    assert job_now().state is JobState.ABSENT
+    pipeline.log.recreate_topic(ORDERS)
+    began_ms = time.time_ns() // 1_000_000
+    assert pipeline.apply_once(spark).poll() == 1
+    stopped = job_now()
+    assert (stopped.state, stopped.needs_somebody) == (JobState.STOPPED, True)
+    assert "was recreated since sink" in (stopped.reason or "")
+    assert stopped.since_ms is not None
+    assert stopped.since_ms >= began_ms
+    assert pipeline.apply_once(spark).poll() == 1
+    assert job_now().since_ms == stopped.since_ms
+
+
+def test_a_slip_of_the_pen_at_the_first_start_is_mended_in_the_file_alone(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.write(put(1, "x"))
+    typo = pipeline.cache.model_copy(update={"exclude": ("public.orders.noet",)})
+    job = pipeline.apply_once(spark, sinks={"cache": typo})
+    assert job.poll() == 1
+    mended = pipeline.cache.model_copy(update={"exclude": ("public.orders.note",)})
+    assert pipeline.apply_once(spark, sinks={"cache": mended}).poll() == 0
+    opened = open_sink("cache", mended, 1)
+    (generation,) = list_generations(opened)
+    opened.sink.close()
+    assert generation.is_live
+    live = open_sink("cache", mended, generation.number)
+    (stored,) = live.sink.scan(ORDERS)
+    assert "note" not in stored.row
+    live.sink.close()
 
 
 def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline, spark: SparkSession) -> None:

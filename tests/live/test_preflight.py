@@ -18,6 +18,7 @@ from tests.databases import PUBLICATION, Database
 pytestmark = pytest.mark.live
 
 T = TableName("public", "t")
+U = TableName("public", "u")
 WHOLE = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 GOOD = (
     "create table t (id int primary key, v varchar(20))",
@@ -108,7 +109,6 @@ def test_the_publication_of_the_migration_has_nothing_wrong(database: Database) 
 @pytest.mark.parametrize(
     ("spoiled", "what", "severity"),
     [
-        (("create table t (id int primary key, v text)", GOOD[1]), "can hold large values in v", Severity.WARNING),
         (
             (*GOOD, "alter table t replica identity nothing"),
             "has replica identity NOTHING: PostgreSQL refuses UPDATE and DELETE",
@@ -499,16 +499,25 @@ def test_types_that_travel_as_text_are_said(database: Database) -> None:
     [
         ("id int primary key, v varchar(20), n numeric, i inet", None),
         ("id int primary key, v varchar(200), w varchar(200)", None),
-        ("id int primary key, v varchar(400), w varchar(400)", "can hold large values in v, w"),
-        ("id int primary key, v varchar(20), d bytea, e text", "can hold large values in d, e"),
-        ("id int primary key, v int[]", "can hold large values in v"),
+        ("id int primary key, v varchar(400), w varchar(400)", "public.t (v, w)"),
+        ("id int primary key, v varchar(20), d bytea, e text", "public.t (d, e)"),
+        ("id int primary key, v int[]", "public.t (v)"),
     ],
 )
-def test_columns_whose_values_can_be_stored_out_of_line_are_found(
+def test_columns_whose_values_can_be_stored_out_of_line_are_told_and_nothing_is_to_do(
     database: Database, columns: str, what: str | None
 ) -> None:
     database.execute(f"create table t ({columns})", GOOD[1])
-    assert whats(wrong(database)) == ([what] if what else [])
+    assert wrong(database) == []
+    told = [finding.what.partition(": ")[2] for finding in findings(database) if finding.subject == "large values"]
+    assert told == ([what] if what else [])
+
+
+def test_large_values_of_several_tables_are_one_finding(database: Database) -> None:
+    database.execute("create table t (id int primary key, v text)", "create table u (id int primary key, w text)")
+    database.execute(f"create publication {PUBLICATION} for table t, u with ({WHOLE})")
+    told = [finding.what for finding in findings(database, T, U) if finding.subject == "large values"]
+    assert told == ["updates leave them out, and capture keeps them itself: public.t (v), public.u (w)"]
 
 
 # Partitions.
@@ -609,14 +618,14 @@ def test_foreign_and_unlogged_partitions_are_found(database: Database) -> None:
     assert [what for what in whats(wrong(database, P)) if "partitions" in what] == []
 
 
-def test_large_values_of_a_partitioned_table_are_found_and_every_partition_is_altered(database: Database) -> None:
+def test_large_values_of_a_partitioned_table_are_told(database: Database) -> None:
     database.execute(
         "create table p (id int primary key, v text) partition by list (id)",
         "create table p1 partition of p default",
         VIA_ROOT,
     )
-    assert_mended(database, "can hold large values in v", Severity.WARNING, P)
     assert wrong(database, P) == []
+    assert any("public.p (v)" in what for what in whats(findings(database, P)))
 
 
 def test_a_table_that_others_inherit_from_is_pointed_out(database: Database) -> None:
@@ -672,6 +681,25 @@ def test_a_role_that_may_not_read_gets_the_grants_that_it_lacks(database: Databa
     role, table = database.role(), TableName("shop", "t")
     assert_mended(database, f"role {role} can't read it", Severity.ERROR, table, user=role)
     assert wrong(database, table, user=role) == []
+
+
+def test_several_tables_that_a_role_may_not_read_are_one_finding_with_one_grant(database: Database) -> None:
+    database.execute(
+        "create schema shop",
+        "create table shop.a (id int primary key)",
+        'create table shop."B b" (id int primary key)',
+        "create table t (id int primary key)",
+        f'create publication {PUBLICATION} for table shop.a, shop."B b", t with ({WHOLE})',
+    )
+    role, tables = database.role(), (TableName("shop", "a"), TableName("shop", "B b"), T)
+    what = 'can\'t read 3 of the tables: shop.a, shop."B b", public.t'
+    finding = assert_mended(database, what, Severity.ERROR, *tables, user=role)
+    assert finding.subject == f"role {role}"
+    assert finding.fix.splitlines() == [
+        f'grant usage on schema "shop" to "{role}";',
+        f'grant select on "shop"."a", "shop"."B b", "public"."t" to "{role}";',
+    ]
+    assert wrong(database, *tables, user=role) == []
 
 
 def test_a_role_needs_to_read_the_published_columns_only(database: Database) -> None:

@@ -9,6 +9,7 @@ import pytest
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import keys_can_swap
 from cdc.postgres.repair_messages import request_repair
+from monitor.tail import follow
 from snapshot.request import request_copies
 from stack.stack import Endpoints
 from tests.captured import Captured
@@ -354,6 +355,20 @@ def test_an_append_only_table_keeps_every_event(database: Database, endpoints: E
             ("r", 1), ("r", 1), ("c", 2), ("c", 2), ("t", None), ("c", 3),
         ]  # fmt: skip
         assert {event.partition for event in events} == {events[0].partition}
+        lines: list[str] = []
+        follow(
+            captured.config.as_pipeline(),
+            "public.log",
+            from_start=True,
+            count=len(events),
+            as_json=False,
+            stopping=lambda: False,
+            write=lines.append,
+            say=lines.append,
+        )
+        assert [line.split()[1:] for line in lines[3:]] == [
+            ["insert", "{}", '{"at":2,"what":"b"}'], ["truncate", "{}"], ["insert", "{}", '{"at":3,"what":"c"}'],
+        ]  # fmt: skip
 
 
 def test_the_copy_of_an_append_only_table_in_the_stream_begins_by_emptying_it(

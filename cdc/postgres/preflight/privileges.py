@@ -40,32 +40,47 @@ def role_findings(
                 f"grant {_MANAGED_REPLICATION} to {quoted};" if is_managed else f"alter role {quoted} replication;",
             )
         )
-    for relation in relations:
-        if relation.is_table:
-            columns = published.get(relation.name, relation.column_names)
-            findings += readable(relation, columns, user=user) + partitions_readable(relation, user=user)
-            findings += row_security(relation, user=user)
+    tables = [relation for relation in relations if relation.is_table]
+    findings += readable(tables, published, user=user)
+    for relation in tables:
+        findings += partitions_readable(relation, user=user) + row_security(relation, user=user)
     return findings
 
 
-def readable(relation: Relation, columns: frozenset[str], *, user: str) -> list[Finding]:
-    grants = _schema_grants([relation], user)
-    if not relation.may_select:
+def readable(
+    relations: Sequence[Relation], published: Mapping[TableName, frozenset[str]], *, user: str
+) -> list[Finding]:
+    """One finding for all of these tables that our role can't read, with as few statements as there can be."""
+    whole: list[Relation] = []
+    in_part: list[tuple[Relation, list[str]]] = []
+    told: list[Relation] = []
+    for relation in relations:
+        columns = published.get(relation.name, relation.column_names)
         unread = [a.name for a in relation.attributes if a.name in columns and not a.is_readable]
-        everything = columns >= {a.name for a in relation.attributes if not a.generated}
-        which = "" if everything else f" ({quoted_list(unread)})"
-        if unread:
-            grants.append(f"grant select{which} on {relation.name.sql} to {sql_identifier(user)};")
-    if not grants:
+        if relation.may_select or not unread:
+            if not relation.may_use_schema:
+                told.append(relation)
+            continue
+        told.append(relation)
+        if columns >= {a.name for a in relation.attributes if not a.generated}:
+            whole.append(relation)
+        else:
+            in_part.append((relation, unread))
+    if not told:
         return []
-    return [
-        error(
-            relation.subject,
-            f"role {user} can't read it",
-            "the snapshot copies it with SELECT privilege",
-            one_per_statement(grants),
-        )
+    role = sql_identifier(user)
+    grants = _schema_grants(told, user)
+    if whole:
+        grants.append(f"grant select on {', '.join(relation.name.sql for relation in whole)} to {role};")
+    grants += [
+        f"grant select ({quoted_list(unread)}) on {relation.name.sql} to {role};" for relation, unread in in_part
     ]
+    if len(told) == 1:
+        subject, what, them = told[0].subject, f"role {user} can't read it", "it"
+    else:
+        names = ", ".join(str(relation.name) for relation in told)
+        subject, what, them = f"role {user}", f"can't read {len(told)} of the tables: {names}", "them"
+    return [error(subject, what, f"the snapshot copies {them} with SELECT privilege", one_per_statement(grants))]
 
 
 def partitions_readable(relation: Relation, *, user: str) -> list[Finding]:
@@ -109,4 +124,4 @@ def row_security(relation: Relation, *, user: str) -> list[Finding]:
 
 def _schema_grants(relations: Sequence[Relation], user: str) -> list[str]:
     schemas = sorted({relation.name.schema for relation in relations if not relation.may_use_schema})
-    return [f"grant usage on schema {sql_identifier(name)} to {sql_identifier(user)};" for name in schemas]
+    return [f"grant usage on schema {quoted_list(schemas)} to {sql_identifier(user)};"] if schemas else []

@@ -30,6 +30,7 @@ def table_findings(
 ) -> list[Finding]:
     """``keys`` are configured; ``similar`` are tables of nearly the same name as one that doesn't exist."""
     findings = []
+    large: list[str] = []
     for name in names:
         relation = relations.get(name)
         if relation is None:
@@ -42,14 +43,16 @@ def table_findings(
         problems = _partitions(relation)
         problems += _append_only(relation) if name in append_only else _keyed(relation, keys.get(name))
         problems += _fits_root(relation, is_keyed=name not in append_only)
+        problems += _heirs(relation)
+        findings += problems or [ok(relation.subject, _described(relation, keys.get(name), name in append_only))]
         # PostgreSQL refuses any update of a table without identity, so none leaves a large value as it was.
-        updates = any(member.identity_columns() for member in (relation, *relation.leaves))
-        advice = [*(_toast(relation) if updates else ()), *_heirs(relation)]
-        findings += (
-            problems or advice or [ok(relation.subject, _described(relation, keys.get(name), name in append_only))]
-        )
-        findings += advice if problems else []
+        if any(member.identity_columns() for member in (relation, *relation.leaves)):
+            large += _large_values(relation)
         findings += _opaque_types(relation)
+    if large:
+        findings.append(
+            ok("large values", f"updates leave them out, and capture keeps them itself: {', '.join(large)}")
+        )
     return findings
 
 
@@ -399,20 +402,12 @@ def _fits_root(relation: Relation, *, is_keyed: bool) -> list[Finding]:
     ]
 
 
-def _toast(relation: Relation) -> list[Finding]:
-    large = relation.large_columns()
-    if not large or relation.identity is ReplicaIdentity.FULL:
-        return []
-    return [
-        warning(
-            relation.subject,
-            f"can hold large values in {', '.join(large)}",
-            "PostgreSQL doesn't send a value over about 2 kB again that an update left as it was; capture keeps such"
-            " values in a local store, which costs disk. REPLICA IDENTITY FULL makes that unnecessary and costs WAL:"
-            " the whole old row with every update and delete",
-            _all_full(relation),
-        )
-    ]
+def _large_values(relation: Relation) -> list[str]:
+    """The columns whose large values PostgreSQL doesn't send again with an update that left them as they were."""
+    columns = relation.large_columns()
+    return (
+        [f"{relation.name} ({', '.join(columns)})"] if columns and relation.identity is not ReplicaIdentity.FULL else []
+    )
 
 
 def _heirs(relation: Relation) -> list[Finding]:

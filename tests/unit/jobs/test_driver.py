@@ -1,9 +1,10 @@
 """Which tables a sink gets, and which of its generations are applied to."""
 
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,12 +14,14 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from jobs.driver import Source, _Group, session, tables_of
+from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Phase, Record, begin_generation, list_generations
 from jobs.settings import SparkSettings
-from sinks.contract import OpenedSink
-from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from sinks.contract import OpenedSink, Progress
+from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
-from sinks.registry import definition
+from sinks.registry import SinkSettings, definition
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
 
@@ -67,19 +70,24 @@ class _Late(MemoryRecords):
         return super().create(name, text)
 
 
-def _wanted(opened: OpenedSink) -> list[int]:
+def _wanted(opened: OpenedSink, settings: RedisSettings | None = None) -> list[int]:
     """The generations that ``apply`` would apply to now."""
+    return list(_wanted_settings(opened, settings))
+
+
+def _wanted_settings(opened: OpenedSink, settings: RedisSettings | None = None) -> Mapping[int, SinkSettings]:
+    """The same, each with the settings that its job would have."""
     source = Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings())
     group = _Group(
         source,
-        {"cache": RedisSettings()},
+        {"cache": settings or RedisSettings()},
         cast(Any, None),
         once=False,
         stop=threading.Event(),
         report=lambda _: None,
         open_sink=lambda *_: opened,
     )
-    return list(group._wanted(group._members[0]))
+    return group._wanted(group._members[0])
 
 
 def _record(phase: Phase) -> Record:
@@ -106,3 +114,43 @@ def test_a_rebuild_that_comes_later_has_the_next_number() -> None:
     assert _wanted(open_memory(store, 1)) == [1]
     assert begin_generation(open_memory(store, 1), _record(Phase.BUILDING)) == 2
     assert _wanted(open_memory(store, 1)) == [1]  # of which nothing is there yet, and goes on all the same
+
+
+_TYPO, _MENDED = RedisSettings(exclude=("public.orders.emial",)), RedisSettings(exclude=("public.orders.email",))
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_settings_that_nothing_was_applied_with_are_forgotten(is_prepared: bool) -> None:
+    store = MemoryStore()
+    assert _wanted(open_memory(store), _TYPO) == [1]
+    if is_prepared:  # in part: it was refused in the middle
+        MemorySink(store, 1).prepare([], go_live=False)
+    wanted = _wanted_settings(open_memory(store, 1), _MENDED)
+    assert list(wanted.values()) == [_MENDED]
+    assert [generation.number for generation in list_generations(open_memory(store))] == list(wanted)
+    assert _wanted(open_memory(store), _MENDED) == list(wanted)
+
+
+def test_settings_that_something_was_applied_with_stay() -> None:
+    store = MemoryStore()
+    assert _wanted(open_memory(store), _TYPO) == [1]
+    MemorySink(store, 1).prepare([], go_live=False)
+    opened = open_memory(store, 1)
+    opened.sink.claim()
+    opened.generations.save_progress(Progress({}, 1, 0, 0, {}))
+    assert list(_wanted_settings(open_memory(store, 1), _MENDED).values()) == [_TYPO]
+
+
+def test_settings_that_another_job_is_at_work_with_stay() -> None:
+    store = MemoryStore()
+    assert _wanted(open_memory(store), _TYPO) == [1]
+    ended = threading.Event()
+    lease = GenerationLease(MemoryRecords(store), 1, BatchGate(), monotonic=lambda: next(ticks))
+    ticks = itertools.count(0.0, 10.0)  # each look of the lease is a beat
+    thread = threading.Thread(target=lambda: [lease.heartbeat() for _ in iter(lambda: ended.wait(0.01), True)])
+    thread.start()
+    try:
+        assert list(_wanted_settings(open_memory(store, 1), _MENDED).values()) == [_TYPO]
+    finally:
+        ended.set()
+        thread.join()

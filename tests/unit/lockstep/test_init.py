@@ -15,6 +15,7 @@ from cdc.model.table import TableName
 from cdc.postgres.settings import TableOptions
 from lockstep.config import Config
 from lockstep.init import config_text, write_config
+from lockstep.init_examples import left_out_lines
 from sinks.registry import SinkSettings
 
 SINKS: dict[str, Any] = {model.model_fields["type"].default: model for model in get_args(get_args(SinkSettings)[0])}
@@ -147,7 +148,8 @@ def test_what_would_fail_at_the_end_is_told_before_the_database_is_asked(
 def test_a_table_of_any_name_is_in_the_file_as_it_is_called() -> None:
     names = [TableName("public", name) for name in ("\U0001f600", 'quo"ted', "back\\slash", "t\x7fab")]
     skipped = [(TableName("public", "two\nlines"), "unlogged")]
-    document = tomllib.loads(config_text("shop", "host=x", names, skipped))
+    partitions = {TableName("public", "more\nlines"): 2}
+    document = tomllib.loads(config_text("shop", "host=x", names, left_out_lines(skipped, partitions)))
     assert [TableName.parse(text) for text in document["source"]["tables"]] == names
 
 
@@ -161,3 +163,26 @@ def test_a_database_that_does_not_answer_needs_no_file_for_its_way_out(
     with pytest.raises(LockstepError) as caught:
         write_config(dsn="host=nowhere", path=tmp_path / "lockstep.toml", name=None, schemas=())
     assert caught.value.hint == "check host and port in --dsn, and that the server runs"
+
+
+@pytest.mark.parametrize(
+    "sink", ["https://search:9200", "search", "search=", "=https://search", "search=ftp://x", "search=search:9200"]
+)
+def test_a_sink_that_is_no_name_and_address_is_refused_before_the_database_is_asked(sink: str, tmp_path: Path) -> None:
+    path = tmp_path / "lockstep.toml"
+    with pytest.raises(ConfigurationError, match="a name and an address are expected"):
+        write_config(dsn="host=nowhere", path=path, name=None, schemas=(), sinks=(sink,))
+    assert not path.exists()
+
+
+def test_a_password_in_the_address_of_a_sink_is_refused_and_not_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        write_config(
+            dsn="host=nowhere",
+            path=tmp_path / "lockstep.toml",
+            name=None,
+            schemas=(),
+            sinks=("cache=redis://me:hunter2@cache:6379",),
+        )
+    assert "hunter2" not in str(refused.value)
+    assert "LOCKSTEP_SINK_CACHE_PASSWORD" in str(refused.value)

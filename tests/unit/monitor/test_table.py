@@ -6,6 +6,7 @@ from rich.console import Console
 
 from cdc.model.errors import LockstepError
 from cdc.protocol.control_records import Gap
+from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, Stage
 from monitor.table import lag_table
 
@@ -79,3 +80,25 @@ def test_a_gap_is_told_until_capture_goes_on_behind_it() -> None:
         _lag(gap=gap)
     ).replace("\n", " ")
     assert "gap" not in _shown(_lag(gap=gap._replace(to_lsn=0x400)))
+
+
+def _idle(job: JobStatus, *, is_live: bool = True) -> LagReport:
+    return _lag(Stage("applied", 5, 0, 0.0, 0, SinkFacts("cache", 2, is_live, 5, 0, 0, 0, job)))
+
+
+def test_a_sink_that_has_stopped_says_since_when_and_why() -> None:
+    lag = _idle(JobStatus(JobState.STOPPED, 60_000, "a column was renamed", "mend rename"))
+    assert "cache stopped at 1970-01-01 00:01:00 UTC: a column was renamed\n    mend rename" in _shown(lag)
+    assert lag.to_json()["stages"][0]["job"] == {
+        "state": "stopped",
+        "since_ms": 60_000,
+        "reason": "a column was renamed",
+        "hint": "mend rename",
+    }
+
+
+def test_of_a_generation_that_readers_do_not_see_only_an_error_is_told() -> None:
+    assert "cache g2 stopped" in _shown(_idle(JobStatus(JobState.STOPPED, 0, "reason"), is_live=False))
+    assert "cache" not in _shown(_idle(JobStatus(JobState.ABSENT), is_live=False))
+    assert "no job has begun to apply to it" in _shown(_idle(JobStatus(JobState.ABSENT)))
+    assert "cache" not in _shown(_idle(JobStatus(JobState.RUNNING)))

@@ -5,6 +5,7 @@ import pytest
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, save_columns
+from jobs.generations.status import save_stop
 from jobs.generations.switch import PREVIOUS, missing_records, switch
 from sinks.contract import Progress
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
@@ -121,3 +122,32 @@ def test_the_new_generation_needs_all_that_the_log_has_whatever_the_old_one_says
 def test_topics_that_the_new_generation_does_not_read_are_not_waited_for() -> None:
     assert missing_records(Progress({AT: 3}, 0, 0, 0, {AT[0]: "id"}), {AT: 5, ("shop.public.other", 0): 9}) == 2
     assert missing_records(None, {AT: 5}) == 5
+
+
+def test_a_switch_says_what_it_waits_for_and_that_no_job_applies_to_it() -> None:
+    store, now = prepared_store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 7)
+    said: list[str] = []
+
+    def every() -> None:
+        if len(said) == 2:
+            _at(store, 2, 10)
+
+    now.every = every
+
+    switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock(), say=said.append)
+    assert said[0].startswith("waiting for generation 2: 3 events are missing\ngeneration 2: no job has begun to apply")
+    assert said[-1] == "generation 1 is asked to pause"
+
+
+def test_a_switch_to_a_generation_whose_job_has_stopped_fails_at_once_with_the_reason() -> None:
+    store, now = prepared_store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 7)
+    save_stop(MemoryRecords(store), 2, LockstepError("column a has the name b now"), now_ms=0)
+    began = now.now
+    with pytest.raises(LockstepError, match=r"lacks 3 events(.|\n)*column a has the name b now"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
+    assert now.now == began
+    assert store.live == 1

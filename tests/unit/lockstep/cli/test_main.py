@@ -52,10 +52,10 @@ def test_a_terminal_without_the_letters_of_a_table_gets_others(tmp_path: Path) -
         capture_output=True,
         check=False,
         text=True,
-        env=os.environ | {"COLUMNS": "40", "PYTHONIOENCODING": "ascii"},
+        env=os.environ | {"TTY_COMPATIBLE": "1", "TERM": "dumb", "PYTHONIOENCODING": "ascii"},
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "| pid |" in ended.stdout
+    assert "| server " in ended.stdout
 
 
 def test_the_groups_hold_every_command() -> None:
@@ -88,6 +88,19 @@ def test_help_fits_80_columns_and_cuts_no_sentence(
     assert page.startswith("Usage: " + " ".join(["lockstep", *arguments]))
     assert [line for line in page.splitlines() if len(line) > 80] == []
     assert [line for line in page.splitlines() if line.endswith("...") and not line.startswith("Usage")] == []
+
+
+def test_a_narrow_terminal_wraps_the_sentences_of_commands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "50")
+    assert exit_code(["--help"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert [path[0] for path, command in ALL.items() if len(path) == 1 and _sentence(command) not in page] == []
+
+
+def _sentence(command: Any) -> str:
+    return " ".join(command.help.split(". ")[0].split("\n\n")[0].split())
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from cdc.model.errors import Unavailable
 from lockstep.cli.main import exit_code
+from lockstep.console import say
 from monitor.lag import LagReport, SourceFacts, report
 
 CONFIG = """\
@@ -86,7 +87,7 @@ def test_a_switch_goes_where_its_flags_say(
     switch = Called((1, 2))
     monkeypatch.setattr("lockstep.generations.switch_to", switch)
     assert exit_code(["switch", "search", *flags, "--config", config]) == 0
-    assert switch.calls == [(("search",), {"number": number, "back": back})]
+    assert switch.calls == [(("search",), {"number": number, "back": back, "say": say})]
     assert "readers of search see generation 2 now; before, it was 1" in capsys.readouterr().err
 
 

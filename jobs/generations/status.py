@@ -1,0 +1,105 @@
+"""Whether anybody applies to a generation, and if not, since when and why: for who only looks.
+
+``g<n>.stopped`` is a coordination record of the destination. A job that ends by an error leaves there what the error
+was, and the next one that gets to work removes it. So the reason outlives its process, wherever that ran.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from jobs.generations.lease import last_beat
+from sinks.contract import CoordinationRecords
+
+_SILENCE_MS: Final = 15_000
+"""Without a sign of life for so long a job doesn't run, however much the clocks of two machines differ."""
+
+
+class JobState(StrEnum):
+    """``RUNNING``: a job applies to the generation. ``STOPPED``: it ended by an error, and somebody has to act.
+
+    ``SILENT``: it ended without a word. ``ABSENT``: none runs, since none was started or the last was told to stop.
+    """
+
+    RUNNING = "running"
+    STOPPED = "stopped"
+    SILENT = "silent"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What is known of a generation's job. ``since_ms`` is since when, by its own clock; None where nobody knows.
+
+    ``reason`` and ``hint`` are those of the error of one that has stopped.
+    """
+
+    state: JobState
+    since_ms: int | None = None
+    reason: str | None = None
+    hint: str | None = None
+
+    @property
+    def needs_somebody(self) -> bool:
+        return self.state in (JobState.STOPPED, JobState.SILENT)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"state": self.state.value, "since_ms": self.since_ms, "reason": self.reason, "hint": self.hint}
+
+    def sentence(self, label: str) -> str | None:
+        """What to tell of the generation's job; None where one runs."""
+        start = "`lockstep run` or `lockstep apply` starts it"
+        match self.state:
+            case JobState.STOPPED:
+                hint = "" if self.hint is None else f"\n    {self.hint}"
+                return f"{label} stopped at {_time(self.since_ms)}: {self.reason}{hint}\n    then {start} again"
+            case JobState.SILENT:
+                last = f"its last sign of life was at {_time(self.since_ms)}"
+                return f"{label}: its job ended without a word, {last}: {start}"
+            case JobState.ABSENT if self.since_ms is None:
+                return f"{label}: no job has begun to apply to it: {start}"
+            case JobState.ABSENT:
+                return f"{label}: no job applies to it since {_time(self.since_ms)}: {start}"
+            case _:
+                return None
+
+
+def job_status(records: CoordinationRecords, generation: int, *, now_ms: int) -> JobStatus:
+    """What is known of a generation's job now. Raises what the destination raises."""
+    beat = last_beat(records, generation)
+    if beat is not None and beat.is_alive and now_ms - beat.at_ms < _SILENCE_MS:
+        return JobStatus(JobState.RUNNING)
+    text = records.load(_name(generation))
+    if text is not None:
+        stop: dict[str, Any] = orjson.loads(text)
+        return JobStatus(JobState.STOPPED, stop["since_ms"], stop["reason"], stop["hint"])
+    if beat is None:
+        return JobStatus(JobState.ABSENT)
+    return JobStatus(JobState.SILENT if beat.is_alive else JobState.ABSENT, beat.at_ms)
+
+
+def save_stop(records: CoordinationRecords, generation: int, error: LockstepError, *, now_ms: int) -> None:
+    """Keep why a job has ended. The first time of the same error counts. Raises what the destination raises."""
+    text = records.load(_name(generation))
+    before: dict[str, Any] = {} if text is None else orjson.loads(text)
+    since_ms = before["since_ms"] if before.get("reason") == error.message else now_ms
+    stop = {"since_ms": since_ms, "reason": error.message, "hint": error.hint}
+    records.save(_name(generation), orjson.dumps(stop).decode())
+
+
+def clear_stop(records: CoordinationRecords, generation: int) -> None:
+    """A job is at work again. Raises what the destination raises."""
+    if records.load(_name(generation)) is not None:
+        records.save(_name(generation), None)
+
+
+def _name(generation: int) -> str:
+    return f"g{generation}.stopped"
+
+
+def _time(ms: int | None) -> str:
+    return "an unknown time" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

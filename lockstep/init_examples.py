@@ -1,0 +1,159 @@
+"""What ``lockstep init`` puts into its file of a database itself: tables for the examples, secrets, sinks. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlsplit
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.table import Column, Table, TableName, quote_identifier
+from cdc.model.visible import toml_text
+from cdc.secret import address_holds_secret
+
+_LOOKS_SECRET: Final = re.compile(
+    r"pass(word|wd|phrase|code)|(^|_)(pwd|pin|cvv|cvc|ssn|iban|tin|salt|otp|mfa|totp)(_|$)|secret|token|credential"
+    r"|api_?key|(private|access|encryption|signing)_?key|(credit|debit|payment)_?card|card_?(number|no$)|tax_?id",
+    re.IGNORECASE,
+)
+_PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
+_NUMBERS: Final = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
+_TEXTS: Final = ("text", "character varying", "character")
+
+_KINDS: Final[Mapping[str, tuple[str, str]]] = {
+    "http": ("opensearch", "urls = [{address}]"),
+    "https": ("opensearch", "urls = [{address}]"),
+    "redis": ("redis", "url = {address}"),
+    "rediss": ("redis", "url = {address}"),
+    "unix": ("redis", "url = {address}"),
+    "postgresql": ("warehouse", "url = {address}"),
+    "postgresql+psycopg": ("warehouse", "url = {address}"),
+    "duckdb": ("warehouse", "url = {address}"),
+    **dict.fromkeys(("s3", "s3a", "gs", "az", "abfs", "abfss", "file", ""), ("delta", "root = {address}")),
+}
+"""Scheme of an address -> the type of sink, and its setting that has the address. A path has no scheme."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewSink:
+    """A sink to be written into the file."""
+
+    name: str
+    address: str
+
+    @classmethod
+    def parse(cls, text: str) -> "NewSink":
+        """``search=https://host:9200``. Raises ConfigurationError for anything else, and for a password in it."""
+        name, equals, address = text.partition("=")
+        if not equals or not name or urlsplit(address).scheme not in _KINDS or not address.partition("://")[0]:
+            raise ConfigurationError(
+                f"--sink {visible_address(text)}: a name and an address are expected",
+                hint="search=https://search:9200, cache=redis://cache:6379/0,"
+                " dwh=postgresql+psycopg://me@dwh:5432/dwh, file=duckdb:////srv/dwh.duckdb, lake=s3://bucket/lake",
+            )
+        if address_holds_secret(address):
+            raise ConfigurationError(
+                f"--sink {name}: the address holds a password",
+                hint=f"leave it out, and put it into $LOCKSTEP_SINK_{name.upper()}_PASSWORD or login.password_file:"
+                " arguments show in process lists",
+            )
+        return cls(name, address)
+
+    def section(self, hidden: Sequence[str]) -> str:
+        """Its section of the file. ``hidden`` are columns that it might do without."""
+        kind, setting = _KINDS[urlsplit(self.address).scheme]
+        lines = [f"[sinks.{self.name}]", f'type = "{kind}"', setting.format(address=toml_text(self.address))]
+        if hidden:
+            lines.append(f"# exclude = [{', '.join(map(toml_text, hidden))}]")
+        return "\n".join(lines) + "\n"
+
+
+def _part(name: str) -> str:
+    """A part of a column's name, as the settings of sinks read it."""
+    return name if _PLAIN.fullmatch(name) else quote_identifier(name)
+
+
+def visible_address(text: str) -> str:
+    """An address as it may be shown: nothing before an ``@``."""
+    return re.sub(r"//[^/]*@", "//...@", text)
+
+
+def secret_columns(tables: Iterable[Table]) -> list[str]:
+    """Columns whose names look as if they hold secrets, but for those of keys, which no sink can do without."""
+    return [
+        ".".join(map(_part, (table.name.schema, table.name.name, column.name)))
+        for table in tables
+        for column in table.columns
+        if _LOOKS_SECRET.search(column.name) and column.name not in table.key
+    ]
+
+
+def left_out_lines(skipped: Sequence[tuple[TableName, str]], partitions: Mapping[TableName, int]) -> list[str]:
+    """What isn't captured, a line each, with the partitions of a table in one."""
+    lines = [f"# not captured: {table} ({why})" for table, why in skipped]
+    for root, count in partitions.items():
+        what = "1 partition" if count == 1 else f"{count} partitions"
+        lines.append(f"# not captured: {what} of {root}, whose rows come with it")
+    return lines
+
+
+def with_real_names(text: str, tables: Sequence[Table], keyless: Sequence[TableName]) -> str:
+    """The file's examples, with tables and columns of this database in place of those of a shop.
+
+    Where it has nothing that fits an example as it is written, the shop's stay.
+    """
+    chosen = next((table for table in tables if _fits(table)), None)
+    if chosen is not None:
+        others = [table.name for table in tables if table.name != chosen.name and _is_plain(table.name)]
+        text = text.replace("public.items", str(others[0] if others else chosen.name))
+        text = _replace_columns(text, chosen).replace("public.orders", str(chosen.name))
+    if keyless and _is_plain(keyless[0]):
+        text = text.replace("public.log", str(keyless[0]))
+    return text
+
+
+def _is_plain(name: TableName) -> bool:
+    return all(_PLAIN.fullmatch(part) for part in (name.schema, name.name))
+
+
+def _fits(table: Table) -> bool:
+    """It is called as examples can call it, and has one key column, two texts and a number besides."""
+    return (
+        _is_plain(table.name)
+        and len(table.key) == 1
+        and _PLAIN.fullmatch(table.key[0]) is not None
+        and len(_columns(table, _TEXTS)) > 1
+        and bool(_columns(table, _NUMBERS))
+    )
+
+
+def _columns(table: Table, types: Sequence[str]) -> list[str]:
+    names = [column.name for column in table.columns if _base(column) in types and column.name not in table.key]
+    return [name for name in names if _PLAIN.fullmatch(name)]
+
+
+def _base(column: Column) -> str:
+    """The type without its length."""
+    return column.type_name.partition("(")[0]
+
+
+def _replace_columns(text: str, table: Table) -> str:
+    """The shop's columns are those of ``public.orders``; each name is a whole word in the examples."""
+    texts, numbers = _columns(table, _TEXTS), _columns(table, _NUMBERS)
+    secrets = [name for name in texts if _LOOKS_SECRET.search(name)]
+    named = {
+        '"public.orders.secret"': f'"public.orders.{(secrets or texts[-1:])[0]}"',
+        '"public.orders.note"': f'"public.orders.{texts[0]}"',
+        '"public.orders.phone"': f'"public.orders.{texts[1]}"',
+        '"public.orders.name"': f'"public.orders.{texts[0]}"',
+        '"amount > 0"': f'"{numbers[0]} > 0"',
+        '"amount * 0.2"': f'"{numbers[0]} * 0.2"',
+        "{customer_id}": f"{{{numbers[0]}}}",
+        "by_customer": f"by_{numbers[0]}",
+        "{id}": f"{{{table.key[0]}}}",
+        '["id"]': f'["{table.key[0]}"]',
+        '["region"]': f'["{texts[0]}"]',
+    }
+    for example, real in named.items():
+        text = text.replace(example, real)
+    return text
