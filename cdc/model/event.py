@@ -122,10 +122,14 @@ class TableEvents(Sequence[RowEvent]):
 
     def key_values(self) -> list[list[JsonValue]]:
         """The key's values of each event, in key order. Raises LockstepError for a key that isn't JSON."""
+        return list(map(self.key_values_at, range(len(self))))
+
+    def key_values_at(self, index: int) -> list[JsonValue]:
+        """The same of one event."""
         try:
-            return [list(parse_key(key).values()) for key in self.keys]
+            return list(parse_key(self.keys[index]).values())
         except LockstepError:
-            list(self)  # says where it is
+            self.event_at(index)  # says where it is
             raise
 
 
