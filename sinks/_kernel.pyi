@@ -28,3 +28,19 @@ def take_arguments(
     names: list[bytes],
     values: list[bytes],
 ) -> tuple[int, int]: ...
+def take_documents(
+    keys: list[bytes],
+    tags: list[str],
+    rows: list[bytes | None],
+    start: int,
+    stop: int,
+    *,
+    key_start: bytes,
+    head: bytes,
+    middle: bytes,
+    transaction: str,
+    first_version: int,
+    seq_max: int,
+    bytes_max: int,
+    lines: list[bytes],
+) -> tuple[int, int]: ...

@@ -12,6 +12,8 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromSt
 from cpython.mem cimport PyMem_Free
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize, PyUnicode_DecodeUTF8
 from libc.math cimport isfinite
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdio cimport snprintf
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, strlen, strncmp
 
@@ -25,6 +27,7 @@ cdef enum:
     _TAG_END = 45  # of an event
     _VALUE_MAX = 32  # the most bytes of COPY's text for a number, or for a column that is missing
     _DIGITS_SURE = 18  # so many surely fit 64 bits
+    _ID_MAX = 512  # the most bytes of a document's id that isn't hashed
 
 ctypedef const char* Text
 ctypedef char* Output
@@ -46,6 +49,20 @@ cdef inline Text digits_end(Text at) noexcept:
     while b"0" <= at[0] <= b"9":
         at += 1
     return at
+
+cdef int64_t hex_number(Text at) noexcept:
+    """Of eight digits; -1 for anything else."""
+    cdef int64_t number = 0
+    cdef Text end = at + 8
+    while at < end:
+        if b"0" <= at[0] <= b"9":
+            number = number << 4 | (at[0] - 48)
+        elif b"a" <= at[0] <= b"f":
+            number = number << 4 | (at[0] - 87)
+        else:
+            return -1
+        at += 1
+    return number
 
 cdef bint is_utf8(Text text, Py_ssize_t size) except -1:
     try:
@@ -297,3 +314,44 @@ def take_arguments(
         size += row_size
         index += 1
     return index, size
+
+def take_documents(
+    list keys not None, list tags not None, list rows not None, Py_ssize_t start, Py_ssize_t stop, *,
+    bytes key_start not None, bytes head not None, bytes middle not None, str transaction not None,
+    uint64_t first_version, uint64_t seq_max, Py_ssize_t bytes_max, list lines not None,
+):
+    """Append rows as lines of a bulk request: ``head``, id, version, ``middle``, tag, and the rest of the row's JSON.
+
+    Returns the index of the first row that Python has to look at, that is of another transaction or beyond
+    ``bytes_max``, or ``stop``; and the bytes of the lines.
+    """
+    cdef Py_ssize_t index = start, total = 0, size, tag_size, known_size
+    cdef Text tag, known = PyUnicode_AsUTF8AndSize(transaction, &known_size)
+    cdef Part key
+    cdef Output to
+    cdef char[24] version
+    cdef int64_t seq
+    while index < stop:
+        row = rows[index]
+        tag = PyUnicode_AsUTF8AndSize(tags[index], &tag_size)
+        if tag_size != known_size + 8 or memcmp(tag, known, known_size) != 0 or not PyBytes_CheckExact(row) or not row:
+            break
+        if not find_key(keys[index], key_start, &key) or not 0 < key.size <= _ID_MAX:
+            break
+        seq = hex_number(tag + known_size)
+        if seq < 0 or strncmp(key.at, b"sha256:", 7) == 0:
+            break
+        snprintf(version, sizeof(version), b"%llu", <unsigned long long> (first_version + min(<uint64_t> seq, seq_max)))
+        size = len(head) + key.size + 12 + strlen(version) + len(middle) + tag_size + 2 + PyBytes_GET_SIZE(row)
+        if total + size > bytes_max:
+            break
+        line = PyBytes_FromStringAndSize(NULL, size)
+        to = put(PyBytes_AS_STRING(line), PyBytes_AS_STRING(head), len(head))
+        to = put(put(to, key.at, key.size), b'","version":', 12)
+        to = put(put(to, version, strlen(version)), PyBytes_AS_STRING(middle), len(middle))
+        to = put(put(to, tag, tag_size), b'",', 2)
+        put(put(to, PyBytes_AS_STRING(row) + 1, PyBytes_GET_SIZE(row) - 1), b"\n", 1)
+        lines.append(line)
+        total += size
+        index += 1
+    return index, total

@@ -92,6 +92,32 @@ def agrees(module: ModuleType) -> bool:
             )
             == (2, len(_ROWS[0]))
             and found == (names, values)
+            and _documents(of_module) == [_document(index) for index in range(2)]
         )
     except (AttributeError, TypeError, ValueError):
         return False  # an older one's functions
+
+
+def _documents(module: Any) -> list[bytes]:
+    lines: list[bytes] = []
+    module.take_documents(
+        _KEYS,
+        [_TAGS[0]] * 2,
+        list(_ROWS),
+        0,
+        2,
+        key_start=b'{"id":',
+        head=b"<",
+        middle=b">",
+        transaction=_TAGS[0][:20],
+        first_version=2**62,
+        seq_max=9,
+        bytes_max=1 << 20,
+        lines=lines,
+    )
+    return lines
+
+
+def _document(index: int) -> bytes:
+    identity = str(parse_object(_KEYS[index])["id"]).encode()
+    return b'<%b","version":%d>%b",%b\n' % (identity, 2**62, _TAGS[0].encode(), _ROWS[index][1:])

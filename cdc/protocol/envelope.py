@@ -219,8 +219,8 @@ def schema_id_of(value: bytes) -> str:
 def commit_time_ms_of(value: bytes) -> int:
     """An event's commit time in milliseconds since 1970, without parsing its value; 0 where it doesn't end in one."""
     # ``ts_ms`` is the last member: ``...,"ts_ms":1700000000000}``.
-    _, _, tail = value.rpartition(b":")
-    return int(tail[:-1]) if tail[:-1].isdigit() else 0
+    digits = value[value.rfind(b":") + 1 : -1]
+    return int(digits) if digits.isdigit() else 0
 
 
 class RowReader:

@@ -108,8 +108,8 @@ class Calls:
             take = getattr(chosen_sink_kernel().module, "take_arguments", None)
         key_start, prefix_bytes = b"{%b:" % b"".join(map(orjson.dumps, key_columns)), prefix.encode()
         value_bytes_max = self._settings.max_value_bytes
-        keys, tags = list(events.keys), list(events.tags)
-        rows = list(events.rows) if self._keeps_rows else [None] * len(keys)
+        keys, tags = events.keys, events.tags
+        rows = events.rows if self._keeps_rows else [None] * len(keys)
         names: list[Argument] = []
         values: list[Argument] = []
         indexes: list[int] = []

@@ -152,6 +152,14 @@ for number in range(int(sys.argv[3]) // 16):
         )
         taken += end - start
         start = end + 1
+    start = 0
+    while start < 16:
+        end, _ = module.take_documents(
+            keys, tags, rows, start, 16, key_start=b"{" + names[0] + b":", head=b"h" * dice.randrange(99), middle=b"m",
+            transaction="0" * 20, first_version=2**63, seq_max=2**32, bytes_max=dice.choice([99, 1 << 20]), lines=[],
+        )
+        taken += end - start
+        start = end + 1
     head = b'{"op":"u","tag":"' + b"0" * 28 + b'","before":null,"after":'
     events = [damaged(head + (row or b"null") + source + b',"lsn":1},"ts_ms":2}') for row in rows]
     start = 0

@@ -142,7 +142,7 @@ class Rows:
 
         A deletion has its key and null for the rest, as has a row that lacks a column. Raises UnknownColumn.
         """
-        keys, tags, rows = list(events.keys), list(events.tags), list(events.rows)
+        keys, tags, rows = events.keys, events.tags, events.rows
         start = 0
         while start < len(keys):
             stop = min(start + _BLOCK_LINES, len(keys))

@@ -12,6 +12,7 @@ from sinks.sink_kernel import agrees, chosen_sink_kernel, line_kernel
 from tests.row_kernels import compiled_sink_kernel
 
 TAG = "0123456789abcdef0123456789ab"
+FUNCTIONS = ("take_rows", "take_arguments", "take_documents", "LineKernel")
 SOURCE = b',"source":{"version":"1","schema_id":"a"'
 
 
@@ -129,6 +130,42 @@ def test_rows_are_taken_up_to_so_many_bytes() -> None:
     assert arguments(b'{"id":1}', bytes_max=1)[:2] == (0, 0)
 
 
+def documents(*keys: bytes, tag: str = TAG, row: bytes | None = b'{"id":7}', bytes_max: int = 1000) -> Any:
+    made: list[bytes] = []
+    end, size = compiled_sink_kernel().take_documents(
+        list(keys), [tag] * len(keys), [row] * len(keys), 0, len(keys), key_start=b'{"id":', head=b'{"_id":"',
+        middle=b'}{"_tag":"', transaction=TAG[:20], first_version=100, seq_max=2000, bytes_max=bytes_max, lines=made,
+    )  # fmt: skip
+    return end, size, made
+
+
+def test_a_row_is_lines_of_a_bulk_request() -> None:
+    line = b'{"_id":"7","version":1900}{"_tag":"%b00000708","id":7}\n' % TAG[:20].encode()
+    assert documents(b'{"id":7}', tag=TAG[:20] + "00000708") == (1, len(line), [line])
+    assert b'"version":2100}' in documents(b'{"id":7}', tag=TAG[:20] + "ffffffff")[2][0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tag": "1" + TAG[1:]},
+        {"tag": TAG[:27]},
+        {"tag": TAG[:27] + "A"},
+        {"tag": TAG[:27] + " "},
+        {"row": None},
+        {"row": b""},
+        {"bytes_max": 10},
+        {"key": b'{"id":""}'},
+        {"key": b'{"id":"sha256:1"}'},
+        {"key": b'{"id":"%b"}' % (b"x" * 513)},
+        {"key": b'{"id":1.5}'},
+    ],
+)
+def test_a_document_that_python_has_to_look_at_ends_a_run(other: dict[str, Any]) -> None:
+    key = other.pop("key", b'{"id":1}')
+    assert documents(key, **other) == (0, 0, [])
+
+
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "off")
     assert (chosen_sink_kernel().module, line_kernel(["id"])) == (None, None)
@@ -143,10 +180,10 @@ def test_where_it_is_required_and_missing_nothing_is_written(monkeypatch: pytest
         chosen_sink_kernel()
 
 
-@pytest.mark.parametrize("missing", ["take_rows", "take_arguments", "LineKernel"])
+@pytest.mark.parametrize("missing", FUNCTIONS)
 def test_a_kernel_of_other_code_isnt_used(missing: str) -> None:
     real = compiled_sink_kernel()
-    functions = {name: getattr(real, name) for name in ("take_rows", "take_arguments", "LineKernel")}
+    functions = {name: getattr(real, name) for name in FUNCTIONS}
     assert agrees(cast(ModuleType, SimpleNamespace(**functions)))
     assert not agrees(cast(ModuleType, SimpleNamespace(**{**functions, missing: lambda *_, **_options: (0, 0)})))
     del functions[missing]
