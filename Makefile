@@ -11,7 +11,7 @@ ARGS ?=
 
 # What setup installs, by content: after a change of branch that leaves these files alike, nothing is installed again.
 LOCKS := requirements-build.lock requirements.lock stack/jars.lock stack/jdk.lock pyproject.toml setup.py \
-	cdc/protocol/_kernel.pyx
+	cdc/protocol/_kernel.pyx sinks/_kernel.pyx
 READY := $(VENV)/.ready-$(shell cat $(LOCKS) | cksum | tr ' ' -)
 
 .DEFAULT_GOAL := help
@@ -76,10 +76,11 @@ $(READY):
 	@printf '[bdist_wheel]\ncompression = stored\n' > $(VENV)/wheel.cfg
 	@$(INSTALL) --require-hashes -r requirements-build.lock >&2
 	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/wheel.cfg $(INSTALL) --require-hashes --no-build-isolation -r requirements.lock >&2
-	@rm -f cdc/protocol/_kernel.*.so
+	@rm -f cdc/protocol/_kernel.*.so sinks/_kernel.*.so
 	@$(INSTALL) --no-deps --no-build-isolation -e . >&2
 	@$(BIN)/python -c 'from cdc.stream.row_encoding import chosen_row_encoding as chosen; \
-		print(f"rows are encoded by {chosen()}")' >&2
+		from sinks.sink_kernel import chosen_sink_kernel as of_sinks; \
+		print(f"rows are encoded by {chosen()}, and written to sinks by {of_sinks()}")' >&2
 	@$(BIN)/python -m stack.jars fetch >&2
 	@$(BIN)/python -m lockstep.class_archive >/dev/null || true
 	@touch $@
@@ -95,4 +96,4 @@ clean:
 			[ -x $(BIN)/python ] || { echo "error: $$stack may have servers that run, and without $(VENV) nothing here can" \
 				"stop them: run make setup first" >&2; exit 1; }; \
 			$(BIN)/python -m stack remove --directory $$stack || exit 1; fi; done
-	rm -rf $(VENV) .lockstep/stack .lockstep/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache cdc/protocol/_kernel.*.so
+	rm -rf $(VENV) .lockstep/stack .lockstep/demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache cdc/protocol/_kernel.*.so sinks/_kernel.*.so

@@ -1,6 +1,6 @@
-"""Builds the compiled row kernel beside the Python code that it speeds up, where that is possible and wanted.
+"""Builds the compiled kernels beside the Python code that they speed up, where that is possible and wanted.
 
-``LOCKSTEP_KERNEL``: ``auto``, the default, builds it if Cython, a C compiler and Python's headers are there;
+``LOCKSTEP_KERNEL``: ``auto``, the default, builds them if Cython, a C compiler and Python's headers are there;
 ``require`` fails without them; ``off`` doesn't try. All else is in ``pyproject.toml``.
 """
 
@@ -8,7 +8,7 @@ import os
 
 from setuptools import Extension, setup
 
-SOURCE = "cdc/protocol/_kernel.pyx"
+SOURCES = {"cdc.protocol._kernel": "cdc/protocol/_kernel.pyx", "sinks._kernel": "sinks/_kernel.pyx"}
 CHOICES = ("auto", "require", "off")
 
 
@@ -25,8 +25,8 @@ def extensions() -> list[Extension]:
         if choice == "require":
             raise
         return []
-    kernel = Extension("cdc.protocol._kernel", [SOURCE], extra_compile_args=["-O2", "-g0"])
-    modules: list[Extension] = cythonize([kernel], build_dir="build/cython", quiet=True)
+    kernels = [Extension(name, [source], extra_compile_args=["-O2", "-g0"]) for name, source in SOURCES.items()]
+    modules: list[Extension] = cythonize(kernels, build_dir="build/cython", quiet=True)
     for module in modules:  # Cython drops it
         module.optional = choice == "auto"
     return modules

@@ -103,7 +103,7 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     warning = machine.busy_warning(os.getloadavg()[0], os.cpu_count() or 1)
     if warning:
         say(warning)
-    say(f"rows are encoded by {facts['rows_are_encoded_by']}")
+    say(f"rows are encoded by {facts['rows_are_encoded_by']}, and written to sinks by {facts['rows_are_written_by']}")
     rig = Rig(options.stack, say=say, trigger=options.trigger)
     runs: list[list[Figure]] = []
     details: list[dict[str, Any]] = []

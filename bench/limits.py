@@ -1,15 +1,18 @@
 """What a store does by itself with the rows that a sink has written: limits of building and of replaying, in rows/s.
 
-The rows are read from the sink and prepared first; nothing is parsed, folded or compared while it is measured.
-Each limit writes beside the sink's own data and removes what it wrote.
+The rows are read from the sink and made into the store's own bytes first; nothing is parsed, folded, compared or
+encoded while it is measured. Where there are several ways to write them, the quickest is the limit. Each limit writes
+beside the sink's own data and removes what it wrote.
 """
 
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import orjson
 import psycopg
@@ -20,16 +23,18 @@ from deltalake import DeltaTable
 from bench.rig import LAKE, WAREHOUSE, Pipeline, sink_name
 from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
-from sinks.columns.exact_columns import DELETED_COLUMN, TAG_COLUMN
-from sinks.columns.shape import Shape
 from sinks.redis.scripts import PLAIN
 from sinks.warehouse.names import listed
-from sinks.warehouse.postgres.staging import Staging
-from sinks.warehouse.postgres.tables import Statements
 from sinks.warehouse.settings import WarehouseSettings
 
 WRITERS = 2
 """As many as Spark has tasks at once."""
+
+_BULKS_AT_ONCE = (WRITERS, 2 * WRITERS)
+"""Requests of OpenSearch. The sink has up to two of each task in flight."""
+
+_INDEX_MEMORY = "256MB"
+"""As the warehouse sink has it for building an index."""
 
 NO_REFRESH = "-1"
 """As OpenSearch's refresh interval: only when asked to."""
@@ -37,10 +42,9 @@ NO_REFRESH = "-1"
 _TOO_MANY_REQUESTS = 429
 _PAUSE_S = 0.1
 _BULK_BYTES = 5 * 1024 * 1024
-_PIPELINE_COMMANDS = 1_000
-# As the Redis sink: rows of a call of its script, and of a pipeline.
+_BLOCK_ROWS = 1_024  # of one write
+# As the Redis sink: rows of a call of its script.
 _CALL_ROWS = 64
-_PIPELINE_ROWS = 1_024
 _DELETION_TTL_MS = 24 * 60 * 60 * 1000
 
 T = TypeVar("T")
@@ -56,7 +60,7 @@ def portions_of(rows: Sequence[T], *, batch: int, tasks: int) -> list[Sequence[T
 def opensearch(pipeline: Pipeline, *, refresh_interval: str) -> float:
     """Copy the documents into another index with the same mapping, as bulk bodies. ``NO_REFRESH`` means one refresh."""
     url = pipeline.endpoints.opensearch_url
-    pool = urllib3.PoolManager(maxsize=WRITERS)
+    pool = urllib3.PoolManager(maxsize=max(_BULKS_AT_ONCE))
     index = f"{pipeline.name}.public.{pipeline.name}_g1"
 
     def call(method: str, path: str, body: Any = None) -> Any:
@@ -86,7 +90,6 @@ def opensearch(pipeline: Pipeline, *, refresh_interval: str) -> float:
     mapping = call("GET", f"/{index}/_mapping")[index]["mappings"]
     copy = f"{pipeline.name}_limit"
     settings = {"index": {"number_of_shards": 1, "number_of_replicas": 0, "refresh_interval": refresh_interval}}
-    call("PUT", f"/{copy}", {"mappings": mapping, "settings": settings})
 
     def send(portions: Iterator[bytes]) -> None:
         headers = {"content-type": "application/x-ndjson"}
@@ -101,109 +104,97 @@ def opensearch(pipeline: Pipeline, *, refresh_interval: str) -> float:
             if orjson.loads(answer.data)["errors"]:
                 raise LockstepError("opensearch refused a prepared document")
 
-    seconds = _in_parallel(send, bodies)
-    if refresh_interval == NO_REFRESH:
-        seconds += _timed(lambda: call("POST", f"/{copy}/_refresh"))
-    call("DELETE", f"/{copy}")
-    return rows / seconds
+    def written(writers: int) -> float:
+        call("PUT", f"/{copy}", {"mappings": mapping, "settings": settings})
+        seconds = _in_parallel(send, bodies, writers=writers)
+        if refresh_interval == NO_REFRESH:
+            seconds += _timed(lambda: call("POST", f"/{copy}/_refresh"))
+        call("DELETE", f"/{copy}")
+        return seconds
+
+    return rows / min(map(written, _BULKS_AT_ONCE))
 
 
-def copied(pipeline: Pipeline) -> float:
-    """COPY the warehouse's rows, in the order of their place, into another table like it."""
-    with psycopg.connect(pipeline.endpoints.warehouse_dsn, autocommit=True) as connection:
-        rows = _copied_out(connection, f"copy {_table(pipeline)} to stdout")
-        connection.execute(f"create table limit_of_copy (like {_table(pipeline)} including all)".encode())
-        blocks = [
-            b"".join(rows[start : start + _PIPELINE_COMMANDS]) for start in range(0, len(rows), _PIPELINE_COMMANDS)
-        ]
-        seconds = _timed(lambda: _copy_in(connection, "copy limit_of_copy from stdin", blocks))
-        connection.execute("drop table limit_of_copy")
-    return len(rows) / seconds
+def copied(pipeline: Pipeline, *, key_last: bool) -> float:
+    """COPY the warehouse's rows straight into a like table with its key, or into one whose key is made at the end.
 
-
-def merged(pipeline: Pipeline) -> float:
-    """COPY the warehouse's rows into staging tables and merge them into a like table, with the sink's own SQL."""
-    table = read_tables(pipeline.client, pipeline.name)[pipeline.table]
-    shape = Shape.of(table)
-    columns = listed((*(column.name for column in shape.columns), TAG_COLUMN, DELETED_COLUMN))
-    order = listed(table.key)
-    dsn = pipeline.endpoints.warehouse_dsn
+    They go over several connections, in the order of the log, in portions of one transaction each.
+    """
+    key = listed(read_tables(pipeline.client, pipeline.name)[pipeline.table].key)
+    dsn, limit = pipeline.endpoints.warehouse_dsn, "limit_of_copy"
     with psycopg.connect(dsn, autocommit=True) as connection:
-        rows = _copied_out(connection, f"copy (select {columns} from {_table(pipeline)} order by {order}) to stdout")
-        connection.execute(f"create table limit_of_merge (like {_table(pipeline)} including all)".encode())
+        rows = _copied_out(connection, f"copy (select * from {_table(pipeline)} order by {key}) to stdout")
+        connection.execute(f"create table {limit} (like {_table(pipeline)} including defaults)".encode())
+        make_key = f"alter table {limit} add primary key ({key})".encode()
         batch, tasks = pipeline.config.spark.max_offsets_per_trigger, pipeline.config.kafka.topics.partitions
         prepared = [
-            [
-                b"".join(portion[start : start + _PIPELINE_COMMANDS])
-                for start in range(0, len(portion), _PIPELINE_COMMANDS)
-            ]
+            [b"".join(block) for block in _in_portions(list(portion), _BLOCK_ROWS)]
             for portion in portions_of(rows, batch=batch, tasks=tasks)
         ]
+        if not key_last:
+            connection.execute(make_key)
 
-        def merge(taken: Iterator[list[bytes]]) -> None:
-            staging = Staging("limit_staging", "limit_of_merge")
-            statements = Statements("limit_of_merge", shape, staging)
+        def copy(taken: Iterator[list[bytes]]) -> None:
             with psycopg.connect(dsn, autocommit=True) as writer:
-                writer.execute(staging.create.encode())
                 for blocks in taken:
-                    with writer.transaction():
-                        _copy_in(writer, statements.copy, blocks)
-                        writer.execute(statements.merge.encode())
-                        writer.execute(staging.emptying(sum(map(len, blocks))).encode())
+                    with writer.cursor() as cursor, cursor.copy(f"copy {limit} from stdin".encode()) as writing:
+                        for block in blocks:
+                            writing.write(block)
 
-        seconds = _in_parallel(merge, prepared)
-        connection.execute("drop table limit_of_merge")
+        seconds = _in_parallel(copy, prepared)
+        if key_last:
+            connection.execute(f"set maintenance_work_mem = '{_INDEX_MEMORY}'".encode())
+            seconds += _timed(lambda: connection.execute(make_key))
+        connection.execute(f"drop table {limit}".encode())
     return len(rows) / seconds
 
 
-def loaded(pipeline: Pipeline) -> float:
-    """Write Redis's hashes under another prefix, with HSET."""
-    rows = _hashes(pipeline)
-
-    def load(taken: Iterator[list[_Row]]) -> None:
-        with _redis(pipeline) as client:
-            for portion in taken:
-                pipe: Any = client.pipeline(transaction=False)
-                for key, tag, value in portion:
-                    pipe.hset(key, mapping={"t": tag, "v": value})
-                pipe.execute()
-
-    seconds = _in_parallel(load, _in_portions(rows, _PIPELINE_COMMANDS))
-    _remove(pipeline, rows)
-    return len(rows) / seconds
-
-
-def compared_and_set(pipeline: Pipeline) -> float:
-    """Write Redis's hashes under another prefix, with the script of the sink."""
+def written_to_redis(pipeline: Pipeline) -> float:
+    """Write Redis's hashes under another prefix, encoded for the wire beforehand: by plain HSET, and by the script of
+    the sink. Returns the quicker one's rate."""
     rows = _hashes(pipeline)
     with _redis(pipeline) as client:
-        digest = client.script_load(PLAIN)
+        digest = client.script_load(PLAIN).encode()
+    plain = [
+        (b"".join(_command(b"HSET", key, b"t", tag, b"v", value) for key, tag, value in part), b":2\r\n" * len(part))
+        for part in _in_portions(rows, _BLOCK_ROWS)
+    ]
     calls = [
         (
-            "EVALSHA",
-            digest,
-            len(part),
-            *(key for key, _, _ in part),
-            _DELETION_TTL_MS,
-            "0",
-            *(t + v for _, t, v in part),
+            _command(
+                *(b"EVALSHA", digest, b"%d" % len(part), *(key for key, _, _ in part)),
+                *(b"%d" % _DELETION_TTL_MS, b"0", *(tag + value for _, tag, value in part)),
+            ),
+            b"$%d\r\n%b\r\n" % (len(part), b"1" * len(part)),
         )
         for part in _in_portions(rows, _CALL_ROWS)
     ]
+    # As many rows in flight as with the others.
+    by_script = [
+        (b"".join(sent for sent, _ in some), b"".join(reply for _, reply in some))
+        for some in _in_portions(calls, _BLOCK_ROWS // _CALL_ROWS)
+    ]
+    address = urlsplit(pipeline.endpoints.redis_url)
 
-    def load(taken: Iterator[list[tuple[Any, ...]]]) -> None:
-        with _redis(pipeline) as client:
-            for portion in taken:
-                pipe: Any = client.pipeline(transaction=False)
-                for call in portion:
-                    pipe.execute_command(*call)
-                for (_, _, count, *_), reply in zip(portion, pipe.execute(), strict=True):
-                    if reply != b"1" * count:
-                        raise LockstepError(f"redis didn't take a prepared row: {reply!r}")
+    def send(taken: Iterator[tuple[bytes, bytes]]) -> None:
+        with socket.create_connection((address.hostname, address.port)) as connection:
+            for commands, expected in taken:
+                connection.sendall(commands)
+                reply = b""
+                while len(reply) < len(expected):
+                    received = connection.recv(1 << 16)
+                    if not received:
+                        break
+                    reply += received
+                if reply != expected:
+                    raise LockstepError(f"redis didn't take a prepared row: {reply[:300]!r}")
 
-    seconds = _in_parallel(load, _in_portions(calls, _PIPELINE_ROWS // _CALL_ROWS))
-    _remove(pipeline, rows)
-    return len(rows) / seconds
+    def written(portions: Sequence[tuple[bytes, bytes]]) -> float:
+        seconds = _in_parallel(send, portions)
+        _remove(pipeline, rows)
+        return seconds
+
+    return len(rows) / min(map(written, (plain, by_script)))
 
 
 def merged_at_once(pipeline: Pipeline) -> float:
@@ -229,7 +220,7 @@ def _timed(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def _in_parallel(work: Callable[[Iterator[T]], None], portions: Iterable[T]) -> float:
+def _in_parallel(work: Callable[[Iterator[T]], None], portions: Iterable[T], *, writers: int = WRITERS) -> float:
     """Seconds that several writers take for all portions. Raises what one of them raises."""
     lock = threading.Lock()
     remaining = iter(portions)
@@ -243,8 +234,8 @@ def _in_parallel(work: Callable[[Iterator[T]], None], portions: Iterable[T]) -> 
             yield portion
 
     def run() -> None:
-        with ThreadPoolExecutor(WRITERS) as pool:
-            for writer in [pool.submit(work, take()) for _ in range(WRITERS)]:
+        with ThreadPoolExecutor(writers) as pool:
+            for writer in [pool.submit(work, take()) for _ in range(writers)]:
                 writer.result()
 
     return _timed(run)
@@ -267,10 +258,9 @@ def _copied_out(connection: psycopg.Connection[Any], statement: str) -> list[byt
         return b"".join(map(bytes, reading)).splitlines(keepends=True)
 
 
-def _copy_in(connection: psycopg.Connection[Any], statement: str, blocks: Iterable[bytes]) -> None:
-    with connection.cursor() as cursor, cursor.copy(statement.encode()) as writing:
-        for block in blocks:
-            writing.write(block)
+def _command(*arguments: bytes) -> bytes:
+    """A command of Redis as it is on the wire."""
+    return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%b\r\n" % (len(text), text) for text in arguments)
 
 
 def _redis(pipeline: Pipeline) -> Any:
@@ -295,5 +285,5 @@ def _hashes(pipeline: Pipeline) -> list[_Row]:
 
 def _remove(pipeline: Pipeline, rows: list[_Row]) -> None:
     with _redis(pipeline) as client:
-        for portion in _in_portions(rows, _PIPELINE_COMMANDS):
+        for portion in _in_portions(rows, _BLOCK_ROWS):
             client.unlink(*(key for key, _, _ in portion))

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from cdc.stream.row_encoding import chosen_row_encoding
+from sinks.sink_kernel import chosen_sink_kernel
 from stack import versions
 
 _PACKAGES = ("lockstep", "confluent-kafka", "psycopg", "pyspark", "redis", "opensearch-py", "orjson")
@@ -24,6 +25,7 @@ def facts() -> dict[str, Any]:
         "processor": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "rows_are_encoded_by": str(chosen_row_encoding()),
+        "rows_are_written_by": str(chosen_sink_kernel()),
         "load_average_at_start": [round(load, 2) for load in os.getloadavg()],
         "versions": {
             "python": platform.python_version(),

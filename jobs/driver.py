@@ -3,6 +3,7 @@
 It looks up a sink's generations again and again: one that ``rebuild`` has finished joins, one to be dropped leaves.
 """
 
+import logging
 import signal
 import threading
 import time
@@ -49,6 +50,9 @@ from jobs.spark.session import open_session
 from jobs.spark.warm_up import warm_up
 from sinks.contract import CoordinationRecords, OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.sink_kernel import chosen_sink_kernel
+
+_logger = logging.getLogger(__name__)
 
 TAKEN_OVER: Final = 3
 """The exit code when another job has taken a sink over, as ``lockstep.console`` has it for all commands."""
@@ -148,12 +152,13 @@ def session(
     """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM, SIGINT and SIGHUP set ``stop``.
 
     ``opened`` is used as it is and stays open; what ``open_session`` reads of the settings doesn't count then.
-    ``bulk``: see ``open_session``. Raises LockstepError when Spark doesn't start.
+    ``bulk``: see ``open_session``. Raises LockstepError when Spark doesn't start, and as ``chosen_sink_kernel``.
     """
     if opened is not None:
         with _stopped_by_signals(stop):
             yield opened
         return
+    _logger.info("rows are written to sinks by %s", chosen_sink_kernel())
     libraries = {library for settings in sinks for library in settings.libraries}
     is_continuous = source.spark.trigger == "continuous" and not bulk
     started = open_session(

@@ -15,11 +15,13 @@ from cdc.capture.assembler import Event
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
+from cdc.protocol.compiled_code import load_compiled
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.pgoutput import Begin
 from cdc.protocol.row_kernel import RowEncoding, row_encoding
 from cdc.toast.memory import MemoryStore
 from cdc.toast.rule import ToastRule
+from sinks.sink_kernel import agrees
 from tests.edges import Capture
 from tests.history import relations
 from tests.wal import COMMIT_TIME_US, HANDOFF, data_frame
@@ -105,3 +107,11 @@ def framed(messages: Sequence[bytes], shapes: Sequence[Table], *, lsn: int = HAN
 
 def name(number: int) -> TableName:
     return TableName("public", f"t{number}")
+
+
+def compiled_sink_kernel() -> Any:
+    """The compiled module of the sinks, likewise."""
+    code = load_compiled("sinks._kernel", agrees)
+    if code.module is None:
+        pytest.skip(f"run make setup: {code.why}" if can_compile() else NO_COMPILER)
+    return code.module

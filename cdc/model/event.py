@@ -55,16 +55,16 @@ class TableEvents(Sequence[RowEvent]):
     """
 
     table: TableName
-    keys: Sequence[bytes]
-    tags: Sequence[str]
-    rows: Sequence[bytes | None]
+    keys: list[bytes]
+    tags: list[str]
+    rows: list[bytes | None]
     event_at: Callable[[int], RowEvent]
     """The event at an index."""
 
     @classmethod
     def of(cls, table: TableName, events: Sequence[RowEvent]) -> Self:
         """Events that are parsed already. All must be of this table."""
-        rows = [None if event.row is None else orjson.dumps(event.row) for event in events]
+        rows: list[bytes | None] = [None if event.row is None else orjson.dumps(event.row) for event in events]
         keys = [orjson.dumps(event.key) for event in events]
         return cls(table, keys, [event.tag for event in events], rows, events.__getitem__)
 
@@ -72,9 +72,9 @@ class TableEvents(Sequence[RowEvent]):
     def from_log(
         cls,
         table: TableName,
-        keys: Sequence[bytes],
-        tags: Sequence[str],
-        rows: Sequence[bytes | None],
+        keys: list[bytes],
+        tags: list[str],
+        rows: list[bytes | None],
         position_at: Callable[[int], Position],
     ) -> Self:
         """Events in the log's own JSON. One that isn't JSON raises LockstepError when it is asked for."""
@@ -122,10 +122,14 @@ class TableEvents(Sequence[RowEvent]):
 
     def key_values(self) -> list[list[JsonValue]]:
         """The key's values of each event, in key order. Raises LockstepError for a key that isn't JSON."""
+        return list(map(self.key_values_at, range(len(self))))
+
+    def key_values_at(self, index: int) -> list[JsonValue]:
+        """The same of one event."""
         try:
-            return [list(parse_key(key).values()) for key in self.keys]
+            return list(parse_key(self.keys[index]).values())
         except LockstepError:
-            list(self)  # says where it is
+            self.event_at(index)  # says where it is
             raise
 
 

@@ -227,8 +227,8 @@ def schema_id_of(value: bytes) -> str:
 def commit_time_ms_of(value: bytes) -> int:
     """An event's commit time in milliseconds since 1970, without parsing its value; 0 where it doesn't end in one."""
     # ``ts_ms`` is the last member: ``...,"ts_ms":1700000000000}``.
-    _, _, tail = value.rpartition(b":")
-    return int(tail[:-1]) if tail[:-1].isdigit() else 0
+    digits = value[value.rfind(b":") + 1 : -1]
+    return int(digits) if digits.isdigit() else 0
 
 
 class RowReader:
@@ -238,20 +238,21 @@ class RowReader:
     """
 
     def __init__(self) -> None:
-        self._beginning = b"\0"  # no source block begins so
+        self.beginning = b"\0"
+        """With what the last event's source block began, up to the end of the schema id. None begins so at first."""
         self._schema_id = ""
 
     def read(self, value: bytes) -> tuple[bytes | None, str]:
         """The JSON of the row, None for a deletion, and the schema id. Raises LockstepError for what isn't an event."""
         begin, end = _after_range(value)
-        if not value.startswith(self._beginning, end):
+        if not value.startswith(self.beginning, end):
             self._schema_id = schema_id_of(value)
             if not self._schema_id:
                 raise LockstepError(
                     "a record on a table's topic is not an event of this version",
                     hint="only Lockstep may write to its topics; find out who else does",
                 )
-            self._beginning = value[end : value.rfind(_SCHEMA_ID) + len(_SCHEMA_ID) + len(self._schema_id.encode()) + 1]
+            self.beginning = value[end : value.rfind(_SCHEMA_ID) + len(_SCHEMA_ID) + len(self._schema_id.encode()) + 1]
         row = value[begin:end]
         return (None if row == b"null" else row), self._schema_id
 

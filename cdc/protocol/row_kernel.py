@@ -7,16 +7,15 @@ instance.
 
 import struct
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from cdc.model.errors import ConfigurationError
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.protocol.compiled_code import CompiledCode, chosen_code, load_compiled
 from cdc.protocol.envelope import TableEncoder, event_value
 from cdc.protocol.pgvalues import JsonEncoder, json_encoder
 from cdc.protocol.walsender import XLOG_DATA
@@ -24,27 +23,10 @@ from cdc.protocol.walsender import XLOG_DATA
 if TYPE_CHECKING:
     from cdc.protocol._kernel import RowKernel
 
-VARIABLE: Final = "LOCKSTEP_KERNEL"
-"""The environment variable that chooses, at build and at run."""
-
-
-class KernelChoice(StrEnum):
-    """``AUTO``: compiled where it can be. ``OFF``: Python. ``REQUIRE``: compiled, or an error."""
-
-    AUTO = "auto"
-    OFF = "off"
-    REQUIRE = "require"
-
 
 @dataclass(frozen=True, slots=True)
-class RowEncoding:
-    """The code that encodes ordinary rows. ``module`` is the compiled one, None for Python; ``why`` says why Python."""
-
-    module: ModuleType | None
-    why: str = ""
-
-    def __str__(self) -> str:
-        return "compiled code" if self.module is not None else f"Python code: {self.why}"
+class RowEncoding(CompiledCode):
+    """The code that encodes ordinary rows."""
 
     def kernel(self, encoder: TableEncoder) -> "RowKernel | None":
         """The compiled encoder of a table's rows; None where Python encodes them: a column's type isn't known to it."""
@@ -52,44 +34,14 @@ class RowEncoding:
 
 
 def row_encoding(choice: str) -> RowEncoding:
-    """The encoding for a value of the environment variable.
-
-    Raises ConfigurationError for an unknown value, and for ``require`` where there is no kernel that can be used.
-    """
-    try:
-        chosen = KernelChoice(choice)
-    except ValueError:
-        raise ConfigurationError(
-            f"{VARIABLE} is {choice!r}", hint=f"set it to {', '.join(KernelChoice)}; without it, auto holds"
-        ) from None
-    if chosen is KernelChoice.OFF:
-        return RowEncoding(None, f"{VARIABLE}=off")
-    module, why = _built()
-    if module is None and chosen is KernelChoice.REQUIRE:
-        raise ConfigurationError(
-            f"{VARIABLE} is 'require', and rows can't be encoded by compiled code: {why}",
-            hint="install a C compiler and Python's headers, run `make setup`, then start again; or set it to auto",
-        )
-    return RowEncoding(module, why)
+    """The encoding for a value of the environment variable. Raises as ``chosen_code``."""
+    code = chosen_code(choice, _built, cannot="rows can't be encoded")
+    return RowEncoding(code.module, code.why)
 
 
 @cache
-def _built() -> tuple[ModuleType | None, str]:
-    """The compiled module, or why it isn't used."""
-    try:
-        from cdc.protocol import _kernel as module
-    except ImportError as error:
-        name = getattr(error, "name", None)
-        missing = isinstance(error, ModuleNotFoundError) or name == "cdc.protocol"
-        return (
-            None,
-            "none was compiled here, which needs a C compiler and Python's headers"
-            if missing
-            else f"the compiled kernel can't be loaded: {error}",
-        )
-    if not agrees(module):
-        return None, "the compiled kernel was built from other code than this"
-    return module, ""
+def _built() -> CompiledCode:
+    return load_compiled("cdc.protocol._kernel", agrees)
 
 
 def _kinds(module: ModuleType) -> dict[JsonEncoder, int]:

@@ -2,7 +2,8 @@
 
 import os
 
-from cdc.protocol.row_kernel import VARIABLE, KernelChoice, RowEncoding, row_encoding
+from cdc.protocol.compiled_code import VARIABLE, KernelChoice
+from cdc.protocol.row_kernel import RowEncoding, row_encoding
 
 
 def chosen_row_encoding() -> RowEncoding:

@@ -18,6 +18,7 @@ from jobs.executor.computed_row import COMPUTED, computed_row
 from jobs.executor.shape_history import TableHistory, unknown_shape
 from jobs.executor.task_input import Task
 from sinks.contract import Rejection
+from sinks.sink_kernel import chosen_sink_kernel
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute
@@ -103,7 +104,7 @@ def _position(records: pa.Table, topic: str, index: int) -> Position:
 
 
 def _read_rows(
-    values: Sequence[bytes | None], at: PositionAt, *, newest_shape: str
+    values: list[bytes | None], at: PositionAt, *, newest_shape: str
 ) -> tuple[list[bytes | None], list[tuple[int, str]]]:
     """The rows' JSON, and index and schema id of records of other shapes than the newest; a tombstone's id is empty.
 
@@ -111,19 +112,29 @@ def _read_rows(
     """
     rows: list[bytes | None] = []
     others: list[tuple[int, str]] = []
-    read = RowReader().read
-    for index, value in enumerate(values):
+    reader = RowReader()
+    kernel: Any = chosen_sink_kernel().module
+    schema_id = ""
+    index = 0
+    while index < len(values):
+        if kernel is not None and schema_id == newest_shape:
+            # Those that are as the last one was.
+            index = kernel.take_rows(values, index, reader.beginning, rows)
+            if index == len(values):
+                break
+        value = values[index]
         if value is None:
             rows.append(None)
             others.append((index, ""))
-            continue
-        try:
-            row, schema_id = read(value)
-        except LockstepError as error:
-            raise at(index).located(error) from None
-        rows.append(row)
-        if schema_id != newest_shape:
-            others.append((index, schema_id))
+        else:
+            try:
+                row, schema_id = reader.read(value)
+            except LockstepError as error:
+                raise at(index).located(error) from None
+            rows.append(row)
+            if schema_id != newest_shape:
+                others.append((index, schema_id))
+        index += 1
     return rows, others
 
 

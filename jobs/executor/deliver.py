@@ -82,6 +82,9 @@ def _apply(task: Task, window: Window, result: Result) -> None:
 
 def portions(records: pa.Table) -> Iterator[tuple[int, int]]:
     """First index and end of portions of about ``PORTION_BYTES``, each of one record at least."""
+    if records.num_rows and records.column("value").nbytes < PORTION_BYTES:
+        yield 0, records.num_rows
+        return
     start = size = 0
     for index, length in enumerate(_compute.binary_length(records.column("value")).to_pylist()):
         size += length or 0

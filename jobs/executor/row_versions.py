@@ -21,9 +21,15 @@ _compute: Any = pyarrow.compute
 def versions_of(records: pa.Table, task: Task) -> list[TableVersions]:
     """One entry per table of ``task.versions`` that has records here. Raises as ``decode``."""
     topics = records.column("topic")
+    distinct = topics.unique().to_pylist()
     return [
-        _table_versions(records.filter(_compute.equal(topics, topic)), topic, task.tables[topic], task)
-        for topic in topics.unique().to_pylist()
+        _table_versions(
+            records if len(distinct) == 1 else records.filter(_compute.equal(topics, topic)),
+            topic,
+            task.tables[topic],
+            task,
+        )
+        for topic in distinct
         if task.tables[topic] in task.versions
     ]
 
@@ -47,7 +53,9 @@ def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task)
     since_ms = complete_from_ms(task.complete_at_ms, lag_ms=task.compaction_lag_ms, now_ms=now_ms())
     # No history gets these versions, so it is complete after them at best.
     missing_until_ms = [time_ms + 1 for time_ms in _rejected_times_ms(records, values, decoded)]
-    deleted = {(events.keys[n], events.tags[n]) for n, index in enumerate(indexes) if values[index] is not None}
+    deleted = set()
+    if None in values:
+        deleted = {(events.keys[n], events.tags[n]) for n, index in enumerate(indexes) if values[index] is not None}
     kept, operations, committed_ms = [], [], []
     for n, index in enumerate(indexes):
         value = values[index]
@@ -62,7 +70,9 @@ def _table_versions(records: pa.Table, topic: str, table: TableName, task: Task)
             if operations[-1] == "r":  # of what led to a copied row, nothing is known
                 missing_until_ms.append(committed_ms[-1])
         kept.append(n)
-    return TableVersions(events.select(kept), operations, committed_ms, since_ms, max(missing_until_ms, default=None))
+    if len(kept) < len(events):
+        events = events.select(kept)
+    return TableVersions(events, operations, committed_ms, since_ms, max(missing_until_ms, default=None))
 
 
 def _rejected_times_ms(records: pa.Table, values: Sequence[bytes | None], decoded: Decoded) -> list[int]:

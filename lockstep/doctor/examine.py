@@ -12,7 +12,7 @@ from cdc.postgres.ddl_messages import are_sent
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
 from cdc.postgres.preflight.finding import Finding, Severity, ok
-from cdc.protocol.row_kernel import RowEncoding
+from cdc.protocol.compiled_code import CompiledCode
 from cdc.stream.row_encoding import chosen_row_encoding
 from lockstep.config import Config
 from lockstep.doctor.encryption import encryption_findings, source_encryption
@@ -22,6 +22,7 @@ from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.position import check_position, publication_subject
 from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink, source_shapes
 from migrations.source import ddl_messages_sql, publication_sql
+from sinks.sink_kernel import chosen_sink_kernel
 
 
 def examine(config: Config) -> list[Finding]:
@@ -100,20 +101,22 @@ def _source(config: Config) -> list[Finding]:
         ]
 
 
-def _rows(_config: Config) -> list[Finding]:
-    return [rows_finding(chosen_row_encoding())]
+def _rows(config: Config) -> list[Finding]:
+    encoded = rows_finding(f"rows are encoded by {chosen_row_encoding()}", chosen_row_encoding())
+    if not config.sinks:
+        return [encoded]
+    return [encoded, rows_finding(f"rows are written to sinks by {chosen_sink_kernel()}", chosen_sink_kernel())]
 
 
-def rows_finding(encoding: RowEncoding) -> Finding:
-    """Which code encodes ordinary rows. Both do the same; one is slower."""
-    what = f"rows are encoded by {encoding}"
-    if encoding.module is not None:
+def rows_finding(what: str, code: CompiledCode) -> Finding:
+    """Which code takes ordinary rows. Both do the same; one is slower."""
+    if code.module is not None:
         return ok("rows", what)
     return Finding(
         Severity.OK,
         "rows",
         what,
-        "compiled code takes a tenth of the time for rows that are inserted or updated",
+        "compiled code takes a tenth of the time for ordinary rows",
         "install a C compiler and Python's headers, then run `make setup`; or leave it as it is",
     )
 

@@ -1,4 +1,4 @@
-"""Whether a sink answers, takes its settings, which get append-only tables, and whether histories have every version."""
+"""Whether a sink answers and takes its settings, who gets append-only tables, and whether histories are complete."""
 
 from collections.abc import Mapping, Sequence
 

@@ -91,10 +91,17 @@ class BulkWriter:
         tally = _Tally()
         documents_max = _BULK_DOCUMENTS
         rounds = comparisons = 0
+        is_again = False
         while pending and rounds < _ROUNDS and comparisons < _COMPARISONS:
             tally.again, tally.contested = [], []
             is_too_long = False
-            requests = self._requests(pending, documents_max, overwrite_equal_tags=overwrite_equal_tags)
+            requests = self._requests(
+                pending,
+                documents_max,
+                overwrite_equal_tags=overwrite_equal_tags,
+                is_whole=not is_again,
+            )
+            is_again = True
             for items, answers in self._answers(requests):
                 if answers is None:
                     tally.applied += len(items)
@@ -201,15 +208,27 @@ class BulkWriter:
         return True
 
     def _requests(
-        self, items: Sequence[_Item], documents_max: int, *, overwrite_equal_tags: bool
+        self, items: Sequence[_Item], documents_max: int, *, overwrite_equal_tags: bool, is_whole: bool
     ) -> Iterator[tuple[list[_Item], bytes]]:
-        """Bulk bodies of at most so many documents and about so many bytes; one large document goes alone."""
+        """Bulk bodies of at most so many documents and about so many bytes; one large document goes alone.
+
+        ``is_whole``: the items are all events of each table in their order.
+        """
         portion: list[_Item] = []
         lines: list[bytes] = []
-        size = 0
-        for item in items:
-            events, row_index, searchable, condition = item
-            line = self._indexes.targets[events.table].lines(
+        index = size = 0
+        while index < len(items):
+            events, row_index, searchable, condition = items[index]
+            target = self._indexes.targets[events.table]
+            if is_whole and not overwrite_equal_tags and len(lines) < documents_max:
+                stop = min(len(events), row_index + documents_max - len(lines))
+                end, taken = target.take_lines(events, row_index, stop, lines, bytes_max=self._bulk_bytes - size)
+                if end > row_index:
+                    portion += items[index : index + end - row_index]
+                    index += end - row_index
+                    size += taken
+                    continue
+            line = target.lines(
                 events,
                 row_index,
                 searchable=searchable,
@@ -219,9 +238,10 @@ class BulkWriter:
             if lines and (len(lines) >= documents_max or size + len(line) > self._bulk_bytes):
                 yield portion, b"".join(lines)
                 portion, lines, size = [], [], 0
-            portion.append(item)
+            portion.append(items[index])
             lines.append(line)
             size += len(line)
+            index += 1
         if lines:
             yield portion, b"".join(lines)
 

@@ -26,6 +26,7 @@ from sinks.opensearch.mapping import (
 )
 from sinks.opensearch.ranges import searchable_range
 from sinks.opensearch.shared_versions import Condition, shares_version
+from sinks.sink_kernel import chosen_sink_kernel
 
 _TAG: Final = TAG_FIELD.encode()
 _DELETED: Final = DELETED_FIELD.encode()
@@ -127,6 +128,44 @@ class Target:
             return b'{"index":{%b{"%b":"%b",%b\n' % (head, _TAG, tag.encode(), row[1:])
         document = self._document(parse_object(row), tag, searchable)
         return b'{"index":{' + head + orjson.dumps(document) + b"\n"
+
+    def take_lines(
+        self, events: TableEvents, start: int, stop: int, lines: list[bytes], *, bytes_max: int
+    ) -> tuple[int, int]:
+        """Append what ``lines`` makes of events from ``start`` on, as far as they are ordinary ones.
+
+        Returns the index of the first other one, or of one beyond ``bytes_max``, or ``stop``; and the lines' bytes.
+        """
+        take: Any = getattr(chosen_sink_kernel().module, "take_documents", None)
+        is_ordinary = self.is_called_by_its_key and self.takes_rows_as_they_are and len(self.shape.table.key) == 1
+        if take is None or not is_ordinary:
+            return start, 0
+        key_start = b"{%b:" % orjson.dumps(self.shape.table.key[0])
+        head = b'{"index":{"_index":"%b","_id":"' % self._index
+        middle = b',"version_type":"external"}}\n{"%b":"' % _TAG
+        total = 0
+        while start < stop:
+            transaction = events.tags[start][:TRANSACTION_LENGTH]
+            end, size = take(
+                events.keys,
+                events.tags,
+                events.rows,
+                start,
+                stop,
+                key_start=key_start,
+                head=head,
+                middle=middle,
+                transaction=transaction,
+                first_version=first_version(transaction),
+                seq_max=VERSION_SEQ_MAX,
+                bytes_max=bytes_max - total,
+                lines=lines,
+            )
+            if end == start:
+                break
+            start = end
+            total += size
+        return start, total
 
     def identity(self, key: Mapping[str, JsonValue]) -> dict[str, str]:
         """The identity of a row's document: ``_id``, and ``routing`` where there is one.

@@ -2,14 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from cdc.model.event import Events, TableEvents, parse_key
 from sinks.contract import Rejection
 from sinks.redis.connection import Client, pipelined
 from sinks.redis.keys import RedisKeys
+from sinks.redis.layout import key_text
 from sinks.redis.scripts import Argument, arguments_for, script_for
 from sinks.redis.settings import RedisSettings
+from sinks.sink_kernel import chosen_sink_kernel
 
 # A call's bounds. Starting the script for each row takes as long as the row itself. The server does nothing else
 # meanwhile.
@@ -95,30 +99,57 @@ class Calls:
             rows=self._keys.rows,
             memos=self._keys.memos,
         )
-        begin, key_of = layout.key_maker(list(parse_key(events.keys[0])))
+        key_columns = list(parse_key(events.keys[0]))
+        begin, key_of = layout.key_maker(key_columns)
         prefix = self._keys.rows + begin
         arguments_of = None if layout.is_plain else arguments_for(layout)
+        take: Any = None  # ordinary rows, compiled
+        if arguments_of is None and key_of is key_text and len(key_columns) == 1:
+            take = getattr(chosen_sink_kernel().module, "take_arguments", None)
+        key_start, prefix_bytes = b"{%b:" % b"".join(map(orjson.dumps, key_columns)), prefix.encode()
         value_bytes_max = self._settings.max_value_bytes
-        names: list[str] = []
+        keys, tags = events.keys, events.tags
+        rows = events.rows if self._keeps_rows else [None] * len(keys)
+        names: list[Argument] = []
         values: list[Argument] = []
         indexes: list[int] = []
-        size = 0
-        rows = events.rows if self._keeps_rows else [None] * len(events)
-        for index, (key, tag, row) in enumerate(zip(events.key_values(), events.tags, rows, strict=True)):
+        size = index = 0
+        while index < len(keys):
+            if take is not None and len(names) < _CALL_ROWS:
+                end, taken = take(
+                    keys,
+                    tags,
+                    rows,
+                    index,
+                    min(index + _CALL_ROWS - len(names), len(keys)),
+                    key_start=key_start,
+                    prefix=prefix_bytes,
+                    bytes_max=min(_CALL_BYTES - size, value_bytes_max),
+                    names=names,
+                    values=values,
+                )
+                indexes += range(index, end)
+                size += taken
+                index = end
+                if index == len(keys):
+                    break
+            row = rows[index]
             row_bytes = 0 if row is None else len(row)
             if row_bytes > value_bytes_max:
                 reason = f"the row's JSON has {row_bytes} bytes, max_value_bytes allows {value_bytes_max}"
                 rejections.append(Rejection(events[index], reason))
-                continue
-            if names and (len(names) >= _CALL_ROWS or size + row_bytes > _CALL_BYTES):
+            elif names and (len(names) >= _CALL_ROWS or size + row_bytes > _CALL_BYTES):
                 yield Call(events, indexes, script, (len(names), *names, *fixed, *values), size)
                 names, values, indexes, size = [], [], [], 0
-            names.append(prefix + key_of(key))
-            if arguments_of is None:
-                values.append(tag.encode() + row if row is not None else tag.encode())
+                continue
             else:
-                values += arguments_of(tag, row)
-            indexes.append(index)
-            size += row_bytes
+                names.append(prefix + key_of(events.key_values_at(index)))
+                if arguments_of is None:
+                    values.append(tags[index].encode() + row if row is not None else tags[index].encode())
+                else:
+                    values += arguments_of(tags[index], row)
+                indexes.append(index)
+                size += row_bytes
+            index += 1
         if names:
             yield Call(events, indexes, script, (len(names), *names, *fixed, *values), size)

@@ -1,4 +1,4 @@
-"""The compiled kernel reads and writes nothing beyond its memory: damaged messages under the address sanitizer."""
+"""The compiled kernels read and write nothing beyond their memory: damaged bytes under the address sanitizer."""
 
 import os
 import random
@@ -24,7 +24,7 @@ from tests.copy_lines import copy_line
 from tests.corpus.record import CORPUS
 from tests.wal import UNCHANGED, RELATION_ID, data_frame, insert, update
 
-[built] = Path(sys.argv[1]).rglob("_kernel*.so")
+[built] = Path(sys.argv[1]).glob("cdc/protocol/_kernel*.so")
 spec = importlib.util.spec_from_file_location("cdc.protocol._kernel", built)
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
@@ -91,6 +91,85 @@ for number in range(int(sys.argv[3]) // 16):
 print("taken", taken)
 """
 
+# The same for the kernel of the sinks; the number is one of rows.
+FUZZ_SINKS = """
+import importlib.util, random, sys
+from pathlib import Path
+import orjson
+from sinks.sink_kernel import agrees
+
+[built] = Path(sys.argv[1]).glob("sinks/_kernel*.so")
+spec = importlib.util.spec_from_file_location("sinks._kernel", built)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert agrees(module)
+dice = random.Random(int(sys.argv[2]))
+values = [
+    "", "a", '"', "\\\\", "\\n", "\u20ac\U0001f600" * 9, "x" * 3000, '"' * 50, 0, -1, 10**17,
+    -(10**17), 1e300, -1e-300, 0.1, True, False, None, [1],
+]
+odd = [b"1e1", b"1e22", b"-1e15", b"1e999", b"-", b"-0", b'"\\u0001"', b"9" * 40]
+source = b',"source":{"version":"1","schema_id":"a"'
+
+def damaged(text):
+    text = bytearray(text)
+    for _ in range(dice.choice([0, 0, 0, 0, 1, 2])):
+        place = dice.randrange(len(text) + 1)
+        action = dice.randrange(4)
+        if action == 0:
+            del text[place:]
+        elif action == 1:
+            text[place:place] = dice.randbytes(dice.randrange(5))
+        elif action == 2:
+            del text[:place]
+        elif place < len(text):
+            text[place] = dice.choice([0, 255, 34, 92, 123, 125, 44, dice.randrange(256)])
+    return bytes(text)
+
+def made(names):
+    def value():
+        return orjson.dumps(dice.choice(values)) if dice.randrange(30) else dice.choice(odd)
+    return b"{" + b",".join(name + b":" + value() for name in names if dice.randrange(9)) + b"}"
+
+taken = 0
+for number in range(int(sys.argv[3]) // 16):
+    names = [orjson.dumps("c%d" % place) for place in range(dice.choice([1, 2, 3, 8, 40]))]
+    kernel = module.LineKernel(names)
+    keys = [damaged(dice.choice([b"{%b:%d}" % (names[0], dice.randrange(99)), made(names[:1])])) for _ in range(16)]
+    rows = [None if dice.randrange(9) == 0 else damaged(made(names)) for _ in range(16)]
+    tags = ["0" * dice.choice([28, 28, 28, 0, 500]) for _ in range(16)]
+    ends = [dice.choice(["f", "", "x" * 900]) for _ in range(16)]
+    start = 0
+    while start < 16:
+        _, end = kernel.lines(keys, tags, rows, ends, start, 16)
+        taken += end - start
+        start = end + 1
+    start = 0
+    while start < 16:
+        end, _ = module.take_arguments(
+            keys, tags, rows, start, 16, key_start=b"{" + names[0] + b":", prefix=b"p" * dice.randrange(9),
+            bytes_max=dice.choice([0, 99, 1 << 20]), names=[], values=[],
+        )
+        taken += end - start
+        start = end + 1
+    start = 0
+    while start < 16:
+        end, _ = module.take_documents(
+            keys, tags, rows, start, 16, key_start=b"{" + names[0] + b":", head=b"h" * dice.randrange(99), middle=b"m",
+            transaction="0" * 20, first_version=2**63, seq_max=2**32, bytes_max=dice.choice([99, 1 << 20]), lines=[],
+        )
+        taken += end - start
+        start = end + 1
+    head = b'{"op":"u","tag":"' + b"0" * 28 + b'","before":null,"after":'
+    events = [damaged(head + (row or b"null") + source + b',"lsn":1},"ts_ms":2}') for row in rows]
+    start = 0
+    while start < 16:
+        end = module.take_rows(events, start, source, [])
+        taken += end - start
+        start = end + 1
+print("taken", taken)
+"""
+
 READS_BEYOND = "import ctypes; held = (ctypes.c_ubyte * 64)(); ctypes.string_at(ctypes.addressof(held), 65)"
 """A read of one byte too many."""
 
@@ -111,7 +190,8 @@ def built_with_sanitizer(directory: Path) -> tuple[Path, dict[str, str]]:
         pytest.skip(NO_SANITIZER)
     for part in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / part, directory)
-    shutil.copytree(ROOT / "cdc", directory / "cdc", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for package in ("cdc", "sinks"):
+        shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     environment = {**os.environ, "LOCKSTEP_KERNEL": "require", "CC": "gcc", "CFLAGS": FLAGS, "LDFLAGS": FLAGS}
     subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", "built"],
@@ -144,10 +224,11 @@ def run(
 
 
 @pytest.mark.soak
-def test_damaged_messages_are_read_and_written_within_bounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fuzz", [FUZZ, FUZZ_SINKS], ids=["capture", "sinks"])
+def test_damaged_bytes_are_read_and_written_within_bounds(tmp_path: Path, fuzz: str) -> None:
     built, environment = built_with_sanitizer(tmp_path)
     assert "heap-buffer-overflow" in run(READS_BEYOND, built, environment).stderr, "the sanitizer doesn't look"
     seed = random.randrange(2**32)
-    done = run(FUZZ, built, environment, seed, 50_000)
+    done = run(fuzz, built, environment, seed, 50_000)
     assert done.returncode == 0, f"seed {seed}\n{done.stdout[-500:]}\n{done.stderr[-4000:]}"
-    assert int(done.stdout.split()[1]) > 10_000, "most messages were too damaged to be encoded"
+    assert int(done.stdout.split()[1]) > 10_000, "most were too damaged to be taken"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from cdc.model.errors import ConfigurationError, Unavailable
@@ -15,7 +14,6 @@ from sinks.warehouse.settings import WarehouseSettings
 if TYPE_CHECKING:
     from sqlalchemy import Connection, CursorResult, Engine
 
-_COPY_LINES: Final = 1000  # per write: few calls, little memory
 _STATEMENTS: Final = 100  # per question: for thousands, the way to the server and back takes longer than they do
 
 # What a role, a database or the server may have, and our sessions can't have.
@@ -114,15 +112,15 @@ class WarehouseConnection:
         )
         return str(self.execute(query).scalar())
 
-    def copy(self, into: str, lines: Iterator[str]) -> int:
-        """Returns how many characters the lines have."""
+    def copy(self, into: str, blocks: Iterator[bytes]) -> int:
+        """Returns how many bytes the blocks have."""
         driver: Any = self.connected.connection.driver_connection
-        characters = 0
+        size = 0
         with driver.cursor() as cursor, cursor.copy(into) as copy:
-            while block := "".join(islice(lines, _COPY_LINES)):
+            for block in blocks:
                 copy.write(block)
-                characters += len(block)
-        return characters
+                size += len(block)
+        return size
 
     def in_halves(self, write: Callable[[P], int], rows: P, refuse: Callable[[P, str], object]) -> int:
         """The sum of what ``write`` returns. One bad row fails the whole statement, so halves are tried until it stands

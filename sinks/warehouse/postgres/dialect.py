@@ -119,9 +119,9 @@ class PostgreSql:
         merge = statements.merge_again if overwrite_equal_tags else statements.merge
 
         def write(portion: TableEvents) -> int:
-            characters = self.connection.copy(statements.copy, statements.lines(portion))
+            size = self.connection.copy(statements.copy, statements.blocks(portion))
             written = int(self.connection.run(merge).rowcount)
-            self.connection.run(statements.staging.emptying(characters))
+            self.connection.run(statements.staging.emptying(size))
             return written
 
         return self.connection.in_halves(write, events, self._refuse(rejections))
@@ -130,7 +130,7 @@ class PostgreSql:
         statements = self._statements[events.table]
 
         def write(portion: TableEvents) -> int:
-            self.connection.copy(statements.append, statements.lines(portion))
+            self.connection.copy(statements.append, statements.blocks(portion))
             return len(portion)
 
         indexable = self._indexable(statements, events, rejections)
@@ -141,9 +141,9 @@ class PostgreSql:
         keep = statements.keep_again if overwrite_equal_tags else statements.keep
 
         def write(portion: TableVersions) -> int:
-            characters = self.connection.copy(statements.copy, statements.version_lines(portion))
+            size = self.connection.copy(statements.copy, statements.version_blocks(portion))
             self.connection.run(keep)
-            self.connection.run(statements.staging.emptying(characters))
+            self.connection.run(statements.staging.emptying(size))
             return len(portion)
 
         if len(versions):
@@ -188,7 +188,7 @@ class PostgreSql:
 
         def write(portion: TableEvents) -> int:
             self.connection.run(statements.create_probe)
-            self.connection.copy(statements.copy_probe, statements.lines(portion))
+            self.connection.copy(statements.copy_probe, statements.blocks(portion))
             self.connection.run(statements.drop_probe)
             return len(portion)
 

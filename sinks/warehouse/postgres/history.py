@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
-from cdc.model.event import parse_key, parse_object
 from cdc.model.table import quote_identifier
 from sinks.columns.copy_text import copy_line
 from sinks.columns.shape import Shape
@@ -59,15 +58,12 @@ class HistoryStatements(Rows):
         others = assignments([*(column.name for column in shape.table.columns), OPERATION], identity)
         self.keep_again = f"{versions}set {others}, {committed} = least(known.{committed}, excluded.{committed})"
 
-    def version_lines(self, versions: TableVersions) -> Iterator[str]:
-        """Versions as lines of COPY. Raises UnknownColumn."""
-        events = versions.events
+    def version_blocks(self, versions: TableVersions) -> Iterator[bytes]:
+        """Versions as lines of COPY, many at a time. Raises UnknownColumn."""
+        operations = {operation: copy_line([operation])[:-1] for operation in set(versions.operations)}
         times = _times(versions.commit_times_ms)
-        for key, tag, row, committed_at, operation in zip(
-            events.keys, events.tags, events.rows, times, versions.operations, strict=True
-        ):
-            held = parse_key(key) if row is None else parse_object(row)
-            yield copy_line((*self.known_values(held), tag, committed_at, operation))
+        ends = [f"{time}\t{operations[each]}" for time, each in zip(times, versions.operations, strict=True)]
+        return self.blocks_ending(versions.events, ends)
 
 
 def _times(times_ms: Iterable[int]) -> Iterator[str]:

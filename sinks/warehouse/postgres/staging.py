@@ -4,7 +4,7 @@ from typing import Final
 
 from cdc.model.table import quote_identifier
 
-_DEAD_CHARACTERS_MAX: Final = 4_000_000
+_DEAD_BYTES_MAX: Final = 4_000_000
 """So much that was deleted may lie in a staging table: each batch reads past it."""
 
 
@@ -19,13 +19,13 @@ class Staging:
         self.name = name
         self.relation = f"pg_temp.{quote_identifier(name)}"
         self.create = f"create temporary table {quote_identifier(name)} (like {target})"
-        self._dead_characters = 0
+        self._dead_bytes = 0
 
-    def emptying(self, characters: int) -> str:
-        """The statement that empties it after a COPY of so many characters: a DELETE, which is quick where few rows
+    def emptying(self, size: int) -> str:
+        """The statement that empties it after a COPY of so many bytes: a DELETE, which is quick where few rows
         are, and now and then a TRUNCATE, since nobody vacuums a temporary table."""
-        self._dead_characters += characters
-        if self._dead_characters <= _DEAD_CHARACTERS_MAX:
+        self._dead_bytes += size
+        if self._dead_bytes <= _DEAD_BYTES_MAX:
             return f"delete from {self.relation}"
-        self._dead_characters = 0
+        self._dead_bytes = 0
         return f"truncate {self.relation}"

@@ -18,6 +18,7 @@ from sinks.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from sinks.columns.copy_text import array_literal, copy_line, plain_text
 from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow
+from sinks.sink_kernel import line_kernel
 from sinks.warehouse.dialect import UnknownColumn
 from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, TAG_COLUMN, check_columns, listed
 from sinks.warehouse.postgres.staging import Staging
@@ -62,6 +63,8 @@ _ONE_TEXT: Final = frozenset(
 )
 """Types of which equal values have equal texts."""
 
+
+_BLOCK_LINES: Final = 1000  # per write to the server: few calls, little memory
 
 _SYSTEM_COLUMNS: Final = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
 """What PostgreSQL has in each table. A source's column has such a name by ``rename`` or ``computed`` only."""
@@ -132,25 +135,50 @@ class Rows:
         self._take: Callable[[Mapping[str, JsonValue]], tuple[JsonValue, ...]] = (
             itemgetter(*self.columns) if len(self.columns) > 1 else lambda row: (row[self.columns[0]],)
         )
+        # It leaves each array to Python.
+        has_arrays = any(column.is_array for column in shape.columns)
+        self._kernel = None if has_arrays else line_kernel(self.columns)
 
-    def lines(self, events: TableEvents) -> Iterator[str]:
-        """Events as lines of COPY. A deletion has its key and null for the rest, as has a row that lacks a column.
+    def blocks(self, events: TableEvents) -> Iterator[bytes]:
+        """Events as lines of COPY, many at a time, with the tag and whether it is a deletion behind the columns.
 
         Raises UnknownColumn.
         """
-        take, columns = self._take, self.columns
-        for key, tag, row in zip(events.keys, events.tags, events.rows, strict=True):
-            held = parse_key(key) if row is None else parse_object(row)
-            if len(held) == len(columns):
-                try:
-                    values = take(held)
-                except KeyError:
-                    values = self.known_values(held)
-            else:
-                values = self.known_values(held)
-            yield copy_line((*values, tag, "t" if row is None else "f"))
+        return self.blocks_ending(events, ["t" if row is None else "f" for row in events.rows])
 
-    def known_values(self, held: Mapping[str, JsonValue]) -> tuple[JsonValue, ...]:
+    def blocks_ending(self, events: TableEvents, ends: list[str]) -> Iterator[bytes]:
+        """The same with other texts behind the tag, of one or more columns as COPY has them.
+
+        A deletion has its key and null for the rest, as has a row that lacks a column. Raises UnknownColumn.
+        """
+        keys, tags, rows = events.keys, events.tags, events.rows
+        start = 0
+        while start < len(keys):
+            stop = min(start + _BLOCK_LINES, len(keys))
+            block = []
+            while start < stop:
+                by_python = stop
+                if self._kernel is not None:
+                    lines, start = self._kernel.lines(keys, tags, rows, ends, start, stop)
+                    block.append(lines)
+                    by_python = min(start + 1, stop)
+                texts = map(self._line, *(of[start:by_python] for of in (keys, tags, rows, ends)))
+                block.append("".join(texts).encode())
+                start = by_python
+            yield b"".join(block)
+
+    def _line(self, key: bytes, tag: str, row: bytes | None, end: str) -> str:
+        held = parse_key(key) if row is None else parse_object(row)
+        if len(held) == len(self.columns):
+            try:
+                values = self._take(held)
+            except KeyError:
+                values = self._known_values(held)
+        else:
+            values = self._known_values(held)
+        return f"{copy_line((*values, tag))[:-1]}\t{end}\n"
+
+    def _known_values(self, held: Mapping[str, JsonValue]) -> tuple[JsonValue, ...]:
         """The values of all columns, null where there is none. Raises UnknownColumn."""
         for name in held:
             if name not in self._known:

@@ -26,7 +26,7 @@ def test_lines_have_commit_times_and_operations() -> None:
     versions = TableVersions(TableEvents.of(table().name, events), "cud", (1_700_000_000_123, 1_700_000_000_123, -1))
     statements = HistoryStatements("t", Shape.of(table()), Staging("s", "t"))
     first, at = tag(1), "2023-11-14T22:13:20.123000+00:00"
-    assert list(statements.version_lines(versions)) == [
+    assert b"".join(statements.version_blocks(versions)).decode().splitlines(keepends=True) == [
         f"1\ta\t{first}\t{at}\tc\n",
         f"2\t\\N\t{first}\t{at}\tu\n",
         f"1\t\\N\t{tag(2)}\t1969-12-31T23:59:59.999000+00:00\td\n",

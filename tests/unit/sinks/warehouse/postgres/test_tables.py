@@ -50,14 +50,15 @@ def test_a_column_with_a_name_of_ours_is_refused(name: str) -> None:
 
 def test_lines_have_null_where_a_row_has_nothing() -> None:
     events = [upsert({"id": 1, "note": "a\tb"}, 1), upsert({"id": 2}, 1), delete({"id": 3}, 2)]
-    lines = Rows(Shape.of(table())).lines(TableEvents.of(table().name, events))
-    assert list(lines) == [f"1\ta\\tb\t{tag(1)}\tf\n", f"2\t\\N\t{tag(1)}\tf\n", f"3\t\\N\t{tag(2)}\tt\n"]
+    blocks = Rows(Shape.of(table())).blocks(TableEvents.of(table().name, events))
+    lines = [f"1\ta\\tb\t{tag(1)}\tf\n", f"2\t\\N\t{tag(1)}\tf\n", f"3\t\\N\t{tag(2)}\tt\n"]
+    assert b"".join(blocks).decode() == "".join(lines)
 
 
 def test_a_column_that_the_table_lacks_is_reported() -> None:
     events = TableEvents.of(table().name, [upsert({"id": 1, "other": "a"}, 1)])
     with pytest.raises(UnknownColumn) as raised:
-        list(Rows(Shape.of(table())).lines(events))
+        list(Rows(Shape.of(table())).blocks(events))
     assert raised.value.column == "other"
 
 

@@ -1,0 +1,123 @@
+"""Which code turns ordinary rows of the log into what stores are sent: the compiled kernel where there is one, or
+Python's.
+
+``_kernel.pyx`` writes down a second time what ``cdc.protocol.envelope``, ``sinks.columns.copy_text`` and the writers of
+the sinks do. They stay the reference. A kernel that gives other bytes than they do isn't used: one that was built from
+older code, for instance.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from cdc.model.event import parse_object
+from cdc.protocol.compiled_code import VARIABLE, CompiledCode, KernelChoice, chosen_code, load_compiled
+from cdc.protocol.envelope import RowReader
+from sinks.columns.copy_text import copy_line
+
+if TYPE_CHECKING:
+    from sinks._kernel import LineKernel
+
+
+def chosen_sink_kernel() -> CompiledCode:
+    """The code that this process's environment asks for, or the best one that there is. Raises as ``chosen_code``."""
+    return chosen_code(os.environ.get(VARIABLE) or KernelChoice.AUTO, _built, cannot="rows can't be written to sinks")
+
+
+def line_kernel(columns: Sequence[str]) -> "LineKernel | None":
+    """What makes lines of COPY for a table of these columns; None where Python does. Raises as ``chosen_code``."""
+    module: Any = chosen_sink_kernel().module
+    return None if module is None else _lines_of(module, columns)
+
+
+@cache
+def _built() -> CompiledCode:
+    return load_compiled("sinks._kernel", agrees)
+
+
+def _lines_of(module: Any, columns: Sequence[str]) -> "LineKernel":
+    kernel: LineKernel = module.LineKernel([orjson.dumps(name) for name in columns])
+    return kernel
+
+
+_COLUMNS: Final = ("id", 'odd "name"', "flag", "number", "note", "gone")
+_ROWS: Final = (
+    b'{"id":42,"odd \\"name\\"":null,"flag":true,"number":-0.5,"note":"\\"\\\\\\n\\t\xe2\x82\xac","gone":"x"}',
+    b'{"id":-7,"flag":false,"number":1.0,"note":"\\r/"}',
+)
+_TAGS: Final = ["0" * 28, "0123456789abcdef" + "9" * 12]
+_KEYS: Final = [b'{"id":42}', b'{"id":"a\xc3\xbc"}']
+
+
+def agrees(module: ModuleType) -> bool:
+    """Whether a compiled module does with two rows what Python does."""
+    source = b',"source":{"version":"1","schema":"s","schema_id":"9"'
+    events = [
+        b'{"op":"u","tag":"%b","before":null,"after":%b%b,"lsn":1},"ts_ms":2}' % (tag.encode(), row, source)
+        for tag, row in zip(_TAGS, _ROWS, strict=True)
+    ]
+    reader = RowReader()
+    taken: list[Any] = [reader.read(event)[0] for event in events]
+    lines = ""
+    for tag, row in zip(_TAGS, _ROWS, strict=True):
+        held = parse_object(row)
+        lines += copy_line((*map(held.get, _COLUMNS), tag, "f"))
+    deletion = copy_line((42, *[None] * (len(_COLUMNS) - 1), _TAGS[0], "x"))
+    names, values = [b"p:42", "p:aü".encode()], [_TAGS[0].encode() + _ROWS[0], _TAGS[1].encode()]
+    of_module: Any = module
+    try:
+        rows: list[bytes | None] = []
+        kernel = _lines_of(of_module, _COLUMNS)
+        found: tuple[list[bytes], list[bytes]] = ([], [])
+        return (
+            of_module.take_rows(events, 0, source, rows) == len(events)
+            and rows == taken
+            and kernel.lines(_KEYS, _TAGS, list(_ROWS), ["f", "f"], 0, 2) == (lines.encode(), 2)
+            and kernel.lines(_KEYS, _TAGS, [None, None], ["x", "x"], 0, 1) == (deletion.encode(), 1)
+            and of_module.take_arguments(
+                _KEYS,
+                _TAGS,
+                [_ROWS[0], None],
+                0,
+                2,
+                key_start=b'{"id":',
+                prefix=b"p:",
+                bytes_max=1 << 20,
+                names=found[0],
+                values=found[1],
+            )
+            == (2, len(_ROWS[0]))
+            and found == (names, values)
+            and _documents(of_module) == [_document(index) for index in range(2)]
+        )
+    except (AttributeError, TypeError, ValueError):
+        return False  # an older one's functions
+
+
+def _documents(module: Any) -> list[bytes]:
+    lines: list[bytes] = []
+    module.take_documents(
+        _KEYS,
+        [_TAGS[0]] * 2,
+        list(_ROWS),
+        0,
+        2,
+        key_start=b'{"id":',
+        head=b"<",
+        middle=b">",
+        transaction=_TAGS[0][:20],
+        first_version=2**62,
+        seq_max=9,
+        bytes_max=1 << 20,
+        lines=lines,
+    )
+    return lines
+
+
+def _document(index: int) -> bytes:
+    identity = str(parse_object(_KEYS[index])["id"]).encode()
+    return b'<%b","version":%d>%b",%b\n' % (identity, 2**62, _TAGS[0].encode(), _ROWS[index][1:])
