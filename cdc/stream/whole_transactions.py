@@ -8,6 +8,7 @@ place among the other transactions. So nothing that follows the stream knows of 
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from cdc.capture.loop import Stream, message_of
@@ -203,8 +204,11 @@ class WholeTransactions:
 
     def _whole(self, running: _Running, commit: StreamCommit, head: bytes) -> Iterator[Frame]:
         """A transaction from begin to commit. Afterwards relations are what the server takes them for."""
-        yield head + _BEGIN.pack(b"B", commit.commit_lsn, commit.commit_time_us, commit.xid)
-        yield from running.spool.frames(without=running.rolled_back)
+        begin = head + _BEGIN.pack(b"B", commit.commit_lsn, commit.commit_time_us, commit.xid)
+        # Chained and not yielded: no code of ours runs between two rows.
+        return chain((begin,), running.spool.frames(without=running.rolled_back), self._end(running, commit, head))
+
+    def _end(self, running: _Running, commit: StreamCommit, head: bytes) -> Iterator[Frame]:
         yield head + _COMMIT.pack(b"C", 0, commit.commit_lsn, commit.end_lsn, commit.commit_time_us)
         self._running.pop(commit.xid).spool.close()
         for relation, described in running.relations.items():
