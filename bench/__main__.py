@@ -24,7 +24,7 @@ from stack.errors import StackError
 
 RESULTS = Path(__file__).parent / "results"
 
-_TABLE_WIDTH = 140
+_TABLE_WIDTH = 180
 
 Phase = Callable[[Rig, Sizes, Say], tuple[list[Figure], dict[str, Any]]]
 
