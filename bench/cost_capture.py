@@ -22,6 +22,8 @@ _WARM_SHARE = 5
 
 _START_S = 900.0
 _EVENTS_PER_S_MIN = 500
+_TABLE_S_MAX = 0.5
+"""What the first row of a table may take: the catalogue is asked about it."""
 
 
 def capture_costs(rig: Rig, *, tables: int, partitions: int, events: int, say: Say) -> dict[str, float]:
@@ -70,7 +72,8 @@ def _backlog(rig: Rig, source: CostTables, capture: Child, *, first: int, rows: 
         state = read_state(config.kafka.client(), config.pipeline.name, config.slot)
         return state is not None and state.end_lsn > almost_all
 
-    wait_until(published, what="the backlog is published", timeout_s=60 + rows / _EVENTS_PER_S_MIN, every_s=0.5)
+    timeout_s = 60 + rows / _EVENTS_PER_S_MIN + _TABLE_S_MAX * len(config.topics())
+    wait_until(published, what="the backlog is published", timeout_s=timeout_s, every_s=0.5)
     return {stage: seconds() - before[stage] for stage, seconds in stages.items()}
 
 
