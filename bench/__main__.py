@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import bootstrap, debezium, drain, latency, machine, many, replay, report, visible
+from bench import bootstrap, cost, debezium, drain, large, latency, machine, many, peer, replay, report, visible
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
 from bench.sizes import FULL, QUICK, Sizes
@@ -24,7 +24,7 @@ from stack.errors import StackError
 
 RESULTS = Path(__file__).parent / "results"
 
-_TABLE_WIDTH = 140
+_TABLE_WIDTH = 180
 
 Phase = Callable[[Rig, Sizes, Say], tuple[list[Figure], dict[str, Any]]]
 
@@ -32,10 +32,12 @@ PHASES: Mapping[str, Phase] = {
     "drain": drain.measure,
     "latency": latency.measure,
     "debezium": debezium.measure,
+    "large": large.measure,
     "sinks": visible.measure,
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,
     "many": many.measure,
+    "cost": cost.measure,
 }
 
 
@@ -47,7 +49,9 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         "--json", type=Path, metavar="FILE", help=f"write the document here too, beside {RESULTS.name}/"
     )
     parser.add_argument("--only", default=",".join(PHASES), help=f"phases, by comma: {', '.join(PHASES)}")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of every phase; the table has the median one")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="runs of all phases, one after the other; the table has the medians"
+    )
     parser.add_argument(
         "--stack",
         type=Path,
@@ -55,6 +59,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
         help="use this stack and leave it up; its sinks keep the rows of the benchmark",
     )
     parser.add_argument("--rows", type=int, help="rows of the backlog")
+    parser.add_argument("--large-rows", type=int, help="rows of the large transaction")
     parser.add_argument("--rate", type=int, help="transactions per second into Kafka")
     parser.add_argument("--seconds", type=float, help="length of the latency measurement")
     parser.add_argument(
@@ -69,8 +74,8 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     unknown = [name for name in options.only if name not in PHASES]
     if unknown or not options.only:
         parser.error(f"no such phase: {', '.join(unknown)}" if unknown else "--only names no phase")
-    if options.repeat < 1:
-        parser.error("--repeat must be 1 at least")
+    if options.runs < 1:
+        parser.error("--runs must be 1 at least")
     return options
 
 
@@ -80,6 +85,8 @@ def chosen_sizes(options: argparse.Namespace) -> Sizes:
     if options.rows is not None:
         whole = max(1, options.rows // sizes.drain_transaction_rows) * sizes.drain_transaction_rows
         sizes = replace(sizes, drain_rows=whole)
+    if options.large_rows is not None:
+        sizes = replace(sizes, large_rows=options.large_rows)
     if options.rate is not None:
         sizes = replace(sizes, latency_rate=options.rate)
     if options.seconds is not None:
@@ -109,15 +116,15 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     details: list[dict[str, Any]] = []
     try:
         rig.up("postgres", "kafka")
-        for number in range(1, options.repeat + 1):
+        for number in range(1, options.runs + 1):
             figures: list[Figure] = []
             phase_details: dict[str, Any] = {}
             for name in options.only:
-                say(f"--- {name}" + (f", run {number} of {options.repeat}" if options.repeat > 1 else ""))
+                say(f"--- {name}" + (f", run {number} of {options.runs}" if options.runs > 1 else ""))
                 measured, facts_of_phase = PHASES[name](rig, sizes, say)
                 figures += measured
                 phase_details[name] = facts_of_phase | {"figures": [report.figure_json(figure) for figure in measured]}
-            runs.append(figures)
+            runs.append(figures + peer.beside(figures))
             details.append(phase_details)
     finally:
         # The end takes seconds and must not be interrupted: it is what leaves no process behind.

@@ -2,24 +2,31 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import psycopg
 from confluent_kafka import Consumer, TopicPartition
 
 from bench import null_reader
 from bench.figures import Figure, Limit, Target
 from bench.memory import bare_process_megabytes
-from bench.rig import Child, Pipeline, Rig, Say
+from bench.null_reader import Drained
+from bench.rig import NOTHING_ELSE, Child, Pipeline, Rig, Say, free_and_drop_slot
 from bench.sizes import Sizes
 from bench.usage import CpuMeter
 from cdc.kafka.topic_names import PROGRESS, control_topic
 from cdc.model.errors import LockstepError
+from cdc.model.lsn import Lsn
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import ProgressRecord
+from cdc.protocol.row_kernel import VARIABLE, KernelChoice
+from cdc.stream.row_encoding import chosen_row_encoding
 
 PHASE = "drain"
+SECOND_HALF = "... second half"
+PYTHON_SECOND_HALF = "without compiled code, second half"
 
 _ROWS_PER_S_MIN = 1_000
 """Slower than this is stuck, whatever the machine."""
@@ -58,7 +65,7 @@ def rates(*, started: float, first_event: float, steps: Sequence[Step], rows: in
     )
 
 
-class _Follower:
+class Follower:
     """Follows the pipeline's progress records as a read-committed reader: one small record per Kafka transaction."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -74,15 +81,39 @@ class _Follower:
                 "fetch.wait.max.ms": 20,
             }
         )
+        self._last: tuple[float, int] | None = None
         _, end = self._consumer.get_watermark_offsets(progress, timeout=10)
         self._consumer.assign([TopicPartition(progress.topic, 0, end)])
 
     def follow(self, capture: Child, *, until_lsn: int, rows: int) -> list[Step]:
         """Wait until everything up to ``until_lsn`` is committed. Raises LockstepError when that takes too long."""
-        deadline = time.monotonic() + 60 + rows / _ROWS_PER_S_MIN
         steps: list[Step] = []
         markers = dict.fromkeys(self._base, 0)
         seen_ends = dict(self._base)
+        for at, record in self._records(capture, rows):
+            bounds = dict(enumerate(record.bounds.get(self._topic, ())))
+            steps.append(Step(at, sum(bounds[p] - self._base[p] - markers[p] for p in bounds)))
+            for partition, bound in bounds.items():
+                # The transaction's own marker follows its events, and lies below the next bound.
+                if bound > seen_ends[partition]:
+                    markers[partition] += 1
+                seen_ends[partition] = bound + 1
+            if record.lsn >= until_lsn:
+                break
+        return [step for step in steps if step.events]
+
+    def published_at(self, capture: Child, *, after_lsn: int, rows: int) -> float:
+        """When the next transaction that ends after ``after_lsn`` is published, or was already.
+
+        Raises LockstepError when that takes too long.
+        """
+        if self._last is not None and self._last[1] > after_lsn:
+            return self._last[0]
+        return next(at for at, record in self._records(capture, rows) if record.lsn > after_lsn)
+
+    def _records(self, capture: Child, rows: int) -> Iterator[tuple[float, ProgressRecord]]:
+        """Progress records as they come, without an end. Raises LockstepError when they don't come any more."""
+        deadline = time.monotonic() + 60 + rows / _ROWS_PER_S_MIN
         while True:
             message = self._consumer.poll(0.1)
             if message is None:
@@ -94,16 +125,12 @@ class _Follower:
                 continue
             if message.error() is not None:
                 raise LockstepError(f"the progress topic can't be read: {message.error()}")
-            record = ProgressRecord.from_bytes(_bytes(message.value()), "a record of the progress topic")
-            bounds = dict(enumerate(record.bounds.get(self._topic, ())))
-            steps.append(Step(time.time(), sum(bounds[p] - self._base[p] - markers[p] for p in bounds)))
-            for partition, bound in bounds.items():
-                # The transaction's own marker follows its events, and lies below the next bound.
-                if bound > seen_ends[partition]:
-                    markers[partition] += 1
-                seen_ends[partition] = bound + 1
-            if record.lsn >= until_lsn:
-                return [step for step in steps if step.events]
+            at, record = (
+                time.time(),
+                ProgressRecord.from_bytes(_bytes(message.value()), "a record of the progress topic"),
+            )
+            self._last = at, record.lsn
+            yield at, record
 
     def first_event_at(self) -> float:
         """When capture handed the first event of the backlog to its producer. Raises as ``first_event_at``."""
@@ -135,45 +162,82 @@ def _bytes(value: object) -> bytes:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class _Drained:
+    """A backlog that capture has drained."""
+
+    rate: Rates
+    seconds_from_first_event: float
+    seconds_to_first_event: float
+    kafka_transactions: int
+    cpu_s: dict[str, float]
+    memory_mb: float
+
+
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Write a backlog, read it with the null reader, drain it with capture. Returns figures and details.
 
-    Raises LockstepError when capture fails or takes too long.
+    Where capture has compiled code, another one is drained without. Raises LockstepError when capture fails or takes
+    too long.
     """
-    with rig.pipeline("drain") as pipeline:
+    rows, warm = sizes.drain_rows, sizes.drain_warm_rows
+    with rig.pipeline("drain") as pipeline, pipeline.sql() as connection:
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
         pipeline.stop(capture)
-        if sizes.drain_warm_rows:
-            say(f"warm-up: {sizes.drain_warm_rows:,} rows")
-            _drain(rig, pipeline, sizes, first=0, rows=sizes.drain_warm_rows, say=say)
-        return _drain(rig, pipeline, sizes, first=sizes.drain_warm_rows, rows=sizes.drain_rows, say=say)
-
-
-def _drain(
-    rig: Rig, pipeline: Pipeline, sizes: Sizes, *, first: int, rows: int, say: Say
-) -> tuple[list[Figure], dict[str, Any]]:
-    null_slot = f"{pipeline.config.slot}_null"
-    with pipeline.sql() as connection:
+        if warm:
+            say(f"warm-up: {warm:,} rows")
+            _drain(rig, pipeline, _backlog(pipeline, connection, sizes, first=0, rows=warm, say=say), warm, say)
+        null_slot = f"{pipeline.config.slot}_null"
         pipeline.copy_slot(connection, null_slot)
-        began = time.monotonic()
-        pipeline.load(connection, first=first, rows=rows, per_transaction=sizes.drain_transaction_rows)
-        target = wal_end(connection)
-        # Else the server writes its pages while somebody is measured.
-        connection.execute("checkpoint")
-        say(f"backlog of {rows:,} rows written in {time.monotonic() - began:.1f} s")
+        target = _backlog(pipeline, connection, sizes, first=warm, rows=rows, say=say)
         null_cpu = CpuMeter(rig.server_pids)
         floor = null_reader.drain(
             pipeline.endpoints.source_dsn, slot=null_slot, publication=pipeline.config.publication, rows=rows
         )
-        pipeline.drop_slot(connection, null_slot)
+        free_and_drop_slot(connection, null_slot)
         floor_cpu = null_cpu.used()
-        limit = floor.rows / floor.seconds_from_first
-        say(f"null reader: {limit:,.0f} rows/s")
+        say(f"null reader: {floor.rows / floor.seconds_from_first:,.0f} rows/s")
+        drained = _drain(rig, pipeline, target, rows, say)
+        figures, details = _figures(drained, floor, rows), _details(drained)
+        if chosen_row_encoding().module is not None:
+            say("the same without compiled code")
+            target = _backlog(pipeline, connection, sizes, first=warm + rows, rows=rows, say=say)
+            python = _drain(rig, pipeline, target, rows, say, environment={VARIABLE: KernelChoice.OFF})
+            figures += _python_figures(python, drained, rows)
+            details["without_compiled_code"] = _details(python)
+    return figures, details | {
+        "rows": rows,
+        "transaction_rows": sizes.drain_transaction_rows,
+        "null_reader": {key: round(value, 3) for key, value in asdict(floor).items()} | {"server_cpu_s": floor_cpu},
+    }
 
-    follower = _Follower(pipeline)
+
+def _backlog(
+    pipeline: Pipeline, connection: psycopg.Connection[Any], sizes: Sizes, *, first: int, rows: int, say: Say
+) -> Lsn:
+    """Write it; where the WAL ends then."""
+    began = time.monotonic()
+    pipeline.load(connection, first=first, rows=rows, per_transaction=sizes.drain_transaction_rows)
+    target = wal_end(connection)
+    # Else the server writes its pages while somebody is measured.
+    connection.execute("checkpoint")
+    say(f"backlog of {rows:,} rows written in {time.monotonic() - began:.1f} s")
+    return target
+
+
+def _drain(
+    rig: Rig,
+    pipeline: Pipeline,
+    target: Lsn,
+    rows: int,
+    say: Say,
+    *,
+    environment: Mapping[str, str] = NOTHING_ELSE,
+) -> _Drained:
+    follower = Follower(pipeline)
     cpu = CpuMeter(rig.server_pids)
-    capture = pipeline.start_capture()
+    capture = pipeline.start_capture(environment=environment)
     capture_cpu = CpuMeter({"capture": capture.process.pid})
     try:
         steps = follower.follow(capture, until_lsn=target, rows=rows)
@@ -184,40 +248,71 @@ def _drain(
         follower.close()
     rate = rates(started=capture.started, first_event=first_event, steps=steps, rows=rows)
     say(f"capture: {rate.from_first_event:,.0f} rows/s, {capture.memory.megabytes:.0f} MB")
+    return _Drained(
+        rate,
+        steps[-1].at - first_event,
+        first_event - capture.started,
+        len(steps),
+        used,
+        capture.memory.megabytes,
+    )
 
-    null = Limit(value=limit, what="null libpq reader, same slot position")
-    figures = [
-        _figure("rows per second", rate.from_first_event, null, Target(bound="at least", amount=0.2, of_limit=True)),
-        _figure("... second half", rate.second_half, null),
+
+def _figures(drained: _Drained, floor: Drained, rows: int) -> list[Figure]:
+    null = Limit(value=floor.rows / floor.seconds_from_first, what="null libpq reader, same slot position")
+    at_least = Target(bound="at least", amount=0.5, of_limit=True)
+    return [
+        _figure("rows per second", drained.rate.from_first_event, null, at_least),
+        _figure(SECOND_HALF, drained.rate.second_half, null),
         _figure(
-            "... from process start", rate.from_process_start, Limit(value=floor.rows / floor.seconds, what=null.what)
+            "... from process start",
+            drained.rate.from_process_start,
+            Limit(value=floor.rows / floor.seconds, what=null.what),
         ),
         Figure(
             phase=PHASE,
             name="processor time of capture",
-            value=1e6 * used["capture"] / rows,
+            value=1e6 * drained.cpu_s["capture"] / rows,
             unit="us/row",
             limit=Limit(value=1e6 * floor.cpu_s / rows, what="the null reader's own"),
+            target=Target(bound="at most", amount=10),
         ),
         Figure(
             phase=PHASE,
             name="peak memory of capture",
-            value=capture.memory.megabytes,
+            value=drained.memory_mb,
             unit="MB",
             limit=Limit(value=bare_process_megabytes(), what="Python with the same clients, idle"),
             target=Target(bound="at most", amount=150),
         ),
     ]
-    details = {
-        "rows": rows,
-        "transaction_rows": sizes.drain_transaction_rows,
-        "seconds_from_first_event": round(steps[-1].at - first_event, 3),
-        "seconds_to_first_event": round(first_event - capture.started, 3),
-        "kafka_transactions": len(steps),
-        "cpu_s": used,
-        "null_reader": {key: round(value, 3) for key, value in asdict(floor).items()} | {"server_cpu_s": floor_cpu},
+
+
+def _python_figures(python: _Drained, drained: _Drained, rows: int) -> list[Figure]:
+    """The figures without compiled code, beside those with it."""
+    what = "the same with compiled code"
+    return [
+        _figure(
+            "without compiled code", python.rate.from_first_event, Limit(value=drained.rate.from_first_event, what=what)
+        ),
+        _figure(PYTHON_SECOND_HALF, python.rate.second_half, Limit(value=drained.rate.second_half, what=what)),
+        Figure(
+            phase=PHASE,
+            name="without compiled code, processor time of capture",
+            value=1e6 * python.cpu_s["capture"] / rows,
+            unit="us/row",
+            limit=Limit(value=1e6 * drained.cpu_s["capture"] / rows, what=what),
+        ),
+    ]
+
+
+def _details(drained: _Drained) -> dict[str, Any]:
+    return {
+        "seconds_from_first_event": round(drained.seconds_from_first_event, 3),
+        "seconds_to_first_event": round(drained.seconds_to_first_event, 3),
+        "kafka_transactions": drained.kafka_transactions,
+        "cpu_s": drained.cpu_s,
     }
-    return figures, details
 
 
 def _figure(name: str, value: float, limit: Limit, target: Target | None = None) -> Figure:

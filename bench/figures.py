@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Bound = Literal["at least", "at most"]
@@ -27,7 +27,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured value. A figure without a target is there to explain others."""
+    """One measured value. A figure without a target is there to explain others.
+
+    ``spread`` has the lowest and the highest value of several runs.
+    """
 
     phase: str
     name: str
@@ -35,6 +38,7 @@ class Figure:
     unit: str
     limit: Limit | None = None
     target: Target | None = None
+    spread: tuple[float, float] | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -69,7 +73,9 @@ def median_run(runs: Sequence[Sequence[Figure]]) -> list[Figure]:
     for name in names:
         same = [figure for run in runs for figure in run if (figure.phase, figure.name) == name]
         keys = [_order(figure) for figure in same]
-        chosen.append(same[keys.index(statistics.median_low(keys))])
+        median = same[keys.index(statistics.median_low(keys))]
+        values = [figure.value for figure in same]
+        chosen.append(median if len(runs) == 1 else replace(median, spread=(min(values), max(values))))
     return chosen
 
 

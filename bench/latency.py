@@ -1,4 +1,4 @@
-"""From commit to a read-committed consumer, at a steady rate of small transactions.
+"""From commit to a read-committed consumer, at a steady rate of small transactions, and then at a higher one.
 
 Two figures without Lockstep are measured beside it. One is when a null reader of the WAL sees the same commits. The
 other is Kafka transactions of one record, from their begin to the same consumer.
@@ -7,6 +7,8 @@ other is Kafka transactions of one record, from their begin to the same consumer
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -22,8 +24,13 @@ from bench.usage import CpuMeter
 from cdc.model.errors import LockstepError
 
 PHASE = "into Kafka"
+BROKER = "processor time of Kafka"
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
+
+_TARGETS_MS = {"p50": 10.0, "p99": 30.0}
+_HIGH_TARGETS_MS = {"p99": 60.0}
+_RATE_OF_A_WRITER = 250
 
 _SETTLE_S = 20.0
 """How long the last events are waited for; then what is missing is an error."""
@@ -93,6 +100,33 @@ def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{percent:g}": round(1000 * percentile(seconds, percent), 3) for percent in PERCENTS}
 
 
+def commit_side_by_side(pipeline: Pipeline, *, first: int, rate: int, seconds: float) -> dict[int, tuple[float, float]]:
+    """The same with as many connections as the rate needs: one waits for its commits, which are durable."""
+    writers = -(-rate // _RATE_OF_A_WRITER)
+    each = rate // writers
+
+    def write(number: int) -> dict[int, tuple[float, float]]:
+        with pipeline.sql() as connection:
+            return commit_steadily(
+                pipeline, connection, first=first + number * round(each * seconds), rate=each, seconds=seconds
+            )
+
+    with ThreadPoolExecutor(writers) as pool:
+        return {row: times for written in pool.map(write, range(writers)) for row, times in written.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """One rate: when each row's commit returned, when it arrived, and what it cost."""
+
+    rate: int
+    sent: Mapping[int, tuple[float, float]]
+    took_s: float
+    cpu_s: dict[str, float]
+    consumer_ms: dict[str, float]
+    null_reader_ms: dict[str, float]
+
+
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Returns figures and details. Raises LockstepError when events don't arrive in time."""
     with rig.pipeline("latency") as pipeline:
@@ -101,66 +135,93 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
         null_slot = f"{pipeline.config.slot}_null"
         with pipeline.sql() as connection:
             pipeline.copy_slot(connection, null_slot)
-            null = CommitWatcher(pipeline.endpoints.source_dsn, slot=null_slot, publication=pipeline.config.publication)
-            watcher = Watcher(pipeline.client, pipeline.topic)
-            null.start()
-            watcher.start()
-            try:
-                say(f"warm-up: {sizes.latency_warm_s:.0f} s at {sizes.latency_rate} transactions/s")
-                warm = commit_steadily(
-                    pipeline, connection, first=0, rate=sizes.latency_rate, seconds=sizes.latency_warm_s
-                )
-                say(f"measuring: {sizes.latency_s:.0f} s")
-                cpu = CpuMeter(rig.server_pids | {"capture": capture.process.pid})
-                began = time.time()
-                sent = commit_steadily(
-                    pipeline, connection, first=len(warm), rate=sizes.latency_rate, seconds=sizes.latency_s
-                )
-                took_s = time.time() - began
-                used = cpu.used()
-                wait_for_all(sent, watcher.seen, null.seen)
-            finally:
-                null.finish()
-                watcher.finish()
-            capture.check()
-        pipeline.stop(capture)
-        bare = _bare_transactions(pipeline, rate=sizes.latency_rate)
+        null = CommitWatcher(pipeline.endpoints.source_dsn, slot=null_slot, publication=pipeline.config.publication)
+        watcher = Watcher(pipeline.client, pipeline.topic)
+        null.start()
+        watcher.start()
+        first = 0
 
-    returned = {row: returned_at for row, (_, returned_at) in sent.items()}
-    lockstep = percentiles_ms([watcher.seen[row] - returned_at for row, returned_at in returned.items()])
-    floor = percentiles_ms([null.seen[row] - returned_at for row, returned_at in returned.items()])
-    kafka = percentiles_ms(bare)
-    say(f"capture: p50 {lockstep['p50']:.1f} ms, p99 {lockstep['p99']:.1f} ms")
-    targets = {"p50": Target(bound="at most", amount=10), "p99": Target(bound="at most", amount=30)}
+        def follow(rate: int) -> _Followed:
+            nonlocal first
+            say(f"warm-up: {sizes.latency_warm_s:.0f} s at {rate} transactions/s")
+            first += len(commit_side_by_side(pipeline, first=first, rate=rate, seconds=sizes.latency_warm_s))
+            say(f"measuring: {sizes.latency_s:.0f} s")
+            cpu = CpuMeter(rig.server_pids | {"capture": capture.process.pid})
+            began = time.time()
+            sent = commit_side_by_side(pipeline, first=first, rate=rate, seconds=sizes.latency_s)
+            first += len(sent)
+            took_s = time.time() - began
+            used = cpu.used()
+            wait_for_all(sent, watcher.seen, null.seen)
+            returned = {row: returned_at for row, (_, returned_at) in sent.items()}
+            followed = _Followed(
+                rate,
+                sent,
+                took_s,
+                used,
+                percentiles_ms([watcher.seen[row] - returned_at for row, returned_at in returned.items()]),
+                percentiles_ms([null.seen[row] - returned_at for row, returned_at in returned.items()]),
+            )
+            say(f"capture: p50 {followed.consumer_ms['p50']:.1f} ms, p99 {followed.consumer_ms['p99']:.1f} ms")
+            return followed
+
+        try:
+            usual, high = follow(sizes.latency_rate), follow(sizes.latency_high_rate)
+        finally:
+            null.finish()
+            watcher.finish()
+        capture.check()
+        pipeline.stop(capture)
+        bare = percentiles_ms(_bare_transactions(pipeline, rate=sizes.latency_rate))
     figures = [
-        Figure(
-            phase=PHASE,
-            name=f"commit to consumer, {name}",
-            value=value,
-            unit="ms",
-            limit=Limit(value=floor[name] + kafka[name], what="commit to null reader, plus a bare Kafka transaction"),
-            target=targets.get(name),
-        )
-        for name, value in lockstep.items()
+        *_figures(usual, bare, name="commit to consumer", targets_ms=_TARGETS_MS),
+        broker_figure(PHASE, usual.cpu_s["kafka"], usual.took_s),
+        *_figures(high, bare, name=f"at {high.rate:,} transactions/s", targets_ms=_HIGH_TARGETS_MS),
     ]
-    figures.append(broker_figure(PHASE, used["kafka"], took_s))
     details = {
-        "rate": sizes.latency_rate,
-        "achieved_rate": round(len(sent) / took_s, 1),
-        "events": len(sent),
-        "commit_to_consumer_ms": lockstep,
-        "commit_to_null_reader_ms": floor,
-        "bare_kafka_transaction_ms": kafka,
-        "statement_and_commit_ms": percentiles_ms([returned_at - sent_at for sent_at, returned_at in sent.values()]),
-        "cpu_s": used,
+        "bare_kafka_transaction_ms": bare,
         "capture_peak_memory_mb": round(capture.memory.megabytes, 1),
+        "rates": [_details(followed) for followed in (usual, high)],
     }
     return figures, details
 
 
+def _figures(
+    followed: _Followed, bare_ms: Mapping[str, float], *, name: str, targets_ms: Mapping[str, float]
+) -> list[Figure]:
+    return [
+        Figure(
+            phase=PHASE,
+            name=f"{name}, {percent}",
+            value=value,
+            unit="ms",
+            limit=Limit(
+                value=followed.null_reader_ms[percent] + bare_ms[percent],
+                what="commit to null reader, plus a bare Kafka transaction",
+            ),
+            target=Target(bound="at most", amount=targets_ms[percent]) if percent in targets_ms else None,
+        )
+        for percent, value in followed.consumer_ms.items()
+    ]
+
+
+def _details(followed: _Followed) -> dict[str, Any]:
+    return {
+        "rate": followed.rate,
+        "achieved_rate": round(len(followed.sent) / followed.took_s, 1),
+        "events": len(followed.sent),
+        "commit_to_consumer_ms": followed.consumer_ms,
+        "commit_to_null_reader_ms": followed.null_reader_ms,
+        "statement_and_commit_ms": percentiles_ms(
+            [returned_at - sent_at for sent_at, returned_at in followed.sent.values()]
+        ),
+        "cpu_s": followed.cpu_s,
+    }
+
+
 def broker_figure(phase: str, used_s: float, took_s: float) -> Figure:
     """What of one core the broker used: mostly for whoever publishes, and for the consumer that watches."""
-    return Figure(phase=phase, name="processor time of Kafka", value=100 * used_s / took_s, unit="% of a core")
+    return Figure(phase=phase, name=BROKER, value=100 * used_s / took_s, unit="% of a core")
 
 
 def wait_for_all(sent: Mapping[int, object], *arrivals: Mapping[int, float]) -> None:

@@ -15,8 +15,12 @@ def table(figures: Sequence[Figure]) -> RenderableType:
     """One line per figure, each beside its limit; what the limits are is below."""
     notes = list(dict.fromkeys(figure.limit.what for figure in figures if figure.limit is not None))
     lines = Table()
-    for heading in ("phase", "figure", "measured", "limit", "", "of limit", "target", "result"):
-        right = heading in ("measured", "limit", "of limit", "target")
+    spreads = any(figure.spread is not None for figure in figures)
+    headings = ["phase", "figure", "measured", "limit", "", "of limit", "target", "result"]
+    if spreads:
+        headings.insert(3, "of all runs")
+    for heading in headings:
+        right = heading in ("measured", "of all runs", "limit", "of limit", "target")
         lines.add_column(heading, justify="right" if right else "left", no_wrap=True)
     last = None
     for figure in figures:
@@ -27,6 +31,7 @@ def table(figures: Sequence[Figure]) -> RenderableType:
             figure.phase if figure.phase != last else "",
             figure.name,
             f"{amount(figure.value)} {figure.unit}",
+            *([] if not spreads else ["" if figure.spread is None else " to ".join(map(amount, figure.spread))]),
             "" if limit is None else f"{amount(limit.value)} {figure.unit}",
             "" if limit is None else str(notes.index(limit.what) + 1),
             "" if figure.ratio is None else ratio_text(figure.ratio),
@@ -92,6 +97,7 @@ def figure_json(figure: Figure) -> dict[str, Any]:
         "name": figure.name,
         "value": _number(figure.value),
         "unit": figure.unit,
+        "spread": None if figure.spread is None else [_number(value) for value in figure.spread],
         "limit": None if figure.limit is None else _number(figure.limit.value),
         "limit_is": None if figure.limit is None else figure.limit.what,
         "ratio": None if figure.ratio is None else _number(figure.ratio),

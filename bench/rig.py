@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
@@ -35,16 +35,19 @@ SEARCH, CACHE, WAREHOUSE, HISTORY, LAKE = "search", "cache", "warehouse", "histo
 STORES = (SEARCH, CACHE, WAREHOUSE)
 """The kinds of sinks that most phases have."""
 
+NOTHING_ELSE: Mapping[str, str] = {}
+"""No variable of the environment beside ours."""
+
 _READY_S = 180.0
 _GRACE_S = 60.0
 _LOG_LINES = 25
 
 # Eight columns of the usual kinds; a pgoutput message of about 180 bytes.
-_COLUMNS = (
+COLUMNS = (
     "id bigint primary key, customer_id int, kind int, note text, address text, created_at timestamptz, amount numeric,"
     " flag bool"
 )
-_ROW = (
+ROW = (
     "i, i %% 9973, i %% 7, 'lorem ipsum dolor sit amet number ' || i, '12 long street name in city ' || i, now(),"
     " (i %% 10000) / 100.0, i %% 2 = 0"
 )
@@ -125,16 +128,16 @@ class Rig:
     def server_pids(self) -> dict[str, int]:
         return {status.name: status.pid for status in self._stack.status() if status.pid is not None}
 
-    def start(self, name: str, *arguments: str) -> Child:
+    def start(self, name: str, *arguments: str, environment: Mapping[str, str] = NOTHING_ELSE) -> Child:
         """Start a ``lockstep`` command in a session of its own. Raises LockstepError when it ends at once."""
-        return self.start_command(name, [sys.executable, "-m", "lockstep", *arguments])
+        return self.start_command(name, [sys.executable, "-m", "lockstep", *arguments], environment=environment)
 
-    def start_command(self, name: str, command: list[str]) -> Child:
+    def start_command(self, name: str, command: list[str], *, environment: Mapping[str, str] = NOTHING_ELSE) -> Child:
         """Start any command likewise."""
         self._pipelines += 1
         launch = Launch(
             command=command,
-            environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+            environment={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
             directory=self._work,
             log=self._work / f"{self._pipelines}-{name}.log",
         )
@@ -154,11 +157,14 @@ class Rig:
             self._children.remove(child)
 
     @contextlib.contextmanager
-    def pipeline(self, name: str, *, sinks: Collection[str] = ()) -> Iterator["Pipeline"]:
-        """A new pipeline; its processes end with the block, and slot, publication, table and topics are removed."""
+    def pipeline(self, name: str, *, sinks: Collection[str] = (), capture: str = "") -> Iterator["Pipeline"]:
+        """A new pipeline; its processes end with the block, and slot, publication, table and topics are removed.
+
+        ``capture`` are lines of the configuration's section of that name.
+        """
         # Unlike any earlier one on servers that are used again.
         unique = f"bench_{name}_{time.time_ns() // 1_000_000:x}"
-        pipeline = Pipeline(self, self._stack.endpoints(), self._work, unique, sinks=sinks)
+        pipeline = Pipeline(self, self._stack.endpoints(), self._work, unique, sinks=sinks, capture=capture)
         try:
             yield pipeline
         except Exception:
@@ -174,7 +180,9 @@ class Rig:
 class Pipeline:
     """One pipeline with one table, ``public.<name>``."""
 
-    def __init__(self, rig: Rig, endpoints: Endpoints, directory: Path, name: str, *, sinks: Collection[str]) -> None:
+    def __init__(
+        self, rig: Rig, endpoints: Endpoints, directory: Path, name: str, *, sinks: Collection[str], capture: str = ""
+    ) -> None:
         self.endpoints = endpoints
         self.name = name
         self.table = TableName("public", name)
@@ -183,18 +191,19 @@ class Pipeline:
         self._rig = rig
         self._path = directory / f"{name}.toml"
         self._path.write_text(
-            _toml(name, endpoints, sinks=sinks, lake=self.lake, trigger=rig.trigger), encoding="utf-8"
+            _toml(name, endpoints, sinks=sinks, lake=self.lake, trigger=rig.trigger) + f"[capture]\n{capture}\n",
+            encoding="utf-8",
         )
         self.config: Config = load(self._path)
         self.client = self.config.kafka.client()
         self.topic = self.config.topics()[self.table]
         with self.sql() as connection:
-            connection.execute(f"create table {name} ({_COLUMNS})".encode())
+            connection.execute(f"create table {name} ({COLUMNS})".encode())
             connection.execute(
                 f"create procedure {name}_load(first bigint, rows bigint, per_transaction bigint)"
                 " language plpgsql as $$"
                 " begin for k in 0 .. rows / per_transaction - 1 loop"
-                f" insert into {name} select {_ROW.replace('%%', '%')}"
+                f" insert into {name} select {ROW.replace('%%', '%')}"
                 " from generate_series(first + k * per_transaction, first + (k + 1) * per_transaction - 1) i;"
                 " commit; end loop; end $$".encode()
             )
@@ -207,12 +216,25 @@ class Pipeline:
         """Insert rows with ids from ``first`` on, in transactions of that many rows."""
         connection.execute(f"call {self.name}_load(%s, %s, %s)".encode(), (first, rows, per_transaction))
 
+    def insert_rows(self, connection: psycopg.Connection[Any], *, first: int, rows: int) -> None:
+        """Insert rows with ids from ``first`` on by one statement, in the transaction that is open if there is one."""
+        statement = f"insert into {self.name} select {ROW} from generate_series(%s::bigint, %s::bigint) i"
+        connection.execute(statement.encode(), (first, first + rows - 1))
+
     def insert(self, connection: psycopg.Connection[Any], row: int) -> None:
         """Insert one row in a transaction of its own."""
-        connection.execute(f"insert into {self.name} select {_ROW} from (select %s::bigint) one(i)".encode(), (row,))
+        connection.execute(f"insert into {self.name} select {ROW} from (select %s::bigint) one(i)".encode(), (row,))
 
-    def start_capture(self) -> Child:
-        return self._rig.start("capture", "capture", "--config", str(self._path))
+    def start_capture(self, *, environment: Mapping[str, str] = NOTHING_ELSE) -> Child:
+        return self._rig.start("capture", "capture", "--config", str(self._path), environment=environment)
+
+    def sender_pid(self) -> int:
+        """PostgreSQL's process that sends the stream. Raises LockstepError when nobody reads it."""
+        with self.sql() as connection:
+            slot = find_slot(connection, self.config.slot)
+        if slot is None or slot.active_pid is None:
+            raise LockstepError(f"nobody reads slot {self.config.slot}")
+        return slot.active_pid
 
     def start_apply(self, *kinds: str, once: bool = False) -> Child:
         """Apply to the sinks of these kinds, or to all; ``once``: to the topic's end as of now."""
@@ -265,19 +287,6 @@ class Pipeline:
         """A second slot at literally the same position; dropped by ``drop_slot``, or with the pipeline."""
         connection.execute("select pg_copy_logical_replication_slot(%s, %s)", (self.config.slot, name))
 
-    def drop_slot(self, connection: psycopg.Connection[Any], name: str) -> None:
-        """Drop a slot whose reader has just left: the server takes a moment to notice that.
-
-        Raises LockstepError when it doesn't notice in half a minute.
-        """
-
-        def free() -> bool:
-            slot = find_slot(connection, name)
-            return slot is None or slot.active_pid is None
-
-        wait_until(free, what=f"slot {name} is free", timeout_s=30)
-        drop_slot(connection, name)
-
     def end_offsets(self) -> dict[int, int]:
         """Where each partition of the table's topic ends."""
         cluster = TopicAdmin(self.client)
@@ -288,10 +297,7 @@ class Pipeline:
     def remove(self) -> None:
         """Take away what would keep WAL or fill the disk. A server that is down already has nothing to be removed."""
         with contextlib.suppress(psycopg.OperationalError), self.sql() as connection:
-            for (name,) in connection.execute(
-                "select slot_name from pg_replication_slots where starts_with(slot_name, %s)", (self.config.slot,)
-            ).fetchall():
-                self.drop_slot(connection, name)
+            drop_slots(connection, self.config.slot)
             connection.execute(f"drop publication if exists {self.config.publication}".encode())
             connection.execute(f"drop table if exists {self.name}".encode())
             connection.execute(f"drop procedure if exists {self.name}_load".encode())
@@ -299,6 +305,27 @@ class Pipeline:
         for deleted in AdminClient(dict(self.client)).delete_topics(topics, request_timeout=10).values():
             with contextlib.suppress(Exception):  # never created, or the broker is gone: the directory goes as well
                 deleted.result(10)
+
+
+def free_and_drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
+    """Drop a slot whose reader has just left: the server takes a moment to notice that.
+
+    Raises LockstepError when it doesn't notice in half a minute.
+    """
+
+    def free() -> bool:
+        slot = find_slot(connection, name)
+        return slot is None or slot.active_pid is None
+
+    wait_until(free, what=f"slot {name} is free", timeout_s=30)
+    drop_slot(connection, name)
+
+
+def drop_slots(connection: psycopg.Connection[Any], prefix: str) -> None:
+    """Drop all slots whose names begin with this, likewise."""
+    query = "select slot_name from pg_replication_slots where starts_with(slot_name, %s)"
+    for (name,) in connection.execute(query, (prefix,)).fetchall():
+        free_and_drop_slot(connection, name)
 
 
 def sink_name(pipeline: str, kind: str) -> str:
@@ -321,6 +348,11 @@ topics = {{ replication_factor = 1, min_insync_replicas = 1 }}
 checkpoint_directory = "checkpoints-{name}"
 trigger = "{trigger}"
 """
+    return text + sink_sections(name, endpoints, sinks, lake=lake)
+
+
+def sink_sections(name: str, endpoints: Endpoints, sinks: Collection[str], *, lake: Path | None = None) -> str:
+    """The sections of a pipeline's configuration for sinks of these kinds. Only a lake needs a directory."""
     settings = {
         SEARCH: f"""
 type = "opensearch"
@@ -344,9 +376,10 @@ url = "{endpoints.warehouse_url}"
 schema = "{name}_all"
 history = true
 """,
-        LAKE: f"""
+    }
+    if lake is not None:
+        settings[LAKE] = f"""
 type = "delta"
 root = "{lake}"
-""",
-    }
-    return text + "".join(f"[sinks.{sink_name(name, kind)}]{settings[kind]}" for kind in sinks)
+"""
+    return "".join(f"[sinks.{sink_name(name, kind)}]{settings[kind]}" for kind in sinks)

@@ -11,7 +11,10 @@ class Sizes:
     drain_transaction_rows: int
     drain_warm_rows: int
     """Drained once before the measured backlog, so servers and page cache are warm. Each capture is a new process."""
+    large_rows: int
+    """Of one transaction."""
     latency_rate: int
+    latency_high_rate: int
     latency_s: float
     latency_warm_s: float
     sink_rate: int
@@ -25,13 +28,21 @@ class Sizes:
     many_tables: int
     many_batches: int
     many_idle_s: float
+    cost_events: int
+    """Of each backlog of which the cost per event is measured: some hundred thousand, so that batches weigh little."""
+    cost_batches: int
+    cost_partitions: tuple[int, ...]
+    """The first is 1: what more cores would bring is computed from it."""
+    cost_tables: tuple[int, ...]
 
 
 FULL = Sizes(
     drain_rows=1_000_000,
     drain_transaction_rows=1_000,
     drain_warm_rows=100_000,
+    large_rows=1_000_000,
     latency_rate=200,
+    latency_high_rate=1_000,
     latency_s=30.0,
     latency_warm_s=10.0,
     sink_rate=50,
@@ -42,13 +53,19 @@ FULL = Sizes(
     many_tables=2_000,
     many_batches=30,
     many_idle_s=30.0,
+    cost_events=200_000,
+    cost_batches=20,
+    cost_partitions=(1, 2, 4, 8),
+    cost_tables=(10, 100, 2_000),
 )
 
 QUICK = Sizes(
     drain_rows=100_000,
     drain_transaction_rows=1_000,
     drain_warm_rows=10_000,
+    large_rows=100_000,
     latency_rate=200,
+    latency_high_rate=1_000,
     latency_s=8.0,
     latency_warm_s=4.0,
     sink_rate=50,
@@ -59,4 +76,8 @@ QUICK = Sizes(
     many_tables=200,
     many_batches=10,
     many_idle_s=10.0,
+    cost_events=20_000,
+    cost_batches=5,
+    cost_partitions=(1, 4),
+    cost_tables=(10, 50),
 )

@@ -1,7 +1,9 @@
 """What processes use: processor seconds and peak memory."""
 
+import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -24,6 +26,44 @@ def cpu_seconds(pid: int) -> float:
         return float(total)
     except psutil.NoSuchProcess:
         return 0.0
+
+
+def main_thread_seconds(pid: int) -> float:
+    """Of a process' first thread alone; 0 where it is gone. Only Linux tells."""
+    try:
+        fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text(encoding="utf-8", errors="replace").rsplit(")", 1)[1]
+    except OSError:
+        return 0.0
+    user, system = fields.split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSeconds:
+    """Processor seconds of a driver with a local master, by what does what."""
+
+    driver: float
+    jvm: float
+    workers: float
+
+
+def spark_seconds(pid: int) -> SparkSeconds:
+    """Of the driver's own process, of its JVM, and of the Python workers below that, ended ones included.
+
+    Nothing of the JVM and the workers before there is a JVM; all 0 where the driver is gone.
+    """
+    try:
+        driver = psutil.Process(pid)
+        own = driver.cpu_times()
+        jvms = [child for child in driver.children() if child.name() == "java"]
+        times = [jvm.cpu_times() for jvm in jvms]
+    except psutil.NoSuchProcess:
+        return SparkSeconds(0.0, 0.0, 0.0)
+    return SparkSeconds(
+        own.user + own.system,
+        sum(of.user + of.system for of in times),
+        sum(cpu_seconds(jvm.pid) - of.user - of.system for jvm, of in zip(jvms, times, strict=True)),
+    )
 
 
 def high_water_mark(status: str) -> int | None:

@@ -11,6 +11,8 @@ from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.protocol.control_records import CaptureState, TopicIdentity
 
+_NAMED_MAX = 10
+
 
 def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> None:
     """Create the control topics and those of messages and tables; an existing topic is left as it is.
@@ -29,7 +31,8 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> Non
     ]
     missing = admin.missing(plans)
     if missing:
-        say(f"creating topics: {', '.join(plan.name for plan in missing)}")
+        more = f" and {len(missing) - _NAMED_MAX} more" if len(missing) > _NAMED_MAX else ""
+        say(f"creating topics: {', '.join(plan.name for plan in missing[:_NAMED_MAX])}{more}")
         admin.create(missing)
     wrong = [sentence for sentence in admin.differences(plans) if "cleanup.policy" in sentence]
     if wrong:

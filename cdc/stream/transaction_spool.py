@@ -5,22 +5,24 @@ import errno
 import os
 import struct
 import tempfile
-from collections.abc import Collection, Iterator
+from array import array
+from collections.abc import Collection, Iterable, Iterator
+from itertools import accumulate, chain, compress, pairwise
 from pathlib import Path
 from typing import Final, NoReturn
 
 from cdc.model.errors import NotInParts
 from cdc.protocol.walsender import Frame
 
-_BLOCK_BYTES: Final = 1024 * 1024
-"""How much is read at once."""
-
 _BUFFER_BYTES: Final = 256 * 1024
 _BUFFERS_BYTES: Final = 16 * 1024 * 1024
 """What one transaction keeps in memory before it goes to its file, and what all of them do together."""
 
-_RECORD: Final = struct.Struct("<QI")
-"""Before each frame: its length, and the transaction that may roll it back."""
+_BLOCK: Final = struct.Struct("<QQ")
+"""Before each block of a file: how many frames it has, and their bytes. Their lengths and owners come first."""
+_LENGTHS, _OWNERS = "Q", "L"
+_FRAME_BYTES: Final = array(_LENGTHS).itemsize + array(_OWNERS).itemsize
+"""What a frame takes beside itself."""
 
 
 class SpoolSpace:
@@ -31,20 +33,21 @@ class SpoolSpace:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._open = 0
+        self.buffer_bytes = _BUFFER_BYTES
+        """What one transaction may keep in memory, as many as there are."""
 
     def opened(self) -> None:
         """Count a transaction."""
-        self._open += 1
+        self._count(1)
 
     def closed(self, size: int) -> None:
         """A transaction with so many bytes in its file is gone."""
-        self._open -= 1
+        self._count(-1)
         self._bytes -= size
 
-    @property
-    def buffer_bytes(self) -> int:
-        """What one transaction may keep in memory, as many as there are."""
-        return min(_BUFFER_BYTES, _BUFFERS_BYTES // max(1, self._open))
+    def _count(self, more: int) -> None:
+        self._open += more
+        self.buffer_bytes = min(_BUFFER_BYTES, _BUFFERS_BYTES // max(1, self._open))
 
     def take(self, size: int) -> None:
         """Count bytes that are going to be written. Raises NotInParts when there is no room for them."""
@@ -77,41 +80,49 @@ class SpoolSpace:
 class TransactionSpool:
     """Frames of one transaction, in order. Small ones stay in memory; others have a file.
 
-    Nobody else sees the file, and it goes with the process, however that ends.
+    Nobody else sees the file, and it goes with the process, however that ends. A file has blocks, so that what is done
+    for each frame on its way out is a slice.
     """
 
     def __init__(self, space: SpoolSpace) -> None:
         self._space = space
         self._file: int | None = None
         self._written = 0
+        self._lengths = array(_LENGTHS)
+        self._owners = array(_OWNERS)
+        """The (sub)transactions that may roll back the frames."""
         self._buffer = bytearray()
         space.opened()
 
     def append(self, subxid: int, before: Frame, after: Frame) -> None:
         """Add a frame that comes as two pieces. Raises NotInParts when it can't be kept."""
-        buffer = self._buffer
-        buffer += _RECORD.pack(len(before) + len(after), subxid)
+        buffer, lengths = self._buffer, self._lengths
+        lengths.append(len(before) + len(after))
+        self._owners.append(subxid)
         buffer += before
         buffer += after
-        if len(buffer) >= self._space.buffer_bytes:
+        if len(buffer) + _FRAME_BYTES * len(lengths) >= self._space.buffer_bytes:
             self._flush()
 
     def frames(self, *, without: Collection[int]) -> Iterator[Frame]:
         """All frames but those of subtransactions that were rolled back. Raises NotInParts when it can't be read."""
-        at, wanted, size = 0, 0, self._written + len(self._buffer)
-        while at < size:
-            view = memoryview(self._read(at, min(max(wanted, _BLOCK_BYTES), size - at)))
-            end, wanted, in_block = len(view), 0, 0
-            while end - in_block >= _RECORD.size:
-                length, subxid = _RECORD.unpack_from(view, in_block)
-                start = in_block + _RECORD.size
-                if length > end - start:
-                    wanted = _RECORD.size + length
-                    break
-                in_block = start + length
-                if subxid not in without:
-                    yield view[start:in_block]
-            at += in_block
+        return chain.from_iterable(self._blocks(without))
+
+    def _blocks(self, without: Collection[int]) -> Iterator[Iterator[Frame]]:
+        at = 0
+        while at < self._written:
+            count, size = _BLOCK.unpack(self._read(at, _BLOCK.size))
+            at += _BLOCK.size
+            tables, total = _FRAME_BYTES * count, _FRAME_BYTES * count + size
+            with memoryview(self._read(at, total)) as view:
+                lengths, owners = array(_LENGTHS), array(_OWNERS)
+                middle = count * lengths.itemsize
+                lengths.frombytes(view[:middle])
+                owners.frombytes(view[middle:tables])
+                content = bytes(view[tables:])
+            at += total
+            yield _frames(content, lengths, owners, without)
+        yield _frames(bytes(self._buffer), self._lengths, self._owners, without)
 
     def close(self) -> None:
         """Forget everything, the file too."""
@@ -120,35 +131,45 @@ class TransactionSpool:
             self._file = None
         self._space.closed(self._written)
         self._written = 0
+        self._empty()
+
+    def _empty(self) -> None:
+        self._lengths = array(_LENGTHS)
+        self._owners = array(_OWNERS)
         self._buffer = bytearray()
 
     def _flush(self) -> None:
         if self._file is None:
             self._file = self._space.create()
-        self._space.take(len(self._buffer))
-        written = 0
+        head = _BLOCK.pack(len(self._lengths), len(self._buffer)) + self._lengths.tobytes() + self._owners.tobytes()
+        self._space.take(len(head) + len(self._buffer))
         try:
-            with memoryview(self._buffer) as view:
-                while written < len(view):
-                    written += os.write(self._file, view[written:])
+            for piece in (head, self._buffer):
+                written = 0
+                with memoryview(piece) as view:
+                    while written < len(view):
+                        written += os.write(self._file, view[written:])
+                self._written += written
         except OSError as error:
             self._space.refused(error)
-        self._written += written
-        self._buffer.clear()
+        self._empty()
 
     def _read(self, at: int, count: int) -> bytes:
-        """So many bytes from there on, which are there."""
-        if at >= self._written:
-            return bytes(self._buffer[at - self._written : at - self._written + count])
+        """So many bytes of the file from there on, which were written."""
         assert self._file is not None
-        in_file = min(count, self._written - at)
         pieces = []
         try:
-            while in_file and (piece := os.pread(self._file, in_file, at)):
+            while count and (piece := os.pread(self._file, count, at)):
                 pieces.append(piece)
-                at, in_file, count = at + len(piece), in_file - len(piece), count - len(piece)
+                at, count = at + len(piece), count - len(piece)
         except OSError as error:
             self._space.refused(error)
-        if in_file:
+        if count:
             self._space.refused(OSError(errno.EIO, "the file is shorter than what was written"))
-        return b"".join(pieces) + bytes(self._buffer[:count])
+        return b"".join(pieces)
+
+
+def _frames(content: bytes, lengths: Iterable[int], owners: Iterable[int], without: Collection[int]) -> Iterator[Frame]:
+    view = memoryview(content)
+    frames = [view[start:end] for start, end in pairwise(accumulate(lengths, initial=0))]
+    return compress(frames, (owner not in without for owner in owners)) if without else iter(frames)

@@ -8,6 +8,7 @@ place among the other transactions. So nothing that follows the stream knows of 
 import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from cdc.capture.loop import Stream, message_of
@@ -67,6 +68,7 @@ class WholeTransactions:
 
     def __init__(self, stream: Stream, space: SpoolSpace, *, messages: Collection[str] = ()) -> None:
         self._stream = stream
+        self._receive = stream.receive
         self._space = space
         self._messages = frozenset(messages)
         self._running: dict[int, _Running] = {}
@@ -87,12 +89,18 @@ class WholeTransactions:
             if frame is not None:
                 return frame
             self._committed = None
-        receive = self._stream.receive
+        frame = self._receive()
+        # Rows of transactions that aren't sent in parts are most of what comes, and pay for nothing else.
+        if self._part is None and (frame is None or (len(frame) > WAL_DATA_OFFSET and frame[WAL_DATA_OFFSET] in _ROWS)):
+            self._has_more = False
+            return frame
+        return self._sorted(frame)
+
+    def _sorted(self, frame: Frame | None) -> Frame | None:
+        """Keep frames of parts, from this one on, until there is one to be given out."""
         self._has_more = False
-        for _ in range(_FRAMES_MAX):
-            frame = receive()
-            if frame is None or frame[0] != XLOG_DATA or len(frame) <= WAL_DATA_OFFSET:
-                return frame
+        left = _FRAMES_MAX
+        while frame is not None and frame[0] == XLOG_DATA and len(frame) > WAL_DATA_OFFSET:
             kind = frame[WAL_DATA_OFFSET]
             if self._part is not None:
                 self._keep(self._part, frame, kind)
@@ -105,8 +113,12 @@ class WholeTransactions:
                     message = bytes(frame)
                     self._outside[_relation_of(message, _INSIDE)] = self._described(0, message)
                 return frame
-        self._has_more = True
-        return None
+            left -= 1
+            if not left:
+                self._has_more = True
+                return None
+            frame = self._receive()
+        return frame
 
     def wait(self, seconds: float) -> None:
         """Return when something arrived, or after ``seconds``; at once when more may be here."""
@@ -203,8 +215,11 @@ class WholeTransactions:
 
     def _whole(self, running: _Running, commit: StreamCommit, head: bytes) -> Iterator[Frame]:
         """A transaction from begin to commit. Afterwards relations are what the server takes them for."""
-        yield head + _BEGIN.pack(b"B", commit.commit_lsn, commit.commit_time_us, commit.xid)
-        yield from running.spool.frames(without=running.rolled_back)
+        begin = head + _BEGIN.pack(b"B", commit.commit_lsn, commit.commit_time_us, commit.xid)
+        # Chained and not yielded: no code of ours runs between two rows.
+        return chain((begin,), running.spool.frames(without=running.rolled_back), self._end(running, commit, head))
+
+    def _end(self, running: _Running, commit: StreamCommit, head: bytes) -> Iterator[Frame]:
         yield head + _COMMIT.pack(b"C", 0, commit.commit_lsn, commit.end_lsn, commit.commit_time_us)
         self._running.pop(commit.xid).spool.close()
         for relation, described in running.relations.items():

@@ -180,7 +180,6 @@ def test_parts_become_whole_transactions(server: _Server, in_files: bool) -> Non
     with TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         if in_files:
             patch.setattr("cdc.stream.transaction_spool._BUFFER_BYTES", 1)
-            patch.setattr("cdc.stream.transaction_spool._BLOCK_BYTES", 100)
         assert list(_received(server.frames, Path(name))) == server.whole
         assert not list(Path(name).iterdir())
 

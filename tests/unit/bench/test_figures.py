@@ -1,5 +1,7 @@
 """Targets, ratios and percentiles."""
 
+from dataclasses import replace
+
 import pytest
 
 from bench.figures import Figure, Limit, Target, median_run, percentile
@@ -48,9 +50,13 @@ def test_a_figure_without_a_target_has_no_result() -> None:
 
 def test_of_several_runs_the_median_share_counts_with_its_own_limit() -> None:
     runs = [[figure(50, 100, SHARE)], [figure(60, 400, SHARE)], [figure(90, 300, SHARE)]]
-    assert median_run(runs) == [figure(90, 300, SHARE)]
+    assert median_run(runs) == [replace(figure(90, 300, SHARE), spread=(50, 90))]
 
 
 def test_of_several_runs_without_a_share_the_median_value_counts() -> None:
     runs = [[figure(3, 1)], [figure(1, 9)], [figure(2, 5)]]
-    assert median_run(runs) == [figure(2, 5)]
+    assert median_run(runs) == [replace(figure(2, 5), spread=(1, 3))]
+
+
+def test_one_run_has_no_spread() -> None:
+    assert median_run([[figure(2, 5)]]) == [figure(2, 5)]

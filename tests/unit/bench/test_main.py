@@ -2,13 +2,13 @@
 
 import pytest
 
-from bench.__main__ import arguments, chosen_sizes
+from bench.__main__ import PHASES, arguments, chosen_sizes
 from bench.sizes import FULL, QUICK
 
 
 def test_everything_is_measured_in_full_by_default() -> None:
     options = arguments([])
-    assert options.only == ["drain", "latency", "debezium", "sinks", "replay", "bootstrap", "many"]
+    assert options.only == list(PHASES)
     assert chosen_sizes(options) == FULL
 
 
@@ -29,11 +29,14 @@ def test_single_sizes_win_over_the_chosen_set() -> None:
                 "9",
                 "--tables",
                 "20",
+                "--large-rows",
+                "30",
             ]
         )
     )
     assert (sizes.drain_rows, sizes.latency_rate, sizes.latency_s, sizes.sink_probes) == (5000, 7, 2.0, 3)
     assert (sizes.bootstrap_keys, sizes.many_tables, sizes.sink_rate) == (9, 20, QUICK.sink_rate)
+    assert sizes.large_rows == 30
 
 
 def test_the_events_of_a_backlog_are_whole_transactions_of_hot_keys() -> None:
@@ -45,7 +48,7 @@ def test_one_phase_can_be_measured_alone() -> None:
     assert arguments(["--only", "replay"]).only == ["replay"]
 
 
-@pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--repeat", "0"], ["--trigger", "now"]])
+@pytest.mark.parametrize("words", [["--only", "speed"], ["--only", ","], ["--runs", "0"], ["--trigger", "now"]])
 def test_what_makes_no_sense_is_refused(words: list[str]) -> None:
     with pytest.raises(SystemExit):
         arguments(words)

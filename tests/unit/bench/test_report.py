@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -34,6 +35,13 @@ def test_the_table_shows_value_limit_share_target_and_result() -> None:
     text = printed(REACHED)
     for part in ("50,000 rows/s", "200,000 rows/s", "25 %", ">= 20 %", "reached", "limit 1: null reader"):
         assert part in text
+
+
+def test_the_table_shows_what_all_runs_had_where_there_were_several() -> None:
+    assert "of all runs" not in printed(REACHED)
+    text = printed(replace(REACHED, spread=(45_000.0, 61_000.0)), MISSED)
+    assert "of all runs" in text
+    assert "45,000 to 61,000" in text
 
 
 def test_the_table_shows_what_was_missed() -> None:

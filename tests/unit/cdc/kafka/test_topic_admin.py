@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, in_requests, partitions_of
 from cdc.model.errors import Unavailable
 
 
@@ -143,3 +143,16 @@ def test_settings_of_many_topics_are_asked_for_in_portions(monkeypatch: pytest.M
     assert TopicAdmin({}).configs(topics) == {topic: {"of": topic} for topic in topics}
     assert asked == [100, 100, 50]
     assert TopicAdmin({}).configs([]) == {}
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(3, 1), (1_999, 6), (5, 900), (2, 9_999)])
+def test_all_topics_are_asked_for_in_order_and_no_request_is_too_large(topics: int, partitions: int) -> None:
+    plans = [TopicPlan(f"t{number}", partitions, 1, {"retention.ms": "1"}) for number in range(topics)]
+    requests = in_requests(plans)
+    assert [plan for request in requests for plan in request] == plans
+    for request in requests:
+        assert len(request) == 1 or len(request) * (partitions + 2) <= 2_000
+
+
+def test_no_topics_are_no_request() -> None:
+    assert in_requests([]) == []

@@ -32,7 +32,7 @@ def _files() -> list[os.stat_result]:
     return open_files
 
 
-@pytest.mark.parametrize("size", [10, 100_000, 3 * _MB], ids=["in memory", "in a file", "larger than a block"])
+@pytest.mark.parametrize("size", [10, 100_000, 3 * _MB], ids=["in memory", "in a file", "large frames"])
 def test_frames_come_back_in_order_without_those_that_are_left_out(space: SpoolSpace, size: int) -> None:
     spool = TransactionSpool(space)
     frames = [bytes([number]) * (size - number) for number in range(2)] + [b"", b"after"]
