@@ -46,6 +46,11 @@ class LogFacts:
         """How long all of the topics keep each version at least."""
         return min((facts.compaction_lag_ms for facts in self.topics.values()), default=0)
 
+    @property
+    def deletes(self) -> bool:
+        """Whether any of the topics loses records that nothing has come after."""
+        return any(facts.deletes for facts in self.topics.values())
+
 
 def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
     """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError."""
@@ -99,9 +104,15 @@ def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> 
             counts[topic],
             int(configs[topic]["delete.retention.ms"]),
             int(configs[topic]["min.compaction.lag.ms"]),
+            _deletes(configs[topic]),
         )
         for topic in topics
     }
+
+
+def _deletes(config: Mapping[str, str]) -> bool:
+    limits = (config["retention.ms"], config["retention.bytes"])
+    return "delete" in config["cleanup.policy"] and limits != ("-1", "-1")
 
 
 def _not_yet(plan: SinkPlan, message: str) -> LockstepError:
