@@ -125,6 +125,7 @@ class SinkQuery:
         # What a job that is killed in a rest reads again must be there.
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
         self._bell = ProgressBell(client, self._plan.pipeline)
+        self._owes_commit = False  # whether Spark may not have committed a batch that rested
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
@@ -275,11 +276,10 @@ class SinkQuery:
         wait, since two at once would fence each other off.
         """
         limit_s = self._plan.spark.stop_timeout_s
-        is_resting = self._state.resting.is_set()
         self._gate.close(0)  # a column backfill ends there too, and a rest
         if query is None:
             return
-        if is_resting:
+        if self._owes_commit:
             self._wait_for_commit(query)
         while query.isActive:
             self._gate.close(limit_s)
@@ -303,7 +303,7 @@ class SinkQuery:
         if not self._gate.enter():
             raise _Stopping
         self._state.under_way = (batch_id, time.monotonic())
-        may_rest = False
+        self._owes_commit = may_rest = False
         try:
             may_rest = self._run_batch(frame, batch_id)
         except Exception as error:
@@ -316,6 +316,7 @@ class SinkQuery:
             self._gate.leave()
             self._state.batch_done.set()
         if may_rest:
+            self._owes_commit = True
             self._rest()
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> bool:

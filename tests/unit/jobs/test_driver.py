@@ -12,7 +12,7 @@ import pytest
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from jobs.driver import Source, _Group, session, tables_of
+from jobs.driver import Source, _Group, look_every_s, session, tables_of
 from jobs.generations.record import Phase, Record, begin_generation, list_generations
 from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink
@@ -101,3 +101,8 @@ def test_a_rebuild_that_comes_later_has_the_next_number() -> None:
     assert _wanted(open_memory(store, 1)) == [1]
     assert begin_generation(open_memory(store, 1), _record(Phase.BUILDING)) == 2
     assert _wanted(open_memory(store, 1)) == [1]  # of which nothing is there yet, and goes on all the same
+
+
+@pytest.mark.parametrize(("tables", "seconds"), [(1, 2), (400, 2), (1_000, 5), (5_000, 10)])
+def test_sinks_of_many_tables_are_asked_for_their_generations_less_often(tables: int, seconds: float) -> None:
+    assert look_every_s(tables) == seconds
