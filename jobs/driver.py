@@ -58,7 +58,10 @@ TAKEN_OVER: Final = 3
 """The exit code when another job has taken a sink over, as ``lockstep.console`` has it for all commands."""
 
 _LOOK_S: Final = 2.0
-"""How often the sinks are asked for their generations."""
+"""How often the sinks are asked for their generations. A warehouse looks at all its views for that."""
+
+_LOOK_MAX_S: Final = 10.0
+_TABLES_PER_S: Final = 200
 
 _POLL_S: Final = 0.2
 
@@ -199,6 +202,11 @@ def tables_of(
     return names
 
 
+def look_every_s(tables: int) -> float:
+    """How often the sinks of so many tables are asked for their generations. Pure."""
+    return min(max(_LOOK_S, tables / _TABLES_PER_S), _LOOK_MAX_S)
+
+
 class JobThread:
     """A SinkJob in a thread of its own. ``failure`` is what it ended with, once it isn't alive any more."""
 
@@ -305,7 +313,7 @@ class _Group:
                 if time.monotonic() >= look_at:
                     for member in self._members:
                         self._look(member)
-                    look_at = time.monotonic() + _LOOK_S
+                    look_at = time.monotonic() + look_every_s(len(self._source.tables))
                 if all(self._is_over(member) for member in self._members):
                     break
                 self._stop.wait(_POLL_S)

@@ -103,9 +103,17 @@ class Log:
         self.commit([], schemas=[SchemaRecord(table, self.lsn) for table in tables])
 
     def commit(
-        self, changes: Sequence[Change], *, schemas: Sequence[SchemaRecord] = (), commit_time_ms: int = 0
+        self,
+        changes: Sequence[Change],
+        *,
+        schemas: Sequence[SchemaRecord] = (),
+        commit_time_ms: int = 0,
+        progress: bool = True,
     ) -> int:
-        """One source transaction in one Kafka transaction; returns its LSN, which a watermark may reach."""
+        """One source transaction in one Kafka transaction; returns its LSN, which a watermark may reach.
+
+        Without ``progress``, no record of that is written, as for the rows of a copy.
+        """
         commit_lsn = self.lsn
         for seq, change in enumerate(changes, start=1):
             topic = self.topic(change.table)
@@ -122,8 +130,9 @@ class Log:
                     )
         self.lsn += 8
         # Naming the topics makes it write progress at once, where capture would wait a moment under load.
-        topics = [self.topic(table) for table in self.tables]
-        self._publisher.commit(self._state(commit_lsn, len(changes), commit_time_ms), schemas, covering=topics)
+        topics = [self.topic(table) for table in self.tables] if progress else []
+        state = self._state(commit_lsn, len(changes), commit_time_ms)
+        self._publisher.commit(state, schemas, covering=topics, progress=progress)
         return self.lsn
 
     def close(self) -> None:

@@ -11,8 +11,8 @@ from cdc.kafka.client import new_client
 _CLOSE_S: Final = 5.0
 
 
-def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -> Consumer:
-    """Reads what is committed, and tells where a partition ends as of now.
+def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20, committed: bool = True) -> Consumer:
+    """Reads what is ``committed``, else all, and tells where a partition ends as of now.
 
     The end of a partition moves on while somebody writes, and steady writing keeps the client from reporting it.
     So a reader fixes its own end first. ``fetch_wait_ms`` is how long the broker holds a request without records.
@@ -26,7 +26,7 @@ def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20) -
             **client,
             "group.id": "lockstep-control",  # never committed: positions are explicit
             "enable.auto.commit": False,
-            "isolation.level": "read_committed",
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
             "auto.offset.reset": "earliest",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": fetch_wait_ms,

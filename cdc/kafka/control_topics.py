@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
@@ -20,6 +20,9 @@ _TAIL_OFFSETS = 100
 
 _FOLLOW_WAIT_MS = 200
 """A reader that follows a topic asks five times a second, not fifty: it is not in a hurry, and each sink has one."""
+
+_BELL_WAIT_MS = 1000
+"""A bell's request stays with the broker until something is written, or for so long."""
 
 _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
@@ -241,6 +244,8 @@ class ProgressReader:
             if record is not None:
                 records.append(record)
             following = (message.offset() or 0) + 1
+        # Else the client goes on asking for what comes next, and the next read's request waits behind that one.
+        self._consumer.unassign()
         return records, following
 
     def _end_offsets(self) -> dict[str, tuple[int, ...]]:
@@ -250,6 +255,45 @@ class ProgressReader:
 
     def close(self) -> None:
         """End the connection; the next question opens another one."""
+        if self._consumer is not None:
+            close_consumer(self._consumer)
+            self._consumer = None
+
+
+class ProgressBell:
+    """Rings when something was written to ``__progress``, for one who has nothing else to wait for.
+
+    That costs one request a second. Asking again and again where topics end costs more, the more topics there are.
+    """
+
+    def __init__(self, client: ClientSettings, prefix: str) -> None:
+        self._client = client
+        self._topic = control_topic(prefix, PROGRESS)
+        self._consumer: Consumer | None = None
+
+    def listen(self) -> None:
+        """From now on. It rings once to begin with: for what was written before. Raises as ``new_client``."""
+        if self._consumer is None:
+            # The brokers wake no reader of what is committed when a transaction ends. One who reads everything is woken
+            # by the record and by the marker behind it.
+            self._consumer = open_consumer(self._client, fetch_wait_ms=_BELL_WAIT_MS, committed=False)
+        self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_END)])
+
+    def rings(self, timeout_s: float) -> bool:
+        """Wait for it. What is written need not be committed, and may be long gone.
+
+        It may stay silent, as while the brokers don't answer: nobody may depend on it.
+        """
+        assert self._consumer is not None
+        return self._consumer.poll(timeout_s) is not None
+
+    def ignore(self) -> None:
+        """Listen no more for now. Nothing is read meanwhile."""
+        if self._consumer is not None:
+            self._consumer.unassign()
+
+    def close(self) -> None:
+        """End the connection."""
         if self._consumer is not None:
             close_consumer(self._consumer)
             self._consumer = None

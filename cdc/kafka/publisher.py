@@ -15,7 +15,7 @@ from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic, table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase, TableTexts
 from cdc.protocol.envelope import TAG_HEADER
 
 _SLICE_S = 1.0
@@ -78,6 +78,7 @@ class TransactionalPublisher:
         self._prefix = prefix
         self._topic_of: dict[TableName, str] = {}
         self._state_topic = control_topic(prefix, STATE)
+        self._table_texts = TableTexts()
         self._progress_topic = control_topic(prefix, PROGRESS)
         self._schema_topic = control_topic(prefix, SCHEMA)
         self._cluster = TopicAdmin(client)
@@ -207,7 +208,7 @@ class TransactionalPublisher:
             self._add(self._progress_topic, slot, record.to_bytes())
         for schema in schemas:
             self._add(self._schema_topic, schema.key(), schema.to_bytes())
-        self._add(self._state_topic, slot, state.to_bytes())
+        self._add(self._state_topic, slot, state.to_bytes(self._table_texts))
         self._patiently("commit_transaction", self._producer.commit_transaction)
         self._committed = time.monotonic()
         self._open = False

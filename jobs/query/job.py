@@ -31,6 +31,7 @@ from jobs.query.resume_check import ResumePoint, check_resume
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, load_start_position, skipped_by
 from jobs.query.threads import ended_early
+from jobs.query.topic_watch import TopicWatch
 from jobs.query.watermark import Watermark
 from jobs.report import Reporter, SinkWaiting
 from jobs.spark.computed_columns import TablePlan, checked_plans
@@ -119,10 +120,11 @@ class SinkJob:
             )
             task = self._task(log, computed, start, fence=opened.sink.claim())
             backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
-            with ended_early(plan, cluster, log.tables, log.topics, self._stop) as early:
+            topics = TopicWatch(plan.name, log.topics)
+            with ended_early(plan, cluster, log.tables, topics, self._stop) as early:
                 by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
                 SinkQuery(
-                    QueryPlan(plan, task, checkpoint, start, by_topic, backfill),
+                    QueryPlan(plan, task, checkpoint, start, by_topic, topics, log.partitions, backfill, log.deletes),
                     self._spark,
                     keeper,
                     stop=early.ending,

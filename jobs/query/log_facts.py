@@ -46,6 +46,11 @@ class LogFacts:
         """How long all of the topics keep each version at least."""
         return min((facts.compaction_lag_ms for facts in self.topics.values()), default=0)
 
+    @property
+    def deletes(self) -> bool:
+        """Whether any of the topics loses records that nothing has come after."""
+        return any(facts.deletes for facts in self.topics.values())
+
 
 def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
     """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError."""
@@ -97,9 +102,19 @@ def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> 
 
 
 def _facts_of(topic_id: str, partitions: int, config: Mapping[str, str]) -> TopicFacts:
-    if "compact" not in config["cleanup.policy"]:
-        return TopicFacts(topic_id, partitions, FOR_EVER_MS, FOR_EVER_MS)
-    return TopicFacts(topic_id, partitions, int(config["delete.retention.ms"]), int(config["min.compaction.lag.ms"]))
+    is_compacted = "compact" in config["cleanup.policy"]
+    return TopicFacts(
+        topic_id,
+        partitions,
+        int(config["delete.retention.ms"]) if is_compacted else FOR_EVER_MS,
+        int(config["min.compaction.lag.ms"]) if is_compacted else FOR_EVER_MS,
+        _deletes(config),
+    )
+
+
+def _deletes(config: Mapping[str, str]) -> bool:
+    limits = (config["retention.ms"], config["retention.bytes"])
+    return "delete" in config["cleanup.policy"] and limits != ("-1", "-1")
 
 
 def _not_yet(plan: SinkPlan, message: str) -> LockstepError:

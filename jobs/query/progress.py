@@ -77,6 +77,17 @@ class ProgressKeeper:
         with self._lock:
             return self._complete_at_ms
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a progress record is known that isn't applied yet."""
+        with self._lock:
+            return (self._beyond or self._watermark).behind_since_ms is not None
+
+    def lacks(self, ends: Offsets) -> bool:
+        """Whether anything below ``ends`` isn't applied yet. What a start position left out isn't counted."""
+        with self._lock:
+            return any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items())
+
     def batch_applied(
         self, ends: Offsets, *, rejected: int, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
     ) -> Progress:

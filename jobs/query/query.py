@@ -16,7 +16,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.control_topics import ProgressBell, ProgressReader
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
@@ -31,6 +32,7 @@ from jobs.query.checkpoint import Checkpoint
 from jobs.query.failures import Backoff, spark_error
 from jobs.query.long_batches import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
+from jobs.query.rest import Rest, look_every_s
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition
 from jobs.query.threads import (
@@ -44,6 +46,7 @@ from jobs.query.threads import (
     side_threads,
     store_told,
 )
+from jobs.query.topic_watch import TopicWatch
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, with_computed
@@ -53,6 +56,9 @@ from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 _TASKS_MAX: Final = 32
 _TASKS_MAX_PER_CORE: Final = 4
 """A batch has no more tasks than the greater of both, however many partitions it reads: each costs milliseconds."""
+
+_COMMIT_S: Final = 2.0
+_COMMIT_LOOK_S: Final = 0.02
 
 _TOPICS_MAX: Final = 64
 """Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
@@ -66,6 +72,7 @@ class _Stopping(Exception):
 class QueryPlan:
     """What a query is made of. ``computed`` has the tables with expressions, by topic.
 
+    ``topics`` watches them, and ``partitions`` are all of theirs. ``deletes``: some of them lose records with time.
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed.
     """
@@ -75,7 +82,10 @@ class QueryPlan:
     checkpoint: Checkpoint
     start: StartPosition
     computed: Mapping[str, TablePlan]
+    topics: TopicWatch
+    partitions: Sequence[TopicPartition]
     backfill: Callable[[BatchGate], bool] | None = None
+    deletes: bool = False
 
 
 class SinkQuery:
@@ -110,6 +120,12 @@ class SinkQuery:
         )
         self._rejections = self._dead_letters.read(task.tables)
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
+        self._cluster = TopicAdmin(client)
+        self._topics, self._partitions = plan.topics, plan.partitions
+        # What a job that is killed in a rest reads again must be there.
+        self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
+        self._bell = ProgressBell(client, self._plan.pipeline)
+        self._owes_commit = False  # whether Spark may not have committed a batch that rested
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
@@ -129,11 +145,11 @@ class SinkQuery:
             self._read_progress()
             with suppress(LockstepError):
                 self._lease.heartbeat()  # somebody may have asked for a pause before we came
-            query = self._start()
             self._report(SinkStarted(self._task.sink, self._task.generation, self._checkpoint.location))
-            self._run_to_end(query)
+            query = self._run_to_end()
         finally:
             self._progress_reader.close()
+            self._bell.close()
             with suppress(LockstepError):
                 self._lease.end()
             self._opened.sink.close()
@@ -141,8 +157,11 @@ class SinkQuery:
                 self._long_batches.close()
         self._raise_failure(query)
 
-    def _run_to_end(self, query: StreamingQuery) -> None:
-        """Wait until the query has ended, or end it when the job is asked to stop; the side threads run meanwhile."""
+    def _run_to_end(self) -> StreamingQuery | None:
+        """Start Spark's query when there is something to read, and wait until it has ended.
+
+        End it when the job is asked to stop. The side threads run meanwhile. None when there was nothing to read.
+        """
         state, sink = self._state, self._task.sink
         targets: dict[str, Callable[[], None]] = {
             "watermark": partial(follow_watermark, state, sink, self._read_progress, self._report),
@@ -155,9 +174,18 @@ class SinkQuery:
             state.filling.set()
             targets["columns"] = partial(fill_columns, state, partial(self._fill, self._backfill))
         with side_threads(state, sink, targets):
-            while self._goes_on(query) and not self._stop.is_set() and state.failure is None:
-                state.ended.wait(POLL_S)
+            if self._rests:
+                self._rest(look_now=True)
+            query = None
+            if not self._is_over():
+                query = self._start()
+                while self._goes_on(query) and not self._is_over():
+                    state.ended.wait(POLL_S)
             self._end(query)
+        return query
+
+    def _is_over(self) -> bool:
+        return self._stop.is_set() or self._state.failure is not None
 
     def _goes_on(self, query: StreamingQuery) -> bool:
         return query.isActive or (self._state.filling.is_set() and query.exception() is None)
@@ -220,14 +248,39 @@ class SinkQuery:
         )
         return writer.trigger(**trigger).start()
 
-    def _end(self, query: StreamingQuery) -> None:
+    def _rest(self, *, look_now: bool = False) -> None:
+        """Wait until there is something to read, or the query is to end."""
+        state = self._state
+
+        def has_more() -> bool:
+            return self._keeper.lacks(self._cluster.committed_ends(self._partitions))
+
+        state.resting.set()
+        try:
+            Rest(
+                self._bell,
+                learn=partial(state.learn_now, POLL_S),
+                is_behind=lambda: self._keeper.is_behind,
+                has_more=has_more,
+                look_s=look_every_s(len(self._partitions)),
+                is_over=lambda: self._is_over() or state.ended.is_set() or self._gate.is_closed,
+            ).until_news(look_now=look_now)
+        finally:
+            state.resting.clear()
+            state.batch_done.set()
+
+    def _end(self, query: StreamingQuery | None) -> None:
         """Let the running batch finish, and stop the query.
 
         That may take as long as a server that hangs. Who leaves waits for a bounded time. Else the next query has to
         wait, since two at once would fence each other off.
         """
         limit_s = self._plan.spark.stop_timeout_s
-        self._gate.close(0)  # a column backfill ends there too
+        self._gate.close(0)  # a column backfill ends there too, and a rest
+        if query is None:
+            return
+        if self._owes_commit:
+            self._wait_for_commit(query)
         while query.isActive:
             self._gate.close(limit_s)
             try:
@@ -239,13 +292,20 @@ class SinkQuery:
                     return
                 self._report(SinkWaiting(self._task.sink, message, limit_s))
 
+    def _wait_for_commit(self, query: StreamingQuery) -> None:
+        """Let Spark commit the batch whose rest has ended: else the next start reads it again."""
+        deadline = time.monotonic() + _COMMIT_S
+        while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+            time.sleep(_COMMIT_LOOK_S)
+
     def _batch(self, frame: DataFrame, batch_id: int) -> None:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
         if not self._gate.enter():
             raise _Stopping
         self._state.under_way = (batch_id, time.monotonic())
+        self._owes_commit = may_rest = False
         try:
-            self._run_batch(frame, batch_id)
+            may_rest = self._run_batch(frame, batch_id)
         except Exception as error:
             if not isinstance(error, _Stopping):
                 self._state.keep_failure(error)
@@ -255,15 +315,22 @@ class SinkQuery:
             self._state.under_way = None
             self._gate.leave()
             self._state.batch_done.set()
+        if may_rest:
+            self._owes_commit = True
+            self._rest()
 
-    def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
+    def _run_batch(self, frame: DataFrame, batch_id: int) -> bool:
+        """Whether it had so little that there may be no more."""
         self._batch_id, self._part_began = batch_id, time.monotonic()
         ends, starts = self._checkpoint.end_offsets(batch_id), self._starts(batch_id)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
         wanted_ranges = ranges(starts, ends)
         rows_at_most = sum(part.end - (part.start or 0) for part in wanted_ranges)
         is_small = rows_at_most <= self._plan.spark.small_batch_rows
-        if is_small and self._takes_slot():
+        # Before any of it is applied: what a recreated topic has isn't what comes next.
+        self._topics.check(self._cluster, {part.topic for part in wanted_ranges})
+        is_long = is_small and self._takes_slot()
+        if is_long:
             try:
                 records = range_frame(frame.sparkSession, [open_ranges(starts, ends)])
                 result = self._deliver(records, {topic for topic, _ in ends}, is_long=True)
@@ -281,6 +348,7 @@ class SinkQuery:
         progress = self._keeper.batch_applied(reached, rejected=len(result.rejected), written=written)
         self._previous_ends = (batch_id, reached)
         self._report_applied(result, progress)
+        return self._rests and is_small and not is_long  # a long one ends when there is more
 
     def _takes_slot(self) -> bool:
         """Whether this batch may be a long one; then the slot has to be given back."""
@@ -293,6 +361,7 @@ class SinkQuery:
         self._state.heard_at = time.monotonic()
         if not told.next_offsets:
             return
+        self._topics.heard_of({topic for topic, _ in told.next_offsets})
         progress = store_told(self._state, partial(self._keeper.batch_applied, told.next_offsets, rejected=0))
         if progress is not None:
             self._report_applied(told, progress)
@@ -379,7 +448,7 @@ class SinkQuery:
                 WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)
             )
 
-    def _raise_failure(self, query: StreamingQuery) -> None:
+    def _raise_failure(self, query: StreamingQuery | None) -> None:
         failure = self._state.failure
         if isinstance(failure, LockstepError):
             raise failure
@@ -389,7 +458,7 @@ class SinkQuery:
             raise spark_error(self._task.sink, str(failure)) from failure
         if failure is not None:
             raise failure
-        error = query.exception()
+        error = None if query is None else query.exception()
         if error is not None:
             raise spark_error(self._task.sink, str(error))
 

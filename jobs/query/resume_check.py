@@ -22,6 +22,8 @@ class TopicFacts:
     delete_retention_ms: int
     compaction_lag_ms: int = 0
     """Records younger than this are there, whatever came after them."""
+    deletes: bool = False
+    """Whether records go that nothing has come after, as they get old or many."""
 
 
 @dataclass(frozen=True, slots=True)

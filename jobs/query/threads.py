@@ -7,8 +7,8 @@ thread                    reads                                  writes         
 ``SinkJob.run``
 Spark's own               the checkpoint, the task's results     the destination, dead letters,     the query ends
 ``SinkQuery._batch``                                             progress, ``QueryState``
-``watermark-<sink>``      ``__progress``                         progress (``ProgressKeeper``       ``ended``, after a
-``follow_watermark``                                             locks), ``failure``                last look
+``watermark-<sink>``      ``__progress``, after each batch and   progress (``ProgressKeeper``       ``ended``, after a
+``follow_watermark``      when a rest wants it                   locks), ``failure``                last look
 ``heartbeat-<sink>``      the pause request                      the heartbeat, the batch gate,     ``ended``
 ``keep_lease``                                                   ``failure``
 ``batches-<sink>``        ``under_way``                          reports                            ``ended``
@@ -35,16 +35,19 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
 from jobs.generations.lease import GenerationLease
-from jobs.query.resume_check import TopicFacts, check_same_topics
 from jobs.query.schema_watch import SchemaWatch
 from jobs.query.sink_plan import SinkPlan
+from jobs.query.topic_watch import TopicWatch
 from jobs.report import BatchGoesOn, Reporter, SinkWaiting
 from sinks.contract import Progress
 
 POLL_S: Final = 0.1
 
 _TICK_S: Final = 0.5
-"""How often an idle sink looks for progress records; a batch makes it look at once."""
+"""How often a sink looks for progress records; a batch makes it look at once."""
+
+_REST_TICK_S: Final = 5.0
+"""The same while its query rests: the bell makes it look when there are any."""
 
 _SCHEMA_LOOK_S: Final = 1.0
 """How often a running job looks whether a table has got another shape."""
@@ -59,6 +62,10 @@ class QueryState:
     def __init__(self) -> None:
         self.ended = threading.Event()
         self.batch_done = threading.Event()
+        self.resting = threading.Event()
+        """Set while the query rests (``jobs.query.rest``)."""
+        self.has_learned = threading.Event()
+        """Set after each look for progress records."""
         self.filling = threading.Event()
         """Set while rows from before still lack columns."""
         self.failure: Exception | None = None
@@ -70,6 +77,12 @@ class QueryState:
 
     def keep_failure(self, error: Exception) -> None:
         self.failure = self.failure or error
+
+    def learn_now(self, timeout_s: float) -> None:
+        """Have the thread that follows the watermark look for progress records, and wait for that, but no longer."""
+        self.has_learned.clear()
+        self.batch_done.set()
+        self.has_learned.wait(timeout_s)
 
     def fail(self, error: Exception) -> None:
         """From a thread beside the batches: end the query."""
@@ -96,7 +109,7 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], N
     """Raise the watermark when progress records arrive, also while no batch runs. ``read_progress`` reads them."""
     waiting = last = False
     while not last:
-        state.batch_done.wait(_TICK_S)
+        state.batch_done.wait(_REST_TICK_S if state.resting.is_set() else _TICK_S)
         state.batch_done.clear()
         last = state.ended.is_set()  # once more after the last batch: what it applied is to be known
         try:
@@ -110,6 +123,7 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], N
             waiting = True
         except Exception as error:  # a bug of ours must not leave a job whose watermark never moves
             state.fail(error)
+        state.has_learned.set()
 
 
 def keep_lease(state: QueryState, lease: GenerationLease) -> None:
@@ -181,7 +195,7 @@ def ended_early(
     plan: SinkPlan,
     cluster: TopicAdmin,
     tables: Mapping[TableName, Table],
-    topics: Mapping[str, TopicFacts],
+    topics: TopicWatch,
     stop: threading.Event,
 ) -> Iterator[EarlyEnd]:
     """Set ``ending`` when the job is asked to stop, a table has got another shape, or a topic isn't the same.
@@ -199,7 +213,7 @@ def ended_early(
     def watch_log() -> None:
         while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
             try:
-                check_same_topics(plan.name, topics, cluster.identities(list(topics)))
+                topics.look(cluster)
                 if watch.has_moved():
                     early.ending.set()
             except PositionMismatch as error:

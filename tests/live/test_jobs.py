@@ -24,13 +24,14 @@ from jobs.driver import TAKEN_OVER, run_sinks
 from jobs.generations.lease import pause_request_name, wait_for_pause
 from jobs.generations.record import list_generations
 from jobs.generations.status import JobState, JobStatus, job_status
-from jobs.query.checkpoint import checkpoint_location
+from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from sinks.contract import Progress
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, open_sink
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.builders import column, table
+from tests.databases import until
 from tests.events import Change, Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
 from tests.services import Services
@@ -110,6 +111,10 @@ class Pipeline:
         """A job in a process of its own."""
         return JobProcess(**self.arguments(**arguments), once=once)
 
+    def checkpoint(self) -> str:
+        directory = spark_settings(self.directory).checkpoint_directory
+        return checkpoint_location(directory, pipeline=self.name, sink="cache", generation=1)
+
     def rows(self, name: str = "cache", settings: SinkSettings | None = None) -> Rows:
         sink = open_sink(name, settings or self.cache, 1).sink
         try:
@@ -165,6 +170,74 @@ def test_a_running_job_follows_the_log_and_stops_when_asked(
         assert pipeline.progress().watermark_lsn == lsn
         assert job.stop() == 0
     assert not [seen for seen in job.reports if seen["report"] in ("SinkFailed", "SinkWaiting")]
+
+
+def test_an_idle_job_rests_and_goes_on_when_something_comes(pipeline: Pipeline, spark: SparkSession) -> None:
+    """Spark's batch is committed when the rest is over: the next one shows that it was in one."""
+    committed = Checkpoint(spark, pipeline.checkpoint()).committed
+    lsn = pipeline.write(put(1))
+    with pipeline.job(spark) as job:
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        for number in (2, 3):
+            assert committed() != pipeline.progress().next_offsets
+            lsn = pipeline.write(put(number))
+            job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
+            assert pipeline.rows() == pipeline.expected
+        assert job.stop() == 0
+    # An orderly stop leaves nothing to be read again.
+    assert committed() == pipeline.progress().next_offsets
+
+
+def test_a_job_that_has_applied_all_starts_no_query_before_something_comes(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    lsn = pipeline.write(put(1))
+    assert pipeline.apply_once(spark).poll() == 0
+    with pipeline.job(spark) as job:
+        job.wait_for("SinkStarted")
+        assert not spark.streams.active
+        lsn = pipeline.write(put(2))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert pipeline.rows() == pipeline.expected
+        assert job.stop() == 0
+    with pipeline.job(spark) as job:
+        job.wait_for("SinkStarted")
+        assert job.stop() == 0
+
+
+def test_a_job_that_rests_gets_rows_without_a_progress_record(pipeline: Pipeline, spark: SparkSession) -> None:
+    lsn = pipeline.write(put(1))
+    with pipeline.job(spark) as job:
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        pipeline.log.commit([put(2)], progress=False)
+        until(lambda: set(pipeline.rows()) == {1, 2})
+        assert job.stop() == 0
+
+
+def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
+    pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.query.threads._SCHEMA_LOOK_S", 3600.0)  # only the batch itself can notice it
+    lsn = pipeline.write(put(1, "before"))
+    with pipeline.job(spark) as job:
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        pipeline.log.recreate_topic(ORDERS)
+        # So many that each partition is longer than it was.
+        pipeline.log.commit([put(number, "after") for number in range(2, 60)])
+        assert "was recreated" in job.wait_for("SinkFailed")["error"]
+    assert pipeline.rows() == pipeline.expected
+
+
+@pytest.mark.soak
+def test_a_job_that_is_killed_in_a_rest_reads_its_last_batch_again(pipeline: Pipeline, spark: SparkSession) -> None:
+    lsn = pipeline.write(put(1), put(2))
+    job = pipeline.process()
+    job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+    job.kill()
+    pipeline.write(put(2, "again"), Delete(ORDERS, {"id": 1}))
+    after = pipeline.apply_once(spark)
+    assert (after.total("rows"), after.total("stale")) == (5, 2)
+    assert pipeline.rows() == pipeline.expected
 
 
 @pytest.mark.crash

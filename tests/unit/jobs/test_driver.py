@@ -13,7 +13,7 @@ import pytest
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from jobs.driver import Source, _Group, session, tables_of
+from jobs.driver import Source, _Group, look_every_s, session, tables_of
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Phase, Record, begin_generation, list_generations
@@ -154,3 +154,8 @@ def test_settings_that_another_job_is_at_work_with_stay() -> None:
     finally:
         ended.set()
         thread.join()
+
+
+@pytest.mark.parametrize(("tables", "seconds"), [(1, 2), (400, 2), (1_000, 5), (5_000, 10)])
+def test_sinks_of_many_tables_are_asked_for_their_generations_less_often(tables: int, seconds: float) -> None:
+    assert look_every_s(tables) == seconds

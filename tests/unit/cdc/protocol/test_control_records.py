@@ -17,6 +17,7 @@ from cdc.protocol.control_records import (
     ShapeChange,
     SnapshotPhase,
     StreamedTransaction,
+    TableTexts,
     TopicIdentity,
     is_schema_key,
 )
@@ -31,6 +32,40 @@ def test_a_state_reads_back_as_it_was_written() -> None:
     topics = {"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)}
     written = replace(state(), phase=SnapshotPhase.COPYING, copied={TableName('S "1"', "é"): 3}, topics=topics)
     assert CaptureState.from_bytes(written.to_bytes(), WHAT) == written
+
+
+def test_the_texts_of_earlier_states_change_no_bytes() -> None:
+    orders, items = TableName("public", "orders"), TableName("public", "items")
+    first = replace(
+        state(),
+        copied={orders: 3, items: 4},
+        memberships={orders: "a", items: "b"},
+        topics={"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)},
+    )
+    states = [
+        first,
+        replace(first, commit_lsn=0x3000),
+        first.to_be_copied([orders]),
+        first.never_copied([orders]),
+        replace(first, memberships={orders: "a", items: "c"}),
+        replace(first, topics={}),
+        first,
+    ]
+    texts = TableTexts()
+    assert [one.to_bytes(texts) for one in states] == [one.to_bytes() for one in states]
+    assert [CaptureState.from_bytes(one.to_bytes(texts), WHAT) for one in states] == states
+
+
+def test_a_state_of_which_no_table_is_to_be_copied_stays_the_same_one() -> None:
+    """So that its tables are known to be those of the state before."""
+    orders, items = TableName("public", "orders"), TableName("public", "items")
+    before = replace(state(), copied={orders: 3}, memberships={orders: "a"})
+    assert before.to_be_copied([items]).never_copied([items]) is before
+    moved = before.published(
+        commit_lsn=1, seq=1, end_lsn=1, commit_time_ms=0, last_transaction=None, begun=None
+    ).never_copied(())
+    assert (moved.copied, moved.memberships) == (before.copied, before.memberships)
+    assert moved.memberships is before.memberships
 
 
 def test_another_batch_moves_the_position_and_nothing_else() -> None:

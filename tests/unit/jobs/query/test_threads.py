@@ -11,6 +11,7 @@ from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavaila
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.threads import EarlyEnd, QueryState, ended_early, store_told
+from jobs.query.topic_watch import TopicWatch
 from tests.databases import until
 
 
@@ -42,7 +43,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     plan = SinkPlan("s", nothing, 1, "p", KafkaSettings(bootstrap_servers="nowhere:1"), (), nothing, once=False)
 
     def watching(cluster: _Answers) -> Any:
-        topics = {"p.public.t": TopicFacts("a", 1, 0)}
+        topics = TopicWatch("s", {"p.public.t": TopicFacts("a", 1, 0)})
         return ended_early(plan, cast("Any", cluster), {}, topics, threading.Event())
 
     return watching

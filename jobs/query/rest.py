@@ -1,0 +1,86 @@
+"""Between two batches of a query that has applied all that was published: it rests until there is something new.
+
+Spark would ask the brokers five times a second where every partition ends. With thousands of them that alone takes a
+quarter of a core. Capture publishes a progress record with what it publishes, so one partition tells of all.
+
+A rest is a part of Spark's batch: the batch is committed when the rest is over. A job that is killed in it reads that
+batch again.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from cdc.model.errors import LockstepError
+
+_PARTITIONS_PER_S: Final = 200
+_LOOK_MIN_S: Final = 1.0
+_LOOK_MAX_S: Final = 30.0
+
+_SLICE_S: Final = 0.1
+"""How soon a rest ends that is to end."""
+
+_SILENT_S: Final = 1.0
+"""How long a rest waits after brokers that didn't answer."""
+
+
+def look_every_s(partitions: int) -> float:
+    """How often a resting query looks itself where so many partitions end. Pure.
+
+    The rows of a first copy come without progress records, and so does what others write.
+    """
+    return min(max(partitions / _PARTITIONS_PER_S, _LOOK_MIN_S), _LOOK_MAX_S)
+
+
+class Bell(Protocol):
+    """Rings soon after something was published. It may ring for nothing, and it may stay silent."""
+
+    def listen(self) -> None: ...
+
+    def rings(self, timeout_s: float) -> bool: ...
+
+    def ignore(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What a query asks while it rests.
+
+    ``is_behind`` says whether a progress record is known that isn't applied yet, and ``learn`` looks for new ones.
+    ``has_more`` asks the same of the topics themselves every ``look_s``, since that costs more. It may raise
+    LockstepError.
+    """
+
+    bell: Bell
+    learn: Callable[[], None]
+    is_behind: Callable[[], bool]
+    has_more: Callable[[], bool]
+    look_s: float
+    is_over: Callable[[], bool]
+    monotonic_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def until_news(self, *, look_now: bool = False) -> None:
+        """Return when something is to be read, or ``is_over``. Brokers that don't answer are waited for.
+
+        ``look_now``: ask ``has_more`` at once.
+        """
+        try:
+            look_at = self.monotonic_s() + (0 if look_now else self.look_s)
+            is_listening = False
+            while not self.is_over() and not self.is_behind():
+                try:
+                    if self.monotonic_s() >= look_at:
+                        if self.has_more():
+                            return
+                        look_at = self.monotonic_s() + self.look_s
+                    if not is_listening:
+                        self.bell.listen()
+                        is_listening = True
+                    if self.bell.rings(_SLICE_S):
+                        self.learn()
+                except LockstepError:  # the thread that follows the watermark reports it
+                    self.sleep(_SILENT_S)
+        finally:
+            self.bell.ignore()

@@ -1,0 +1,53 @@
+"""Whether the topics that a job reads are still those that it began with.
+
+Nothing else would notice. Spark and the tasks go on at their offsets, past a new topic's first records.
+"""
+
+import threading
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from cdc.kafka.topic_admin import TopicAdmin
+from jobs.query.resume_check import TopicFacts, check_same_topics
+
+TOPICS_AT_ONCE: Final = 200
+"""As many of the topics of which nothing was heard are asked about in one look: an answer about thousands takes the
+client a tenth of a second."""
+
+
+class TopicWatch:
+    """Asks the brokers about ``topics``. For several threads: each has a ``cluster`` of its own.
+
+    What a batch reads is asked about before it is applied. The rest is looked at in turn.
+    """
+
+    def __init__(self, sink: str, topics: Mapping[str, TopicFacts]) -> None:
+        self._sink = sink
+        self._topics = topics
+        self._names = list(topics)
+        self._turn = 0
+        self._lock = threading.Lock()
+        self._heard: set[str] = set()
+
+    def check(self, cluster: TopicAdmin, topics: Collection[str]) -> None:
+        """Raises PositionMismatch when one of these isn't the same, and Unavailable without an answer."""
+        if topics:
+            known = {topic: self._topics[topic] for topic in topics}
+            check_same_topics(self._sink, known, cluster.identities(list(known)))
+
+    def heard_of(self, topics: Collection[str]) -> None:
+        """Something of these was read: the next look is at them too."""
+        with self._lock:
+            self._heard.update(topics)
+
+    def look(self, cluster: TopicAdmin) -> None:
+        """Check those that were heard of since the last look, and the next ones of all. Raises as ``check``."""
+        with self._lock:
+            heard, self._heard = self._heard, set()
+        in_turn = self._names[self._turn : self._turn + TOPICS_AT_ONCE]
+        try:
+            self.check(cluster, heard.union(in_turn))
+        except BaseException:
+            self.heard_of(heard)
+            raise
+        self._turn = self._turn + TOPICS_AT_ONCE if self._turn + TOPICS_AT_ONCE < len(self._names) else 0

@@ -1,0 +1,80 @@
+"""Which topics are asked about when."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from cdc.model.errors import PositionMismatch, Unavailable
+from jobs.query.resume_check import TopicFacts
+from jobs.query.topic_watch import TOPICS_AT_ONCE, TopicWatch
+
+TOPICS = [f"t{number:04}" for number in range(2 * TOPICS_AT_ONCE + 1)]
+
+
+class _Brokers:
+    """Know every topic by the id ``a``, but for those that are in ``recreated``."""
+
+    def __init__(self) -> None:
+        self.recreated: set[str] = set()
+        self.asked: list[list[str]] = []
+        self.answers = True
+
+    def identities(self, topics: Sequence[str]) -> dict[str, tuple[str, int]]:
+        self.asked.append(sorted(topics))
+        if not self.answers:
+            raise Unavailable("no broker answers")
+        return {topic: ("b" if topic in self.recreated else "a", 1) for topic in topics}
+
+
+@pytest.fixture
+def brokers() -> Any:
+    return _Brokers()
+
+
+def watch(count: int = len(TOPICS)) -> TopicWatch:
+    return TopicWatch("s", {topic: TopicFacts("a", 1, 0) for topic in TOPICS[:count]})
+
+
+def test_few_topics_are_all_asked_about_each_time(brokers: Any) -> None:
+    few = watch(3)
+    few.look(brokers)
+    few.look(brokers)
+    assert brokers.asked == [TOPICS[:3], TOPICS[:3]]
+
+
+def test_many_topics_are_asked_about_in_turn(brokers: Any) -> None:
+    many = watch()
+    for _ in range(4):
+        many.look(brokers)
+    assert [len(topics) for topics in brokers.asked] == [TOPICS_AT_ONCE, TOPICS_AT_ONCE, 1, TOPICS_AT_ONCE]
+    assert {topic for topics in brokers.asked[:3] for topic in topics} == set(TOPICS)
+
+
+def test_a_topic_that_was_heard_of_is_asked_about_next(brokers: Any) -> None:
+    many = watch()
+    many.heard_of([TOPICS[-1]])
+    brokers.recreated = {TOPICS[-1]}
+    with pytest.raises(PositionMismatch, match="was recreated"):
+        many.look(brokers)
+
+
+def test_a_look_without_an_answer_forgets_nothing(brokers: Any) -> None:
+    many = watch()
+    many.heard_of([TOPICS[-1]])
+    brokers.answers = False
+    with pytest.raises(Unavailable):
+        many.look(brokers)
+    brokers.answers = True
+    many.look(brokers)
+    assert brokers.asked[0] == brokers.asked[1]
+
+
+def test_what_a_batch_reads_is_asked_about_and_nothing_else(brokers: Any) -> None:
+    many = watch()
+    brokers.recreated = {TOPICS[7]}
+    many.check(cast("Any", brokers), {TOPICS[3]})
+    many.check(cast("Any", brokers), set())
+    assert brokers.asked == [[TOPICS[3]]]
+    with pytest.raises(PositionMismatch, match="was recreated"):
+        many.check(cast("Any", brokers), {TOPICS[7]})
