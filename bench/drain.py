@@ -20,8 +20,8 @@ from cdc.kafka.topic_names import PROGRESS, control_topic
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.postgres.slot import wal_end
+from cdc.protocol.compiled_code import VARIABLE, KernelChoice
 from cdc.protocol.control_records import ProgressRecord
-from cdc.protocol.row_kernel import VARIABLE, KernelChoice
 from cdc.stream.row_encoding import chosen_row_encoding
 
 PHASE = "drain"

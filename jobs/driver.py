@@ -34,7 +34,7 @@ from jobs.generations.record import (
 )
 from jobs.generations.status import clear_stop, save_stop
 from jobs.query.job import SinkJob
-from jobs.query.sink_plan import SinkPlan
+from jobs.query.sink_plan import SinkPlan, may_go_on
 from jobs.report import (
     DefinitionDiffers,
     Report,
@@ -139,7 +139,7 @@ def run_sinks(
     for name, settings in sinks.items():
         source.tables_of(name, settings)
     stop = stop or threading.Event()
-    with session(source, stop, sinks.values(), opened=opened) as spark_session:
+    with session(source, stop, sinks.values(), follows=not once, opened=opened) as spark_session:
         return _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink).run()
 
 
@@ -150,12 +150,14 @@ def session(
     sinks: Collection[SinkSettings],
     *,
     bulk: bool = False,
+    follows: bool = False,
     opened: SparkSession | None = None,
 ) -> Iterator[SparkSession]:
     """A SparkSession for jobs of these sinks until the block ends, in which SIGTERM, SIGINT and SIGHUP set ``stop``.
 
     ``opened`` is used as it is and stays open; what ``open_session`` reads of the settings doesn't count then.
-    ``bulk``: see ``open_session``. Raises LockstepError when Spark doesn't start, and as ``chosen_sink_kernel``.
+    ``bulk``: see ``open_session``. ``follows``: jobs go on with what comes to the log. Raises LockstepError when Spark
+    doesn't start, and as ``chosen_sink_kernel``.
     """
     if opened is not None:
         with _stopped_by_signals(stop):
@@ -163,13 +165,13 @@ def session(
         return
     _logger.info("rows are written to sinks by %s", chosen_sink_kernel())
     libraries = {library for settings in sinks for library in settings.libraries}
-    is_continuous = source.spark.trigger == "continuous" and not bulk
+    long_batches = sum(may_go_on(settings, source.tables) for settings in sinks)
     started = open_session(
         source.spark,
         name=f"lockstep {source.pipeline}",
         bulk=bulk,
         libraries=libraries,
-        more_tasks=len(sinks) if is_continuous else 0,
+        more_tasks=long_batches if follows and source.spark.is_continuous else 0,
     )
     warm_up(started)
     try:
@@ -366,7 +368,8 @@ class _Group:
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
-        member.opened.generations.migrate()
+        if not member.started:
+            member.opened.generations.migrate()
         today = definition(member.settings)
         generations = [
             generation

@@ -34,7 +34,11 @@ _PATIENCE_S: Final = 30.0
 
 _WAIT_S: Final = 0.2
 _FOLLOW_WAIT_S: Final = 0.05
-"""How often one who follows the log is told that nothing has come: how soon it notices that it has to end."""
+_IDLE_WAIT_S: Final = 0.2
+"""How often one who follows the log is told that nothing has come: how soon it notices that it has to end. Soon after
+something has come it has more to do, as to tell how far it is."""
+
+_IDLE_AFTER_S: Final = 1.0
 
 _GATHER_S: Final = 0.002
 """What comes so soon after a record belongs to the same transactions, mostly."""
@@ -210,7 +214,8 @@ class LogReader:
         try:
             heard = time.monotonic()
             while True:
-                first = self._consumer.poll(_FOLLOW_WAIT_S)
+                is_idle = time.monotonic() - heard > _IDLE_AFTER_S
+                first = self._consumer.poll(_IDLE_WAIT_S if is_idle else _FOLLOW_WAIT_S)
                 messages: list[Any] = []
                 if first is not None:
                     messages = [first, *self._consumer.consume(_MESSAGES_AT_ONCE, _GATHER_S)]

@@ -1,40 +1,44 @@
-"""Where batches pass one at a time, and none while somebody holds the gate."""
+"""Where those go in who write to a generation, and nobody while somebody holds the gate."""
 
 import threading
 
 
 class BatchGate:
-    """Between a query's batches and whoever wants them to pause. Safe for several threads."""
+    """Between a query's batches, the column backfill beside them, and whoever wants them to pause.
 
-    def __init__(self) -> None:
+    Safe for several threads. Up to ``at_once`` are inside at the same time.
+    """
+
+    def __init__(self, at_once: int = 1) -> None:
         self._changed = threading.Condition()
-        self._busy = self._held = self._closed = False
-        self._waiting = 0
+        self._at_once = at_once
+        self._held = self._closed = False
+        self._inside = self._waiting = 0
 
     def enter(self) -> bool:
         """Wait until the gate is open, and go in; False when it was closed for good."""
         with self._changed:
             self._waiting += 1
-            self._changed.wait_for(lambda: self._closed or not (self._held or self._busy))
+            self._changed.wait_for(lambda: self._closed or not (self._held or self._inside >= self._at_once))
             self._waiting -= 1
-            self._busy = not self._closed
-            return self._busy
+            self._inside += not self._closed
+            return not self._closed
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the one inside keeps somebody waiting."""
+        """Whether those inside keep somebody waiting."""
         return self._closed or self._held or self._waiting > 0
 
     def leave(self) -> None:
         with self._changed:
-            self._busy = False
+            self._inside -= 1
             self._changed.notify_all()
 
     def hold(self, timeout_s: float) -> bool:
-        """Let nobody in; whether the one inside has left in time. The gate is held in any case."""
+        """Let nobody in; whether those inside have left in time. The gate is held in any case."""
         with self._changed:
             self._held = True
-            return self._changed.wait_for(lambda: not self._busy, timeout_s)
+            return self._changed.wait_for(lambda: not self._inside, timeout_s)
 
     def release(self) -> None:
         with self._changed:
@@ -46,9 +50,14 @@ class BatchGate:
         """Whether nobody gets in any more."""
         return self._closed
 
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Wait until the gate is closed, but no longer than this; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed, timeout_s)
+
     def close(self, timeout_s: float) -> bool:
-        """Let nobody in any more; whether the one inside has left in time."""
+        """Let nobody in any more; whether those inside have left in time."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._busy, timeout_s)
+            return self._changed.wait_for(lambda: not self._inside, timeout_s)

@@ -52,6 +52,7 @@ class SinkJob:
         self._stop = stop
         self._report = report
         self._known_shapes: Sequence[SchemaRecord] = ()
+        self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -121,21 +122,38 @@ class SinkJob:
             task = self._task(log, computed, start, fence=opened.sink.claim())
             backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
             topics = TopicWatch(plan.name, log.topics)
-            with ended_early(plan, cluster, log.tables, topics, self._stop) as early:
+            with ended_early(plan, cluster, log.tables, topics) as early:
                 by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
-                SinkQuery(
-                    QueryPlan(plan, task, checkpoint, start, by_topic, topics, log.partitions, backfill, log.deletes),
-                    self._spark,
-                    keeper,
-                    stop=early.ending,
-                    leaving=self._stop,
-                    report=self._report,
-                ).run()
+                reached = self._reached_of(checkpoint.location, stored)
+                query_plan = QueryPlan(
+                    plan, task, checkpoint, start, by_topic, topics, log.partitions, backfill, log.deletes, reached
+                )
+                try:
+                    SinkQuery(
+                        query_plan,
+                        self._spark,
+                        keeper,
+                        stop=early.ending,
+                        leaving=self._stop,
+                        report=self._report,
+                    ).run()
+                finally:
+                    self._reached = (checkpoint.location, {**reached, **keeper.reached})
             if early.failure is not None:
                 raise early.failure
             return early.ending.is_set() and not self._stop.is_set()
         finally:
             opened.sink.close()
+
+    def _reached_of(self, location: str, stored: Progress | None) -> Offsets:
+        """Where the last query got to, if it had this checkpoint.
+
+        No further than the destination says: it may have been put back to an earlier state since.
+        """
+        known, reached = self._reached
+        if known != location or stored is None:
+            return {}
+        return {at: min(offset, stored.next_offsets.get(at, 0)) for at, offset in reached.items()}
 
     def _prepare(self, opened: OpenedSink, log: LogFacts) -> tuple[Columns, AddedValues]:
         """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack."""

@@ -55,6 +55,7 @@ class ProgressKeeper:
         self._applied: Offsets = {} if stored is None else dict(stored.next_offsets)
         self._skipped: Offsets = dict(skipped or {})
         self._left_at_ms = dict(left_at_ms or {})
+        self._reached: Offsets = {}
         self._written: dict[TopicPartition, int] = {}
         self._rejected = 0 if stored is None else stored.rejected
         self._saved_at_ms = now_ms()
@@ -88,6 +89,11 @@ class ProgressKeeper:
         with self._lock:
             return any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items())
 
+    def reached(self) -> Offsets:
+        """Where those partitions are read on that a batch has told of: everything before is applied, and stored so."""
+        with self._lock:
+            return dict(self._reached)
+
     def batch_applied(
         self, ends: Offsets, *, rejected: int, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
     ) -> Progress:
@@ -116,7 +122,10 @@ class ProgressKeeper:
             if self._beyond is not None:
                 self._beyond.advance({**self._applied, **self._skipped})
                 self._read_at_ms = self._beyond.behind_since_ms or self._read_at_ms
-            return self._save()
+            progress = self._save()
+            for at, end in ends.items():
+                self._reached[at] = max(end, self._reached.get(at, 0))
+            return progress
 
     def learn(self, records: Iterable[ProgressRecord]) -> Progress | None:
         """Take new progress records; store and return the progress when the watermark rises, or after a long time."""

@@ -6,7 +6,7 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
 from typing import Any, Final
@@ -33,7 +33,7 @@ from jobs.query.failures import Backoff, spark_error
 from jobs.query.long_batches import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
 from jobs.query.rest import Rest, look_every_s
-from jobs.query.sink_plan import SinkPlan
+from jobs.query.sink_plan import SinkPlan, may_go_on
 from jobs.query.start_position import StartPosition
 from jobs.query.threads import (
     POLL_S,
@@ -64,6 +64,10 @@ _TOPICS_MAX: Final = 64
 """Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
 
 
+_LOOK_S: Final = 1.0
+"""How often Spark is asked whether a query goes on that has no end of its own: that is a call into the JVM."""
+
+
 class _Stopping(Exception):
     """Ends a query from inside its batch because the job is asked to stop."""
 
@@ -74,7 +78,7 @@ class QueryPlan:
 
     ``topics`` watches them, and ``partitions`` are all of theirs. ``deletes``: some of them lose records with time.
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
-    else the gate was closed.
+    else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
     """
 
     sink: SinkPlan
@@ -86,6 +90,7 @@ class QueryPlan:
     partitions: Sequence[TopicPartition]
     backfill: Callable[[BatchGate], bool] | None = None
     deletes: bool = False
+    reached: Offsets = field(default_factory=dict)
 
 
 class SinkQuery:
@@ -101,7 +106,10 @@ class SinkQuery:
         leaving: Event,
         report: Reporter,
     ) -> None:
-        """``stop`` ends this query, ``leaving`` says that no other one is to follow in this process."""
+        """``stop`` ends this query; ``leaving`` does so too, and says that no other one follows in this process.
+
+        ``leaving`` sets ``stop``.
+        """
         self._plan = plan.sink
         self._spark = spark
         self._task = plan.task
@@ -130,12 +138,15 @@ class SinkQuery:
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
         self._state = QueryState()
-        self._gate = BatchGate()
+        # A column backfill goes on beside the batches: newer tags win. It would take those back that rewrite rows of
+        # the same tag, so it takes turns with them.
+        self._gate = BatchGate(at_once=1 if task.overwrite_equal_tags else 2)
         self._long_batches = self._make_long_batches()
         self._batch_id, self._part_began = -1, 0.0
         self._opened = self._plan.opened()  # for a thread of its own
         self._lease = GenerationLease(self._opened.records, task.generation, self._gate)
         self._previous_ends: tuple[int, Offsets] | None = None
+        self._reached_before = plan.reached
         self._compiles = True
 
     def run(self) -> None:
@@ -179,12 +190,23 @@ class SinkQuery:
             query = None
             if not self._is_over():
                 query = self._start()
-                while self._goes_on(query) and not self._is_over():
-                    state.ended.wait(POLL_S)
+                self._wait_for(query)
             self._end(query)
         return query
 
+    def _wait_for(self, query: StreamingQuery) -> None:
+        """Return when Spark has ended the query, or it is to be ended."""
+        look_at = 0.0
+        while not self._is_over():
+            if time.monotonic() >= look_at:
+                if not self._goes_on(query):
+                    return
+                look_at = time.monotonic() + (POLL_S if self._plan.once else _LOOK_S)
+            self._state.ended.wait(POLL_S)
+
     def _is_over(self) -> bool:
+        if self._leaving.is_set():
+            self._stop.set()
         return self._stop.is_set() or self._state.failure is not None
 
     def _goes_on(self, query: StreamingQuery) -> bool:
@@ -215,12 +237,9 @@ class SinkQuery:
         return self._writers[is_long][1]
 
     def _make_long_batches(self) -> LongBatches | None:
-        """Where the task reads the log itself, from one end of the driver's to its other, and may go on for long."""
         plan, spark = self._plan, self._plan.spark
-        if spark.trigger != "continuous" or plan.once or plan.bulk or plan.settings.likes_large_batches:
+        if not spark.is_continuous or plan.once or plan.bulk or not may_go_on(plan.settings, plan.tables):
             return None
-        if self._task.client is None or self._task.versions:
-            return None  # Spark reads the log; or since when versions are complete has to be asked for each batch
         return LongBatches(self._gate, self._told, seconds=spark.continuous_s, rows_max=spark.small_batch_rows)
 
     def _start(self) -> StreamingQuery:
@@ -352,7 +371,7 @@ class SinkQuery:
 
     def _takes_slot(self) -> bool:
         """Whether this batch may be a long one; then the slot has to be given back."""
-        if self._long_batches is None or self._state.filling.is_set():
+        if self._long_batches is None:
             return False
         return SLOTS.take(self._spark.sparkContext.defaultParallelism)
 
@@ -390,9 +409,9 @@ class SinkQuery:
         """Where a batch begins: where its predecessor has got to, else the query's start position."""
         if self._previous_ends is not None and self._previous_ends[0] == batch_id - 1:
             return self._previous_ends[1]
-        if batch_id:
-            return self._checkpoint.end_offsets(batch_id - 1)
-        return dict(self._start_position.offsets or {})
+        starts = self._checkpoint.end_offsets(batch_id - 1) if batch_id else dict(self._start_position.offsets or {})
+        # The checkpoint doesn't know how far a long batch got behind its range.
+        return starts | {at: max(offset, starts.get(at, 0)) for at, offset in self._reached_before.items()}
 
     def _records(self, frame: DataFrame, wanted_ranges: Sequence[Range], *, tasks_max: int) -> DataFrame:
         """The batch's records, or the ranges of the log that tasks read; each partition belongs to one task."""
@@ -425,7 +444,7 @@ class SinkQuery:
                 raise first
             retry_in_s = backoff.next_s(first)
             self._report(SinkWaiting(self._task.sink, first.message, retry_in_s))
-            if self._stop.wait(retry_in_s):
+            if self._gate.wait_closed(retry_in_s):
                 raise _Stopping
 
     def _keep_rejections(self, result: Result) -> None:

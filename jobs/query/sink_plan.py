@@ -8,7 +8,7 @@ from cdc.model.table import TableName
 from jobs.executor.task_input import OpenSink
 from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink
-from sinks.registry import SinkSettings, open_sink
+from sinks.registry import SinkSettings, history_tables, open_sink
 
 
 @dataclass(frozen=True)
@@ -36,3 +36,12 @@ class SinkPlan:
     def opened(self) -> OpenedSink:
         """Open the sink for this generation: one object per thread that uses it. Raises what opening it raises."""
         return self.open(self.name, self.settings, self.generation)
+
+
+def may_go_on(settings: SinkSettings, tables: Sequence[TableName]) -> bool:
+    """Whether a task of a sink of these tables can go on with what comes to the log after its range. Pure.
+
+    It has to read the log itself, which can't evaluate expressions, and a history asks for each batch since when its
+    versions are complete.
+    """
+    return not (settings.likes_large_batches or settings.expressions() or history_tables(settings, tables))

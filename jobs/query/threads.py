@@ -16,9 +16,7 @@ Spark's own               the checkpoint, the task's results     the destination
 ``tasks-<sink>``          what the task of a long batch has      progress, reports, the batch's     ``ended``
 ``listen_to_tasks``       applied, whether the gate is wanted    end, ``failure``
 ``columns-<sink>``        the destination's rows                 the rows that lack a column, step  all rows have it,
-``fill_columns``                                                 by step through the batch gate     or the gate closed
-``stop-<sink>``           the job's ``stop``                     ``ending``                         the query is over
-``ended_early``
+``fill_columns``                                                 by step, beside the batches        or the gate closed
 ``schema-<sink>``         ``__schema``, the topics' identities   ``ending``, ``failure``            soon after the
 ``ended_early``                                                                                     query; not awaited
 ========================  =====================================  =================================  ==================
@@ -196,19 +194,10 @@ def ended_early(
     cluster: TopicAdmin,
     tables: Mapping[TableName, Table],
     topics: TopicWatch,
-    stop: threading.Event,
 ) -> Iterator[EarlyEnd]:
-    """Set ``ending`` when the job is asked to stop, a table has got another shape, or a topic isn't the same.
-
-    The last of these is a ``failure`` too.
-    """
+    """Set ``ending`` when a table has got another shape, or a topic isn't the same. The latter is a ``failure`` too."""
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables)
-
-    def pass_on_stop() -> None:
-        while not over.is_set() and not early.ending.is_set():
-            if stop.wait(POLL_S):
-                early.ending.set()
 
     def watch_log() -> None:
         while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
@@ -225,8 +214,6 @@ def ended_early(
                 early.failure = error
                 early.ending.set()
 
-    passing = threading.Thread(target=pass_on_stop, name=f"stop-{plan.name}", daemon=True)
-    passing.start()
     if not plan.once:
         # Nobody waits for its end, which may take as long as brokers that don't answer.
         threading.Thread(target=watch_log, name=f"schema-{plan.name}", daemon=True).start()
@@ -234,4 +221,3 @@ def ended_early(
         yield early
     finally:
         over.set()
-        passing.join()

@@ -18,12 +18,12 @@ import pyarrow.compute
 import pyspark.worker
 from pyspark import daemon
 
-import jobs.executor.deliver
+import jobs.executor.long_batch
 import sinks.registry
 from jobs.settings import LIBRARIES_VARIABLE
 
 # Only loaded here: nothing may open a connection or start a thread before the fork.
-PRELOADED = (orjson, pyarrow, pyarrow.compute, pyspark.worker, jobs.executor.deliver, sinks.registry)
+PRELOADED = (orjson, pyarrow, pyarrow.compute, pyspark.worker, jobs.executor.long_batch, sinks.registry)
 
 
 def load_libraries() -> None:

@@ -244,7 +244,7 @@ def test_a_job_that_is_killed_in_a_rest_reads_its_last_batch_again(pipeline: Pip
 @pytest.mark.soak
 def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write_traffic(300)
-    with pipeline.process(max_offsets_per_trigger=300) as job:
+    with pipeline.process(trigger="micro-batch", max_offsets_per_trigger=300) as job:
         job.wait_for("StatusReport", batch_id=2)
         job.kill()
     lsn = pipeline.write_traffic(20, seed=2)
@@ -333,6 +333,26 @@ def test_a_long_batch_ends_by_itself_and_the_next_goes_on_from_there(pipeline: P
     # Nor does anything depend on the long batches when the log is read in the other way.
     assert pipeline.apply_once(spark).total("rejected") == 0
     assert pipeline.rows() == pipeline.expected
+
+
+def test_what_a_long_batch_has_read_before_a_new_shape_is_not_read_again(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.write(put(1))
+    wider = table(*ORDERS.columns, column("extra"))
+    with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        lsn = pipeline.write(*(put(number) for number in range(2, 100)))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        rows, since = job.total("rows"), len(job.reports)
+        pipeline.log.publish_shapes([wider])
+        job.wait_for("SinkStarted", since=since)
+        row = {"id": 100, "note": "after", "amount": "2", "extra": "new"}
+        lsn = pipeline.log.commit([Put(wider, row)])
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    assert (rows, job.total("rows")) == (99, 100)
+    assert len(pipeline.rows()) == 100
 
 
 def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, spark: SparkSession) -> None:

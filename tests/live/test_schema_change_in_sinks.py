@@ -15,7 +15,7 @@ import orjson
 import psycopg
 import pytest
 import sqlalchemy
-from opensearchpy import OpenSearch
+from opensearchpy import NotFoundError, OpenSearch
 from pyspark.sql import SparkSession
 from redis import Redis
 
@@ -87,9 +87,9 @@ class Followed:
             "spark": spark_settings(self.directory),
         }
 
-    def rebuild(self, kind: str) -> Rebuild:
+    def rebuild(self, kind: str, *, switch_over: bool = False) -> Rebuild:
         """A rebuild in this process."""
-        return Rebuild(self.spark, self.config, self.sinks[kind])
+        return Rebuild(self.spark, self.config, self.sinks[kind], switch_over=switch_over)
 
     def rebuild_process(self, kind: str) -> subprocess.Popen[bytes]:
         """`lockstep rebuild` in a process group of its own, to be killed."""
@@ -121,8 +121,9 @@ class Followed:
                 document: Any = cache.hget(f"{name}:g1:public.t:{key}", "v")
                 return None if document is None else dict(orjson.loads(document))
         if kind == "search":
-            with OpenSearch(hosts=[self.endpoints.opensearch_url]) as search:
+            with OpenSearch(hosts=[self.endpoints.opensearch_url]) as search, contextlib.suppress(NotFoundError):
                 return dict(search.get(index=f"{name}.public.t", id=str(key))["_source"])
+            return None
         with psycopg.connect(self.endpoints.warehouse_dsn) as connection:
             row = connection.execute(f"select to_jsonb(t) from {name}.t where id = %s", (key,)).fetchone()
             return None if row is None else dict(row[0])
@@ -210,25 +211,59 @@ def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
         assert job.stop() == 0
 
 
+@pytest.mark.parametrize("kind", ["cache", "search"])
 def test_rows_go_on_to_be_applied_while_others_get_a_default(
-    database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch
+    database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The watermark alone waits: it says that rows from before are as at the source, too."""
     monkeypatch.setattr("jobs.query.column_backfill._ROWS", 1)  # so that it takes a while
-    database.execute(SETUP[0], SETUP[1], "insert into t select n, 'a' || n, n from generate_series(1, 5000) n")
-    followed = follow("cache")
+    rows = 5000 if kind == "cache" else 2000
+    database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
+    followed = follow(kind)
     with followed.job() as job:
         followed.wait_applied(job)
         since = len(job.reports)
         database.execute("alter table t add d int not null default 5")
         job.wait_for("ColumnBackfillProgress", since=since)
-        database.execute("insert into t values (9001, 'new', 1, null, 7)")
+        started = sum(report["report"] == "SinkStarted" for report in job.reports)
+        for key in range(9001, 9006):
+            database.execute(f"insert into t values ({key}, 'new', 1, null, 7)")
+            followed.wait_shown(kind, key, d=7)
+        batches = {report["batch_id"] for report in job.reports[since:] if report["report"] == "StatusReport"}
+        assert len(batches) <= 1, "the batch goes on meanwhile"
+        # Rows that others are about to get a default for.
+        database.execute(f"delete from t where id = {rows}", f"update t set d = 8, a = 'late' where id = {rows - 1}")
         lsn = emit_heartbeat(database.connection)
-        followed.wait_shown("cache", 9001, d=7)
+        followed.wait_shown(kind, rows - 1, d=8, a="late")
         assert not any(report.get("is_over") for report in job.reports[since:]), "it is in the middle of the others"
         over = job.wait_for("ColumnBackfillProgress", since=since, is_over=True)
         raised = job.wait_until(lambda seen: seen.get("watermark_lsn", 0) >= lsn, 60, since)
         assert job.reports.index(over) < job.reports.index(raised)
+        assert started == sum(report["report"] == "SinkStarted" for report in job.reports)
+        followed.assert_equal()
+        assert job.stop() == 0
+
+
+def test_another_column_comes_and_readers_are_switched_while_rows_get_a_default(
+    database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.query.column_backfill._ROWS", 1)  # so that it takes a while
+    database.execute(SETUP[0], SETUP[1], "insert into t select n, 'a' || n, n from generate_series(1, 3000) n")
+    followed = follow("cache")
+    with followed.job() as job:
+        followed.wait_applied(job)
+        since = len(job.reports)
+        database.execute("alter table t add d int not null default 5")
+        job.wait_for("ColumnBackfillProgress", since=since, columns=["d"])
+        database.execute("alter table t add e text default 'e'", "insert into t (id, d, e) values (9001, 7, 'f')")
+        both = job.wait_until(lambda seen: set(seen.get("columns", ())) == {"d", "e"}, 60, since)
+        assert not any(report.get("is_over") and report.get("rows") == 3000 for report in job.reports[since:])
+        followed.wait_shown("cache", 9001, d=7, e="f")
+        assert followed.rebuild("cache", switch_over=True).finish().is_live
+        since = job.reports.index(both)
+        job.wait_for("ColumnBackfillProgress", since=since, is_over=True)
+        followed.captured.wait_quiet()
+        followed.wait_applied(job)
         followed.assert_equal()
         assert job.stop() == 0
 

@@ -62,3 +62,25 @@ def test_closing_tells_when_a_batch_does_not_end() -> None:
     assert not gate.close(0.01)
     gate.leave()
     assert not gate.enter()
+
+
+def test_two_go_in_side_by_side_and_a_hold_waits_for_both() -> None:
+    gate = BatchGate(at_once=2)
+    assert gate.enter()
+    assert gate.enter()
+    assert not gate.is_wanted
+    gate.leave()
+    assert not gate.hold(0.01)
+    gate.leave()
+    assert gate.hold(0)
+
+
+def test_who_waits_for_nothing_else_is_woken_by_the_end() -> None:
+    gate = BatchGate()
+    assert not gate.wait_closed(0.01)
+    closed = threading.Event()
+    waiting = threading.Thread(target=lambda: gate.wait_closed(60) and closed.set())
+    waiting.start()
+    gate.close(0)
+    assert closed.wait(30)
+    waiting.join()

@@ -55,6 +55,16 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[bool | Unavailable]:
     return found
 
 
+def test_a_query_goes_on_where_the_last_one_got_to_but_no_further_than_the_destination() -> None:
+    at, other = ("t", 0), ("t", 1)
+    job = _Job(LockstepError("never"))
+    job._reached = ("g1", {at: 9, other: 4})
+    stored = Progress({at: 7, other: 5}, 0, 0, 0, {})
+    assert job._reached_of("g1", stored) == {at: 7, other: 4}
+    assert job._reached_of("g1-1", stored) == {}
+    assert job._reached_of("g1", None) == {}
+
+
 _AWAY = Unavailable("the brokers don't answer", retry_after_s=0.01)
 
 

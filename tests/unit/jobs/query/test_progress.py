@@ -134,6 +134,20 @@ def test_a_sink_that_is_behind_does_not_look_as_if_it_had_been_here() -> None:
     assert kept.batch_applied({(TOPIC, 0): 26}, rejected=0).updated_at_ms == clock.now_ms
 
 
+def test_only_what_batches_told_of_counts_as_reached() -> None:
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    stored = Progress({(TOPIC, 0): 5, (TOPIC, 1): 7}, 100, 0, 0, {TOPIC: "id"})
+    kept = ProgressKeeper(
+        opened.generations, Watermark([TOPIC]), stored=stored, topic_ids={TOPIC: "id"}, now_ms=Clock(), **KEPT
+    )
+    assert kept.reached == {}
+    kept.batch_applied({(TOPIC, 0): 3}, rejected=0)
+    kept.batch_applied({(TOPIC, 0): 2}, rejected=0)
+    assert kept.reached == {(TOPIC, 0): 3}
+
+
 def test_after_a_gap_the_watermark_stays_and_what_is_read_is_known() -> None:
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])

@@ -1,6 +1,5 @@
 """What runs beside a query."""
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -44,7 +43,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def watching(cluster: _Answers) -> Any:
         topics = TopicWatch("s", {"p.public.t": TopicFacts("a", 1, 0)})
-        return ended_early(plan, cast("Any", cluster), {}, topics, threading.Event())
+        return ended_early(plan, cast("Any", cluster), {}, topics)
 
     return watching
 
