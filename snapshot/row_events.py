@@ -82,6 +82,10 @@ class RowEvents:
         """The value that says that a key is gone."""
         return self._value(b"d", b"null")
 
+    def of_truncate(self) -> bytes:
+        """The value that says that all rows of before are gone, of a table without a key."""
+        return self._value(b"t", b"null")
+
     def _value(self, op: bytes, row: bytes) -> bytes:
         return event_value(
             op,
