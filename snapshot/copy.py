@@ -1,8 +1,4 @@
-"""Copies tables into their topics: rows become ``r`` events tagged (consistent point, 0), with a ledger in the state.
-
-A table is in the ledger once its last row is committed. After an interruption of the first copy, tables that are not
-in it are copied whole, under a new snapshot with a later consistent point. A row that changed in between has events in
-the stream, and the last of them has the content that the later snapshot saw. So both orders end in the same state.
+"""Copies tables in the middle of the stream: rows become ``r`` events tagged (consistent point, 0).
 
 A table that joins later, or that changed without events, is copied in the middle of the stream. Everything committed
 before the consistent point has been published then, and nothing after it. So the order of the log is the order of the
@@ -10,7 +6,7 @@ tags, also for the deletes of keys that the table no longer has. Rows of chosen 
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -19,7 +15,7 @@ from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.settings import CaptureSettings
 from cdc.model.table import Table, TableName
-from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
 from snapshot.row_events import EncodedRow, Line, RowEvents
@@ -85,6 +81,8 @@ class Publisher(Protocol):
     def send(self, topic: str, key: bytes, value: bytes | None, extra: bytes | Headers | None = None) -> None: ...
 
     def send_rows(self, topic: str, rows: Sequence[EncodedRow]) -> None: ...
+
+    def send_beside_state(self, key: bytes, value: bytes | None) -> None: ...
 
     def commit(
         self,
@@ -225,45 +223,6 @@ class _TableCopy:
             raise Interrupted
 
 
-def copy_tables(
-    *,
-    reader: Reader,
-    publisher: Publisher,
-    tables: Mapping[TableName, PublishedTable],
-    state: CaptureState,
-    consistent_point: int,
-    settings: CaptureSettings,
-    stopping: Callable[[], bool],
-    report: Callable[[CopyProgress], None],
-) -> CaptureState:
-    """Copy what the ledger lacks; returns the committed state: DONE, or COPYING when ``stopping`` came first."""
-    for name, published in tables.items():
-        if name in state.copied:
-            continue
-        copy = _TableCopy(
-            published,
-            reader=reader,
-            publisher=publisher,
-            state=state,
-            consistent_point=consistent_point,
-            settings=settings,
-            stopping=stopping,
-            report=report,
-        )
-        try:
-            rows = copy.rows()
-        except Interrupted:
-            return state
-        state = replace(state, copied={**state.copied, name: rows})
-        publisher.commit(state)
-        copy.finished(rows)
-        if stopping():
-            return state
-    state = replace(state, phase=SnapshotPhase.DONE)
-    publisher.commit(state, covering=[published.topic for published in tables.values()])
-    return state
-
-
 def copy_into_stream(
     published: PublishedTable,
     *,
@@ -301,6 +260,8 @@ def copy_into_stream(
     if leaves:
         rows = state.copied.get(name, 0) + copy.rows(leaves)
     else:
+        # Keys of an append-only table are all the same, so nothing is ever left of them to delete. All that is there
+        # goes at once: rows that come again, also those of a copy that was interrupted, would be twice.
         if not published.table.key:
             copy.truncate()
         with live_keys(published.topic) if published.table.key else nullcontext(set[bytes]()) as vanished:

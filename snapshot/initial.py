@@ -1,17 +1,19 @@
-"""The first copy of all tables: slot, handoff, every row as the slot's snapshot shows it, and a ledger in the state.
+"""The first copy of all tables: slot, handoff, every row as the slot's snapshot shows it, and a ledger of what is done.
 
-The state names the slot before the slot is made, so that whatever was interrupted is known to be ours.
+The state names the slot before the slot is made, so that whatever was interrupted is known to be ours. After that,
+``snapshot.ledger`` says what has to be copied again.
 """
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
 import psycopg
 
 from cdc.capture.published_table import PublishedTable
+from cdc.kafka.control_topics import read_copied_ranges
 from cdc.model.errors import PositionMismatch
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import Table, TableName
@@ -20,11 +22,15 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.replication import CreatedSlot, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import drop_slot, find_slot, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
+from cdc.protocol.membership import Membership
 from cdc.stream.source_checks import not_published, require_slot
 from cdc.stream.topics import require_empty_topics, topic_identities
-from snapshot.copy import CopyProgress, copy_tables
+from snapshot.copy import CopyProgress
+from snapshot.ledger import CopyLedger, CopyRun, FirstSnapshot, shape_text, why_not_resumable
+from snapshot.one_by_one import OneByOne
 from snapshot.preparation import create_missing_publication, require_ready, waiting_for_slot
-from snapshot.ranges import parts
+from snapshot.ranges import Part, Relation, parts
+from snapshot.row_rate import RowRate
 from snapshot.table_reader import SnapshotReader
 from snapshot.worker import Job
 from snapshot.workers import CopyWorkers, copy_side_by_side
@@ -106,7 +112,7 @@ class InitialSnapshot:
                 slot = holder.create_slot(pipeline.slot, temporary=False, while_waiting=waiting)
             else:
                 require_slot(sql, state)
-                self._say("the snapshot was interrupted: copying the tables that are missing")
+                self._say("the snapshot was interrupted: copying what is missing")
                 own_name = temporary_slot_name(pipeline.slot)
                 slot = holder.create_slot(own_name, temporary=True, while_waiting=waiting)
             lock_timeout_ms = pipeline.snapshot.lock_timeout_ms
@@ -117,8 +123,8 @@ class InitialSnapshot:
                 missing = [name for name in names if name not in shapes or name not in memberships]
                 if missing:
                     raise not_published(pipeline, sql, missing)
-                reader.lock_unchanged(memberships, pipeline.publication, sql)
                 now_ms = time.time_ns() // 1_000_000
+                first: FirstSnapshot | None = None
                 if state.phase is SnapshotPhase.CREATING:
                     point = slot.consistent_point
                     state = replace(
@@ -129,75 +135,170 @@ class InitialSnapshot:
                         seq=SNAPSHOT_SEQ,
                         end_lsn=point,
                         commit_time_ms=now_ms,
+                        first_snapshot=reader.snapshot(),
                     )
+                else:
+                    first = FirstSnapshot(state.first_snapshot, reader.next_xid())
+                plan = self._plan(reader, shapes, memberships, state, slot, first)
+                state = state.never_copied(plan.put_off)
                 # What an interrupted copy recorded stays: if a table differs from it now, rows may have gone without an
                 # event. The stream copies it once more then, and deletes them.
-                now = {name: memberships[name].to_text() for name in names}
+                now = {name: memberships[name].to_text() for name in names if name not in plan.put_off}
                 # Its rows are as of now: a source that is put back to before this lacks what they show.
-                state = replace(state, memberships={**now, **state.memberships}, handoff=slot.consistent_point)
-                self._say(f"handoff at {format_lsn(state.handoff)}, copying {len(shapes)} tables")
-                publisher.commit(state, _records(shapes, state, slot.consistent_point))
-                state = self._copy_side_by_side(publisher, reader, shapes, state, slot)
-                if self._stopping():
-                    return state
-                return copy_tables(
-                    reader=reader,
-                    publisher=publisher,
-                    tables={name: self._publish(table) for name, table in shapes.items()},
-                    state=state,
-                    consistent_point=slot.consistent_point,
-                    settings=pipeline.capture,
-                    stopping=self._stopping,
-                    report=self._copied,
+                state = replace(
+                    state,
+                    memberships={**now, **state.memberships},
+                    handoff=slot.consistent_point,
+                    copied={**state.copied, **{name: plan.ledger.rows[name] for name in plan.complete}},
                 )
+                self._say(f"handoff at {format_lsn(state.handoff)}, copying {len(plan.tables)} tables")
+                publisher.commit(state, _records(plan.tables, slot.consistent_point, state.epoch))
+                state = self._copy(publisher, reader, plan, state, slot)
+                lacking = [name for name in names if name not in state.copied and name not in plan.put_off]
+                if self._stopping() or lacking:
+                    return state
+                for key in plan.ledger.record_keys():
+                    publisher.send_beside_state(key, None)
+                state = replace(state, phase=SnapshotPhase.DONE, first_snapshot="")
+                publisher.commit(state, covering=list(pipeline.topics().values()))
+                return state
 
-    def _copy_side_by_side(
+    def _plan(
+        self,
+        reader: SnapshotReader,
+        shapes: Mapping[TableName, Table],
+        memberships: Mapping[TableName, Membership],
+        state: CaptureState,
+        slot: CreatedSlot,
+        first: FirstSnapshot | None,
+    ) -> "_Plan":
+        """What is to be copied now. ``first`` is the first snapshot, where this is a later one."""
+        pipeline, settings = self._pipeline, self._pipeline.snapshot
+        run = CopyRun(
+            slot=pipeline.slot,
+            epoch=state.epoch,
+            begun_lsn=state.commit_lsn,
+            point_lsn=slot.consistent_point,
+            shapes={name: shape_text(table, memberships[name]) for name, table in shapes.items()},
+        )
+        recorded = read_copied_ranges(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+        ledger = CopyLedger(run, recorded)
+        tables: dict[TableName, Table] = {}
+        put_off: set[TableName] = set()
+        by_keys: dict[bool, list[Relation]] = {True: [], False: []}
+        for name, table in shapes.items():
+            if name in state.copied:
+                continue
+            relations = reader.relations(table)
+            if first is not None and not table.key:
+                why = why_not_resumable(
+                    table,
+                    relations,
+                    is_unchanged=state.memberships.get(name) == memberships[name].to_text(),
+                    first=first,
+                )
+                if why:
+                    self._say(f"{name}: its copy can't go on, since {why}; the stream begins, then it is copied whole")
+                    put_off.add(name)
+                    continue
+            tables[name] = table
+            by_keys[bool(table.key)] += relations
+        reader.rest()
+        published = {name: self._publish(table) for name, table in tables.items()}
+        intervals = ledger.intervals()
+        # An update of a row that moved to a copied range may leave out a large value that was never copied.
+        newer = [name for name, of in published.items() if first is not None and first.text and of.toast is not None]
+        missing = [
+            *parts(by_keys[True], settings.range_bytes, intervals, newer=newer),
+            *parts(by_keys[False], min(settings.range_bytes, pipeline.capture.batch_bytes), intervals),
+        ]
+        relations = [*by_keys[True], *by_keys[False]]
+        ledger.begin(relations, missing)
+        return _Plan(
+            ledger=ledger,
+            tables=published,
+            memberships=memberships,
+            relations=relations,
+            parts=missing,
+            put_off=put_off,
+            estimated={name: reader.estimated_rows(table) for name, table in tables.items()},
+            first=first,
+        )
+
+    def _copy(
         self,
         publisher: Any,
         reader: SnapshotReader,
-        shapes: Mapping[TableName, Table],
+        plan: "_Plan",
         state: CaptureState,
         slot: CreatedSlot,
     ) -> CaptureState:
-        """The committed state after workers have copied what they may, where there is enough of it to begin them.
-
-        They commit rows before the state says so. Rows of an append-only table would come twice, after an interruption.
-        """
-        settings = self._pipeline.snapshot
-        tables = {name: table for name, table in shapes.items() if table.key and name not in state.copied}
-        relations = [relation for table in tables.values() for relation in reader.relations(table)]
-        if not settings.workers or sum(relation.size for relation in relations) <= settings.range_bytes:
-            return state
+        """The committed state after the parts were copied: by workers, where there is enough of it to begin them."""
+        pipeline, settings = self._pipeline, self._pipeline.snapshot
+        if not settings.workers or sum(part.size for part in plan.parts) <= settings.range_bytes:
+            return OneByOne(
+                ledger=plan.ledger,
+                first=plan.first,
+                reader=reader,
+                hold=lambda name: reader.hold(name, plan.memberships[name], pipeline.publication, self._sql),
+                publisher=publisher,
+                tables=plan.tables,
+                estimated=plan.estimated,
+                state=state,
+                settings=pipeline.capture,
+                rate=RowRate(settings.rows_per_s, time.monotonic),
+                stopping=self._stopping,
+                report=self._copied,
+            ).copy(plan.parts)
+        count = min(settings.workers, len(plan.parts))
         job = Job(
-            pipeline=self._pipeline,
+            pipeline=pipeline,
+            run=plan.ledger.run,
             snapshot_name=slot.snapshot_name,
-            consistent_point=slot.consistent_point,
-            epoch=state.epoch,
             commit_time_ms=state.commit_time_ms,
             database=self._sql.info.dbname,
             version=version("lockstep"),
-            tables=tables,
+            tables={name: published.table for name, published in plan.tables.items()},
             filters=reader.filters,
+            memberships=plan.memberships,
+            first=plan.first,
+            rows_per_s=settings.rows_per_s / count,
         )
-        ranges = parts(relations, settings.range_bytes)
-        count = min(settings.workers, len(ranges))
-        self._say(f"{count} workers copy {len(ranges)} ranges of {len(tables)} tables")
+        self._say(f"{count} workers copy {len(plan.parts)} ranges of {len(plan.tables)} tables")
         with CopyWorkers(job, count, self._stopping) as workers:
             return copy_side_by_side(
                 workers,
-                ranges,
+                plan.parts,
+                ledger=plan.ledger,
                 publisher=publisher,
-                estimated={name: reader.estimated_rows(table) for name, table in tables.items()},
+                estimated=plan.estimated,
                 state=state,
                 report=self._copied,
             )
 
 
-def _records(shapes: Mapping[TableName, Table], state: CaptureState, at: Lsn) -> list[SchemaRecord]:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one start copies. ``put_off`` are tables whose interrupted copy can't go on."""
+
+    ledger: CopyLedger
+    tables: Mapping[TableName, PublishedTable]
+    memberships: Mapping[TableName, Membership]
+    relations: Sequence[Relation]
+    parts: Sequence[Part]
+    put_off: Collection[TableName]
+    estimated: Mapping[TableName, int]
+    first: FirstSnapshot | None
+
+    @property
+    def complete(self) -> list[TableName]:
+        """The tables of which nothing is missing any more."""
+        return [name for name in self.tables if self.ledger.is_complete(name)]
+
+
+def _records(tables: Mapping[TableName, PublishedTable], at: Lsn, epoch: int) -> list[SchemaRecord]:
     """The shapes of the rows that are going to be copied.
 
-    Rows that were copied before an interruption have the shape of then. The stream says how a later one came about.
+    Tables that were copied before an interruption have the shape of then. The stream says how a later one came about.
     """
-    return [
-        SchemaRecord(table, at, from_epoch=state.epoch) for name, table in shapes.items() if name not in state.copied
-    ]
+    return [SchemaRecord(published.table, at, from_epoch=epoch) for published in tables.values()]

@@ -1,20 +1,31 @@
-"""How tables are divided between those who copy them side by side: into ranges of their files' blocks. Pure."""
+"""How tables are divided between those who copy them side by side: into ranges of their files' blocks. Pure.
 
-from collections.abc import Iterable
+A row version that two snapshots show is in the same block under both, as long as the file is the same: VACUUM and
+updates move none. So ranges that were copied under an earlier snapshot needn't be copied again.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.model.table import TableName
+
+Interval = tuple[int | None, int | None]
+"""Blocks from the first on and before the end; None: without that bound."""
+
+ALL_BLOCKS: Interval = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
     """What holds rows of a table: itself, or a partition. ``sql`` is its name, quoted.
 
-    ``blocks`` is None where its rows can't be told apart by their block. ``size`` are all bytes, large values included.
+    ``storage`` tells its file from all others, also from one that it gets when it is rewritten. ``blocks`` is None
+    where its rows can't be told apart by their block. ``size`` are all bytes, large values included.
     """
 
     table: TableName
     sql: str
+    storage: str
     blocks: int | None
     size: int
 
@@ -23,28 +34,73 @@ class Relation:
 class Part:
     """Rows of a table: those of a relation from block ``first`` on and before ``end``; None: without that bound.
 
-    ``size`` is about how many bytes these are.
+    ``size`` is about how many bytes these are. ``in_blocks`` says that it can't become much larger by rows that others
+    write meanwhile. ``only_newer``: only the rows that the first snapshot didn't show.
     """
 
     table: TableName
     sql: str
+    storage: str
     first: int | None
     end: int | None
     size: int
+    in_blocks: bool = True
+    only_newer: bool = False
 
 
-def parts(relations: Iterable[Relation], range_bytes: int) -> list[Part]:
-    """All rows of all relations, each in exactly one part of about ``range_bytes`` at most; the largest come first.
+def parts(
+    relations: Iterable[Relation],
+    range_bytes: int,
+    copied: Mapping[tuple[TableName, str], Sequence[Interval]] | None = None,
+    *,
+    newer: Collection[TableName] = (),
+) -> list[Part]:
+    """All rows of all relations, each in one part; the largest come first. ``copied`` ranges of a storage are left out.
 
-    The first part of a relation has no lower bound and the last no upper one, so blocks that it got since are in it.
+    A part has about ``range_bytes`` at most. The first part of a relation has no lower bound and the last no upper one,
+    so blocks that it got since are in it. Of the tables in ``newer``, the copied ranges are parts too: for the rows in
+    them that are newer.
     """
-    made = [part for relation in relations for part in _divided(relation, range_bytes)]
+    done = copied or {}
+    made: list[Part] = []
+    for relation in relations:
+        its_own = done.get((relation.table, relation.storage), ())
+        for interval in missing(its_own):
+            made += _divided(relation, interval, range_bytes)
+        if relation.table in newer:
+            for interval in missing(missing(its_own)):
+                made += _divided(relation, interval, range_bytes, only_newer=True)
     return sorted(made, key=lambda part: part.size, reverse=True)
 
 
-def _divided(relation: Relation, range_bytes: int) -> Iterable[Part]:
-    count = max(1, min(-(-relation.size // range_bytes), relation.blocks or 1))
-    starts = [number * (relation.blocks or 0) // count for number in range(count)]
+def missing(intervals: Iterable[Interval]) -> list[Interval]:
+    """The blocks that are in none of the intervals, in order."""
+    left: list[Interval] = []
+    start: int | None = None
+    for first, end in sorted(intervals, key=lambda interval: interval[0] or 0):
+        if (first or 0) > (start or 0):
+            left.append((start, first))
+        if end is None:
+            return left
+        start = max(start or 0, end)
+    return [*left, (start, None)]
+
+
+def _divided(relation: Relation, interval: Interval, range_bytes: int, *, only_newer: bool = False) -> Iterable[Part]:
+    first, end = interval
+    low = first or 0
+    high = max(low, relation.blocks or 0) if end is None else end
+    size = relation.size * (high - low) // relation.blocks if relation.blocks else relation.size
+    count = max(1, min(-(-size // range_bytes), high - low))
+    starts = [low + number * (high - low) // count for number in range(count)]
     for number, start in enumerate(starts):
-        end = starts[number + 1] if number + 1 < count else None
-        yield Part(relation.table, relation.sql, start if number else None, end, relation.size // count)
+        yield Part(
+            relation.table,
+            relation.sql,
+            relation.storage,
+            start if number else first,
+            starts[number + 1] if number + 1 < count else end,
+            size // count,
+            in_blocks=relation.blocks is not None,
+            only_newer=only_newer,
+        )

@@ -1,6 +1,7 @@
 """Reads tables under a slot's exported snapshot: exactly the rows that committed before its consistent point."""
 
 import contextlib
+import hashlib
 import select
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ _NAMES_NONE: Final = (
 """What PostgreSQL says where no table has the name."""
 
 _RELATIONS: Final = """
-    select format('%%I.%%I', n.nspname, c.relname),
+    select format('%%I.%%I', n.nspname, c.relname), concat(c.oid, '.', c.relfilenode),
            case when a.amname = 'heap' then pg_relation_size(c.oid) / current_setting('block_size')::int end,
            case when c.relkind = 'r' then pg_table_size(c.oid) else 0 end,
            c.oid = t.oid or c.relkind = 'r' and has_table_privilege(c.oid, 'select')
@@ -54,7 +55,8 @@ _RELATIONS: Final = """
     join pg_namespace n on n.oid = c.relnamespace
     left join pg_am a on a.oid = c.relam
 """
-"""Name, blocks where ctids count them, bytes with large values, and whether it can be read by itself."""
+"""Name, what tells its file, blocks where ctids count them, bytes with large values, and whether it can be read by
+itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +78,66 @@ class TableRefused(LockstepError):
     """Our role may not read the table, or a policy hides rows of it. That says nothing of any key."""
 
 
+class TableLocked(Unavailable):
+    """Others have locked the table, or wait to do so."""
+
+
 class UnreadableKey(Exception):
     """A key isn't of the table's type, or can't be compared. Says which kind of error it was, never a value."""
 
 
 class SnapshotReader:
-    """A connection inside the snapshot. Opening it must happen while the slot's connection still runs nothing else."""
+    """A connection inside the snapshot. Opening it must happen while the slot's connection still runs nothing else.
+
+    The same holds for ``rest`` and ``hold``: they begin another transaction inside the snapshot.
+    """
 
     def __init__(self, source: SourceSettings, snapshot_name: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
         self._connection: psycopg.Connection[Any] = connect(source, application=APPLICATION)
+        self._snapshot_name = snapshot_name
         self._filters: Mapping[TableName, str] = {}
+        self._held: TableName | None = None
         try:
             self._connection.execute(f"set lock_timeout = {lock_timeout_ms:d}")
-            self._connection.execute("begin transaction isolation level repeatable read, read only")
-            self._connection.execute(f"set transaction snapshot '{snapshot_name}'")  # a name that the server made
+            self._begin()
         except BaseException:
             self._connection.close()
             raise
+
+    def _begin(self) -> None:
+        self._connection.execute("begin transaction isolation level repeatable read, read only")
+        self._connection.execute(f"set transaction snapshot '{self._snapshot_name}'".encode())  # the server's own name
+
+    def rest(self) -> None:
+        """Let the locks of all tables go. Raises Unavailable, also where the snapshot is gone."""
+        self._held = None
+        try:
+            self._connection.execute("rollback")
+            self._begin()
+        except psycopg.Error as error:
+            raise Unavailable(f"the snapshot can't be read: {connection_error(error).message}") from error
+
+    def hold(
+        self, name: TableName, membership_before: Membership, publication: str, other: psycopg.Connection[Any]
+    ) -> None:
+        """Keep a table from being altered until another one is held, and let go of all others.
+
+        Nothing is done where it is held already. Raises as ``lock_unchanged``, TableLocked where it is locked.
+        """
+        if self._held == name:
+            return
+        self.rest()
+        self.lock_unchanged({name: membership_before}, publication, other)
+        self._held = name
+
+    def snapshot(self) -> str:
+        """The snapshot, in PostgreSQL's own text of it: which transactions it shows."""
+        return str(self._connection.execute("select pg_current_snapshot()::text").fetchall()[0][0])
+
+    def next_xid(self) -> int:
+        """The first transaction of which the snapshot knows nothing, in 64 bits."""
+        query = "select pg_snapshot_xmax(pg_current_snapshot())::text::int8"
+        return int(self._connection.execute(query).fetchall()[0][0])
 
     def tables(
         self,
@@ -125,14 +170,9 @@ class SnapshotReader:
         if altered:
             raise Unavailable(f"{', '.join(altered)} changed while the copy began")
 
-    def join(self, names: Iterable[TableName], filters: Mapping[TableName, str]) -> None:
-        """Read beside a reader that has called ``lock_unchanged``, with its ``filters``.
-
-        Each has to lock the tables before rows are read. A lock that is asked for later waits behind whoever waits for
-        the others to end. Raises Unavailable.
-        """
+    def read_with(self, filters: Mapping[TableName, str]) -> None:
+        """From here on ``part`` leaves out what doesn't fulfil these conditions."""
         self._filters = filters
-        self._lock(names)
 
     @property
     def filters(self) -> Mapping[TableName, str]:
@@ -145,6 +185,8 @@ class SnapshotReader:
             self._connection.execute(f"lock table {tables} in access share mode".encode())
         except _NAMES_NONE as error:  # a name is looked up as of now, also inside a snapshot
             raise Unavailable(f"a table was renamed, moved or dropped while the copy began: {error}") from error
+        except psycopg.errors.LockNotAvailable as error:
+            raise TableLocked(connection_error(error).message, retry_after_s=1.0) from error
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
 
@@ -153,20 +195,28 @@ class SnapshotReader:
 
         It is the table as a whole where there is no partition, or one that our role may read only through it.
         """
-        found = self._connection.execute(_RELATIONS, (table.name.sql,)).fetchall()
-        if not found or any(not is_leaf_readable for _, _, _, is_leaf_readable in found):
-            return [Relation(table.name, table.name.sql, None, sum(size for _, _, size, _ in found))]
-        return [Relation(table.name, f"only {name}", blocks, size) for name, blocks, size, _ in found]
+        with _refusals(table):
+            found = self._connection.execute(_RELATIONS, (table.name.sql,)).fetchall()
+        if not found or any(not is_leaf_readable for *_, is_leaf_readable in found):
+            files = " ".join(sorted(storage for _, storage, *_ in found))
+            storage = hashlib.sha256(files.encode()).hexdigest()[:16]
+            return [Relation(table.name, table.name.sql, storage, None, sum(size for _, _, _, size, _ in found))]
+        return [Relation(table.name, f"only {name}", storage, blocks, size) for name, storage, blocks, size, _ in found]
 
-    def part(self, table: Table, part: Part, *, while_waiting: Callable[[], None] = _nothing) -> Iterator[list[Line]]:
-        """The rows of a part of a table, as ``lines`` hands them out. Raises as ``lines``."""
+    def part(
+        self, table: Table, part: Part, *, where: str = "", while_waiting: Callable[[], None] = _nothing
+    ) -> Iterator[list[Line]]:
+        """The rows of a part of a table, as ``lines`` hands them out; ``where``: one more condition.
+
+        Raises as ``lines``.
+        """
         bounds = [
             f"ctid {comparison} '({block:d},0)'"
             for comparison, block in ((">=", part.first), ("<", part.end))
             if block is not None
         ]
-        condition = self._filters.get(table.name)
-        conditions = " and ".join([*bounds, *([f"({condition})"] if condition else [])])
+        more = [f"({condition})" for condition in (self._filters.get(table.name), where) if condition]
+        conditions = " and ".join([*bounds, *more])
         where = f" where {conditions}" if conditions else ""
         with _refusals(table):
             yield from self._copied(f"select {_columns(table)} from {part.sql}{where}", while_waiting)

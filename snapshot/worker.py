@@ -1,7 +1,8 @@
 """A process that copies parts of tables beside others, all under one snapshot, and commits them by itself.
 
-It tells the process that started it what is committed. That one alone writes the state. Each worker has a transactional
-id of its own: whoever takes over fences them all. It ends when the other one does.
+Each has a transactional id of its own: whoever takes over fences them all. With the last rows of a part it commits the
+part's record in the ledger. It tells the process that started it what is committed; that one alone writes the state.
+It holds the lock of one table, until it is given a part of another one or nothing. It ends when the other process does.
 """
 
 import contextlib
@@ -19,33 +20,43 @@ from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
-from cdc.postgres.connection import connection_error
+from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
+from cdc.protocol.copy_ledger import CopiedRange
 from cdc.protocol.envelope import TableEncoder
+from cdc.protocol.membership import Membership
 from cdc.stream.row_encoding import chosen_row_encoding
-from snapshot.copy import TRANSACTION_AGE_MAX_S
+from snapshot.ledger import CopyRun, FirstSnapshot, condition
+from snapshot.part_copy import copy_part
 from snapshot.ranges import Part
 from snapshot.row_events import RowEvents
-from snapshot.table_reader import SnapshotReader
+from snapshot.row_rate import RowRate
+from snapshot.table_reader import APPLICATION, SnapshotReader, TableLocked
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What all workers of one copy share. ``tables`` are all that they may be given, ``filters`` their conditions."""
+    """What all workers of one copy share. ``tables`` are all that they may be given, ``filters`` their conditions.
+
+    ``memberships`` are the tables' in the snapshot. ``first`` is the first snapshot, where this one is a later one.
+    """
 
     pipeline: Pipeline
+    run: CopyRun
     snapshot_name: str
-    consistent_point: int
-    epoch: int
     commit_time_ms: int
     database: str
     version: str
     tables: Mapping[TableName, Table]
     filters: Mapping[TableName, str]
+    memberships: Mapping[TableName, Membership]
+    first: FirstSnapshot | None
+    rows_per_s: float
+    """The share of each worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """It has the snapshot and the locks, and has fenced whoever had its transactional id before."""
+    """It has the snapshot, and has fenced whoever had its transactional id before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,13 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing of a part was copied: somebody waits for the table's lock, or has it."""
+
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """It has ended, by an error that may pass or that somebody has to see to."""
 
@@ -67,7 +85,16 @@ class Failed:
     hint: str | None
 
 
-Report = Ready | Committed | Failed
+Report = Ready | Committed | Refused | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """There is nothing to copy for now: let the locks go."""
+
+
+Order = Part | Rest | None
+"""What a worker is told; None: to end."""
 
 
 class _Ended(Exception):
@@ -119,20 +146,34 @@ class _Worker:
         self._job = job
         self._pipe = pipe
         self._events: dict[TableName, RowEvents] = {}
+        self._rate = RowRate(job.rows_per_s, time.monotonic)
 
     def run(self) -> None:
         job, pipeline = self._job, self._job.pipeline
         publisher = copy_publisher(pipeline, self._number, while_waiting=self._heed_end)
-        reader = self._reader()
-        try:
-            reader.join(job.tables, job.filters)
+        with contextlib.ExitStack() as opened:
+            opened.callback(publisher.close)
+            reader = opened.enter_context(self._reader())
+            # Asks what the tables are now: the reader sees the catalogue as of the snapshot.
+            now = opened.enter_context(contextlib.closing(connect(pipeline.source, application=APPLICATION)))
+            now.execute(LOCK_TIMEOUT)
+            reader.read_with(job.filters)
             publisher.start()
             self.report(Ready())
-            while (part := self._pipe.recv()) is not None:
-                self._copy(part, reader, publisher)
-        finally:
-            publisher.close()
-            reader.close()
+            while (order := self._order()) is not None:
+                if isinstance(order, Rest):
+                    reader.rest()
+                    continue
+                try:
+                    reader.hold(order.table, job.memberships[order.table], pipeline.publication, now)
+                except TableLocked:
+                    self.report(Refused(order))
+                    continue
+                self._copy(order, reader, publisher)
+
+    def _order(self) -> Order:
+        order: Order = self._pipe.recv()
+        return order
 
     def _reader(self) -> SnapshotReader:
         """Raises Unavailable also where the snapshot is gone: the connection that has exported it was lost."""
@@ -157,36 +198,29 @@ class _Worker:
             raise _Ended
 
     def _copy(self, part: Part, reader: SnapshotReader, publisher: TransactionalPublisher) -> None:
-        settings = self._job.pipeline.capture
-        topic = table_topic(self._job.pipeline.name, part.table)
-        events = self._events_of(part.table)
-        rows = size = 0
-        opened_s = time.monotonic()
+        job, table = self._job, self._job.tables[part.table]
 
-        def commit(*, is_last: bool) -> None:
-            nonlocal rows, size, opened_s
+        def commit(rows: int, size: int, done: CopiedRange | None) -> None:
             self._heed_end()
+            if done is not None and not part.only_newer:
+                publisher.send_beside_state(done.key(), done.to_bytes())
             publisher.commit_events()
-            self.report(Committed(part, rows, size, is_last))
-            rows = size = 0
-            opened_s = time.monotonic()
+            self.report(Committed(part, rows, size, is_last=done is not None))
 
-        def commit_if_due() -> None:
-            is_full = rows >= settings.batch_rows or size >= settings.batch_bytes
-            if is_full or (rows and time.monotonic() - opened_s > TRANSACTION_AGE_MAX_S):
-                commit(is_last=False)
-            else:
-                self._heed_end()
-
-        for lines in reader.part(self._job.tables[part.table], part, while_waiting=commit_if_due):
-            if not rows:
-                opened_s = time.monotonic()
-            pairs = events.of_lines(lines)
-            publisher.send_rows(topic, pairs)
-            rows += len(pairs)
-            size += sum(len(value) for _, value in pairs)
-            commit_if_due()
-        commit(is_last=True)
+        copy_part(
+            part,
+            table,
+            run=job.run,
+            where=condition(part, table, job.first),
+            reader=reader,
+            publisher=publisher,
+            topic=table_topic(job.pipeline.name, part.table),
+            events=self._events_of(part.table),
+            settings=job.pipeline.capture,
+            rate=self._rate,
+            heed=self._heed_end,
+            commit=commit,
+        )
 
     def _events_of(self, name: TableName) -> RowEvents:
         known = self._events.get(name)
@@ -198,8 +232,8 @@ class _Worker:
             known = self._events[name] = RowEvents(
                 encoder,
                 chosen_row_encoding().kernel(encoder),
-                epoch=job.epoch,
-                consistent_point=job.consistent_point,
+                epoch=job.run.epoch,
+                consistent_point=job.run.point_lsn,
                 commit_time_ms=job.commit_time_ms,
             )
         return known

@@ -7,11 +7,13 @@ They publish in transactions of their own; the state is published here, by captu
 3. Whoever takes over in the middle of a first copy fences all workers' ids before it does anything else.
 
 So either 2 fails, and nothing was published; or the takeover came after it, and fenced these workers by 3.
+
+A worker goes on with the table that it holds as long as there are parts of it. So the lock of a table that others wait
+for isn't let go of before the table is complete, and a worker that can't get it too leaves it to those that have it.
 """
 
 import contextlib
 import multiprocessing
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -22,8 +24,9 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
 from snapshot.copy import CopyProgress, Interrupted, Publisher
+from snapshot.ledger import CopyLedger
 from snapshot.ranges import Part
-from snapshot.worker import Committed, Failed, Job, Ready, Report, work
+from snapshot.worker import Committed, Failed, Job, Ready, Refused, Report, Rest, work
 
 _WAIT_S: Final = 1.0
 """How long nothing may come of the workers before others have their turn."""
@@ -38,7 +41,8 @@ class CopyWorkers:
     def __init__(self, job: Job, count: int, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
         self._processes: dict[Connection, BaseProcess] = {}
-        self._busy: set[Connection] = set()
+        self._held: dict[Connection, TableName] = {}
+        self._refused: dict[Connection, set[TableName]] = {}
         # A forked process would have this one's connections, and none of the threads that serve them.
         context = multiprocessing.get_context("spawn")
         try:
@@ -54,7 +58,7 @@ class CopyWorkers:
             raise
 
     def wait_ready(self) -> None:
-        """Until all have the snapshot and the locks. Raises Interrupted, and what a worker has failed with."""
+        """Until all have the snapshot. Raises Interrupted, and what a worker has failed with."""
         waiting = set(self._processes)
         while waiting:
             for pipe, report in self._reports():
@@ -62,25 +66,50 @@ class CopyWorkers:
                 waiting.discard(pipe)
 
     def copy(self, parts: Sequence[Part]) -> Iterator[Committed]:
-        """What they have committed, one after the other. Raises as ``wait_ready``."""
-        left = list(reversed(parts))
-        unfinished = len(left)
+        """What they have committed, one after the other.
+
+        Raises as ``wait_ready``, and Unavailable for a table that is locked and that none of them holds.
+        """
+        left: dict[TableName, list[Part]] = {}
+        for part in parts:
+            left.setdefault(part.table, []).append(part)
+        unfinished = len(parts)
         for pipe in self._processes:
             self._give(pipe, left)
         while unfinished:
             for pipe, report in self._reports():
-                assert isinstance(report, Committed)
-                if report.is_last:
+                assert isinstance(report, Committed | Refused)
+                if isinstance(report, Refused):
+                    self._take_back(pipe, report.part, left)
+                elif report.is_last:
                     unfinished -= 1
                     self._give(pipe, left)
-                yield report
+                if isinstance(report, Committed):
+                    yield report
 
-    def _give(self, pipe: Connection, left: list[Part]) -> None:
-        if left:
-            try:
-                pipe.send(left.pop())
-            except OSError:
-                raise self._lost(pipe) from None
+    def _take_back(self, pipe: Connection, part: Part, left: dict[TableName, list[Part]]) -> None:
+        name = part.table
+        del self._held[pipe]
+        if name not in self._held.values():
+            raise Unavailable(f"{name} is locked, by an ALTER TABLE that isn't committed for instance")
+        left.setdefault(name, []).insert(0, part)
+        self._refused.setdefault(pipe, set()).add(name)
+        self._give(pipe, left)
+
+    def _give(self, pipe: Connection, left: dict[TableName, list[Part]]) -> None:
+        """A part of the table that the worker holds; else one of the first table that it may get; else nothing."""
+        held, refused = self._held.pop(pipe, None), self._refused.get(pipe, ())
+        name = held if held in left else next((name for name in left if name not in refused), None)
+        order: Part | Rest = Rest()
+        if name is not None:
+            order = left[name].pop(0)
+            self._held[pipe] = name
+            if not left[name]:
+                del left[name]
+        try:
+            pipe.send(order)
+        except OSError:
+            raise self._lost(pipe) from None
 
     def _reports(self) -> Iterator[tuple[Connection, Report]]:
         """Those that have come by now, after a while at most."""
@@ -97,7 +126,7 @@ class CopyWorkers:
                     raise Unavailable(report.message)
                 case Failed():
                     raise LockstepError(report.message, hint=report.hint)
-                case Ready() | Committed():
+                case Ready() | Committed() | Refused():
                     yield pipe, report
                 case _:
                     assert_never(report)
@@ -129,27 +158,24 @@ def copy_side_by_side(
     workers: CopyWorkers,
     parts: Sequence[Part],
     *,
+    ledger: CopyLedger,
     publisher: Publisher,
     estimated: Mapping[TableName, int],
     state: CaptureState,
     report: Callable[[CopyProgress], None],
 ) -> CaptureState:
-    """Copy all parts; returns the committed state, with the tables in its ledger whose parts are all committed.
+    """Copy all parts; returns the committed state, with the tables that are complete.
 
     Some are missing when it was told to stop. Raises what a worker has failed with.
     """
-    left, rows, size = Counter(part.table for part in parts), Counter[TableName](), Counter[TableName]()
     with contextlib.suppress(Interrupted):
         workers.wait_ready()
         publisher.commit(state)  # nobody has taken over by now
         for committed in workers.copy(parts):
             name = committed.part.table
-            rows[name] += committed.rows
-            size[name] += committed.size
-            left[name] -= committed.is_last
-            if not left[name]:
-                state = replace(state, copied={**state.copied, name: rows[name]})
+            ledger.add(committed.part, rows=committed.rows, size=committed.size, is_last=committed.is_last)
+            if committed.is_last and ledger.is_complete(name):
+                state = replace(state, copied={**state.copied, name: ledger.rows[name]})
                 publisher.commit(state)
-            total = rows[name] if not left[name] else max(rows[name], estimated[name])
-            report(CopyProgress(name, rows[name], total, size[name], finished=not left[name]))
+            report(ledger.progress(name, estimated[name]))
     return state

@@ -95,6 +95,9 @@ class MemoryPublisher:
         self._fail_at = fail_at
         self._durable = durable
         self._open: list[Event] = []
+        self._open_beside: dict[bytes, bytes | None] = {}
+        self.beside: list[dict[bytes, bytes | None]] = []
+        """What was committed beside the state, by commit."""
         self.batches: list[list[Event]] = []
         self.states: list[CaptureState] = []
         self.shapes: list[SchemaRecord] = []
@@ -107,6 +110,14 @@ class MemoryPublisher:
     def send_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
         for key, value in rows:
             self.send(topic, key, value)
+
+    def send_beside_state(self, key: bytes, value: bytes | None) -> None:
+        self._open_beside[key] = value
+
+    @property
+    def beside_state(self) -> dict[bytes, bytes | None]:
+        """The newest of each key."""
+        return {key: value for records in self.beside for key, value in records.items()}
 
     def commit(
         self,
@@ -122,6 +133,8 @@ class MemoryPublisher:
         self.batches.append(self._open)
         self.states.append(state)
         self.shapes += schemas
+        self.beside.append(self._open_beside)
+        self._open_beside = {}
         self._open = []
         if fails:
             raise Unavailable("the broker is gone, but it had committed")

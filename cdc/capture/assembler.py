@@ -66,7 +66,7 @@ _NO_RELATIONS: Mapping[int, PublishedTable] = {}
 
 
 class _Incomplete(Exception):
-    """A row can't be published in full: these columns of it aren't known."""
+    """A row can't be published in full: these columns of it aren't known. None: what it was may never have come."""
 
     def __init__(self, published: PublishedTable, columns: Sequence[str]) -> None:
         super().__init__()
@@ -132,7 +132,10 @@ class Downstream(Protocol):
         ...
 
     def passed_over(self, name: TableName, columns: Sequence[str]) -> None:
-        """A table isn't followed from here to its copy: an update left out these columns, and nobody knows them."""
+        """A table isn't followed from here to its copy: an update left out these columns, and nobody knows them.
+
+        Without columns: a row of an append-only table was changed, and its copy may lack what it was.
+        """
         ...
 
 
@@ -148,6 +151,9 @@ class Assembler:
     captured before, and perhaps still when the last transaction was published in part. So are ``former``, by oid:
     relations that had a captured table's name before another one got it. ``outdated`` are followed, but have to be
     copied again: what is known of their rows may be of before a change that the stream didn't show.
+
+    ``handoff`` is the last consistent point of a first copy. If that was interrupted, it isn't where the stream begins,
+    and rows of an append-only table that were changed in between may be missing from the copy.
     """
 
     def __init__(
@@ -174,7 +180,9 @@ class Assembler:
         outbox: OutboxChannel | None = None,
         notices: Mapping[str, Notice] = _NO_NOTICES,
         moved_rows: RowMap | None = None,
+        handoff: int = 0,
     ) -> None:
+        self._handoff = handoff
         self._tables = dict(tables)
         self._passed_over = dict(passed_over)
         self._uncaptured = uncaptured
@@ -316,7 +324,7 @@ class Assembler:
             frame,
             receive,
             relation=relation_id,
-            updates=published.delivers_key,
+            updates=published.delivers_key and not self._may_be_missing(published),
             prefix=self._prefix,
             seq=self._seq + 1,
             source=self._source(published),
@@ -625,6 +633,8 @@ class Assembler:
     def _update(self, published: PublishedTable, update: Update, lsn: int) -> Sequence[Event]:
         if not published.delivers_key:
             raise _no_key(published.table)
+        if self._may_be_missing(published) and not self._is_repeated():
+            raise _Incomplete(published, ())
         encoder = published.encoder
         old = update.old
         new = update.new
@@ -662,10 +672,16 @@ class Assembler:
     def _delete(self, published: PublishedTable, delete: Delete, lsn: int) -> Sequence[Event]:
         if not published.delivers_key:
             raise _no_key(published.table)
+        if self._may_be_missing(published) and not self._is_repeated():
+            raise _Incomplete(published, ())
         key = published.encoder.key(delete.old.fields)
         if published.toast is not None and not self._is_repeated():
             self._toast.forget(published, key)
         return self._vacate(published, key, delete.old, self._before(published, delete.old), lsn)
+
+    def _may_be_missing(self, published: PublishedTable) -> bool:
+        """Whether the copy may lack a row that is changed now."""
+        return not published.table.key and self._commit_lsn < self._handoff
 
     def _vacate(
         self, published: PublishedTable, key: bytes, old: KeyImage | FullImage | None, before: bytes, lsn: int

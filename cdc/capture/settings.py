@@ -64,3 +64,6 @@ class SnapshotSettings(Settings):
         default=2000,
         description="how long a table's lock is waited for, as behind an ALTER TABLE; then capture starts over",
     )
+    rows_per_s: Annotated[int, Field(ge=0)] = Field(
+        default=0, description="rows that are copied a second at most, by all workers together; 0: no limit"
+    )

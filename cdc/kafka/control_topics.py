@@ -12,6 +12,7 @@ from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, is_schema_key
+from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 
 ClientSettings = Mapping[str, str | int]
 
@@ -124,6 +125,17 @@ def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState |
     """
     record = read_compacted(client, control_topic(prefix, STATE)).get(slot.encode())
     return None if record is None else CaptureState.from_bytes(record.value, record.what)
+
+
+def read_copied_ranges(client: ClientSettings, prefix: str, slot: str) -> list[CopiedRange]:
+    """The ledger of this slot's first copy, as far as it isn't done. Raises as ``read_state``."""
+    return copied_ranges(read_compacted(client, control_topic(prefix, STATE)), slot)
+
+
+def copied_ranges(records: Mapping[bytes, StoredRecord], slot: str) -> list[CopiedRange]:
+    """The ledger among the records of ``__state``. Raises as ``read_state``."""
+    ranges = [CopiedRange.from_bytes(record.value, record.what) for key, record in records.items() if is_range_key(key)]
+    return [copied for copied in ranges if copied.slot == slot]
 
 
 def read_schema_records(client: ClientSettings, prefix: str) -> list[SchemaRecord]:

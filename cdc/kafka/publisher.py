@@ -219,6 +219,12 @@ class TransactionalPublisher:
         self._progress_at = time.monotonic()
         return {(topic, partition): end for topic, ends in bounds.items() for partition, end in enumerate(ends)}
 
+    def send_beside_state(self, key: bytes, value: bytes | None) -> None:
+        """Add a record to the topic of the state; None removes the one of this key. Raises as ``send``."""
+        if not self._open:
+            self._begin()
+        self._add(self._state_topic, key, value)
+
     def commit_events(self) -> None:
         """Commit the open batch without a state: another publisher's describes it."""
         if not self._open:

@@ -96,6 +96,7 @@ class CaptureState:
     published. If that differs now, the stream may have left out changes of it. A table that isn't in it was never
     copied, as far as its topic tells, and isn't followed before it is. ``topics`` are those that rows and shapes went
     to. ``gaps`` are all that there ever were, oldest first, with one that is open at their end: one per recovery.
+    ``first_snapshot`` is, while COPYING, the snapshot at whose end the stream begins: PostgreSQL's own text of it.
     """
 
     slot: str
@@ -117,6 +118,7 @@ class CaptureState:
     last_transaction: StreamedTransaction | None = None
     begun: StreamedTransaction | None = None
     gaps: tuple[Gap, ...] = ()
+    first_snapshot: str = ""
 
     @property
     def published_lsn(self) -> int:
@@ -222,6 +224,7 @@ class CaptureState:
             last_transaction=None,
             begun=None,
             memberships=memberships,
+            first_snapshot="",
         )
 
     @property
@@ -267,6 +270,7 @@ class CaptureState:
                 "last_transaction": None if self.last_transaction is None else list(self.last_transaction),
                 "begun": None if self.begun is None else list(self.begun),
                 "gaps": [list(gap) for gap in self.gaps],
+                **({"first_snapshot": self.first_snapshot} if self.first_snapshot else {}),
             }
         )
 
@@ -300,6 +304,7 @@ class CaptureState:
             last_transaction=None if last is None else StreamedTransaction(*last),
             begun=None if begun is None else StreamedTransaction(*begun),
             gaps=gaps,
+            first_snapshot=fields.text("first_snapshot", ""),
         )
 
 

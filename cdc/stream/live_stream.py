@@ -62,6 +62,12 @@ class _Downstream:
         self.toast.reload(published, position)
 
     def passed_over(self, name: TableName, columns: Sequence[str]) -> None:
+        if not columns:
+            self.say(
+                f"{name}: a row was changed or deleted while the table's first copy was interrupted, and may be missing"
+                " from it; its changes wait for a copy of it"
+            )
+            return
         self.say(
             f"{name}: an update left the large values of {', '.join(columns)} untouched, so PostgreSQL didn't send"
             " them, and the topic doesn't hold them as they are now; its changes wait for a copy of it"
@@ -227,6 +233,7 @@ class StreamOpener:
             outbox=_outbox_channel(self.pipeline, self.say),
             notices={REPAIR_PREFIX: self.repairs.add, DDL_PREFIX: ddl_told},
             moved_rows=moved_rows,
+            handoff=state.handoff,
         )
 
 

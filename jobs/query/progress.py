@@ -89,6 +89,7 @@ class ProgressKeeper:
         with self._lock:
             return any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items())
 
+    @property
     def reached(self) -> Offsets:
         """Where those partitions are read on that a batch has told of: everything before is applied, and stored so."""
         with self._lock:

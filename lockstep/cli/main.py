@@ -111,6 +111,7 @@ def _app() -> typer.Typer:
             root.command(rich_help_panel=title)(command)
     snapshot = _group(_snapshot)
     snapshot.command("table")(operate.snapshot_table)
+    snapshot.command("status")(operate.snapshot_status)
     root.add_typer(snapshot, name="snapshot", rich_help_panel="Operate")
     rejected = _group(_rejections)
     rejected.command("list")(rejections.list_open)

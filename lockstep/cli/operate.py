@@ -4,7 +4,8 @@ import json
 import math
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
 
@@ -12,7 +13,16 @@ from cdc.model.visible import visible_lines
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
 
 if TYPE_CHECKING:
-    from monitor.collector import LagCollector
+    from rich.console import Group
+
+
+class Report(Protocol):
+    """What can be shown again and again."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+Shown = TypeVar("Shown", bound=Report)
 
 
 def lag(
@@ -33,7 +43,7 @@ def lag(
     loaded = load(config)
     with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
         if watch:
-            _watch(collector, as_json=as_json)
+            _watch(collector.collect, lag_table, as_json=as_json)
             return
         report = collector.collect()
         if as_json:
@@ -44,35 +54,34 @@ def lag(
         raise typer.Exit(1 if report.unanswered or report.broken or stopped else 0)
 
 
-def _watch(collector: "LagCollector", *, as_json: bool) -> None:
-    """Show the lag every second until a signal: as JSON one document per line, and no screen where no terminal is."""
+def _watch(collect: Callable[[], Shown], table: Callable[[Shown], "Group"], *, as_json: bool) -> None:
+    """Show a report every second until a signal: as JSON one document per line, and no screen where no terminal is."""
     from rich.live import Live
     from rich.text import Text
 
     from cdc.model.errors import Unavailable
     from lockstep.console import StopOnSignals, say
     from lockstep.terminal import out
-    from monitor.table import lag_table
 
     stopping = StopOnSignals()
     if as_json or not out.is_terminal:
         while not stopping():
             try:
-                lag = collector.collect()
+                report = collect()
             except Unavailable as error:
                 say(error.message)
             else:
                 if as_json:
-                    print(json.dumps(lag.to_json()), flush=True)  # noqa: T201  the result
+                    print(json.dumps(report.to_json()), flush=True)  # noqa: T201  the result
                 else:
-                    out.print(lag_table(lag))
+                    out.print(table(report))
                     out.file.flush()
             stopping.wait(1.0)
         return
     with Live(console=out, auto_refresh=False) as live:
         while not stopping():
             try:
-                live.update(lag_table(collector.collect()), refresh=True)
+                live.update(table(collect()), refresh=True)
             except Unavailable as error:
                 live.update(Text(error.message), refresh=True)
             stopping.wait(1.0)
@@ -301,3 +310,28 @@ def snapshot_table(
         say(f"asked capture to copy {name}; its log says when it is done")
     if not requested.capture_runs:
         say("capture doesn't run now; it copies when it is started")
+
+
+def snapshot_status(
+    config: ConfigOption = DEFAULT_CONFIG,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far copies of tables are.
+
+    Rows count once their range of blocks is complete. Works beside a running capture, and without one.
+    """
+    from lockstep.config import load
+    from lockstep.terminal import out
+    from monitor.copies import CopyStatusCollector
+    from monitor.copies_table import copies_table
+
+    with CopyStatusCollector(load(config).as_pipeline()) as collector:
+        if watch:
+            _watch(collector.collect, copies_table, as_json=as_json)
+            return
+        report = collector.collect()
+        if as_json:
+            print_json(report.to_json())
+        else:
+            out.print(copies_table(report))

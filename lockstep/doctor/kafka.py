@@ -11,6 +11,7 @@ from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
 from cdc.model.tag import Tag
 from cdc.postgres.preflight.finding import Finding, Severity, error
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
+from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.envelope import TAG_HEADER, parse_value
 from lockstep.config import Config
 
@@ -121,8 +122,9 @@ def foreign_control_record_findings(
     first: dict[str, str] = {}
     for name, read in ((STATE, CaptureState.from_bytes), (SCHEMA, SchemaRecord.from_bytes)):
         topic = control_topic(pipeline, name)
-        for record in compacted.get(topic, {}).values():
-            if _is_foreign(read, record.value, record.what):
+        for key, record in compacted.get(topic, {}).items():
+            reads = CopiedRange.from_bytes if name == STATE and is_range_key(key) else read
+            if _is_foreign(reads, record.value, record.what):
                 first.setdefault(topic, record.what)
     progress = control_topic(pipeline, PROGRESS)
     for newest_record in newest:

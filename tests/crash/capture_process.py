@@ -32,6 +32,7 @@ class KillingPublisher:
         self._left = nth
         self.send = inner.send
         self.send_rows = inner.send_rows
+        self.send_beside_state = inner.send_beside_state
         self.serve = inner.serve
         self.owes_progress = inner.owes_progress
 

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 
 from cdc.capture.settings import SnapshotSettings
-from cdc.kafka.control_topics import read_state
+from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from snapshot.ledger import CopyRun
 from snapshot.worker import Job, _Worker, copy_publisher, fence_workers
 from stack.stack import Endpoints
 from tests.captured import Captured
@@ -198,7 +200,8 @@ def test_a_worker_whose_snapshot_is_gone_can_be_started_again(database: Database
     database.execute(T)
     captured = make("public.t")
     ours, theirs = multiprocessing.Pipe()
-    job = Job(captured.config.as_pipeline(), "00000003-00000001-1", 1, 0, 0, "d", "1", {}, {})
+    run = CopyRun("s", 0, 1, 1, {})
+    job = Job(captured.config.as_pipeline(), run, "00000003-00000001-1", 0, "d", "1", {}, {}, {}, None, 0)
     with ours, theirs, pytest.raises(Unavailable, match="can't read the snapshot"):
         _Worker(0, job, theirs).run()
 
@@ -217,23 +220,52 @@ def test_a_stop_ends_the_workers(database: Database, make: Any) -> None:
     captured.assert_equal()
 
 
-def test_an_alter_table_that_waits_for_the_copy_does_not_hold_it_up(database: Database, make: Any) -> None:
-    """Whoever asks for a lock then waits behind it, so all have theirs before."""
-    database.execute(T, FILL)
-    captured = make("public.t")
-    waiting = "select count(*) from pg_locks where not granted and mode = 'AccessExclusiveLock'"
+def _alter(database: Database) -> threading.Thread:
+    """Adds a column, once it gets the lock."""
 
     def alter() -> None:
         with connect(database.source(), application="alter") as connection:
             connection.execute("alter table public.t add b int")
 
     altering = threading.Thread(target=alter)
+    altering.start()
+    return altering
 
-    def begin() -> None:
-        altering.start()
-        until(lambda: database.value(waiting) > 0)
 
-    captured.start(wrap_publisher=_once(begin))
+SLOWLY = WORKERS.replace("[capture]", "rows_per_s = 1000\n[capture]")
+
+
+def _begin(captured: Captured) -> None:
+    """Start it, and wait until a range of the first table is copied, and others aren't."""
+    captured.begin()
+    captured.wait_for("handoff at")
+    until(lambda: read_copied_ranges(captured.client, captured.name, captured.config.slot))
+
+
+def test_an_alter_table_that_waits_for_the_copy_does_not_hold_it_up(database: Database, make: Any) -> None:
+    """A worker that has no lock so far can't get one behind it, and leaves the table to one that has."""
+    database.execute(T, FILL)
+    captured = make("public.t", sections=SLOWLY)
+    _begin(captured)
+    altering = _alter(database)
+    captured.wait_for("streaming from")
     altering.join()
     assert not any("starting over" in line for line in captured.said)
     assert _snapshot_rows(captured, "public.t") == list(range(1, ROWS + 1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_table_is_not_locked_before_its_turn(database: Database, make: Any, workers: int) -> None:
+    """It is rewritten then, so the copy starts over; what is copied of others stays."""
+    database.execute(T, FILL, "create table u (like t including all)", "insert into u select * from t where id < 100")
+    captured = make("public.t", "public.u", sections=SLOWLY.replace("workers = 2", f"workers = {workers}"))
+    _begin(captured)
+    database.execute("set lock_timeout = 500")
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        database.execute("alter table t add b int")
+    database.execute("truncate u", "insert into u values (-1, 'x')")
+    captured.wait_for("streaming from")
+    assert any("public.u changed while the copy began" in line for line in captured.said)
+    assert len(_snapshot_rows(captured, "public.t")) < 1.5 * ROWS
+    captured.wait_quiet()
+    captured.assert_equal()

@@ -28,6 +28,7 @@ class _DyingPublisher:
     def __init__(self, inner: Any) -> None:
         self.send = inner.send
         self.send_rows = inner.send_rows
+        self.send_beside_state = inner.send_beside_state
         self._inner = inner
 
     def commit(self, state: CaptureState, *args: Any, **kwargs: Any) -> Any:

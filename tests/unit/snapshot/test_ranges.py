@@ -4,13 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model.table import TableName
-from snapshot.ranges import Relation, parts
+from snapshot.ranges import Interval, Relation, missing, parts
 
 T = TableName("public", "t")
 relations = st.builds(
     Relation,
     st.just(T),
     st.sampled_from(["a", "b", "c"]),
+    st.just("1.1"),
     st.none() | st.integers(0, 500),
     st.integers(0, 100_000),
 )
@@ -33,7 +34,7 @@ def test_the_largest_come_first(made: list[Relation], range_bytes: int) -> None:
 
 
 def test_a_table_is_split_by_its_bytes_with_large_values() -> None:
-    divided = parts([Relation(T, "t", 10, 1000)], 300)
+    divided = parts([Relation(T, "t", "1.1", 10, 1000)], 300)
     assert [(part.first, part.end, part.size) for part in divided] == [
         (None, 2, 250),
         (2, 5, 250),
@@ -43,12 +44,48 @@ def test_a_table_is_split_by_its_bytes_with_large_values() -> None:
 
 
 def test_no_part_is_smaller_than_a_block() -> None:
-    assert [(part.first, part.end) for part in parts([Relation(T, "t", 2, 10_000)], 10)] == [(None, 1), (1, None)]
+    assert [(part.first, part.end) for part in parts([Relation(T, "t", "1.1", 2, 10_000)], 10)] == [
+        (None, 1),
+        (1, None),
+    ]
 
 
 def test_an_empty_table_is_one_part() -> None:
-    assert [(part.first, part.end) for part in parts([Relation(T, "t", 0, 0)], 100)] == [(None, None)]
+    assert [(part.first, part.end) for part in parts([Relation(T, "t", "1.1", 0, 0)], 100)] == [(None, None)]
 
 
 def test_what_has_no_blocks_is_one_part() -> None:
-    assert [(part.first, part.end) for part in parts([Relation(T, "t", None, 10_000)], 10)] == [(None, None)]
+    assert [(part.first, part.end) for part in parts([Relation(T, "t", "1.1", None, 10_000)], 10)] == [(None, None)]
+
+
+intervals = st.lists(
+    st.tuples(st.none() | st.integers(0, 20), st.none() | st.integers(1, 20)).filter(
+        lambda interval: interval[1] is None or (interval[0] or 0) < interval[1]
+    ),
+    max_size=5,
+)
+
+
+def _holds(interval: Interval, block: int) -> bool:
+    first, end = interval
+    return (first or 0) <= block and (end is None or block < end)
+
+
+@given(intervals)
+def test_a_block_is_missing_or_was_copied(copied: list[Interval]) -> None:
+    left = missing(copied)
+    for block in range(25):
+        assert sum(_holds(interval, block) for interval in left) == (not any(_holds(c, block) for c in copied))
+
+
+@given(intervals, st.integers(0, 30), st.integers(1, 2000))
+def test_only_missing_blocks_are_copied_again_each_once(copied: list[Interval], blocks: int, range_bytes: int) -> None:
+    made = parts([Relation(T, "t", "1.1", blocks, 1000)], range_bytes, {(T, "1.1"): copied}, newer=[T])
+    for block in range(35):
+        of_it = [part.only_newer for part in made if _holds((part.first, part.end), block)]
+        assert of_it == [any(_holds(interval, block) for interval in copied)]
+
+
+def test_ranges_of_another_file_do_not_count() -> None:
+    (part,) = parts([Relation(T, "t", "1.2", 10, 1000)], 5000, {(T, "1.1"): [(None, 5)]})
+    assert (part.first, part.end) == (None, None)

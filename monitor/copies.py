@@ -1,0 +1,176 @@
+"""How far copies of tables are: what the state records say, beside a running capture and without one."""
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+import psycopg
+
+from cdc.kafka.control_topics import copied_ranges, read_compacted
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import STATE, control_topic
+from cdc.model.errors import Unavailable
+from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
+from cdc.postgres.connection import connect, connection_error
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.protocol.copy_ledger import CopiedRange
+from cdc.stream.slot_guard import look_at_slot
+
+APPLICATION = "lockstep snapshot status"
+
+# None of it takes a lock: a table may be locked for long. Of a partitioned table, its partitions have the rows.
+_ROWS_ESTIMATED = """
+with recursive tree(root, oid) as (
+    select name, to_regclass(name)::oid from unnest(%s::text[]) as name
+    union all
+    select tree.root, i.inhrelid from tree
+    join pg_class p on p.oid = tree.oid and p.relkind = 'p' join pg_inherits i on i.inhparent = tree.oid
+)
+select tree.root, coalesce(sum(greatest(c.reltuples, 0)), 0)::int8
+from tree join pg_class c on c.oid = tree.oid and c.relkind = 'r' group by tree.root
+"""
+
+
+class CopyStage(StrEnum):
+    """``WAITING``: nothing of it is known to be copied. ``IN_STREAM``: it is to be copied while the stream runs, or is
+    being copied so."""
+
+    COPIED = "copied"
+    COPYING = "copying"
+    WAITING = "waiting"
+    IN_STREAM = "in stream"
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopyStatus:
+    """``rows`` and ``size``, bytes of values, are of ranges that are complete; the size of a table that is copied isn't
+    kept. ``rows_estimated`` is the planner's, None where it isn't known."""
+
+    table: TableName
+    stage: CopyStage
+    rows: int
+    rows_estimated: int | None
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """``phase`` is the state's; None: capture never ran. ``rows_per_s`` and ``bytes_per_s`` are those of the ranges
+    since the last start; None where there are none. ``retained_bytes`` is the WAL that the slot makes the server keep.
+    """
+
+    phase: SnapshotPhase | None
+    tables: Sequence[TableCopyStatus]
+    rows_per_s: float | None
+    bytes_per_s: float | None
+    retained_bytes: int | None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None where it isn't known, or where no first copy is under way."""
+        left = [table for table in self.tables if table.stage in (CopyStage.COPYING, CopyStage.WAITING)]
+        if not self.rows_per_s or self.phase is not SnapshotPhase.COPYING:
+            return None
+        if any(not table.rows_estimated for table in left):
+            return None
+        return sum(max(0, (table.rows_estimated or 0) - table.rows) for table in left) / self.rows_per_s
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "phase": None if self.phase is None else self.phase.value,
+            "rows_per_s": self.rows_per_s,
+            "bytes_per_s": self.bytes_per_s,
+            "seconds_left": self.seconds_left,
+            "wal_retained_bytes": self.retained_bytes,
+            "tables": [
+                {
+                    "table": str(table.table),
+                    "stage": table.stage.value,
+                    "rows": table.rows,
+                    "rows_estimated": table.rows_estimated,
+                    "bytes": table.size,
+                }
+                for table in self.tables
+            ],
+        }
+
+
+def copy_report(
+    names: Iterable[TableName],
+    state: CaptureState | None,
+    ranges: Iterable[CopiedRange],
+    estimated: Mapping[TableName, int],
+    retained_bytes: int | None,
+) -> CopyReport:
+    """The report of these tables. Ranges of an earlier first copy don't count."""
+    phase = None if state is None else state.phase
+    is_first = phase in (None, SnapshotPhase.CREATING, SnapshotPhase.COPYING)
+    own = [] if state is None else [r for r in ranges if (r.epoch, r.begun_lsn) == (state.epoch, state.commit_lsn)]
+    tables = []
+    for name in names:
+        of_it = [copied for copied in own if copied.table == name]
+        rows, size = sum(copied.rows for copied in of_it), sum(copied.size for copied in of_it)
+        if state is not None and name in state.copied:
+            tables.append(TableCopyStatus(name, CopyStage.COPIED, state.copied[name], None, None))
+            continue
+        stage = CopyStage.IN_STREAM if not is_first else CopyStage.COPYING if of_it else CopyStage.WAITING
+        tables.append(TableCopyStatus(name, stage, rows, estimated.get(name), size))
+    recent = [] if state is None else [copied for copied in own if copied.point_lsn == state.handoff]
+    rows_per_s = bytes_per_s = None
+    if recent:
+        began_ms = min(copied.committed_ms - copied.took_ms for copied in recent)
+        seconds = max(1, max(copied.committed_ms for copied in recent) - began_ms) / 1000
+        rows_per_s = sum(copied.rows for copied in recent) / seconds
+        bytes_per_s = sum(copied.size for copied in recent) / seconds
+    return CopyReport(phase, tables, rows_per_s, bytes_per_s, retained_bytes)
+
+
+class CopyStatusCollector:
+    """Collects reports, one after the other, until it is closed. Writes nothing anywhere."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def collect(self) -> CopyReport:
+        """The report now. Raises Unavailable when a server doesn't answer, LockstepError when one refuses."""
+        pipeline = self._pipeline
+        client, topic = pipeline.kafka.client(), control_topic(pipeline.name, STATE)
+        state: CaptureState | None = None
+        ranges: Sequence[CopiedRange] = ()
+        if topic in TopicAdmin(client).partition_counts():
+            records = read_compacted(client, topic)
+            record = records.get(pipeline.slot.encode())
+            state = None if record is None else CaptureState.from_bytes(record.value, record.what)
+            ranges = copied_ranges(records, pipeline.slot)
+        names = pipeline.source.table_names
+        try:
+            sql = self._source()
+            rows = sql.execute(_ROWS_ESTIMATED, ([name.sql for name in names],)).fetchall()
+            look = look_at_slot(sql, pipeline.slot, at_s=0.0)
+        except psycopg.Error as error:
+            self.close()  # the next report opens another one
+            raise connection_error(error) from error
+        by_sql = dict(rows)
+        estimated = {name: by_sql[name.sql] for name in names if by_sql.get(name.sql)}
+        return copy_report(names, state, ranges, estimated, None if look is None else look.retained_bytes)
+
+    def _source(self) -> psycopg.Connection[Any]:
+        if self._connection is None:
+            self._connection = connect(self._pipeline.source, application=APPLICATION)
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            with contextlib.suppress(psycopg.Error, Unavailable):
+                self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

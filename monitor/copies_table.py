@@ -1,0 +1,58 @@
+"""How the report of copies looks on a terminal."""
+
+from rich.console import Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from cdc.stream.slot_guard import wal_size
+from monitor.copies import CopyReport, CopyStage
+
+_BAR_WIDTH = 20
+
+_STAGES = {
+    CopyStage.COPIED: "copied",
+    CopyStage.COPYING: "being copied",
+    CopyStage.WAITING: "waits",
+    CopyStage.IN_STREAM: "waits, or is being copied in the stream",
+}
+
+
+def copies_table(report: CopyReport) -> Group:
+    """A table with a bar per table, and below it the rate, the time left and the WAL that is held back."""
+    table = Table(title=None, expand=False)
+    for heading in ("table", "copy", "", "rows", "of about", "bytes"):
+        table.add_column(heading, justify="right" if heading in ("rows", "of about", "bytes") else "left")
+    for copy in report.tables:
+        is_copied = copy.stage is CopyStage.COPIED
+        total = max(1, copy.rows, copy.rows_estimated or 0)
+        table.add_row(
+            str(copy.table),
+            _STAGES[copy.stage],
+            ProgressBar(total=total, completed=total if is_copied else copy.rows, width=_BAR_WIDTH),
+            f"{copy.rows:,}",
+            "-" if copy.rows_estimated is None else f"{copy.rows_estimated:,}",
+            "-" if copy.size is None else wal_size(copy.size),
+        )
+    return Group(table, *map(Text, _remarks(report)))
+
+
+def _remarks(report: CopyReport) -> list[str]:
+    remarks = []
+    if report.phase is None:
+        remarks.append("capture has never run: `lockstep capture` copies every table first")
+    if report.rows_per_s is not None and report.bytes_per_s is not None:
+        left = report.seconds_left
+        remarks.append(
+            f"{report.rows_per_s:,.0f} rows/s, {wal_size(report.bytes_per_s)}/s"
+            + ("" if left is None else f", about {_duration(left)} left")
+        )
+    if report.retained_bytes is not None:
+        remarks.append(f"the slot makes the server keep {wal_size(report.retained_bytes)} of WAL")
+    return remarks
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,106 @@
+"""One range of a table's blocks: rows of the snapshot become events of a Kafka transaction, or of several.
+
+The rows of an append-only table can't be told apart, so a range of it is committed at once: all of it or nothing.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from cdc.capture.settings import CaptureSettings
+from cdc.model.table import Table
+from cdc.protocol.copy_ledger import CopiedRange
+from snapshot.copy import TRANSACTION_AGE_MAX_S
+from snapshot.ledger import CopyRun
+from snapshot.ranges import Part
+from snapshot.row_events import EncodedRow, Line, RowEvents
+from snapshot.row_rate import RowRate
+
+_SLICE_S: Final = 0.5
+"""How long the rate is waited for before others have their turn."""
+
+
+class PartReader(Protocol):
+    """Rows of a range under a snapshot."""
+
+    def part(
+        self, table: Table, part: Part, *, where: str = ..., while_waiting: Callable[[], None] = ...
+    ) -> Iterable[list[Line]]: ...
+
+
+class RowPublisher(Protocol):
+    """Takes events of rows."""
+
+    def send_rows(self, topic: str, rows: Sequence[EncodedRow]) -> None: ...
+
+
+class PartCommit(Protocol):
+    """Commits what was sent: so many more rows and bytes of values. ``done``: these were the last, and its record."""
+
+    def __call__(self, rows: int, size: int, done: CopiedRange | None) -> None: ...
+
+
+def copy_part(
+    part: Part,
+    table: Table,
+    *,
+    run: CopyRun,
+    where: str,
+    reader: PartReader,
+    publisher: RowPublisher,
+    topic: str,
+    events: RowEvents,
+    settings: CaptureSettings,
+    rate: RowRate,
+    heed: Callable[[], None],
+    commit: PartCommit,
+) -> None:
+    """Publish a part's rows. ``where`` is one more condition.
+
+    ``heed`` is called now and then while nothing is committed. What it and ``commit`` raise ends the copy.
+    """
+    at_once = not table.key and part.in_blocks
+    rows = size = rows_before = size_before = 0
+    begun_s = opened_s = time.monotonic()
+
+    def commit_if_due() -> None:
+        nonlocal rows, size, rows_before, size_before
+        is_full = rows >= settings.batch_rows or size >= settings.batch_bytes
+        if not at_once and rows and (is_full or time.monotonic() - opened_s > TRANSACTION_AGE_MAX_S):
+            commit(rows, size, None)
+            rows_before, size_before = rows_before + rows, size_before + size
+            rows = size = 0
+        else:
+            heed()
+
+    def wait_for_rate() -> None:
+        while (seconds := rate.wait_s()) > 0:
+            time.sleep(min(seconds, _SLICE_S))
+            commit_if_due()
+
+    for lines in reader.part(table, part, where=where, while_waiting=commit_if_due):
+        encoded = events.of_lines(lines)
+        sent = 0
+        while sent < len(encoded):
+            if not rows:
+                opened_s = time.monotonic()
+            room = len(encoded) if at_once else settings.batch_rows - rows
+            taken = encoded[sent : sent + room]
+            publisher.send_rows(topic, taken)
+            sent += len(taken)
+            rows += len(taken)
+            size += sum(len(value) for _, value in taken)
+            commit_if_due()
+        rate.taken(len(encoded))
+        if not at_once:
+            wait_for_rate()
+    done = run.record(
+        part,
+        rows=rows_before + rows,
+        size=size_before + size,
+        took_ms=int((time.monotonic() - begun_s) * 1000),
+        now_ms=time.time_ns() // 1_000_000,
+    )
+    commit(rows, size, done)
+    rows = size = 0
+    wait_for_rate()  # behind the commit: a transaction doesn't stay open for it

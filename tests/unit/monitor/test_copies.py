@@ -1,0 +1,88 @@
+"""How far copies are, out of the state and the ledger beside it."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from cdc.model.table import TableName
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.protocol.copy_ledger import CopiedRange
+from monitor.copies import CopyReport, CopyStage, copy_report
+from monitor.copies_table import copies_table
+from tests.history import EPOCH, state
+from tests.wal import HANDOFF
+
+BIG, SMALL, LATE = (TableName("public", name) for name in ("big", "small", "late"))
+COPYING = replace(state(), phase=SnapshotPhase.COPYING, copied={SMALL: 5}, commit_lsn=HANDOFF, handoff=HANDOFF)
+
+
+def _range(number: int, *, committed_ms: int, table: TableName = BIG, begun_lsn: int = HANDOFF) -> CopiedRange:
+    return CopiedRange(
+        slot="s",
+        epoch=EPOCH,
+        begun_lsn=begun_lsn,
+        point_lsn=HANDOFF,
+        table=table,
+        shape="a",
+        storage="1.1",
+        first=number,
+        end=number + 1,
+        rows=100,
+        size=5000,
+        committed_ms=committed_ms,
+        took_ms=1000,
+    )
+
+
+RANGES = [_range(0, committed_ms=11_000), _range(1, committed_ms=12_000)]
+
+
+def _report(of: CaptureState | None = COPYING, ranges: list[CopiedRange] = RANGES) -> CopyReport:
+    return copy_report([BIG, SMALL, LATE], of, ranges, {BIG: 1000, LATE: 200}, 7 * 1024 * 1024)
+
+
+def test_each_table_is_where_its_ranges_are() -> None:
+    assert [(table.table, table.stage, table.rows) for table in _report().tables] == [
+        (BIG, CopyStage.COPYING, 200),
+        (SMALL, CopyStage.COPIED, 5),
+        (LATE, CopyStage.WAITING, 0),
+    ]
+
+
+def test_the_rate_and_the_time_left_come_from_the_ranges() -> None:
+    report = _report()
+    assert (report.rows_per_s, report.bytes_per_s, report.seconds_left) == (100, 5000, 10)
+
+
+def test_a_table_of_unknown_size_leaves_the_time_open() -> None:
+    assert copy_report([BIG, LATE], COPYING, RANGES, {BIG: 1000}, None).seconds_left is None
+
+
+def test_ranges_of_another_copy_do_not_count() -> None:
+    report = _report(ranges=[_range(0, committed_ms=11_000, begun_lsn=1)])
+    assert [table.rows for table in report.tables] == [0, 5, 0]
+    assert report.rows_per_s is None
+
+
+def test_behind_the_first_copy_a_table_is_copied_in_the_stream() -> None:
+    report = _report(replace(COPYING, phase=SnapshotPhase.DONE), [])
+    assert [table.stage for table in report.tables] == [CopyStage.IN_STREAM, CopyStage.COPIED, CopyStage.IN_STREAM]
+    assert report.seconds_left is None
+
+
+def test_before_the_first_start_everything_waits() -> None:
+    report = _report(None, [])
+    assert {table.stage for table in report.tables} == {CopyStage.WAITING}
+    assert report.to_json()["phase"] is None
+
+
+def test_people_see_rows_rate_time_and_wal() -> None:
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(copies_table(_report()))
+    text = capture.get()
+    assert "public.big" in text
+    assert "being copied" in text
+    assert "100 rows/s, 4.9 kB/s, about 10 s left" in text
+    assert "keep 7.0 MB of WAL" in text
