@@ -269,6 +269,7 @@ def copy_into_stream(
             for key in vanished:
                 copy.delete(key)
     state = replace(state, copied={**state.copied, name: rows}, memberships={**state.memberships, name: membership})
+    state = state.with_copy(name, None)  # which asked for it
     publisher.commit(state, covering=[published.topic])
     copy.finished(rows)
     return state

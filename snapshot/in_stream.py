@@ -1,7 +1,8 @@
 """Copies in the middle of the stream: whole tables that lack theirs, and the rows of keys that a repair asks for.
 
-Both are published at the stream's position. First a snapshot is taken. Then everything that committed before its
-consistent point is published, and nothing after it. Then come the rows as the snapshot shows them.
+Where a table can be read in the order of its key, ``snapshot.chunked`` does both, and the stream goes on meanwhile.
+Here are the others. They are published at the stream's position. First a snapshot is taken. Then everything that
+committed before its consistent point is published, and nothing after it. Then come the rows as the snapshot shows them.
 """
 
 import collections
@@ -32,6 +33,7 @@ from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import not_published
 from cdc.stream.toast_cache import ToastCache
+from snapshot.chunked import ChunkedCopies
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
 from snapshot.table_reader import SnapshotReader, TableRefused, UnreadableKey
@@ -114,8 +116,15 @@ class StreamCopies:
         self._patience_s = _SLOT_PATIENCE_S
         self._no_repair_before_s = 0.0
         self._put_off_for = ""
+        self._chunks = ChunkedCopies(
+            pipeline, sql, stream, publisher=publisher, repairs=repairs, say=say, copied=copied
+        )
 
     def close(self) -> None:
+        self._chunks.close()
+        self._close_slot()
+
+    def _close_slot(self) -> None:
         if self._coming is not None:
             self._coming.close()
             self._coming = None
@@ -128,21 +137,19 @@ class StreamCopies:
 
         Raises as ``connect`` when a table lacks its copy. Where only repairs wait, they are put off instead.
         """
-        for name in self._repairs.take_whole_tables():
-            self._say(f"{name}: copying it again, as was asked for")
-            state = state.to_be_copied([name])
-            self._loop.adopt(state)
+        if self._chunk_is_next():
+            return True
         lacking = self._lacking(state)
         if not lacking and not self._repairable():
             return False
         if not self._copies_allowed():
-            self.close()  # a slot that waits holds back WAL as well
+            self._close_slot()  # one that waits holds back WAL as well
             return False
         if self._coming is None:
             with self._putting_off_repairs(unless=lacking):
                 self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
             self._coming_since_s = time.monotonic()
-        if self.is_ready():
+        if self._slot_is_ready():
             return True
         if time.monotonic() - self._coming_since_s > _SAID_AFTER_S:
             self._coming_since_s = math.inf  # once for each
@@ -151,6 +158,12 @@ class StreamCopies:
 
     def is_ready(self) -> bool:
         """Whether ``copy`` can begin."""
+        return self._chunk_is_next() or self._slot_is_ready()
+
+    def _chunk_is_next(self) -> bool:
+        return self._chunks.wants(self._loop.state) and self._copies_allowed()
+
+    def _slot_is_ready(self) -> bool:
         return self._coming is not None and self._coming.is_ready()
 
     def _say_waiting(self) -> None:
@@ -159,10 +172,18 @@ class StreamCopies:
         self._say(f"a copy waits until transactions that write have ended{whose}")
 
     def _lacking(self, state: CaptureState) -> list[TableName]:
-        return [name for name in self._pipeline.source.table_names if name not in state.copied]
+        """The tables for which the stream has to stop."""
+        return [
+            name
+            for name in self._pipeline.source.table_names
+            if name not in state.copied
+            and not self._chunks.serves(name)
+            and not (name in state.copying and state.copying[name].paused)
+        ]
 
     def _repairable(self) -> list[TableName]:
-        names = self._repairs.tables()
+        copied = self._loop.state.copied
+        names = [name for name in self._repairs.tables() if name not in copied or not self._chunks.serves(name)]
         return names if names and time.monotonic() >= self._no_repair_before_s else []
 
     @contextlib.contextmanager
@@ -188,6 +209,8 @@ class StreamCopies:
         An error before anything was published is raised when a table lacks its copy. Else the repairs are put off.
         Raises what the stream, the snapshot and the publisher raise after that.
         """
+        if self._chunk_is_next():
+            return self._chunks.step(frame)
         assert self._coming is not None
         waited, self._coming = self._coming, None
         names = self._lacking(self._loop.state)

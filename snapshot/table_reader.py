@@ -1,4 +1,4 @@
-"""Reads tables under a slot's exported snapshot: exactly the rows that committed before its consistent point."""
+"""Reads rows of tables: under a slot's exported snapshot, exactly those that committed before its consistent point."""
 
 import contextlib
 import hashlib
@@ -86,58 +86,12 @@ class UnreadableKey(Exception):
     """A key isn't of the table's type, or can't be compared. Says which kind of error it was, never a value."""
 
 
-class SnapshotReader:
-    """A connection inside the snapshot. Opening it must happen while the slot's connection still runs nothing else.
+class RowReader:
+    """Reads the rows of tables over a connection that is in a transaction."""
 
-    The same holds for ``rest`` and ``hold``: they begin another transaction inside the snapshot.
-    """
-
-    def __init__(self, source: SourceSettings, snapshot_name: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
-        self._connection: psycopg.Connection[Any] = connect(source, application=APPLICATION)
-        self._snapshot_name = snapshot_name
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
         self._filters: Mapping[TableName, str] = {}
-        self._held: TableName | None = None
-        try:
-            self._connection.execute(f"set lock_timeout = {lock_timeout_ms:d}")
-            self._begin()
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def _begin(self) -> None:
-        self._connection.execute("begin transaction isolation level repeatable read, read only")
-        self._connection.execute(f"set transaction snapshot '{self._snapshot_name}'".encode())  # the server's own name
-
-    def rest(self) -> None:
-        """Let the locks of all tables go. Raises Unavailable, also where the snapshot is gone."""
-        self._held = None
-        try:
-            self._connection.execute("rollback")
-            self._begin()
-        except psycopg.Error as error:
-            raise Unavailable(f"the snapshot can't be read: {connection_error(error).message}") from error
-
-    def hold(
-        self, name: TableName, membership_before: Membership, publication: str, other: psycopg.Connection[Any]
-    ) -> None:
-        """Keep a table from being altered until another one is held, and let go of all others.
-
-        Nothing is done where it is held already. Raises as ``lock_unchanged``, TableLocked where it is locked.
-        """
-        if self._held == name:
-            return
-        self.rest()
-        self.lock_unchanged({name: membership_before}, publication, other)
-        self._held = name
-
-    def snapshot(self) -> str:
-        """The snapshot, in PostgreSQL's own text of it: which transactions it shows."""
-        return str(self._connection.execute("select pg_current_snapshot()::text").fetchall()[0][0])
-
-    def next_xid(self) -> int:
-        """The first transaction of which the snapshot knows nothing, in 64 bits."""
-        query = "select pg_snapshot_xmax(pg_current_snapshot())::text::int8"
-        return int(self._connection.execute(query).fetchall()[0][0])
 
     def tables(
         self,
@@ -152,32 +106,6 @@ class SnapshotReader:
     def memberships(self, publication: str, names: Sequence[TableName]) -> dict[TableName, Membership]:
         """What the tables were and how they were published, as of the snapshot."""
         return memberships(self._connection, publication, names)
-
-    def lock_unchanged(
-        self, memberships_before: Mapping[TableName, Membership], publication: str, other: psycopg.Connection[Any]
-    ) -> None:
-        """Keep the tables from being altered until this is closed; writing to them goes on.
-
-        A snapshot doesn't keep old columns readable, and a table that was rewritten or truncated after it looks empty
-        in it. So they are compared with what the ``other`` connection sees now. Raises Unavailable when they are
-        locked or differ from ``memberships_before``, those of the snapshot.
-        """
-        self._lock(memberships_before)
-        now = memberships(other, publication, list(memberships_before))
-        altered = [
-            str(name) for name, membership_before in memberships_before.items() if now.get(name) != membership_before
-        ]
-        if altered:
-            raise Unavailable(f"{', '.join(altered)} changed while the copy began")
-
-    def read_with(self, filters: Mapping[TableName, str]) -> None:
-        """From here on ``part`` leaves out what doesn't fulfil these conditions."""
-        self._filters = filters
-
-    @property
-    def filters(self) -> Mapping[TableName, str]:
-        """The conditions of the publication, by table."""
-        return self._filters
 
     def _lock(self, names: Iterable[TableName]) -> None:
         tables = ", ".join(name.sql for name in names)
@@ -195,7 +123,7 @@ class SnapshotReader:
 
         It is the table as a whole where there is no partition, or one that our role may read only through it.
         """
-        with _refusals(table):
+        with refusals(table):
             found = self._connection.execute(_RELATIONS, (table.name.sql,)).fetchall()
         if not found or any(not is_leaf_readable for *_, is_leaf_readable in found):
             files = " ".join(sorted(storage for _, storage, *_ in found))
@@ -218,7 +146,7 @@ class SnapshotReader:
         more = [f"({condition})" for condition in (self._filters.get(table.name), where) if condition]
         conditions = " and ".join([*bounds, *more])
         where = f" where {conditions}" if conditions else ""
-        with _refusals(table):
+        with refusals(table):
             yield from self._copied(f"select {_columns(table)} from {part.sql}{where}", while_waiting)
 
     def estimated_rows(self, table: Table) -> int:
@@ -242,7 +170,7 @@ class SnapshotReader:
         Raises Unavailable when the connection is lost, and LockstepError when PostgreSQL refuses.
         """
         columns = _columns(table)
-        with _refusals(table):
+        with refusals(table):
             for source in self._sources(table, leaves):
                 # Through a query: COPY of a table by name takes neither a partitioned one nor a condition.
                 yield from self._copied(f"select {columns} from {source}{self._where(table)}", while_waiting)
@@ -290,8 +218,14 @@ class SnapshotReader:
         (source,) = self._sources(table, ())
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join (select * from {source}{self._where(table)}) t on {matches}"
-        with _refusals(table):
+        with refusals(table):
             yield from self._values(query, while_waiting)
+
+    def keys_where(self, table: Table, where: str, most: int) -> list[Fields]:
+        """The keys of the rows for which this SQL holds, not more than so many. Raises psycopg's errors."""
+        names = ", ".join(quote_identifier(name) for name in table.key)
+        (source,) = self._sources(table, ())
+        return list(self._values(f"select {names} from {source} where ({where}) limit {most:d}", _nothing))
 
     def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str]:
         """(the keys in their types, as ``k``; how they match the table as ``t``)."""
@@ -387,8 +321,87 @@ class SnapshotReader:
         self.close()
 
 
+class SnapshotReader(RowReader):
+    """A connection inside the snapshot. Opening it must happen while the slot's connection still runs nothing else.
+
+    The same holds for ``rest`` and ``hold``: they begin another transaction inside the snapshot.
+    """
+
+    def __init__(self, source: SourceSettings, snapshot_name: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
+        super().__init__(connect(source, application=APPLICATION))
+        self._snapshot_name = snapshot_name
+        self._held: TableName | None = None
+        try:
+            self._connection.execute(f"set lock_timeout = {lock_timeout_ms:d}")
+            self._begin()
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _begin(self) -> None:
+        self._connection.execute("begin transaction isolation level repeatable read, read only")
+        self._connection.execute(f"set transaction snapshot '{self._snapshot_name}'".encode())  # the server's own name
+
+    def rest(self) -> None:
+        """Let the locks of all tables go. Raises Unavailable, also where the snapshot is gone."""
+        self._held = None
+        try:
+            self._connection.execute("rollback")
+            self._begin()
+        except psycopg.Error as error:
+            raise Unavailable(f"the snapshot can't be read: {connection_error(error).message}") from error
+
+    def hold(
+        self, name: TableName, membership_before: Membership, publication: str, other: psycopg.Connection[Any]
+    ) -> None:
+        """Keep a table from being altered until another one is held, and let go of all others.
+
+        Nothing is done where it is held already. Raises as ``lock_unchanged``, TableLocked where it is locked.
+        """
+        if self._held == name:
+            return
+        self.rest()
+        self.lock_unchanged({name: membership_before}, publication, other)
+        self._held = name
+
+    def snapshot(self) -> str:
+        """The snapshot, in PostgreSQL's own text of it: which transactions it shows."""
+        return str(self._connection.execute("select pg_current_snapshot()::text").fetchall()[0][0])
+
+    def next_xid(self) -> int:
+        """The first transaction of which the snapshot knows nothing, in 64 bits."""
+        query = "select pg_snapshot_xmax(pg_current_snapshot())::text::int8"
+        return int(self._connection.execute(query).fetchall()[0][0])
+
+    def lock_unchanged(
+        self, memberships_before: Mapping[TableName, Membership], publication: str, other: psycopg.Connection[Any]
+    ) -> None:
+        """Keep the tables from being altered until this is closed; writing to them goes on.
+
+        A snapshot doesn't keep old columns readable, and a table that was rewritten or truncated after it looks empty
+        in it. So they are compared with what the ``other`` connection sees now. Raises Unavailable when they are
+        locked or differ from ``memberships_before``, those of the snapshot.
+        """
+        self._lock(memberships_before)
+        now = memberships(other, publication, list(memberships_before))
+        altered = [
+            str(name) for name, membership_before in memberships_before.items() if now.get(name) != membership_before
+        ]
+        if altered:
+            raise Unavailable(f"{', '.join(altered)} changed while the copy began")
+
+    def read_with(self, filters: Mapping[TableName, str]) -> None:
+        """From here on ``part`` leaves out what doesn't fulfil these conditions."""
+        self._filters = filters
+
+    @property
+    def filters(self) -> Mapping[TableName, str]:
+        """The conditions of the publication, by table."""
+        return self._filters
+
+
 @contextlib.contextmanager
-def _refusals(table: Table) -> Iterator[None]:
+def refusals(table: Table) -> Iterator[None]:
     """psycopg's errors as ours, with the table's name."""
     try:
         yield

@@ -42,6 +42,7 @@ from cdc.protocol.pgoutput import (
     Type,
     Update,
 )
+from cdc.protocol.visibility import UnfinishedTransactions
 from cdc.protocol.walsender import WAL_DATA_OFFSET, Frame, unix_ms
 from cdc.toast.memory import ToastMemory
 
@@ -138,6 +139,10 @@ class Downstream(Protocol):
         """
         ...
 
+    def left_unread(self, topic: str, keys: Sequence[bytes]) -> None:
+        """The rows of these keys changed, and the change isn't published: the copy of their table reads them."""
+        ...
+
 
 class Assembler:
     """Follows one stream. ``skip_to`` is the (commit LSN, seq) of the last published change.
@@ -154,6 +159,9 @@ class Assembler:
 
     ``handoff`` is the last consistent point of a first copy. If that was interrupted, it isn't where the stream begins,
     and rows of an append-only table that were changed in between may be missing from the copy.
+
+    Tables in ``copying`` are followed while they are copied: the memory knows what was published of them since that
+    began, and their topics aren't asked. ``unfinished`` gets the xids of all transactions.
     """
 
     def __init__(
@@ -164,6 +172,8 @@ class Assembler:
         uncaptured: Mapping[TableName, PublishedTable] = _NO_TABLES,
         former: Mapping[int, PublishedTable] = _NO_RELATIONS,
         outdated: Collection[TableName] = (),
+        copying: Collection[TableName] = (),
+        unfinished: UnfinishedTransactions | None = None,
         epoch: int,
         skip_to: tuple[int, int],
         end_lsn: Lsn,
@@ -188,6 +198,8 @@ class Assembler:
         self._uncaptured = uncaptured
         self._former = dict(former)
         self._outdated = set(outdated)
+        self._copying = set(copying)
+        self._unfinished = unfinished or UnfinishedTransactions()
         self._of_oid = {
             published.table.oid: name
             for name, published in [*passed_over.items(), *tables.items()]
@@ -234,6 +246,8 @@ class Assembler:
         """Which one that was."""
         self.new_shapes: list[SchemaRecord] = []
         """Shapes that came into use and aren't committed yet; whoever commits clears the list."""
+        self.unread: dict[TableName, dict[bytes, None]] = {}
+        """Keys of tables that are being copied, of which a change was left out; whoever commits clears it."""
 
     @property
     def tables(self) -> Mapping[TableName, PublishedTable]:
@@ -244,6 +258,11 @@ class Assembler:
     def passed_over(self) -> Mapping[TableName, PublishedTable]:
         """The tables that aren't followed before their copy, in the newest shape that was recorded."""
         return self._passed_over
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether all of the running transaction is in the recorded state, and only comes again."""
+        return self.in_transaction and (self._commit_lsn, SEQ_MAX) <= self._skip_to
 
     @property
     def begun(self) -> StreamedTransaction | None:
@@ -287,7 +306,10 @@ class Assembler:
                 return self._delete(published, message, lsn)  # type: ignore[arg-type]
             except _Incomplete as incomplete:
                 self._seq = seq
-                self._stop_following(incomplete)
+                if self._is_being_copied(incomplete.published):
+                    self._leave_unread(incomplete.published, message)
+                else:
+                    self._stop_following(incomplete)
                 return self._pass_over(incomplete.published, message)
             except (ValueError, TypeError, IndexError, AttributeError) as error:
                 # Not UTF-8, another number of values, or a key that wasn't sent. None of these may show the value, so
@@ -387,6 +409,7 @@ class Assembler:
         self._commit_time_us = begin.commit_time_us
         self._transaction_time_ms = unix_ms(begin.commit_time_us)
         self._xid = begin.xid
+        self._unfinished.add(begin.xid)
         self._seq = 0
         self._prefix = tag_prefix(self._epoch, begin.commit_lsn)
         for published in self._touched:
@@ -405,19 +428,26 @@ class Assembler:
                 commit.commit_lsn, self._xid, commit.commit_time_us, self._only_local
             )
 
-    def replace(self, published: PublishedTable) -> None:
+    def replace(self, published: PublishedTable, *, copying: bool = False) -> None:
         """Note that a table was copied here: from now on it has this shape, or is captured for the first time.
 
-        Raises UnsupportedChange when the stream has described it in a shape without a key.
+        With ``copying``, its copy begins here, and ends with ``copied``. Raises UnsupportedChange when the stream has
+        described it in a shape without a key.
         """
         name, oid = published.table.name, published.table.oid
         passed_over = self._passed_over.pop(name, None)
         known_before = self._tables.get(name, passed_over)
         self._outdated.discard(name)
+        if copying:
+            self._copying.add(name)
         self._tables[name] = published
         self._stand_for(published, known_before)
         if oid in self._described:  # PostgreSQL describes it again only when it changes
             self._relation(self._described[oid])
+
+    def copied(self, name: TableName) -> None:
+        """The copy of a table has ended: all of its rows are on its topic."""
+        self._copying.discard(name)
 
     def _message(self, message: LogicalMessage) -> Sequence[Event]:
         """A message with one of our prefixes. One outside of transactions comes before the one that commits there."""
@@ -508,6 +538,25 @@ class Assembler:
         if self._downstream is not None:
             self._downstream.passed_over(name, incomplete.columns)
 
+    def _is_being_copied(self, published: PublishedTable) -> bool:
+        return published.table.name in self._copying and not self._is_outdated(published)
+
+    def _leave_unread(self, published: PublishedTable, message: Message) -> None:
+        """An update of a table that is being copied can't be completed: its copy reads the row again, after this."""
+        assert type(message) is Update
+        encoder = published.encoder
+        keys = [encoder.key(_filled(message))]
+        if message.old is not None:
+            keys.append(encoder.key(message.old.fields))
+        if published.unrecorded is not None:
+            self._record_shape(published, published.unrecorded)
+        unread = self.unread.setdefault(published.table.name, {})
+        for key in keys:
+            unread[key] = None
+            self._toast.forget(published, key)
+        if self._downstream is not None:
+            self._downstream.left_unread(published.topic, keys)
+
     def _pass_over(self, published: PublishedTable, message: Message) -> Sequence[Event]:
         """Count the change of a row as if it were published: a restart finds the same numbers, whoever is followed."""
         self._counted()
@@ -518,6 +567,7 @@ class Assembler:
     def distrust(self, name: TableName) -> None:
         """Rows of a table may have changed without an event: nothing that is known of them completes an update."""
         self._outdated.add(name)
+        self._copying.discard(name)
 
     def _record_shape(self, published: PublishedTable, record: SchemaRecord) -> None:
         """The first row of a new shape is being published: from now on it is the one to compare with."""
@@ -742,7 +792,11 @@ class Assembler:
         if indexes and self._is_outdated(published):
             raise _Incomplete(published, [published.table.columns[index].name for index in indexes])
         large_values = self._toast.known(published, old_key, indexes)
-        if len(large_values) < len(indexes) and self._toast.remembers(published):
+        if (
+            len(large_values) < len(indexes)
+            and self._toast.remembers(published)
+            and published.table.name not in self._copying
+        ):
             self._commit_pending()
             if self._downstream is not None:
                 self._downstream.reload_toast(published, self.position)

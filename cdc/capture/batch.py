@@ -13,6 +13,9 @@ from cdc.model.lsn import Lsn
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.toast.memory import DurableMemory, Offsets
 
+Watch = Callable[[str, Sequence[bytes]], None]
+"""Gets a topic, and keys of it that change."""
+
 
 class Publisher(Protocol):
     """Takes events, commits them with the state."""
@@ -87,12 +90,16 @@ class Batch:
         """The end of the last transaction that a commit of ours has covered."""
         self.committed_s = self._opened_s
         """When the last commit ended, on the monotonic clock."""
+        self.watch: Watch | None = None
+        """Is told of all keys that the stream changes."""
 
     def add(self, events: Iterable[Event]) -> None:
         """Send events to Kafka, where no reader sees them before the commit."""
         for topic, key, value, extra in events:
             if not self.events:
                 self._opened_s = self._clock.monotonic_s()
+            if self.watch is not None:
+                self.watch(topic, (key,))
             self._publisher.send(topic, key, value, extra)
             self.events += 1
             if value is not None:
@@ -100,6 +107,8 @@ class Batch:
 
     def add_rows(self, ordinary: OrdinaryRows) -> None:
         """The same for ordinary rows, all at once. ``opens`` was called when the first of them came."""
+        if self.watch is not None:
+            self.watch(ordinary.topic, [key for key, _ in ordinary.rows])
         self._publisher.send_rows(ordinary.topic, ordinary.rows)
         self.events += len(ordinary.rows)
         self._bytes += ordinary.size
@@ -156,12 +165,14 @@ class Batch:
             begun=assembler.begun,
         )
         rewritten = {record.table.name for record in shapes if record.change.rewritten}
+        self.state = self.state.with_unread(assembler.unread)
         self.state = self.state.to_be_copied(rewritten).never_copied(assembler.passed_over)
         bounds = self._publisher.commit(self.state, shapes)
         # Never before Kafka: a memory that is ahead of it would answer with values yet to come.
         if self._memory is not None:
             self._memory.commit(position, bounds)
         assembler.new_shapes.clear()
+        assembler.unread.clear()
         # The last complete transaction is left out, so that the next start gets it again and can compare it.
         self._confirmation.committed(Lsn(self.state.resume_lsn))
         self._report(Committed(self.events, self.state))

@@ -1,12 +1,13 @@
 """The capture loop: read what is there, publish it in batches, confirm what Kafka has committed."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from cdc.capture.assembler import Assembler, OrdinaryRows
-from cdc.capture.batch import Batch
+from cdc.capture.assembler import Assembler, Event, OrdinaryRows
+from cdc.capture.batch import Batch, Watch
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.model.errors import MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
@@ -101,6 +102,8 @@ class CaptureLoop:
         self._pinged_s = clock.monotonic_s()
         self._heartbeat_s = self._inspected_s = clock.monotonic_s()
         self._inspection_is_due = False
+        self._is_past_pause = False
+        self._pause_due_s = math.inf
 
     @property
     def state(self) -> CaptureState:
@@ -115,6 +118,28 @@ class CaptureLoop:
         """Inspect after the transaction that is being read, and before the next one."""
         self._inspected_s = -math.inf
         self._inspection_is_due = True
+
+    def pause_after(self, seconds: float) -> None:
+        """Ask ``may_copy`` after so long also under a backlog: then a batch ends between two transactions."""
+        self._pause_due_s = self._clock.monotonic_s() + seconds
+
+    def send(self, events: Iterable[Event]) -> None:
+        """Add events of a copy to the open batch, between two transactions. ``adopt`` a state that describes them."""
+        self._batch.add(events)
+
+    def send_rows(self, rows: OrdinaryRows) -> None:
+        """The same for rows of one topic."""
+        self._batch.opens()
+        self._batch.add_rows(rows)
+
+    @contextlib.contextmanager
+    def watching(self, watch: Watch) -> Iterator[None]:
+        """Tell of all keys that the stream changes meanwhile."""
+        self._batch.watch = watch
+        try:
+            yield
+        finally:
+            self._batch.watch = None
 
     def commit(self) -> None:
         """Commit the position, and shapes that were recorded between two runs."""
@@ -161,7 +186,7 @@ class CaptureLoop:
                         batch.is_full()
                         or (self._serve_if_due() and batch.is_overdue())
                         # Full batches end inside of transactions, so a backlog would never come to a look.
-                        or (self._inspection_is_due and not assembler.in_transaction)
+                        or ((self._inspection_is_due or self._pause_is_due(until)) and not assembler.in_transaction)
                     )
                 elif frame[0] == KEEPALIVE:
                     at_pause = self._answer(bytes(frame), until)
@@ -187,8 +212,13 @@ class CaptureLoop:
             if assembler.in_transaction or batch.events:
                 continue
             self._inspect_if_due()
+            if until is None:
+                self._pause_due_s, self._is_past_pause = math.inf, False
             if at_pause or (until is None and may_copy(self.state)):
                 return Pause(self.state, None)
+
+    def _pause_is_due(self, until: Lsn | None) -> bool:
+        return self._is_past_pause and until is None
 
     def _ordinary(self, frame: Frame) -> OrdinaryRows | None:
         """The events of the ordinary rows that are here, from this frame on; None when it is none of them."""
@@ -282,7 +312,9 @@ class CaptureLoop:
         self._stream.wait(_IDLE_S)
 
     def _look_at_clock(self) -> None:
-        self._inspection_is_due = self._clock.monotonic_s() - self._inspected_s > self._heartbeat_interval_s
+        now_s = self._clock.monotonic_s()
+        self._inspection_is_due = now_s - self._inspected_s > self._heartbeat_interval_s
+        self._is_past_pause = now_s >= self._pause_due_s
 
     def _inspect_if_due(self) -> None:
         self._look_at_clock()

@@ -51,7 +51,7 @@ COPY_WORKERS_MAX: Final = 8
 
 
 class SnapshotSettings(Settings):
-    """How the first copy of all tables is taken."""
+    """How tables are copied: first before the stream, later in the middle of it."""
 
     workers: Annotated[int, Field(ge=0, le=COPY_WORKERS_MAX)] = Field(
         default=0, description="processes that copy side by side; 0: capture copies one table after the other"
@@ -66,4 +66,8 @@ class SnapshotSettings(Settings):
     )
     rows_per_s: Annotated[int, Field(ge=0)] = Field(
         default=0, description="rows that are copied a second at most, by all workers together; 0: no limit"
+    )
+    chunk_ms: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=0,
+        description="copies in the stream take chunks for which it waits about so long; 0: it waits until they end",
     )

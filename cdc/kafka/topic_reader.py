@@ -58,6 +58,14 @@ class TopicReader:
 
         Raises Unavailable when the brokers stop answering, and when they don't list the topic.
         """
+        with closing(self.record_lists(topic, start)) as lists:
+            for records in lists:
+                yield from records
+
+    def record_lists(
+        self, topic: str, start: Mapping[int, int] | None = None, *, wait_s: float = _WAIT_SLICE_S
+    ) -> Generator[list[Record], None, None]:
+        """The same in lists of those that have come, which are empty where none comes in ``wait_s``."""
         partitions = partitions_of([topic], self._cluster.partition_counts())
         # The ends include open transactions. A transaction that has just been committed may lack its markers still.
         # Until they are written, a read-committed consumer sees the topic end before it.
@@ -68,20 +76,20 @@ class TopicReader:
                 begin = (start or {}).get(partition, 0)
                 if begin < ends[topic, partition]:
                     yield from self._partition(
-                        consumer, TopicPartition(topic, partition, begin), ends[topic, partition]
+                        consumer, TopicPartition(topic, partition, begin), ends[topic, partition], wait_s
                     )
         except KafkaException as error:
             raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
         finally:
             close_consumer(consumer)
 
-    def _partition(self, consumer: Consumer, at: TopicPartition, end: int) -> Iterator[Record]:
+    def _partition(self, consumer: Consumer, at: TopicPartition, end: int, wait_s: float) -> Iterator[list[Record]]:
         consumer.assign([at])
         following = reached = at.offset
         heard = asked = time.monotonic()
         while True:
             # One poll, then what came with it: asked for many records, the client waits until it has so many.
-            first = consumer.poll(_WAIT_SLICE_S)
+            first = consumer.poll(wait_s)
             messages = [] if first is None else [first, *consumer.consume(_MESSAGES_AT_ONCE, 0)]
             self._while_waiting()
             if messages:
@@ -92,6 +100,8 @@ class TopicReader:
                 # The client tells of an end once. The markers of a transaction may come after that, and without a word.
                 consumer.assign([TopicPartition(at.topic, at.partition, following)])
                 asked = time.monotonic()
+            records: list[Record] = []
+            is_at_end = False
             for message in messages:
                 offset = message.offset() or 0
                 error = message.error()
@@ -104,11 +114,18 @@ class TopicReader:
                         key, value = message.key(), message.value()
                         assert key is None or isinstance(key, bytes)
                         assert value is None or isinstance(value, bytes)
-                        yield Record(at.partition, offset, key or b"", value)
+                        records.append(Record(at.partition, offset, key or b"", value))
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if offset >= end or (error is None and offset == end - 1):
-                    return
+                    is_at_end = True
+                    break
+            yielded = time.monotonic()
+            yield records
+            if is_at_end:
+                return
+            away_s = time.monotonic() - yielded  # a reader that has other things to do isn't a broker that is silent
+            heard, asked = heard + away_s, asked + away_s
 
     def has_records(self, topic: str) -> bool:
         """Whether anything committed is on the topic, be it a tombstone. Raises as ``records``."""
@@ -123,9 +140,13 @@ class TopicReader:
         with self.live_key_set(topic) as keys:
             yield from keys
 
+    def key_set(self) -> SpillingMap:
+        """An empty set of keys, for the caller to fill and to close."""
+        return SpillingMap(self._directory)
+
     def live_key_set(self, topic: str) -> SpillingMap:
         """The same, for the caller to take keys out of and to close."""
-        keys = SpillingMap(self._directory)
+        keys = self.key_set()
         try:
             for record in self.records(topic):
                 if record.value is None or record.value.startswith(DELETE_START):

@@ -12,6 +12,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.postgres.connection import connection_error
 from cdc.protocol.record_fields import FORMAT
+from cdc.protocol.visibility import SourceSnapshot
 
 HEARTBEAT_PREFIX = "lockstep.heartbeat"
 """Prefix of the messages that move an idle database's slot and the watermark on."""
@@ -143,12 +144,13 @@ def emit_heartbeat(connection: psycopg.Connection[Any]) -> Lsn:
 def emit_messages(connection: psycopg.Connection[Any], prefix: str, contents: Iterable[bytes]) -> Lsn:
     """Logical messages in a transaction of their own. Returns an LSN after its commit.
 
-    Flushed even where synchronous_commit is off: the walsender sends only what is on disk.
+    Flushed even where synchronous_commit is off: the walsender sends only what is on disk. No standby is waited for:
+    capture's only thread may be the one that calls this.
     Raises LockstepError where PostgreSQL refuses, Unavailable when it can't be reached.
     """
     try:
         with connection.transaction():
-            connection.execute("set local synchronous_commit = on")
+            connection.execute("set local synchronous_commit = local")
             for content in contents:
                 connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (prefix, content))
         return wal_end(connection)
@@ -176,6 +178,13 @@ def wal_end(connection: psycopg.Connection[Any]) -> Lsn:
     row = connection.execute("select pg_current_wal_insert_lsn()::text").fetchone()
     assert row is not None
     return parse_lsn(row[0])
+
+
+def current_snapshot(connection: psycopg.Connection[Any]) -> SourceSnapshot:
+    """What a statement of now sees."""
+    row = connection.execute("select pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return SourceSnapshot.parse(row[0])
 
 
 def sender_timeout_s(connection: psycopg.Connection[Any]) -> float:

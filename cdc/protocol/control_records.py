@@ -81,6 +81,76 @@ class Gap(NamedTuple):
         )
 
 
+UNREAD_MAX: Final = 1000
+"""So many keys of one copy are held to be read again. Where there are more, all of its rows are."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """How far the copy of a table is that doesn't stop the stream, or that it is asked for.
+
+    ``since`` is the LSN where it began, 0 while it hasn't: the table is followed from there on. ``membership`` is what
+    the table was there. All rows up to the key ``after`` are on the topic, as texts of its columns; None: no row is.
+    ``is_through``: so is every other row, and only keys that the source no longer has may be left. ``keys`` are those
+    of the events whose rows have to be read again, since an update of them couldn't be completed. ``is_incomplete``:
+    there were more of them, so all rows are read again. ``passes`` counts how often they were. ``copied_before`` is the
+    ledger's number from before, for a table that had its copy and of which another one was asked for; -1 for others.
+    ``paused``: nobody goes on with it until it is resumed.
+    """
+
+    since: int = 0
+    membership: str = ""
+    after: tuple[str, ...] | None = None
+    rows: int = 0
+    is_through: bool = False
+    keys: tuple[str, ...] = ()
+    is_incomplete: bool = False
+    passes: int = 1
+    copied_before: int = -1
+    paused: bool = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self.since > 0
+
+    def with_unread(self, keys: Collection[bytes]) -> Self:
+        """The same where these keys have to be read again, too."""
+        unread = tuple(dict.fromkeys([*self.keys, *(key.decode() for key in keys)]))
+        if len(unread) <= UNREAD_MAX:
+            return replace(self, keys=unread)
+        return replace(self, keys=unread[:UNREAD_MAX], is_incomplete=True)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "since": self.since,
+            "membership": self.membership,
+            "after": None if self.after is None else list(self.after),
+            "rows": self.rows,
+            "through": self.is_through,
+            "keys": list(self.keys),
+            "incomplete": self.is_incomplete,
+            "passes": self.passes,
+            "copied_before": None if self.copied_before < 0 else self.copied_before,
+            "paused": self.paused,
+        }
+
+    @classmethod
+    def from_fields(cls, fields: RecordFields) -> Self:
+        """Raises ForeignRecord."""
+        return cls(
+            since=fields.number("since"),
+            membership=fields.text("membership"),
+            after=None if fields.is_null("after") else tuple(fields.items("after", str)),
+            rows=fields.number("rows"),
+            is_through=fields.flag("through"),
+            keys=tuple(fields.items("keys", str)),
+            is_incomplete=fields.flag("incomplete"),
+            passes=fields.number("passes"),
+            copied_before=-1 if fields.is_null("copied_before") else fields.number("copied_before"),
+            paused=fields.flag("paused"),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureState:
     """How far capture is, committed in the same Kafka transaction as the events it describes.
@@ -97,6 +167,7 @@ class CaptureState:
     copied, as far as its topic tells, and isn't followed before it is. ``topics`` are those that rows and shapes went
     to. ``gaps`` are all that there ever were, oldest first, with one that is open at their end: one per recovery.
     ``first_snapshot`` is, while COPYING, the snapshot at whose end the stream begins: PostgreSQL's own text of it.
+    ``copying`` says how far the copies are that don't stop the stream; none of their tables is in ``copied``.
     """
 
     slot: str
@@ -119,6 +190,7 @@ class CaptureState:
     begun: StreamedTransaction | None = None
     gaps: tuple[Gap, ...] = ()
     first_snapshot: str = ""
+    copying: Mapping[TableName, TableCopy] = field(default_factory=dict)
 
     @property
     def published_lsn(self) -> int:
@@ -156,10 +228,44 @@ class CaptureState:
         )
 
     def to_be_copied(self, names: Collection[TableName]) -> Self:
-        """The state in which these tables have to be copied again."""
-        if not any(name in self.copied for name in names):
+        """The state in which these tables have to be copied again. Those that are paused stay so."""
+        if not any(name in self.copied or name in self.copying for name in names):
             return self
-        return replace(self, copied={name: rows for name, rows in self.copied.items() if name not in names})
+        copying = {name: copy for name, copy in self.copying.items() if name not in names}
+        copying |= {
+            name: TableCopy(paused=True) for name, copy in self.copying.items() if name in names and copy.paused
+        }
+        copied = {name: rows for name, rows in self.copied.items() if name not in names}
+        return replace(self, copied=copied, copying=copying)
+
+    def asked_to_copy(self, name: TableName) -> Self:
+        """The same for a copy that somebody asks for; until something else speaks for it, it can be cancelled."""
+        before = self.copying.get(name, TableCopy())
+        copied_before = self.copied.get(name, before.copied_before)
+        state = self.to_be_copied([name])
+        return state.with_copy(name, TableCopy(copied_before=copied_before, paused=before.paused))
+
+    def with_copy(self, name: TableName, copy: TableCopy | None) -> Self:
+        """The state in which the copy of a table is there; None: nothing is known of one."""
+        copying = {other: its_copy for other, its_copy in self.copying.items() if other != name}
+        return replace(self, copying=copying if copy is None else {**self.copying, name: copy})
+
+    def with_unread(self, unread: Mapping[TableName, Collection[bytes]]) -> Self:
+        """The state in which the copies of these tables have to read these keys again."""
+        state = self
+        for name, keys in unread.items():
+            if name in state.copying:
+                state = state.with_copy(name, state.copying[name].with_unread(keys))
+        return state
+
+    def with_whole(self, name: TableName) -> Self:
+        """The state in which the copy of a table has ended."""
+        copy = self.copying[name]
+        return replace(
+            self.with_copy(name, None),
+            copied={**self.copied, name: copy.rows},
+            memberships={**self.memberships, name: copy.membership},
+        )
 
     def never_copied(self, names: Collection[TableName]) -> Self:
         """The state in which these tables have to be copied, and nothing that was published of them counts."""
@@ -225,6 +331,7 @@ class CaptureState:
             begun=None,
             memberships=memberships,
             first_snapshot="",
+            copying={},
         )
 
     @property
@@ -271,6 +378,9 @@ class CaptureState:
                 "begun": None if self.begun is None else list(self.begun),
                 "gaps": [list(gap) for gap in self.gaps],
                 **({"first_snapshot": self.first_snapshot} if self.first_snapshot else {}),
+                "copying": [
+                    {"schema": name.schema, "name": name.name, **copy.to_json()} for name, copy in self.copying.items()
+                ],
             }
         )
 
@@ -305,6 +415,10 @@ class CaptureState:
             begun=None if begun is None else StreamedTransaction(*begun),
             gaps=gaps,
             first_snapshot=fields.text("first_snapshot", ""),
+            copying={
+                TableName(copy.text("schema"), copy.text("name")): TableCopy.from_fields(copy)
+                for copy in fields.objects("copying", [])
+            },
         )
 
 

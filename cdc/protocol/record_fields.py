@@ -96,8 +96,8 @@ class RecordFields:
             raise self.foreign(name)
         return mappings
 
-    def objects(self, name: str) -> "list[RecordFields]":
-        return [RecordFields(fields, self._what) for fields in self.items(name, dict)]
+    def objects(self, name: str, default: list[Any] | None = None) -> "list[RecordFields]":
+        return [RecordFields(fields, self._what) for fields in self.items(name, dict, default)]
 
 
 def parse_record(value: bytes | None, what: str) -> RecordFields:

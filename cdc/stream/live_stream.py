@@ -25,13 +25,16 @@ from cdc.kafka.topic_reader import TopicReader
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
+from cdc.postgres.copy_orders import COPIES_PREFIX, CopyOrder
 from cdc.postgres.ddl_messages import DDL_PREFIX
-from cdc.postgres.repair_messages import REPAIR_PREFIX
+from cdc.postgres.repair_messages import REPAIR_PREFIX, UnreadableRequest
 from cdc.postgres.replication import ReplicationConnection
-from cdc.postgres.slot import emit_heartbeat, sender_timeout_s
+from cdc.postgres.slot import current_snapshot, emit_heartbeat, sender_timeout_s
 from cdc.protocol.control_records import CaptureState, SchemaRecord
+from cdc.protocol.visibility import UnfinishedTransactions
 from cdc.spilling import SpillingMap
 from cdc.stream.catalogue_shapes import CatalogueShapes
+from cdc.stream.copy_orders import obeyed
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.slot_stream import start_stream
 from cdc.stream.source_checks import RECOVER, require_slot
@@ -61,6 +64,10 @@ class _Downstream:
     def reload_toast(self, published: PublishedTable, position: tuple[int, int]) -> None:
         self.toast.reload(published, position)
 
+    def left_unread(self, topic: str, keys: Sequence[bytes]) -> None:
+        if self.batch.watch is not None:
+            self.batch.watch(topic, keys)
+
     def passed_over(self, name: TableName, columns: Sequence[str]) -> None:
         if not columns:
             self.say(
@@ -85,6 +92,7 @@ class LiveStream:
     shapes: CatalogueShapes
     toast: ToastCache
     log: TopicReader
+    unfinished: UnfinishedTransactions
     is_resumed: Callable[[], bool]
     """Whether it is known that this is the stream that was published from. Before, nothing may be copied."""
 
@@ -120,7 +128,8 @@ class StreamOpener:
         # Topics keep the shapes of all tables that were ever captured; those no longer configured are only counted.
         # A table without a copy on its topic is followed once it has one: before, an update may lack what isn't there.
         shapes_of = {name: tables.of(recorded[name]) for name in pipeline.source.table_names if name in recorded}
-        published = {name: shape for name, shape in shapes_of.items() if name in state.memberships}
+        copying = {name for name, copy in state.copying.items() if copy.has_begun}
+        published = {name: shape for name, shape in shapes_of.items() if name in state.memberships or name in copying}
         passed_over = {name: shape for name, shape in shapes_of.items() if name not in published}
         uncaptured = {name: tables.only_counted(table) for name, table in recorded.items() if name not in shapes_of}
         relations = {record.table.oid: record.table for record in records if record.table.name in shapes_of}
@@ -153,9 +162,10 @@ class StreamOpener:
             pipeline,
             tables.of,
             self.say,
-            membership_of=lambda name: batch.state.memberships.get(name) if name in batch.state.copied else None,
+            membership_of=lambda name: _membership(batch.state, name),
             names_before=partial(_names_before, records),
         )
+        unfinished = UnfinishedTransactions()
         assembler = self._assembler(
             state,
             published,
@@ -167,8 +177,14 @@ class StreamOpener:
             toast,
             batch,
             moved_rows,
+            unfinished,
             ddl_told=lambda *_: loop.look_next(),
         )
+
+        def inspect(state: CaptureState) -> CaptureState:
+            unfinished.all_seen_by(current_snapshot(sql))  # which forgets those that have ended
+            return watch.inspect(topics.inspect(state), assembler, shapes) if stream.is_resumed else state
+
         loop = CaptureLoop(
             stream=stream,
             batch=batch,
@@ -178,12 +194,10 @@ class StreamOpener:
             stopping=self.stopping,
             heartbeat=lambda: emit_heartbeat(sql),
             heartbeat_interval_s=pipeline.source.heartbeat_interval_s,
-            inspect=lambda state: (
-                watch.inspect(topics.inspect(state), assembler, shapes) if stream.is_resumed else state
-            ),
+            inspect=inspect,
             keep_alive=self.keep_alive,
         )
-        return LiveStream(loop, assembler, tables, watch, shapes, toast, log, lambda: stream.is_resumed)
+        return LiveStream(loop, assembler, tables, watch, shapes, toast, log, unfinished, lambda: stream.is_resumed)
 
     def _stream(self, state: CaptureState) -> tuple[ResumedStream, Lsn]:
         """The stream, and what its slot was told before."""
@@ -209,14 +223,42 @@ class StreamOpener:
         toast: ToastCache,
         batch: Batch,
         moved_rows: SpillingMap,
+        unfinished: UnfinishedTransactions,
         ddl_told: Notice,
     ) -> Assembler:
-        return Assembler(
+        copying = {name for name, copy in state.copying.items() if copy.has_begun}
+
+        def asked(content: bytes, captured: Mapping[TableName, PublishedTable]) -> None:
+            """Committed together with the position of the request: nobody who reads on from there forgets it."""
+            self.repairs.add(content, captured)
+            for name in self.repairs.take_whole_tables():
+                if not assembler.comes_again:
+                    self.say(f"{name}: copying it again, as was asked for")
+                    batch.state = batch.state.asked_to_copy(name)
+
+        def ordered(content: bytes, _: object) -> None:
+            try:
+                order = CopyOrder.from_bytes(content)
+            except UnreadableRequest as error:
+                self.say(f"warning: an order about copies is ignored: {error}")
+                return
+            if order.slot != self.pipeline.slot or assembler.comes_again:
+                return
+            before = batch.state.with_unread(assembler.unread)
+            batch.state, said = obeyed(before, order, self.pipeline.source.table_names)
+            for name in batch.state.copied.keys() - before.copied.keys():
+                assembler.copied(name)
+            for sentence in said:
+                self.say(sentence)
+
+        assembler = Assembler(
             published,
             passed_over=passed_over,
             uncaptured=uncaptured,
             former=former,
-            outdated=published.keys() - state.copied.keys(),
+            outdated=published.keys() - state.copied.keys() - copying,
+            copying=copying & published.keys(),
+            unfinished=unfinished,
             epoch=state.epoch,
             skip_to=(state.commit_lsn, state.seq),
             end_lsn=Lsn(state.end_lsn),
@@ -231,10 +273,11 @@ class StreamOpener:
             downstream=_Downstream(batch, toast, self.say),
             messages=_message_channel(self.pipeline, state.database),
             outbox=_outbox_channel(self.pipeline, self.say),
-            notices={REPAIR_PREFIX: self.repairs.add, DDL_PREFIX: ddl_told},
+            notices={REPAIR_PREFIX: asked, COPIES_PREFIX: ordered, DDL_PREFIX: ddl_told},
             moved_rows=moved_rows,
             handoff=state.handoff,
         )
+        return assembler
 
 
 def _message_channel(pipeline: Pipeline, database: str) -> MessageChannel:
@@ -259,6 +302,14 @@ def _outbox_channel(pipeline: Pipeline, say: Callable[[str], None]) -> OutboxCha
         say=say,
     )
     return OutboxChannel(pipeline.source.outbox_name, topics)
+
+
+def _membership(state: CaptureState, name: TableName) -> str | None:
+    """What was recorded of a table that is followed; None for one that is to be copied anyway."""
+    if name in state.copied:
+        return state.memberships.get(name)
+    copy = state.copying.get(name)
+    return copy.membership if copy is not None and copy.has_begun else None
 
 
 def _names_before(records: Sequence[SchemaRecord], table: Table) -> set[str]:

@@ -4,7 +4,7 @@ The process keeps them over the sessions that it starts again after lost connect
 is reported and forgotten: a request, right or wrong, is never a reason to stop.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import orjson
 
@@ -79,3 +79,11 @@ class RepairRequests:
     def done(self, name: TableName) -> None:
         """All keys of a table were answered."""
         self._keys.pop(name, None)
+
+    def done_keys(self, name: TableName, keys: Iterable[Key]) -> None:
+        """These keys of a table were answered."""
+        pending = self._keys.get(name, {})
+        for key in keys:
+            pending.pop(orjson.dumps(dict(key), option=orjson.OPT_SORT_KEYS), None)
+        if not pending:
+            self._keys.pop(name, None)

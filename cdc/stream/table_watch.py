@@ -90,7 +90,25 @@ class TableWatch:
                 refreshed[name] = now[name].to_text()
             elif name not in self._altered or self._altered[name].columns != now[name].storage.columns:
                 self._altered[name] = _Altered(now[name].storage.columns, end)  # altered again: wait again
+        changed |= self._changed_copies(state, now, assembler)
         return replace(state, memberships=refreshed).to_be_copied(changed)
+
+    def _changed_copies(
+        self, state: CaptureState, now: Mapping[TableName, Membership], assembler: Assembler | None
+    ) -> set[TableName]:
+        """The tables whose copies have to begin again: what is on their topics may be of before a change."""
+        changed = set()
+        for name, copy in state.copying.items():
+            if not copy.has_begun or name not in self._pipeline.topics():
+                continue
+            change = now[name].since(copy.membership) if name in now else None
+            if change is None or change.whole or change.altered:
+                changed.add(name)
+                if assembler is not None:
+                    assembler.distrust(name)
+                why = "it isn't published" if change is None else change.whole or "its columns were altered"
+                self._say(f"{name}: its copy begins again: {why}")
+        return changed
 
     def _look(self, state: CaptureState) -> tuple[dict[TableName, Membership], Lsn] | None:
         """The captured tables by now, and the WAL's end after that; None while somebody alters or drops one."""
@@ -114,6 +132,10 @@ class TableWatch:
             return None  # there will be another look
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
+
+    def only_leaves(self, name: TableName) -> bool:
+        """Whether nothing but new partitions may be the reason why a table is to be copied."""
+        return name in self._only_leaves
 
     def take_only_leaves(self, name: TableName, schema_id: str) -> bool:
         """Whether nothing but new partitions is the reason why a table of this shape is to be copied. Asked once."""

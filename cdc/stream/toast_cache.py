@@ -2,15 +2,20 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from cdc.capture.published_table import PublishedTable
 from cdc.kafka.control_topics import read_shapes
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline import Pipeline
 from cdc.protocol.control_records import CaptureState
+from cdc.protocol.envelope import TAG_END, TAG_START, tag_prefix, tag_text
 from cdc.toast.catch_up import catch_up
 from cdc.toast.store import ToastStore
+
+_NO_TAGS: Final[Mapping[str, bytes]] = {}
 
 
 class ToastCache:
@@ -53,7 +58,7 @@ class ToastCache:
             self.store.empty()
             self._begin(position)
         elif stored != position:
-            self._fill(published, position, self.store.offsets())
+            self._fill(published, position, self.store.offsets(), since=_since(pipeline, state))
 
     def reload(self, table: PublishedTable, position: tuple[int, int]) -> None:
         """Read one table's values again from its topic's start; ``position`` is that of the last committed change.
@@ -79,15 +84,23 @@ class ToastCache:
         tables: Collection[PublishedTable],
         position: tuple[int, int],
         offsets: Mapping[tuple[str, int], int],
+        *,
+        since: Mapping[str, bytes] = _NO_TAGS,
     ) -> None:
-        """Bring the store up to ``position`` by what the tables' topics hold from ``offsets`` on."""
+        """Bring the store up to ``position`` by what the tables' topics hold from ``offsets`` on.
+
+        Of topics in ``since`` only events with this tag or a newer one.
+        """
         rules = {shape.topic: shape.toast for shape in tables if shape.toast is not None}
         newest = {shape.topic: shape.table for shape in tables}
 
         def records() -> Iterator[tuple[str, int, int, bytes, bytes | None]]:
             for topic in rules:
                 start = {partition: offset for (name, partition), offset in offsets.items() if name == topic}
+                oldest = since.get(topic, b"")
                 for record in self._log.records(topic, start):
+                    if record.value is not None and record.value[TAG_START:TAG_END] < oldest:
+                        continue
                     yield topic, record.partition, record.offset, record.key, record.value
 
         shapes = read_shapes(self._client, self._pipeline.name)
@@ -95,3 +108,12 @@ class ToastCache:
         self.store.commit(position)
         if count:
             self._say(f"read {count} events for the values that updates leave out")
+
+
+def _since(pipeline: Pipeline, state: CaptureState) -> dict[str, bytes]:
+    """Topics whose tables are being copied -> the tag of the copies' beginnings: what is older may not be true."""
+    return {
+        topic: tag_text(tag_prefix(state.epoch, state.copying[name].since), SNAPSHOT_SEQ)
+        for name, topic in pipeline.topics().items()
+        if name in state.copying and state.copying[name].has_begun
+    }

@@ -244,7 +244,7 @@ class _Session:
         # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
         state = replace(state, owner=self._ownership.name)
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
-        state = state.never_copied(state.memberships.keys() - pipeline.topics().keys())
+        state = state.never_copied((state.memberships.keys() | state.copying.keys()) - pipeline.topics().keys())
         require_empty_topics(pipeline, state)
         asked = holding_events(pipeline)
         state = adopt_topics(state, topic_identities(pipeline), pipeline, self._observer.say, asked)

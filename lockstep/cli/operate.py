@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
 import typer
@@ -296,19 +297,31 @@ def generations(
 def snapshot_table(
     table: Annotated[list[str], typer.Argument(help="schema.table; several may be given.")],
     config: ConfigOption = DEFAULT_CONFIG,
+    where: Annotated[
+        str | None,
+        typer.Option(help="Only the rows of one table for which this SQL condition holds now."),
+    ] = None,
 ) -> None:
     """Have capture copy tables again while it streams.
 
-    Every row gets an event, and every key that is gone gets a delete.
+    Every row gets an event, and every key that is gone gets a delete. With --where only those rows get one, and nothing
+    else is deleted.
     """
     from lockstep.config import load
     from lockstep.console import say
-    from snapshot.request import request_copies
+    from snapshot.request import request_copies, request_rows
 
-    requested = request_copies(load(config).as_pipeline(), table)
-    for name in requested.tables:
-        say(f"asked capture to copy {name}; its log says when it is done")
-    if not requested.capture_runs:
+    if where is not None:
+        if len(table) > 1:
+            raise typer.BadParameter("--where is about one table")
+        rows, capture_runs = request_rows(load(config).as_pipeline(), table[0], where)
+        say(f"asked capture to publish {rows} rows of {table[0]} again; keys that are gone stay as they are")
+    else:
+        requested = request_copies(load(config).as_pipeline(), table)
+        capture_runs = requested.capture_runs
+        for name in requested.tables:
+            say(f"asked capture to copy {name}; its log says when it is done")
+    if not capture_runs:
         say("capture doesn't run now; it copies when it is started")
 
 
@@ -335,3 +348,40 @@ def snapshot_status(
             print_json(report.to_json())
         else:
             out.print(copies_table(report))
+
+
+TablesArgument = Annotated[list[str] | None, typer.Argument(help="schema.table; default all that are being copied.")]
+
+
+def snapshot_pause(table: TablesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Hold up copies of tables until they are resumed.
+
+    The stream goes on. A copy that runs keeps what it has; a restart of capture changes nothing.
+    """
+    _order("pause", table, config)
+
+
+def snapshot_resume(table: TablesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Let copies of tables go on that were paused."""
+    _order("resume", table, config)
+
+
+def snapshot_cancel(table: TablesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Give up copies that were asked for.
+
+    Only those: a table that needs its copy can't go without it, and capture's log says so.
+    """
+    _order("cancel", table, config)
+
+
+def _order(action: str, tables: list[str] | None, config: Path) -> None:
+    from cdc.postgres.copy_orders import CopyAction
+    from lockstep.config import load
+    from lockstep.console import say
+    from snapshot.request import order_copies
+
+    requested = order_copies(load(config).as_pipeline(), CopyAction(action), tables or [])
+    which = ", ".join(map(str, requested.tables)) or "all tables"
+    say(f"asked capture to {action} the copies of {which}; its log says what became of it")
+    if not requested.capture_runs:
+        say("capture doesn't run now; it reads this when it is started")

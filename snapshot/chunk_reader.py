@@ -1,0 +1,219 @@
+"""Reads chunks: each in a short transaction of its own, without a slot, and without waiting for other transactions."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from cdc.model.lsn import Lsn, parse_lsn
+from cdc.model.table import Table, TableName, quote_identifier
+from cdc.postgres.catalogue import keys_can_swap
+from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.key_types import KeyType, after_key, key_types
+from cdc.postgres.settings import SourceSettings
+from cdc.protocol.copy_text import split_row
+from cdc.protocol.pgoutput import Field
+from cdc.protocol.visibility import SourceSnapshot
+from snapshot.keys import KeyTexts
+from snapshot.table_reader import APPLICATION, FoundKey, RowReader, UnreadableKey, refusals
+
+_LOCK_TIMEOUT_MS: Final = 50
+"""The stream stands still meanwhile."""
+
+_POINT: Final = """
+select pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text, c.oid::bigint,
+    (select coalesce(md5(string_agg(concat_ws(' ', a.attnum, a.xmin), ', ' order by a.attnum)), '')
+     from pg_attribute a where a.attrelid = c.oid and a.attnum > 0)
+from pg_class c where c.oid = to_regclass(%s)
+"""
+
+_HAS_ORDER: Final = """
+with key as (
+    select k.place, a.attnum, a.attcollation, a.attnotnull from unnest(%s::text[]) with ordinality as k(name, place)
+    join pg_attribute a on a.attrelid = %s and a.attname = k.name and not a.attisdropped
+), numbers as (
+    select array_agg(attnum order by place) as columns, count(*)::int as count, bool_and(attnotnull) as not_null
+    from key
+)
+select exists (
+    select from pg_index i join pg_class x on x.oid = i.indexrelid join pg_am m on m.oid = x.relam, numbers
+    where i.indrelid = %s and m.amname = 'btree' and i.indisvalid and i.indpred is null and numbers.not_null
+      and (i.indkey::int2[])[0:numbers.count - 1] = numbers.columns
+      and (select count(distinct o) = 1 and bool_and(o in (0, 3))
+           from unnest((i.indoption::int2[])[0:numbers.count - 1]) o)
+      and not exists (
+          select from key join pg_opclass c on c.oid = (i.indclass::oid[])[key.place - 1]
+          where not c.opcdefault or (i.indcollation::oid[])[key.place - 1] <> key.attcollation)
+)
+"""
+
+_NOT_COMMITTING: Final = """
+select backend_xid::text::bigint from pg_stat_activity
+where backend_xid is not null
+  and (state like 'idle in transaction%%' or wait_event_type in ('Client', 'Lock') or wait_event = 'PgSleep'
+       or query_start > %s)
+"""
+
+
+class Locked(Exception):
+    """Somebody has locked the table, by an ALTER TABLE that isn't committed for instance."""
+
+
+class Gone(Exception):
+    """No table has the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What a snapshot of the source sees: ``lsn`` lies behind all of it. The table is locked against changes of it.
+
+    ``columns`` is a digest of when its columns were altered last.
+    """
+
+    snapshot: SourceSnapshot
+    lsn: Lsn
+    oid: int
+    columns: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyOrder:
+    """How a table is read in the order of its key."""
+
+    source: str
+    names: Sequence[str]
+    types: Sequence[KeyType]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Rows in the order of the key, up to the key ``last``; None: there is none after them."""
+
+    lines: list[bytes]
+    last: KeyTexts | None
+
+
+class ChunkReader(RowReader):
+    """One connection, which is in no transaction between two chunks."""
+
+    def __init__(self, source: SourceSettings) -> None:
+        super().__init__(connect(source, application=APPLICATION))
+        self._connection.execute(f"set lock_timeout = {_LOCK_TIMEOUT_MS:d}")
+        # In the order of the key by its index, whatever the statistics say: all else would read the whole table.
+        for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort"):
+            self._connection.execute(f"set {setting} = off")
+        self._connection.execute("set max_parallel_workers_per_gather = 0")
+
+    @property
+    def is_closed(self) -> bool:
+        return self._connection.closed
+
+    @contextlib.contextmanager
+    def at_point(self, name: TableName) -> Iterator[Point]:
+        """A point of the source, for all that is read of the table inside. The lock comes before the snapshot, so what
+        has altered or emptied the table is seen, or commits after the point.
+
+        Raises Locked, and Gone.
+        """
+        execute = self._connection.execute
+        try:
+            try:
+                execute("begin transaction isolation level repeatable read, read only")
+                execute(f"lock table {name.sql} in access share mode".encode())
+            except psycopg.errors.LockNotAvailable as error:
+                raise Locked from error
+            except (
+                psycopg.errors.UndefinedTable,
+                psycopg.errors.InvalidSchemaName,
+                psycopg.errors.WrongObjectType,
+            ) as error:
+                raise Gone from error
+            row = execute(_POINT, (name.sql,)).fetchone()
+            if row is None:
+                raise Gone
+            yield Point(SourceSnapshot.parse(row[0]), parse_lsn(row[1]), row[2], row[3])
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+        finally:
+            if not self._connection.closed:
+                with contextlib.suppress(psycopg.Error):
+                    execute("rollback")
+
+    def key_order(self, table: Table) -> KeyOrder | None:
+        """How the table can be read in chunks; None where no index gives the order, or two rows may share a key."""
+        if not table.key or keys_can_swap(self._connection, table):
+            return None
+        row = self._connection.execute(_HAS_ORDER, (list(table.key), table.oid, table.oid)).fetchone()
+        types = key_types(self._connection, [column.type_oid for column in table.key_columns])
+        if row is None or not row[0] or len({kind.greater for kind in types}) > 1:
+            return None
+        (source,) = self._sources(table, ())
+        return KeyOrder(source, [quote_identifier(column) for column in table.key], types)
+
+    def rows_after(self, table: Table, order: KeyOrder, after: KeyTexts | None, rows: int) -> Range:
+        """The next rows of a table, not more than so many. Raises as ``lines``."""
+        names = ", ".join(order.names)
+        where = ""
+        if after is not None:
+            values = [
+                f"{sql.Literal(text).as_string(self._connection)}::{kind.sql}"
+                for text, kind in zip(after, order.types, strict=True)
+            ]
+            where = f" where {after_key(order.names, order.types, values)}"
+        columns = ", ".join(quote_identifier(column.name) for column in table.columns)
+        portion = f"from {order.source}{where} order by {names} limit {rows:d}"
+        condition = self._filters.get(table.name)
+        with refusals(table):
+            if not condition:
+                lines = self._all(f"select {columns} {portion}")
+                if len(lines) < rows:
+                    return Range(lines, None)
+                fields = dict(zip(table.columns, split_row(lines[-1][:-1]), strict=True))
+                return Range(lines, tuple(_text(fields[column]) for column in table.key_columns))
+            # The last key of all that were looked at: of those that the publication sends, there may be none for long.
+            backwards = ", ".join(f"{name} desc" for name in order.names)
+            last = self._all(f"select {names} from (select {names} {portion}) t order by {backwards} limit 1")
+            lines = self._all(f"select {columns} from (select * {portion}) t where ({condition})")
+            return Range(lines, tuple(map(_text, split_row(last[0][:-1]))) if last else None)
+
+    def find_readable(
+        self, table: Table, keys: Sequence[KeyTexts]
+    ) -> tuple[list[FoundKey], list[tuple[KeyTexts, UnreadableKey]]]:
+        """(those of these keys that PostgreSQL can read, the others). Raises as ``find``."""
+        try:
+            return (self.find(table, keys) if keys else []), []
+        except UnreadableKey as error:
+            if len(keys) == 1:
+                return [], [(keys[0], error)]
+        half = len(keys) // 2
+        found, unreadable = self.find_readable(table, keys[:half])
+        others, other_unreadable = self.find_readable(table, keys[half:])
+        return found + others, unreadable + other_unreadable
+
+    def not_committing(self, since: object) -> set[int]:
+        """Transactions, by their xids of 32 bits, that hadn't begun to commit at this time of the server."""
+        return {row[0] for row in self._connection.execute(_NOT_COMMITTING, (since,)).fetchall()}
+
+    def running_now(self) -> tuple[object, frozenset[int]]:
+        """(the server's time, the xids of 64 bits of the transactions that run).
+
+        Something must have been committed just before: newer transactions aren't listed.
+        """
+        row = self._connection.execute("select clock_timestamp(), pg_current_snapshot()::text").fetchone()
+        assert row is not None
+        return row[0], SourceSnapshot.parse(row[1]).running
+
+    def _all(self, query: str) -> list[bytes]:
+        return [bytes(line) for lines in self._copied(query, _nothing) for line in lines]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _text(value: Field) -> str:
+    assert isinstance(value, bytes)  # key_order has seen to it that there is no null
+    return value.decode()

@@ -1,0 +1,420 @@
+"""Copies in the middle of the stream that don't stop it: what is written meanwhile, kills, locks, long transactions."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from cdc.capture.settings import SnapshotSettings
+from cdc.kafka.control_topics import read_state
+from cdc.model.table import TableName
+from cdc.postgres.copy_orders import CopyAction, CopyOrder, send_order
+from cdc.postgres.repair_messages import request_repair
+from cdc.protocol.control_records import CaptureState, TableCopy
+from lockstep.cli.main import exit_code
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+from tests.dying_publisher import Commit, Killed, dying
+
+pytestmark = pytest.mark.live
+
+_BIG = TableName("public", "big")
+_TABLE = (
+    "create table big (region text, id int, n int not null default 0, big text, primary key (region, id))",
+    "alter table big alter big set storage external",
+    "insert into big select (array['a', 'B', 'é', 'Z z', 'ß'])[n % 5 + 1], n, 0,"
+    " case when n % 50 = 0 then repeat('x' || n, 3000) end from generate_series(1, 3000) n",
+)
+
+
+class Copying:
+    """A capture of a table that is asked to copy it again, in chunks that are small."""
+
+    def __init__(self, captured: Captured, database: Database) -> None:
+        self.captured = captured
+        self.database = database
+        captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(chunk_ms=1)})
+
+    def ask(self, name: TableName = _BIG) -> None:
+        request_repair(self.database.connection, name, None, slot=self.captured.config.slot)
+
+    def state(self) -> CaptureState:
+        state = read_state(self.captured.client, self.captured.name, self.captured.config.slot)
+        assert state is not None
+        return state
+
+    def copy(self, name: TableName = _BIG) -> TableCopy | None:
+        return self.state().copying.get(name)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
+            if self.captured.error is not None:
+                raise self.captured.error
+            return condition()
+
+        until(holds)
+
+    def wait_whole(self, name: TableName = _BIG) -> None:
+        self.wait(lambda: name in self.state().copied and name not in self.state().copying)
+
+
+@pytest.fixture
+def copying(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Copying]:
+    database.execute("create table other (id int primary key, n int)", *_TABLE)
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.other", "public.big")) as captured:
+        yield Copying(captured, database)
+
+
+class Writers:
+    """Change rows of the table all the time, of every kind."""
+
+    _STATEMENTS = (
+        "update big set n = n + 1 where id % 97 = {0} % 97",
+        "delete from big where id = {0}",
+        "insert into big values ('new', {0} + 10000, 1, repeat('y', 3000)) on conflict do nothing",
+        "update big set id = id + 100000 where id = {0} + 7",
+        "update big set big = repeat('z', 4000) where id = {0} + 11",
+        "insert into big select region, id, 5 from big where id % 501 = {0} % 501 on conflict do nothing",
+        "insert into big values ('B', {0}) on conflict (region, id) do update set n = big.n + 1",
+    )
+
+    def __init__(self, database: Database) -> None:
+        self._dsn = database.dsn
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(2)]
+
+    def _write(self, number: int) -> None:
+        with psycopg.connect(self._dsn, autocommit=True) as connection:
+            at = number
+            while not self._stop.is_set():
+                statement = self._STATEMENTS[at % len(self._STATEMENTS)].format(at * 13 % 3000)
+                with contextlib.suppress(psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
+                    connection.execute(statement)
+                at += 2
+
+    def __enter__(self) -> "Writers":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_a_table_that_is_written_all_the_time(copying: Copying) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    with Writers(copying.database):
+        copying.ask()
+        copying.wait(lambda: copying.copy() is not None)
+        copying.wait_whole()
+    captured.wait_quiet()
+    captured.assert_equal()
+    assert_tags_grow(captured)
+
+
+def assert_tags_grow(captured: Captured, table: str = "public.big") -> None:
+    newest: dict[bytes, str] = {}
+    for event in captured.events(table):
+        if event.value is not None:
+            assert event.tag >= newest.get(event.key, ""), event.key
+            newest[event.key] = event.tag
+
+
+def test_a_transaction_that_is_open_all_the_time_holds_nothing_up(copying: Copying) -> None:
+    captured = copying.captured
+    with psycopg.connect(copying.database.dsn) as long:
+        long.execute("update big set n = -1 where id in (7, 1500, 2999)")
+        long.execute("insert into big values ('open', 1, 1)")
+        # Also for a session that begins while it is open.
+        captured.begin()
+        with pytest.raises(AssertionError):  # the first copy of all has a slot, and that waits
+            until(lambda: any("streaming from" in line for line in captured.said), seconds=1)
+        long.rollback()
+        captured.wait_for("streaming from")
+        captured.settle()
+        captured.stop()
+        long.execute("update big set n = -1 where id in (7, 1500, 2999)")
+        long.execute("insert into big values ('open', 1, 1)")
+        captured.start()
+        copying.ask()
+        copying.wait(lambda: any("is copied" in line for line in captured.said))
+        copying.wait_whole()
+        copying.ask()
+        copying.wait(lambda: copying.copy() is not None)
+        long.execute("update big set n = -2 where id = 8")
+        long.commit()
+        copying.wait_whole()
+    captured.assert_equal()
+
+
+@pytest.mark.alone
+def test_a_commit_that_nobody_sees_so_far_holds_up_chunks_alone(copying: Copying, database: Database) -> None:
+    """It waits for a synchronous standby that isn't there: its events are published before it is visible."""
+    captured = copying.captured.start()
+    captured.settle()
+    server = database.value("select current_setting('synchronous_standby_names')")
+    assert server == ""
+    database.execute("alter system set synchronous_standby_names = 'nobody'", "select pg_reload_conf()")
+    database.connection.execute("set synchronous_commit = local")
+    try:
+        hanging = threading.Thread(target=_commit_unseen, args=(database.dsn,))
+        hanging.start()
+        until(lambda: database.value("select count(*) from pg_stat_activity where wait_event = 'SyncRep'") > 0)
+        pid = database.value("select pid from pg_stat_activity where wait_event = 'SyncRep' limit 1")
+        copying.wait(lambda: any(event.op == "u" and event.after["n"] == 77 for event in captured.events("public.big")))
+        copying.ask()
+        copying.wait(lambda: copying.copy() is not None)
+        database.execute("insert into other values (1, 1)")
+        copying.wait(lambda: bool(captured.events("public.other")))
+        copy = copying.copy()
+        assert copy is not None
+        assert copy.rows == 0
+        assert database.value("select n from big where id = 5") == 0
+        # Also for the next process, which hasn't published it.
+        captured.stop()
+        captured.start()
+        database.execute("insert into other values (2, 2)")
+        copying.wait(lambda: len(captured.events("public.other")) == 2)
+        copy = copying.copy()
+        assert copy is not None
+        assert copy.rows == 0
+        database.execute(f"select pg_cancel_backend({pid})")
+        copying.wait_whole()
+        hanging.join()
+    finally:
+        database.execute("alter system reset synchronous_standby_names", "select pg_reload_conf()")
+        database.connection.execute("reset synchronous_commit")
+    captured.assert_equal()
+    assert_tags_grow(captured)
+
+
+def _commit_unseen(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("update big set n = 77 where id = 5")
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
+def test_kill_9_in_the_middle_of_a_copy_goes_on_behind_its_last_chunk(copying: Copying, before: bool) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    copying.ask()
+    with Writers(copying.database):
+        copying.wait(lambda: (copy := copying.copy()) is not None and copy.rows > 0)
+        captured.stop()
+        rows = [copy.rows if (copy := copying.copy()) is not None else 0]
+        for chunks in (1, 2, 3):
+            seen: set[int] = set()
+
+            def dies(commit: Commit, chunks: int = chunks, seen: set[int] = seen) -> bool:
+                seen.add(commit.state.copying[_BIG].rows)
+                return len(seen) > chunks
+
+            captured.begin(wrap_publisher=dying(dies, before=before))
+            assert isinstance(captured.wait_error(), Killed)
+            copy = copying.copy()
+            assert copy is not None
+            rows.append(copy.rows)
+        assert rows == sorted(rows)
+        assert rows[-1] > rows[0]
+        captured.start()
+        copying.wait_whole()
+    captured.wait_quiet()
+    captured.assert_equal()
+    assert_tags_grow(captured)
+
+
+_IN_BETWEEN = {
+    "truncate": ("truncate big", "insert into big values ('a', 1, 1)"),
+    "another column": ("alter table big add more int default 5", "update big set n = 3 where id = 2900"),
+    "a column less": ("alter table big drop n",),
+    "another type": ("alter table big alter n type bigint",),
+    "another key": ("alter table big drop constraint big_pkey", "alter table big add primary key (id)"),
+    "another table": (
+        "drop table big", "create table big (region text, id int, n int not null default 0, big text,"
+        " primary key (region, id))", "insert into big values ('a', 1, 1)", "alter publication {0} add table big",
+    ),
+    "out of the publication and in": (
+        "alter publication {0} drop table big", "update big set n = n + 1 where id % 3 = 0",
+        "delete from big where id % 7 = 0", "alter publication {0} add table big",
+    ),
+    "moved rows": ("vacuum full big", "update big set n = 4 where id = 2800"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", _IN_BETWEEN)
+def test_a_table_that_changes_in_the_middle_of_its_copy(copying: Copying, change: str) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    with _held_in_the_middle(copying):
+        statements = [statement.format(captured.config.publication) for statement in _IN_BETWEEN[change]]
+        copying.database.execute(*statements)
+    copying.wait(lambda: copying.copy() is None)
+    captured.wait_quiet()
+    captured.assert_equal()
+
+
+@contextlib.contextmanager
+def _held_in_the_middle(copying: Copying, *, name: TableName = _BIG) -> Iterator[None]:
+    """A copy that has rows, and doesn't go on: it is paused, and goes on after this."""
+    copying.ask(name)
+    copying.wait(lambda: (copy := copying.copy(name)) is not None and copy.rows > 0)
+    order(copying, CopyAction.PAUSE)
+    copying.wait(lambda: (copy := copying.copy(name)) is None or copy.paused)
+    yield
+    order(copying, CopyAction.RESUME)
+
+
+def order(copying: Copying, action: CopyAction, name: TableName | None = None) -> None:
+    send_order(copying.database.connection, CopyOrder(copying.captured.config.slot, action, name))
+
+
+def test_a_paused_copy_survives_a_restart_and_goes_on_where_it_was(copying: Copying) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    with _held_in_the_middle(copying):
+        copy = copying.copy()
+        assert copy is not None
+        captured.stop()
+        captured.start()
+        copying.database.execute("insert into other values (1, 1)", "update big set n = 9 where id in (5, 2995)")
+        copying.wait(lambda: bool(captured.events("public.other")))
+        assert copying.copy() == copy
+    copying.wait_whole()
+    assert any(f"after {copy.rows} rows" in line for line in captured.said)
+    captured.assert_equal()
+
+
+def test_a_cancelled_copy_leaves_the_table_as_complete_as_it_was(copying: Copying) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    membership = copying.state().memberships[_BIG]
+    copying.ask()
+    copying.wait(lambda: (copy := copying.copy()) is not None and copy.rows > 0)
+    order(copying, CopyAction.CANCEL, _BIG)
+    copying.wait_whole()
+    assert copying.state().memberships[_BIG] == membership
+    assert not any("is copied" in line for line in captured.said)
+    copying.database.execute("update big set n = n + 1 where big is not null")
+    captured.assert_equal()
+
+
+def test_a_table_that_lacks_its_copy_cant_be_cancelled(copying: Copying) -> None:
+    captured = copying.captured
+    copying.database.execute("create table late (id int primary key)", "insert into late values (1)")
+    captured.start()
+    captured.settle()
+    captured.stop()
+    captured.configure(tables=(*captured.config.source.tables, "public.late"))
+    order(copying, CopyAction.CANCEL)
+    copying.database.execute(f"alter publication {captured.config.publication} add table late")
+    captured.start()
+    copying.wait_whole(TableName("public", "late"))
+    captured.assert_equal()
+    assert [event.op for event in captured.events("public.late")] == ["r"]
+
+
+def test_updates_without_large_values_of_rows_that_werent_copied(copying: Copying) -> None:
+    """They are read again, more of them than are held, and no event ever has a value that the row hadn't."""
+    captured = copying.captured
+    database = copying.database
+    database.execute("update big set big = repeat('old' || id, 2000)")
+    captured.start()
+    captured.settle()
+    with _held_in_the_middle(copying):
+        database.execute(
+            "update big set n = n + 1 where id = 2", "update big set n = 5, id = id + 50000 where id = 2900"
+        )
+        copying.wait(lambda: bool((copy := copying.copy()) and copy.keys))
+        database.execute("update big set n = n + 1")
+        copying.wait(lambda: bool((copy := copying.copy()) and copy.is_incomplete))
+        captured.stop()
+        captured.start()
+    copying.wait_whole()
+    captured.assert_equal()
+    assert_tags_grow(captured)
+    assert all(event.after["big"] for event in captured.events("public.big") if event.op in "cru")
+
+
+def test_what_the_topic_has_and_the_source_hasnt_is_deleted(copying: Copying) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    captured.stop()
+    publication = captured.config.publication
+    copying.database.execute(
+        f"alter publication {publication} drop table big",
+        "delete from big where id % 2 = 0",
+        "insert into big values ('unseen', 1, 1)",
+        f"alter publication {publication} add table big",
+    )
+    captured.start()
+    captured.wait_quiet()
+    captured.assert_equal()
+    assert sum(event.op == "d" for event in captured.events("public.big")) == 1500
+    assert any("in chunks beside the stream" in line for line in captured.said)
+
+
+def test_a_table_whose_keys_can_swap_stops_the_stream_for_its_copy(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute("create table odd (id int primary key deferrable initially deferred, n int)")
+    database.execute("alter table odd replica identity full", "insert into odd values (1, 1), (2, 2)")
+    options = "options = { 'public.odd' = { key = ['id'] } }"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.odd",), source=options) as captured:
+        copying = Copying(captured, database)
+        _copied_as_one(copying)
+
+
+def _copied_as_one(copying: Copying) -> None:
+    captured = copying.captured
+    captured.start()
+    captured.settle()
+    name = TableName("public", "odd")
+    copying.ask(name)
+    copying.wait(lambda: any("copying public.odd at" in line for line in captured.said))
+    copying.wait_whole(name)
+    captured.assert_equal()
+    assert not any("chunks" in line for line in captured.said)
+    assert sum(event.op == "r" for event in captured.events("public.odd")) == 4
+
+
+def test_a_partitioned_table_in_the_order_of_its_key(copying: Copying) -> None:
+    captured = copying.captured
+    copying.database.execute(
+        "create table parts (id int, at int, n int, primary key (id, at)) partition by range (at)",
+        "create table low partition of parts for values from (0) to (10)",
+        "create table high partition of parts for values from (10) to (20)",
+        "insert into parts select n, n % 20, 0 from generate_series(1, 1000) n",
+    )
+    captured.configure(tables=(*captured.config.source.tables, "public.parts"))
+    captured.start()
+    captured.settle()
+    name = TableName("public", "parts")
+    with _held_in_the_middle(copying, name=name):
+        copying.database.execute(
+            "update parts set at = (at + 11) % 20 where id % 3 = 0", "delete from parts where id % 5 = 0"
+        )
+    copying.wait_whole(name)
+    captured.assert_equal()
+
+
+def test_rows_of_a_condition_are_published_again(copying: Copying, capsys: pytest.CaptureFixture[str]) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    before = len(captured.events("public.big"))
+    config = ["--config", str(captured.path)]
+    assert exit_code(["snapshot", "table", "public.big", "--where", "id <= 20 and region <> 'a'", *config]) == 0
+    assert "asked capture to publish 16 rows of public.big again" in capsys.readouterr().err
+    copying.wait(lambda: any("published 16 rows and 0 deletes again" in line for line in captured.said))
+    events = captured.events("public.big")
+    assert len(events) == before + 16
+    assert copying.copy() is None
+    assert exit_code(["snapshot", "table", "public.big", "--where", "nonsense", *config]) == 1
+    assert 'column "nonsense" does not exist' in capsys.readouterr().err
+    captured.assert_equal()
