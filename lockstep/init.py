@@ -98,6 +98,7 @@ min_insync_replicas = 2                    # 1 for a single broker
 # workers = 0                              # processes that take the first copy; 0: capture itself takes it
 # range_bytes = 268435456                  # of a table, copied at once by one of them
 # lock_timeout_ms = 2000                   # how long a table's lock is waited for, then capture starts over
+# rows_per_s = 0                           # that are copied at most, by all workers together; 0: no limit
 
 [spark]
 master = "local[2]"
