@@ -1,13 +1,15 @@
-"""`lockstep snapshot table` where no capture reads, or none ever did."""
+"""`lockstep snapshot`: requests where no capture reads, or none ever did, and how far the first copy is."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lockstep.cli.main import exit_code
 from stack.stack import Endpoints
 from tests.captured import Captured
-from tests.databases import Database
+from tests.databases import Database, until
 
 pytestmark = pytest.mark.live
 
@@ -30,3 +32,38 @@ def test_a_request_says_who_will_read_it(
     captured.stop()
     assert exit_code(ask) == 0
     assert "capture doesn't run now; it copies when it is started" in capsys.readouterr().err
+
+
+def test_status_is_told_before_during_and_after_the_first_copy(
+    database: Database, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.execute(
+        "create table t (id int primary key, a text)",
+        "insert into t select n, repeat('x', 100) from generate_series(1, 3000) n",
+        "analyze t",
+    )
+    slowly = "[snapshot]\nrange_bytes = 65536\nrows_per_s = 1000"
+    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",), sections=slowly)
+    ask = ["snapshot", "status", "--json", "--config", str(captured.path)]
+
+    def told() -> dict[str, Any]:
+        assert exit_code(ask) == 0
+        report: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return report
+
+    assert (told()["phase"], told()["tables"][0]["stage"]) == (None, "waiting")
+    captured.begin()
+    report = until(lambda: report if (report := told())["tables"][0]["stage"] == "copying" else None)
+    assert 0 < report["tables"][0]["rows"] < report["tables"][0]["rows_estimated"] == 3000
+    assert report["rows_per_s"] > 0
+    assert report["seconds_left"] > 0
+    assert report["wal_retained_bytes"] is not None
+    captured.wait_for("streaming from")
+    assert told()["tables"][0] == {
+        "table": "public.t",
+        "stage": "copied",
+        "rows": 3000,
+        "rows_estimated": None,
+        "bytes": None,
+    }
+    captured.stop()
