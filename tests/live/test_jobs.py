@@ -169,7 +169,7 @@ def test_a_running_job_follows_the_log_and_stops_when_asked(
 @pytest.mark.soak
 def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write_traffic(300)
-    with pipeline.process(trigger="micro-batch", max_offsets_per_trigger=300) as job:
+    with pipeline.process(max_offsets_per_trigger=300) as job:
         job.wait_for("StatusReport", batch_id=2)
         job.kill()
     lsn = pipeline.write_traffic(20, seed=2)
