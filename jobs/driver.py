@@ -171,7 +171,7 @@ def session(
         name=f"lockstep {source.pipeline}",
         bulk=bulk,
         libraries=libraries,
-        more_tasks=long_batches if follows and source.spark.is_continuous else 0,
+        more_tasks=long_batches if follows and source.spark.trigger == "continuous" else 0,
     )
     warm_up(started)
     try:

@@ -66,10 +66,10 @@ class SparkSettings(Settings):
     master: Annotated[str, AfterValidator(_is_master)] = Field(
         default="local[2]", description="Spark's master; local[n] runs n tasks in one process here"
     )
-    trigger: Literal["continuous", "micro-batch"] | None = Field(
-        default=None,
-        description="continuous: a batch goes on with what comes after it, which takes less time and a task per sink;"
-        " default continuous with a local master, else micro-batch",
+    trigger: Literal["micro-batch", "continuous"] = Field(
+        default="micro-batch",
+        description="continuous: a batch goes on with what comes after it; less latency, and a task per sink that runs"
+        " all the time",
     )
     continuous_s: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="how long such a batch goes on; a start reads no more than that again"
@@ -137,11 +137,6 @@ class SparkSettings(Settings):
         if self.trigger == "continuous" and not self.is_local:
             raise ValueError('trigger: "continuous" needs a local master: its tasks talk to the driver on this machine')
         return self
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether batches go on with what comes after them, in sinks that can do that."""
-        return self.is_local if self.trigger is None else self.trigger == "continuous"
 
     @property
     def is_local(self) -> bool:

@@ -238,7 +238,7 @@ class SinkQuery:
 
     def _make_long_batches(self) -> LongBatches | None:
         plan, spark = self._plan, self._plan.spark
-        if not spark.is_continuous or plan.once or plan.bulk or not may_go_on(plan.settings, plan.tables):
+        if spark.trigger != "continuous" or plan.once or plan.bulk or not may_go_on(plan.settings, plan.tables):
             return None
         return LongBatches(self._gate, self._told, seconds=spark.continuous_s, rows_max=spark.small_batch_rows)
 

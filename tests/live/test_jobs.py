@@ -244,7 +244,7 @@ def test_a_job_that_is_killed_in_a_rest_reads_its_last_batch_again(pipeline: Pip
 @pytest.mark.soak
 def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write_traffic(300)
-    with pipeline.process(trigger="micro-batch", max_offsets_per_trigger=300) as job:
+    with pipeline.process(max_offsets_per_trigger=300) as job:
         job.wait_for("StatusReport", batch_id=2)
         job.kill()
     lsn = pipeline.write_traffic(20, seed=2)

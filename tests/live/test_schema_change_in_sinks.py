@@ -66,9 +66,9 @@ class Followed:
         self.captured = capture("public.t", sections=sections)
         self.config = self.captured.config
 
-    def job(self) -> Job:
-        """A job in this process."""
-        return Job(self.spark, partial(run_sinks, **self._arguments()))
+    def job(self, **settings: Any) -> Job:
+        """A job in this process; ``settings`` are Spark's."""
+        return Job(self.spark, partial(run_sinks, **self._arguments(**settings)))
 
     def process(self) -> JobProcess:
         """A job in a process of its own, to be killed."""
@@ -78,13 +78,13 @@ class Followed:
         """Apply what the log holds now."""
         assert Job(self.spark, partial(run_sinks, **self._arguments(), once=True)).finish() == 0
 
-    def _arguments(self) -> dict[str, Any]:
+    def _arguments(self, **settings: Any) -> dict[str, Any]:
         return {
             "pipeline": self.config.pipeline.name,
             "kafka": self.config.kafka,
             "tables": list(self.config.source.keyed_names),
             "sinks": self.config.sinks,
-            "spark": spark_settings(self.directory),
+            "spark": spark_settings(self.directory, **settings),
         }
 
     def rebuild(self, kind: str, *, switch_over: bool = False) -> Rebuild:
@@ -175,12 +175,13 @@ def follow(capture: StartCapture, endpoints: Endpoints, tmp_path: Path, spark: S
         followed.close()
 
 
+@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
 def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
-    database: Database, follow: Follow
+    database: Database, follow: Follow, trigger: str
 ) -> None:
     database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {ROWS}) n")
     followed = follow()
-    with followed.job() as job:
+    with followed.job(trigger=trigger) as job:
         followed.wait_applied(job)
         database.execute("alter table t add d int not null default 5")
         for kind in KINDS:
@@ -220,7 +221,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
     rows = 5000 if kind == "cache" else 2000
     database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
     followed = follow(kind)
-    with followed.job() as job:
+    with followed.job(trigger="continuous") as job:
         followed.wait_applied(job)
         since = len(job.reports)
         database.execute("alter table t add d int not null default 5")
@@ -250,7 +251,7 @@ def test_another_column_comes_and_readers_are_switched_while_rows_get_a_default(
     monkeypatch.setattr("jobs.query.column_backfill._ROWS", 1)  # so that it takes a while
     database.execute(SETUP[0], SETUP[1], "insert into t select n, 'a' || n, n from generate_series(1, 3000) n")
     followed = follow("cache")
-    with followed.job() as job:
+    with followed.job(trigger="continuous") as job:
         followed.wait_applied(job)
         since = len(job.reports)
         database.execute("alter table t add d int not null default 5")

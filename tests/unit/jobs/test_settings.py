@@ -36,9 +36,7 @@ def test_what_is_no_master_is_refused(master: str) -> None:
 
 
 def test_tasks_of_a_cluster_cant_talk_to_the_driver() -> None:
-    assert SparkSettings().is_continuous
-    assert not SparkSettings(trigger="micro-batch").is_continuous
-    assert not SparkSettings(master="yarn").is_continuous
+    assert SparkSettings(trigger="continuous").trigger == "continuous"
     with pytest.raises(ValidationError, match="needs a local master"):
         SparkSettings(trigger="continuous", master="yarn")
 
