@@ -26,7 +26,7 @@ from sinks.warehouse.settings import WarehouseSettings
 
 DEFAULT_PATH = Path("lockstep.toml")
 
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
+NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 """Lower case and short: the name becomes part of topics, of the slot, of indexes and of key prefixes."""
 
 
@@ -38,7 +38,7 @@ class PipelineSettings(Settings):
     @field_validator("name")
     @classmethod
     def _legal(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise ValueError(
                 "must be a lower-case letter followed by up to 40 lower-case letters, digits or underscores"
             )
@@ -59,7 +59,7 @@ class Config(Settings):
     @field_validator("sinks")
     @classmethod
     def _sink_names(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
-        wrong = [name for name in sinks if not _NAME.fullmatch(name)]
+        wrong = [name for name in sinks if not NAME.fullmatch(name)]
         if wrong:
             raise ValueError(f"names are lower-case letters, digits and underscores: {', '.join(map(repr, wrong))}")
         return sinks

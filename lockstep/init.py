@@ -19,7 +19,7 @@ from cdc.postgres.dsn import files_below, holds_secret, parse_dsn
 from cdc.postgres.preflight.endpoint import refusal
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.slot import emit_functions
-from lockstep.config import PipelineSettings, load
+from lockstep.config import NAME, PipelineSettings, load
 from lockstep.init_examples import NewSink, left_out_lines, secret_columns, with_real_names
 from migrations.source import messages_sql, publication_sql, rights_sql
 
@@ -216,6 +216,7 @@ def write_config(
         except ValidationError as error:
             raise ConfigurationError(f"--name: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     new_sinks = [NewSink.parse(text) for text in sinks]
+    _check_names(new_sinks)
     try:
         parameters = parse_dsn(dsn)
     except ValueError as error:
@@ -243,10 +244,15 @@ def write_config(
     here = files_below(Path.cwd(), make_conninfo("", **parameters))
     keyless = [table for table, why in skipped if why == _NO_KEY]
     hidden = secret_columns(shapes.values())
-    text = with_real_names(
-        config_text(chosen, here, tables, left_out_lines(skipped, partitions), hidden, new_sinks),
-        list(shapes.values()),
-        keyless,
+    text = config_text(
+        chosen,
+        here,
+        tables,
+        left_out_lines(skipped, partitions),
+        hidden,
+        new_sinks,
+        shapes=list(shapes.values()),
+        keyless=keyless,
     )
     path.write_text(text, encoding="utf-8")
     try:
@@ -272,6 +278,18 @@ def write_config(
     return lines
 
 
+def _check_names(sinks: Sequence[NewSink]) -> None:
+    names = [sink.name for sink in sinks]
+    problems = [f"--sink {name!r}: this can't be a name" for name in names if not NAME.fullmatch(name)]
+    problems += [f"--sink {name}: the name is given twice" for name in sorted(set(names)) if names.count(name) > 1]
+    if problems:
+        raise ConfigurationError(
+            "these sinks can't be written",
+            problems=problems,
+            hint="a name is a lower-case letter, and up to 40 lower-case letters, digits and underscores",
+        )
+
+
 def config_text(
     name: str,
     dsn: str,
@@ -279,14 +297,19 @@ def config_text(
     left_out: Iterable[str] = (),
     hidden: Sequence[str] = (),
     sinks: Sequence[NewSink] = (),
+    *,
+    shapes: Sequence[Table] = (),
+    keyless: Sequence[TableName] = (),
 ) -> str:
     """The file for a pipeline of these tables, with every setting in it, most of them commented.
 
-    ``left_out`` are lines about what isn't captured. ``hidden`` are columns that may hold secrets.
+    ``left_out`` are lines about what isn't captured. ``hidden`` are columns that may hold secrets. Examples are of
+    ``shapes``, and of tables that are ``keyless``, where these fit.
     """
     listed = ", ".join(map(toml_text, hidden))
     secrets = f"# These look like secrets: exclude = [{listed}] in each sink, or mask them.\n" if hidden else ""
-    return _FILE.substitute(
+    # Before anything is filled in: a table of the user's may have the name of one in an example.
+    return Template(with_real_names(_FILE.template, shapes, keyless)).substitute(
         name=toml_text(name),
         plain_name=name,
         dsn=toml_text(dsn),

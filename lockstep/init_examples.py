@@ -45,7 +45,11 @@ class NewSink:
     def parse(cls, text: str) -> "NewSink":
         """``search=https://host:9200``. Raises ConfigurationError for anything else, and for a password in it."""
         name, equals, address = text.partition("=")
-        if not equals or not name or urlsplit(address).scheme not in _KINDS or not address.partition("://")[0]:
+        try:
+            is_known = urlsplit(address).scheme in _KINDS
+        except ValueError:
+            is_known = False
+        if not equals or not name or not is_known or not address.partition("://")[0]:
             raise ConfigurationError(
                 f"--sink {visible_address(text)}: a name and an address are expected",
                 hint="search=https://search:9200, cache=redis://cache:6379/0,"

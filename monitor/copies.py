@@ -36,12 +36,13 @@ from tree join pg_class c on c.oid = tree.oid and c.relkind = 'r' group by tree.
 
 class CopyStage(StrEnum):
     """``WAITING``: nothing of it is known to be copied. ``IN_STREAM``: it is to be copied while the stream runs, or is
-    being copied so."""
+    being copied so. ``PAUSED``: the same, and somebody has paused it."""
 
     COPIED = "copied"
     COPYING = "copying"
     WAITING = "waiting"
     IN_STREAM = "in stream"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,9 @@ def copy_report(
             tables.append(TableCopyStatus(name, CopyStage.COPIED, state.copied[name], None, None))
             continue
         stage = CopyStage.IN_STREAM if not is_first else CopyStage.COPYING if of_it else CopyStage.WAITING
+        beside = None if state is None else state.copying.get(name)
+        if beside is not None:
+            rows, stage = beside.rows, CopyStage.PAUSED if beside.paused else stage
         tables.append(TableCopyStatus(name, stage, rows, estimated.get(name), size))
     recent = [] if state is None else [copied for copied in own if copied.point_lsn == state.handoff]
     rows_per_s = bytes_per_s = None

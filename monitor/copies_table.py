@@ -1,35 +1,33 @@
 """How the report of copies looks on a terminal."""
 
 from rich.console import Group
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from cdc.stream.slot_guard import wal_size
 from monitor.copies import CopyReport, CopyStage
 
-_BAR_WIDTH = 20
-
 _STAGES = {
     CopyStage.COPIED: "copied",
     CopyStage.COPYING: "being copied",
     CopyStage.WAITING: "waits",
     CopyStage.IN_STREAM: "waits, or is being copied in the stream",
+    CopyStage.PAUSED: "paused, until `lockstep snapshot resume`",
 }
 
 
 def copies_table(report: CopyReport) -> Group:
-    """A table with a bar per table, and below it the rate, the time left and the WAL that is held back."""
+    """A line per table, and below it the rate, the time left and the WAL that is held back."""
     table = Table(title=None, expand=False)
-    for heading in ("table", "copy", "", "rows", "of about", "bytes"):
-        table.add_column(heading, justify="right" if heading in ("rows", "of about", "bytes") else "left")
+    for heading in ("table", "copy", "done", "rows", "of about", "bytes"):
+        table.add_column(heading, justify="left" if heading in ("table", "copy") else "right")
     for copy in report.tables:
         is_copied = copy.stage is CopyStage.COPIED
         total = max(1, copy.rows, copy.rows_estimated or 0)
         table.add_row(
             str(copy.table),
             _STAGES[copy.stage],
-            ProgressBar(total=total, completed=total if is_copied else copy.rows, width=_BAR_WIDTH),
+            "100 %" if is_copied else f"{100 * copy.rows // total} %",
             f"{copy.rows:,}",
             "-" if copy.rows_estimated is None else f"{copy.rows_estimated:,}",
             "-" if copy.size is None else wal_size(copy.size),

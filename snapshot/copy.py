@@ -245,6 +245,10 @@ def copy_into_stream(
     truncate comes before them: they are all that is left. Raises Interrupted when ``stopping`` came first: the next
     start begins this copy again.
     """
+    name = published.table.name
+    if not leaves and not published.table.key:
+        # Its truncate takes away what was copied before: from then on nobody can cancel this.
+        state = state.to_be_copied([name])
     copy = _TableCopy(
         published,
         reader=reader,
@@ -256,7 +260,6 @@ def copy_into_stream(
         report=report,
     )
     publisher.commit(state, schemas, progress=False)
-    name = published.table.name
     if leaves:
         rows = state.copied.get(name, 0) + copy.rows(leaves)
     else:

@@ -182,8 +182,13 @@ class StreamCopies:
         ]
 
     def _repairable(self) -> list[TableName]:
-        copied = self._loop.state.copied
-        names = [name for name in self._repairs.tables() if name not in copied or not self._chunks.serves(name)]
+        state = self._loop.state
+        names = [
+            name
+            for name in self._repairs.tables()
+            if (name not in state.copied or not self._chunks.serves(name))
+            and not (name in state.copying and state.copying[name].paused)
+        ]
         return names if names and time.monotonic() >= self._no_repair_before_s else []
 
     @contextlib.contextmanager
@@ -282,7 +287,10 @@ class StreamCopies:
         change = membership.since(recorded) if recorded else None
         # Only where nothing but new partitions is the reason: a table that was altered as well is copied whole.
         only_leaves = self._stream.watch.take_only_leaves(name, shape.schema_id) and not new
-        leaves = change.partitions if change is not None and not change.whole and only_leaves else ()
+        is_asked_for = name in loop.state.copying  # all of it
+        leaves = (
+            change.partitions if change is not None and not change.whole and only_leaves and not is_asked_for else ()
+        )
         self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
         # A process that dies after the copy's last commit must not complete an update from values of before it.
         self._stream.toast.store.clear(published.topic)

@@ -174,12 +174,16 @@ class InitialSnapshot:
     ) -> "_Plan":
         """What is to be copied now. ``first`` is the first snapshot, where this is a later one."""
         pipeline, settings = self._pipeline, self._pipeline.snapshot
+        topics = pipeline.topics()
         run = CopyRun(
             slot=pipeline.slot,
             epoch=state.epoch,
             begun_lsn=state.commit_lsn,
             point_lsn=slot.consistent_point,
-            shapes={name: shape_text(table, memberships[name]) for name, table in shapes.items()},
+            shapes={
+                name: shape_text(table, memberships[name], state.topics[topics[name]].topic_id)
+                for name, table in shapes.items()
+            },
         )
         recorded = read_copied_ranges(pipeline.kafka.client(), pipeline.name, pipeline.slot)
         ledger = CopyLedger(run, recorded)

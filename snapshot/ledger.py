@@ -26,11 +26,14 @@ from snapshot.ranges import Interval, Part, Relation
 _XID_BITS = 32
 
 
-def shape_text(table: Table, membership: Membership) -> str:
-    """What must be the same of a table for its ranges to count; the files of its partitions are their own matter."""
+def shape_text(table: Table, membership: Membership, topic_id: str) -> str:
+    """What must be the same of a table for its ranges to count; the files of its partitions are their own matter.
+
+    ``topic_id`` is Kafka's own of its topic: what one held that is gone was copied in vain.
+    """
     storage = replace(membership.storage, partitions={}, attached={})
     recorded = json.loads(replace(membership, storage=storage).to_text())
-    text = json.dumps([table.schema_id, recorded], sort_keys=True)
+    text = json.dumps([table.schema_id, topic_id, recorded], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

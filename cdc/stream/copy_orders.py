@@ -15,6 +15,8 @@ def obeyed(
     waiting = [name for name in captured if name not in state.copied]
     if order.table is not None and order.table not in waiting:
         return state, [f"warning: {order.action} of the copy of {order.table} is ignored: it isn't being copied"]
+    if not waiting:
+        return state, [f"warning: {order.action} is ignored: no copy waits or runs"]
     said = []
     for name in waiting if order.table is None else [order.table]:
         copy = state.copying.get(name, TableCopy())

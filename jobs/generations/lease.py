@@ -62,10 +62,10 @@ class Beat:
 class LastBeat:
     """The last sign of life of a generation's jobs, by the clock of who gave it.
 
-    ``is_alive`` is False where it was a goodbye, and none goes on.
+    ``is_alive`` is False where it was a goodbye, and none goes on. An earlier version tells no time.
     """
 
-    at_ms: int
+    at_ms: int | None
     is_alive: bool
 
 
@@ -172,7 +172,7 @@ def last_beat(records: CoordinationRecords, generation: int) -> LastBeat | None:
     if text is None:
         return None
     fields = orjson.loads(text)
-    return LastBeat(fields.get("at_ms", 0), bool(fields.get("jobs")))
+    return LastBeat(fields.get("at_ms"), bool(fields.get("jobs")))
 
 
 def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:

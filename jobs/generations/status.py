@@ -71,7 +71,8 @@ class JobStatus:
 def job_status(records: CoordinationRecords, generation: int, *, now_ms: int) -> JobStatus:
     """What is known of a generation's job now. Raises what the destination raises."""
     beat = last_beat(records, generation)
-    if beat is not None and beat.is_alive and now_ms - beat.at_ms < _SILENCE_MS:
+    # A job of an earlier version tells no time. It isn't taken for a dead one: a second one would fence it off.
+    if beat is not None and beat.is_alive and (beat.at_ms is None or now_ms - beat.at_ms < _SILENCE_MS):
         return JobStatus(JobState.RUNNING)
     text = records.load(_name(generation))
     if text is not None:

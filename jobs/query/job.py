@@ -126,7 +126,17 @@ class SinkJob:
                 by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
                 reached = self._reached_of(checkpoint.location, stored)
                 query_plan = QueryPlan(
-                    plan, task, checkpoint, start, by_topic, topics, log.partitions, backfill, log.deletes, reached
+                    plan,
+                    task,
+                    checkpoint,
+                    start,
+                    by_topic,
+                    topics,
+                    log.partitions,
+                    backfill=backfill,
+                    deletes=log.deletes,
+                    reached=reached,
+                    reads_again=_reads_again(point),
                 )
                 try:
                     SinkQuery(
@@ -241,6 +251,14 @@ def _start_position(opened: OpenedSink, plan: SinkPlan, log: LogFacts) -> StartP
         return start
     # Tables may have joined since: they are read from their beginning.
     return replace(start, offsets={partition: start.offsets.get(partition, 0) for partition in log.partitions})
+
+
+def _reads_again(point: ResumePoint) -> bool:
+    """Whether Spark begins before what the destination says is applied: at a chosen position, or after a kill."""
+    if point.progress is None:
+        return False
+    begin = point.start or {} if point.committed is None else point.committed
+    return any(begin.get(at, 0) < end for at, end in point.progress.next_offsets.items())
 
 
 def _keeper(

@@ -79,6 +79,7 @@ class QueryPlan:
     ``topics`` watches them, and ``partitions`` are all of theirs. ``deletes``: some of them lose records with time.
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
+    ``reads_again``: Spark begins before what the destination says is applied.
     """
 
     sink: SinkPlan
@@ -91,6 +92,7 @@ class QueryPlan:
     backfill: Callable[[BatchGate], bool] | None = None
     deletes: bool = False
     reached: Offsets = field(default_factory=dict)
+    reads_again: bool = False
 
 
 class SinkQuery:
@@ -131,6 +133,7 @@ class SinkQuery:
         self._cluster = TopicAdmin(client)
         self._topics, self._partitions = plan.topics, plan.partitions
         # What a job that is killed in a rest reads again must be there.
+        self._deletes, self._reads_again = plan.deletes, plan.reads_again
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
         self._bell = ProgressBell(client, self._plan.pipeline)
         self._owes_commit = False  # whether Spark may not have committed a batch that rested
@@ -185,7 +188,7 @@ class SinkQuery:
             state.filling.set()
             targets["columns"] = partial(fill_columns, state, partial(self._fill, self._backfill))
         with side_threads(state, sink, targets):
-            if self._rests:
+            if self._rests and not self._reads_again:
                 self._rest(look_now=True)
             query = None
             if not self._is_over():
@@ -240,6 +243,8 @@ class SinkQuery:
         plan, spark = self._plan, self._plan.spark
         if spark.trigger != "continuous" or plan.once or plan.bulk or not may_go_on(plan.settings, plan.tables):
             return None
+        if self._deletes:
+            return None  # Spark commits its range when it ends: after a kill, that must be there to be read again
         return LongBatches(self._gate, self._told, seconds=spark.continuous_s, rows_max=spark.small_batch_rows)
 
     def _start(self) -> StreamingQuery:
@@ -367,7 +372,10 @@ class SinkQuery:
         progress = self._keeper.batch_applied(reached, rejected=len(result.rejected), written=written)
         self._previous_ends = (batch_id, reached)
         self._report_applied(result, progress)
-        return self._rests and is_small and not is_long  # a long one ends when there is more
+        # A long one ends when there is more. One with rejections is committed at once: they would be told again after
+        # a kill, also those that somebody has closed since.
+        has_told = bool(result.rejected or result.resolved)
+        return self._rests and is_small and not is_long and not has_told
 
     def _takes_slot(self) -> bool:
         """Whether this batch may be a long one; then the slot has to be given back."""

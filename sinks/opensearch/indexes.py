@@ -17,6 +17,9 @@ from sinks.opensearch.settings import OpenSearchSettings, flat_settings
 LIVE: Final[Mapping[str, Any]] = {"bool": {"must_not": {"term": {DELETED_FIELD: True}}}}
 """The query for documents that are rows."""
 
+_NOT_FOR_US: Final = (403, 404, 405)
+"""Statuses of a request that our role may not make, or that the server doesn't know."""
+
 _ABOVE_OTHERS: Final = 1_000_000_000
 """The priority of a template that is only tried: no other of the server's counts beside it."""
 
@@ -84,13 +87,19 @@ class OpenSearchIndexes:
     def check_new(self, tables: Sequence[Table]) -> None:
         """Have the server say whether it would create these tables' indexes; it creates nothing.
 
+        Jobs don't need that request: where our role may not make it, or the server hasn't got it, nothing is known.
         Raises LockstepError with its reason: an analyzer that it doesn't have, or a parameter that a field can't have.
         """
         for table in tables:
             made = {"settings": self._index_settings(table), "mappings": self._mapping(Shape.of(table))}
             body = {"index_patterns": [self.index(table.name)], "priority": _ABOVE_OTHERS, "template": made}
-            with shaping(table.name):
-                self.client.call("POST", "/_index_template/_simulate", body)
+            try:
+                with shaping(table.name):
+                    self.client.call("POST", "/_index_template/_simulate", body)
+            except LockstepError as error:
+                if getattr(error.__cause__, "status_code", None) in _NOT_FOR_US:
+                    return
+                raise
 
     def look_at(self, table: TableName) -> Target:
         """Where a table's documents go, as its index is now. Raises LockstepError when there is none."""

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import time
 import uuid
@@ -203,6 +204,17 @@ def test_a_job_that_has_applied_all_starts_no_query_before_something_comes(
     with pipeline.job(spark) as job:
         job.wait_for("SinkStarted")
         assert job.stop() == 0
+
+
+def test_a_job_that_is_to_read_again_does_so_though_nothing_comes(pipeline: Pipeline, spark: SparkSession) -> None:
+    lsn = pipeline.write(put(1), put(2))
+    assert pipeline.apply_once(spark).poll() == 0
+    assert pipeline.progress().watermark_lsn == lsn
+    shutil.rmtree(pipeline.checkpoint())
+    with pipeline.job(spark) as job:
+        job.wait_until(lambda seen: seen.get("stale", 0) > 0)
+        assert job.stop() == 0
+    assert pipeline.rows() == pipeline.expected
 
 
 def test_a_job_that_rests_gets_rows_without_a_progress_record(pipeline: Pipeline, spark: SparkSession) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from cdc.kafka.control_topics import read_copied_ranges, read_state
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import TableName
 from cdc.postgres.replication import ReplicationConnection
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
@@ -364,3 +366,15 @@ def test_the_first_snapshot_does_not_show_what_commits_after_it(database: Databa
         part = Part(T, "only public.t", "1.1", None, None, 1)
         lines = reader.part(database.shape(T), part)
         assert sorted(int(line) for some in lines for line in some) == [1, 2, 3, 6]
+
+
+def test_ranges_whose_topic_is_gone_are_copied_again(database: Database, make: Any) -> None:
+    database.execute("create table t (id int primary key, a text)", FILL)
+    captured = make()
+    _interrupt(captured, 3)
+    topic = captured.config.as_pipeline().topics()[T]
+    AdminClient(dict(captured.client)).delete_topics([topic], operation_timeout=30)[topic].result(30)
+    until(lambda: topic not in TopicAdmin(captured.client).partition_counts())
+    captured.start()
+    assert _points(captured).keys() == set(range(1, ROWS + 1))
+    captured.assert_equal()

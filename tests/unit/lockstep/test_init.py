@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args
@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
-from cdc.model.table import TableName
+from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.postgres.settings import TableOptions
 from lockstep.config import Config
 from lockstep.init import config_text, write_config
@@ -166,7 +166,16 @@ def test_a_database_that_does_not_answer_needs_no_file_for_its_way_out(
 
 
 @pytest.mark.parametrize(
-    "sink", ["https://search:9200", "search", "search=", "=https://search", "search=ftp://x", "search=search:9200"]
+    "sink",
+    [
+        "https://search:9200",
+        "search",
+        "search=",
+        "=https://search",
+        "search=ftp://x",
+        "search=search:9200",
+        "x=http://[bad",
+    ],
 )
 def test_a_sink_that_is_no_name_and_address_is_refused_before_the_database_is_asked(sink: str, tmp_path: Path) -> None:
     path = tmp_path / "lockstep.toml"
@@ -186,3 +195,27 @@ def test_a_password_in_the_address_of_a_sink_is_refused_and_not_shown(tmp_path: 
         )
     assert "hunter2" not in str(refused.value)
     assert "LOCKSTEP_SINK_CACHE_PASSWORD" in str(refused.value)
+
+
+def _shape(name: TableName) -> Table:
+    columns = {"id": "integer", "name": "text", "email": "text", "credit": "numeric"}
+    made = tuple(Column(column, kind, kind, False, 0, -1) for column, kind in columns.items())
+    return Table(name, made, ("id",), ReplicaIdentity.DEFAULT)
+
+
+@pytest.mark.parametrize(
+    "names", [("customers", "orders"), ("accounts", "customers", "items"), ("customers", "orders_lines")]
+)
+def test_tables_with_the_names_of_examples_stay_as_they_are(names: Sequence[str]) -> None:
+    tables = [TableName("public", name) for name in names]
+    keyless = [TableName("public", "audit")]
+    text = config_text("shop", "host=x", tables, shapes=list(map(_shape, tables)), keyless=keyless)
+    assert tomllib.loads(text)["source"]["tables"] == list(map(str, tables))
+
+
+@pytest.mark.parametrize("sinks", [("a b=redis://h/0",), ("a.b=redis://h/0",), ("a=redis://h/0", "a=https://h:9200")])
+def test_names_of_sinks_are_checked_before_the_database_is_asked(sinks: Sequence[str], tmp_path: Path) -> None:
+    path = tmp_path / "lockstep.toml"
+    with pytest.raises(ConfigurationError, match="these sinks can't be written"):
+        write_config(dsn="host=nowhere", path=path, name=None, schemas=(), sinks=sinks)
+    assert not path.exists()

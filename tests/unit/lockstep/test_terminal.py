@@ -12,11 +12,14 @@ from rich.text import Text
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import parse_lsn
 from cdc.model.table import TableName
+from cdc.protocol.control_records import SnapshotPhase
 from jobs.generations.record import Generation
 from jobs.generations.status import JobState, JobStatus
 from lockstep.generations import Description, generations_table
 from lockstep.terminal import WholeTexts
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport, verify_table
+from monitor.copies import CopyReport, CopyStage, TableCopyStatus
+from monitor.copies_table import copies_table
 from monitor.lag import LagReport, SinkFacts, Stage
 from monitor.table import lag_table
 from sinks.contract import Progress
@@ -66,10 +69,16 @@ def _comparison() -> RenderableType:
     return verify_table(VerifyReport("a_sink_of_a_long_name", 1, "source", LSN, tables))
 
 
+def _copies() -> RenderableType:
+    orders = TableCopyStatus(TableName("public", "orders"), CopyStage.COPYING, 1_234_567, 16_000_000, 5_000_000)
+    return copies_table(CopyReport(SnapshotPhase.COPYING, [orders], None, None, None))
+
+
 ALL: dict[str, tuple[Callable[[], RenderableType], Sequence[str]]] = {
     "status": (_servers, ("postgres", "running", "16,000,000")),
     "lag": (_lag, ("applied: search g2", "86400.5", "16,000,000", "4768.4 MiB", "16/B374D848")),
     "generations": (_generations, ("12", "live", "16/B374D848", "index_settings")),
+    "copies": (_copies, ("public.orders", "7 %", "1,234,567", "16,000,000")),
     "verify": (_comparison, ("public.orders", "16,000,000", "differs")),
 }
 

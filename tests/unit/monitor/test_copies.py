@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from cdc.model.table import TableName
-from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.protocol.control_records import CaptureState, SnapshotPhase, TableCopy
 from cdc.protocol.copy_ledger import CopiedRange
 from monitor.copies import CopyReport, CopyStage, copy_report
 from monitor.copies_table import copies_table
@@ -69,6 +69,16 @@ def test_behind_the_first_copy_a_table_is_copied_in_the_stream() -> None:
     report = _report(replace(COPYING, phase=SnapshotPhase.DONE), [])
     assert [table.stage for table in report.tables] == [CopyStage.IN_STREAM, CopyStage.COPIED, CopyStage.IN_STREAM]
     assert report.seconds_left is None
+
+
+def test_a_copy_beside_the_stream_says_how_far_it_is_and_that_it_is_paused() -> None:
+    copying = {LATE: TableCopy(since=1, rows=70, paused=True), BIG: TableCopy(since=1, rows=30)}
+    report = _report(replace(COPYING, phase=SnapshotPhase.DONE, copying=copying), [])
+    assert [(table.stage, table.rows) for table in report.tables] == [
+        (CopyStage.IN_STREAM, 30),
+        (CopyStage.COPIED, 5),
+        (CopyStage.PAUSED, 70),
+    ]
 
 
 def test_before_the_first_start_everything_waits() -> None:

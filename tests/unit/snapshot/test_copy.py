@@ -1,7 +1,9 @@
-"""Rows of chosen keys that are published again, between a reader and a publisher in memory."""
+"""Copies in the stream and rows of chosen keys, between a reader and a publisher in memory."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
@@ -10,8 +12,10 @@ from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import Unavailable
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
+from cdc.postgres.copy_orders import CopyAction, CopyOrder
 from cdc.protocol.pgoutput import Fields
-from snapshot.copy import Interrupted, Republished, republish_keys
+from cdc.stream.copy_orders import obeyed
+from snapshot.copy import Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts
 from snapshot.row_events import Line
 from snapshot.table_reader import FoundKey
@@ -158,3 +162,39 @@ def test_a_stop_ends_a_repair_between_two_batches() -> None:
     with pytest.raises(Interrupted):
         repair.run()
     assert len(repair.publisher.batches) == 1
+
+
+LOG = table(column("id", "int8"), name=TableName("public", "log"), key=())
+
+
+def test_a_copy_that_has_taken_away_what_was_there_can_not_be_cancelled() -> None:
+    publisher = MemoryPublisher(Journal(), fail_at=2)
+    before = replace(state(), copied={LOG.name: 2}, memberships={LOG.name: "m"}).asked_to_copy(LOG.name)
+    with pytest.raises(Unavailable):
+        copy_into_stream(
+            published(LOG)[LOG.name],
+            reader=MemoryReader({LOG.name: [(b"1",), (b"2",)]}),
+            publisher=publisher,
+            state=before,
+            consistent_point=0x200_0000,
+            membership="m",
+            leaves=(),
+            live_keys=lambda _: nullcontext(set()),
+            schemas=[],
+            settings=CaptureSettings(batch_rows=2),
+            stopping=lambda: False,
+            report=lambda _: None,
+        )
+    assert publisher.batches[1][0][2] is not None
+    assert publisher.batches[1][0][2].startswith(b'{"op":"t"')
+    cancelled, said = obeyed(publisher.states[-1], CopyOrder("s", CopyAction.CANCEL, LOG.name), [LOG.name])
+    assert LOG.name not in cancelled.copied
+    assert "can't go without it" in said[0]
+
+
+def test_an_order_where_no_copy_waits_says_so() -> None:
+    whole = replace(state(), copied={LOG.name: 2})
+    assert obeyed(whole, CopyOrder("s", CopyAction.PAUSE, None), [LOG.name]) == (
+        whole,
+        ["warning: pause is ignored: no copy waits or runs"],
+    )

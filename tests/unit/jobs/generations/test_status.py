@@ -72,7 +72,11 @@ def test_another_job_that_runs_beside_counts_more_than_one_that_has_stopped() ->
     assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.RUNNING
 
 
-def test_what_an_earlier_version_has_written_has_no_time_and_is_not_taken_for_a_job_that_runs() -> None:
+def test_a_job_of_an_earlier_version_which_tells_no_time_is_not_taken_for_a_dead_one() -> None:
     records = MemoryRecords(MemoryStore())
     records.save("g1.heartbeat", '{"jobs":{"x":{"beats":1,"paused_for":null}}}')
-    assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.SILENT
+    assert job_status(records, 1, now_ms=MINUTE_MS) == JobStatus(JobState.RUNNING)
+    records.save("g1.heartbeat", '{"jobs":{}}')  # it was told to stop
+    status = job_status(records, 1, now_ms=MINUTE_MS)
+    assert status == JobStatus(JobState.ABSENT)
+    assert "1970" not in (status.sentence("cache") or "")
