@@ -95,6 +95,7 @@ class Writers:
                 with contextlib.suppress(psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
                     connection.execute(statement)
                 at += 2
+                self._stop.wait(0.01)  # a pause: the copy is to end, on slow machines as well
 
     def __enter__(self) -> "Writers":
         for thread in self._threads:
@@ -107,6 +108,7 @@ class Writers:
             thread.join()
 
 
+@pytest.mark.soak
 def test_a_table_that_is_written_all_the_time(copying: Copying) -> None:
     captured = copying.captured.start()
     captured.settle()
@@ -200,6 +202,7 @@ def _commit_unseen(dsn: str) -> None:
         connection.execute("update big set n = 77 where id = 5")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
 def test_kill_9_in_the_middle_of_a_copy_goes_on_behind_its_last_chunk(copying: Copying, before: bool) -> None:
     captured = copying.captured.start()
