@@ -373,7 +373,8 @@ def test_ranges_whose_topic_is_gone_are_copied_again(database: Database, make: A
     captured = make()
     _interrupt(captured, 3)
     topic = captured.config.as_pipeline().topics()[T]
-    AdminClient(dict(captured.client)).delete_topics([topic], operation_timeout=30)[topic].result(30)
+    admin = AdminClient(dict(captured.client))  # it must live until the answer is there
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
     until(lambda: topic not in TopicAdmin(captured.client).partition_counts())
     captured.start()
     assert _points(captured).keys() == set(range(1, ROWS + 1))
