@@ -15,7 +15,7 @@ import psycopg
 from bench.cost_tables import delete_topics
 from bench.many_log import ManyLog, many_log, many_tables
 from bench.replay import applied
-from bench.rig import CACHE, SEARCH, WAREHOUSE, Child, Rig, Say, sink_name, sink_sections, wait_until
+from bench.rig import CACHE, SEARCH, WAREHOUSE, Child, Rig, Say, sink_name, sink_sections, tables_toml, wait_until
 from bench.usage import cpu_seconds, spark_seconds
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table
@@ -148,16 +148,6 @@ def _put(
 
 
 def _toml(rig: Rig, name: str, tables: Sequence[str], partitions: int, kinds: Collection[str]) -> str:
-    listed = ", ".join(f'"{table}"' for table in tables)
-    return f"""
-[pipeline]
-name = "{name}"
-[source]
-dsn = "{rig.endpoints.source_dsn}"
-tables = [{listed}]
-[kafka]
-bootstrap_servers = "{rig.endpoints.kafka_bootstrap}"
-topics = {{ replication_factor = 1, min_insync_replicas = 1, partitions = {partitions} }}
-[spark]
-checkpoint_directory = "checkpoints-{name}"
-""" + sink_sections(name, rig.endpoints, kinds)
+    spark = f'[spark]\ncheckpoint_directory = "checkpoints-{name}"\n'
+    head = tables_toml(name, rig.endpoints, tables, partitions=partitions)
+    return head + spark + sink_sections(name, rig.endpoints, kinds)

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from confluent_kafka.admin import AdminClient
 
-from bench.rig import COLUMNS, ROW, Rig, drop_slots
+from bench.rig import COLUMNS, ROW, Rig, drop_slots, tables_toml
 from cdc.kafka.topic_admin import TopicAdmin
 from lockstep.config import Config, load
 
@@ -39,21 +39,9 @@ def cost_tables(rig: Rig, *, tables: int, partitions: int) -> Iterator[CostTable
     """Create them, and a configuration with one topic for each. Slot, tables and topics go at the end."""
     name = f"cost_{tables}_{partitions}_{time.time_ns() // 1_000_000:x}"
     names = [f"{name}_{number}" for number in range(tables)]
-    listed = ", ".join(f'"public.{table}"' for table in names)
     path = rig.directory / f"{name}.toml"
-    path.write_text(
-        f"""
-[pipeline]
-name = "{name}"
-[source]
-dsn = "{rig.endpoints.source_dsn}"
-tables = [{listed}]
-[kafka]
-bootstrap_servers = "{rig.endpoints.kafka_bootstrap}"
-topics = {{ replication_factor = 1, min_insync_replicas = 1, partitions = {partitions} }}
-""",
-        encoding="utf-8",
-    )
+    captured = [f"public.{table}" for table in names]
+    path.write_text(tables_toml(name, rig.endpoints, captured, partitions=partitions), encoding="utf-8")
     config = load(path)
     with psycopg.connect(rig.endpoints.source_dsn, autocommit=True) as connection:
         for start in range(0, tables, _AT_ONCE):

@@ -14,7 +14,7 @@ import psycopg
 
 from bench.figures import Figure, Limit, Target
 from bench.many_log import many_log, many_tables
-from bench.rig import Child, Rig, Say, wait_until
+from bench.rig import Child, Rig, Say, tables_toml, wait_until
 from bench.sizes import Sizes
 from bench.usage import CpuMeter
 from lockstep.config import load
@@ -147,17 +147,7 @@ def _meter(rig: Rig, child: Child) -> CpuMeter:
 
 
 def _toml(rig: Rig, name: str, tables: list[str]) -> str:
-    listed = ", ".join(f'"{table}"' for table in tables)
-    return f"""
-[pipeline]
-name = "{name}"
-[source]
-dsn = "{rig.endpoints.source_dsn}"
-tables = [{listed}]
-[kafka]
-bootstrap_servers = "{rig.endpoints.kafka_bootstrap}"
-topics = {{ replication_factor = 1, min_insync_replicas = 1, partitions = 1 }}
-[spark]
+    return f"""{tables_toml(name, rig.endpoints, tables, partitions=1)}[spark]
 checkpoint_directory = "checkpoints-{name}"
 [sinks.{name}]
 type = "warehouse"

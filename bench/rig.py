@@ -6,7 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
@@ -383,3 +383,18 @@ type = "delta"
 root = "{lake}"
 """
     return "".join(f"[sinks.{sink_name(name, kind)}]{settings[kind]}" for kind in sinks)
+
+
+def tables_toml(name: str, endpoints: Endpoints, tables: Iterable[object], *, partitions: int) -> str:
+    """The sections of a pipeline of these tables, whose topics have so many partitions, without sinks."""
+    listed = ", ".join(f'"{table}"' for table in tables)
+    return f"""
+[pipeline]
+name = "{name}"
+[source]
+dsn = "{endpoints.source_dsn}"
+tables = [{listed}]
+[kafka]
+bootstrap_servers = "{endpoints.kafka_bootstrap}"
+topics = {{ replication_factor = 1, min_insync_replicas = 1, partitions = {partitions} }}
+"""

@@ -59,7 +59,7 @@ from snapshot.row_events import RowEvents
 from snapshot.table_reader import FoundKey
 
 KEYS_AT_ONCE: Final = 500
-"""How many keys a chunk of chosen keys has at most."""
+"""How many chosen keys one query reads, and one Kafka transaction takes at most."""
 
 _LATER_S: Final = 0.2
 """When a chunk is tried again that couldn't be read."""
@@ -67,7 +67,7 @@ _LATER_S: Final = 0.2
 _SCAN_WAIT_S: Final = 0.005
 """How long a record of the topic is waited for, before the stream goes on."""
 
-_SAID_AFTER_S: Final = 60.0
+SAID_AFTER_S: Final = 60.0
 """A wait that lasts so long is told."""
 
 
@@ -256,7 +256,7 @@ class ChunkedCopies:
         self._not_before_s = now_s + _LATER_S
         if self._waits_since_s is None:
             self._waits_since_s = now_s
-        elif now_s - self._waits_since_s > _SAID_AFTER_S:
+        elif now_s - self._waits_since_s > SAID_AFTER_S:
             self._waits_since_s = now_s
             self._say(f"a copy waits: {why}")
 

@@ -33,7 +33,7 @@ from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import not_published
 from cdc.stream.toast_cache import ToastCache
-from snapshot.chunked import ChunkedCopies
+from snapshot.chunked import KEYS_AT_ONCE, SAID_AFTER_S, ChunkedCopies
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
 from snapshot.table_reader import SnapshotReader, TableRefused, UnreadableKey
@@ -43,12 +43,6 @@ _SLOT_PATIENCE_S: Final = 3.0
 
 _SLOT_PATIENCE_MAX_S: Final = 60.0
 """And after many attempts: where some transaction that writes always lasts longer, the copy would never begin."""
-
-_SAID_AFTER_S: Final = 60.0
-"""A wait for transactions that lasts so long is told."""
-
-_KEYS_AT_ONCE: Final = 500
-"""How many keys one query reads, and one Kafka transaction takes at most."""
 
 _LATER_S: Final = 5.0
 """When a repair that couldn't begin is tried again."""
@@ -151,7 +145,7 @@ class StreamCopies:
             self._coming_since_s = time.monotonic()
         if self._slot_is_ready():
             return True
-        if time.monotonic() - self._coming_since_s > _SAID_AFTER_S:
+        if time.monotonic() - self._coming_since_s > SAID_AFTER_S:
             self._coming_since_s = math.inf  # once for each
             self._say_waiting()
         return False
@@ -328,8 +322,8 @@ class StreamCopies:
             except ValueError as error:
                 problems[str(error)] += 1
         rows = deletes = 0
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            done = self._republish(point, published, keys[start : start + _KEYS_AT_ONCE], problems)
+        for start in range(0, len(keys), KEYS_AT_ONCE):
+            done = self._republish(point, published, keys[start : start + KEYS_AT_ONCE], problems)
             rows += done.rows
             deletes += done.deletes
         point_text = format_lsn(point.slot.consistent_point)
