@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import psycopg
 import pytest
 
@@ -109,11 +108,9 @@ def test_a_little_is_copied_without_workers(database: Database, make: Any) -> No
     assert _snapshot_rows(captured, "public.t") == [1]
 
 
-def _workers() -> list[psutil.Process]:
-    """Our children that copy."""
-    return [
-        child for child in psutil.Process().children() if any("spawn_main" in argument for argument in child.cmdline())
-    ]
+def _workers() -> list[multiprocessing.process.BaseProcess]:
+    """Our children that copy; not the servers that earlier tests of this process started, nor what is left of them."""
+    return [child for child in multiprocessing.active_children() if child.name.startswith("lockstep copy")]
 
 
 def _kill_one() -> None:
