@@ -41,7 +41,7 @@ _TRAFFIC_ROWS = 4
 _MARK = 1_000_000
 """customer_id of probes; other rows stay below."""
 
-_ALONE = {"p50": 180.0, "p99": 350.0}
+_ALONE = {"p50": 50.0, "p99": 150.0}
 """Targets in milliseconds of the cache as the only sink."""
 
 
@@ -86,7 +86,7 @@ def _redis(pipeline: Pipeline) -> Store:
     return Store(
         sink=CACHE,
         question="HGET",
-        targets_ms={"p50": 350, "p99": 700},
+        targets_ms={"p50": 80, "p99": 250},
         every_s=0.015,
         is_visible=visible,
         write=write,
@@ -124,7 +124,7 @@ def _warehouse(pipeline: Pipeline) -> Store:
     return Store(
         sink=WAREHOUSE,
         question="select from the view",
-        targets_ms={"p50": 350, "p99": 700},
+        targets_ms={"p50": 100, "p99": 300},
         every_s=0.015,
         is_visible=lambda row, mark: shows(view, row, mark),
         write=write,
@@ -186,7 +186,7 @@ def _acknowledged(pipeline: Pipeline) -> Store:
             return False
         return bool(answer["_source"]["customer_id"] == mark)
 
-    return _opensearch(pipeline, question="GET by id", targets_ms={"p50": 350, "p99": 700}, every_s=0.030, shows=holds)
+    return _opensearch(pipeline, question="GET by id", targets_ms={"p50": 180, "p99": 500}, every_s=0.030, shows=holds)
 
 
 def _searchable(pipeline: Pipeline) -> Store:
@@ -198,7 +198,7 @@ def _searchable(pipeline: Pipeline) -> Store:
         )
         return any(hit["_source"]["id"] == row for hit in answer["hits"]["hits"])
 
-    return _opensearch(pipeline, question="search", targets_ms={"p50": 900, "p99": 1_500}, every_s=0.050, shows=finds)
+    return _opensearch(pipeline, question="search", targets_ms={"p50": 400, "p99": 1_000}, every_s=0.050, shows=finds)
 
 
 class _Traffic(threading.Thread):
