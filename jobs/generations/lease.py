@@ -243,7 +243,7 @@ class GenerationLease:
         record, claim = _load(self._records, self._heartbeat_name), self._claim
         if claim is None or record.claim is None or record.claim == claim:
             is_newest = True
-        elif self._fence:
+        elif self._fence and record.claim.number != self._fence:
             is_newest = self._sink.fence() == self._fence
         else:
             is_newest = record.claim < claim

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from cdc.model.errors import Fenced
 from jobs.generations.lease import HEARTBEAT_S, Claim, GenerationLease
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from tests.generations import prepared_store
 
 RECORD = "g1.heartbeat"
 
@@ -28,12 +29,12 @@ class _Records(MemoryRecords):
 
 
 class _Job:
-    def __init__(self, store: MemoryStore, now_ms: int) -> None:
+    def __init__(self, store: MemoryStore, now_ms: int, *, fences: bool = False) -> None:
         self.now = 0.0
         self.records = _Records(store)
         opened = replace(open_memory(store), records=self.records)
         self.lease = GenerationLease(opened, 1, monotonic=lambda: self.now, now_ms=lambda: now_ms)
-        self.lease.claim(lambda: 0)
+        self.lease.claim(opened.sink.claim if fences else lambda: 0)
 
     def goes_on(self) -> bool:
         self.now += HEARTBEAT_S
@@ -92,6 +93,37 @@ def test_the_newest_of_the_jobs_is_left(steps: list[tuple[str, int]], skews_ms: 
     last = _Job(store, now_ms=2_000)
     assert not any(job.goes_on() for job in jobs)
     assert last.goes_on()
+
+
+@given(STEPS)
+def test_where_the_destination_fences_no_job_is_left_that_it_refuses(steps: list[tuple[str, int]]) -> None:
+    store = prepared_store(1)
+    jobs: list[_Job] = []
+    copy: tuple[dict[str, str], int] = {}, 0
+    for step, which in steps:
+        if step == "start" or not jobs:
+            jobs.append(_Job(store, now_ms=0, fences=True))
+            continue
+        job = jobs[which % len(jobs)]
+        if step == "beat" and not job.goes_on():
+            jobs.remove(job)
+        elif step == "hang":
+            job.records.hangs = True
+        elif step == "wake":
+            job.wake()
+        elif step == "kill":
+            jobs.remove(job)
+        elif step == "put back":
+            now = dict(store.records), store.generation(1).fence
+            (store.records, store.generation(1).fence), copy = copy, now
+    for job in jobs:
+        job.wake()
+    last = _Job(store, now_ms=0, fences=True)
+    jobs.append(last)
+    for _ in range(3):
+        jobs = [job for job in jobs if job.goes_on()]
+    assert len(jobs) == 1
+    assert _claim(jobs[0]).number == store.generation(1).fence
 
 
 def _claim(job: _Job) -> Claim:
