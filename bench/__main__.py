@@ -63,7 +63,10 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--rate", type=int, help="transactions per second into Kafka")
     parser.add_argument("--seconds", type=float, help="length of the latency measurement")
     parser.add_argument(
-        "--trigger", choices=("micro-batch", "continuous"), default="micro-batch", help="how sinks' batches are made"
+        "--trigger",
+        choices=("auto", "micro-batch", "continuous"),
+        default="auto",
+        help="how sinks' batches are made: spark.trigger",
     )
     parser.add_argument("--probes", type=int, help="probes of each sink")
     parser.add_argument("--keys", type=int, help="keys of the log that sinks are built from, with two events each")

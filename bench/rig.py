@@ -87,7 +87,7 @@ class Child:
 class Rig:
     """Servers and whatever was started on them. ``close`` leaves nothing running that we started."""
 
-    def __init__(self, directory: Path | None, *, say: Say, trigger: str = "micro-batch") -> None:
+    def __init__(self, directory: Path | None, *, say: Say, trigger: str = "auto") -> None:
         """With a directory, the servers of that stack are used and left running; else new ones in a temporary one.
 
         ``trigger`` is Spark's, for the pipelines' jobs.

@@ -34,7 +34,7 @@ from jobs.generations.record import (
 )
 from jobs.generations.status import clear_stop, save_stop
 from jobs.query.job import SinkJob
-from jobs.query.sink_plan import SinkPlan, may_go_on
+from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_no_long_batches
 from jobs.report import (
     DefinitionDiffers,
     Report,
@@ -165,13 +165,12 @@ def session(
         return
     _logger.info("rows are written to sinks by %s", chosen_sink_kernel())
     libraries = {library for settings in sinks for library in settings.libraries}
-    long_batches = sum(may_go_on(settings, source.tables) for settings in sinks)
     started = open_session(
         source.spark,
         name=f"lockstep {source.pipeline}",
         bulk=bulk,
         libraries=libraries,
-        more_tasks=long_batches if follows and source.spark.trigger == "continuous" else 0,
+        more_tasks=_long_batches(source, sinks) if follows else 0,
     )
     warm_up(started)
     try:
@@ -180,6 +179,18 @@ def session(
             yield started
     finally:
         started.stop()
+
+
+def _long_batches(source: Source, sinks: Collection[SinkSettings]) -> int:
+    """How many of these sinks will have long batches, as far as the configuration tells. Each takes a task."""
+    spark, partitions = source.spark, source.kafka.topics.partitions
+    if not spark.has_long_batches:
+        return 0
+    return sum(
+        spark.trigger == "continuous" or len(settings.tables or source.tables) * partitions <= PARTITIONS_MAX
+        for settings in sinks
+        if why_no_long_batches(settings, source.tables) is None
+    )
 
 
 def tables_of(

@@ -21,6 +21,15 @@ class SinkStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepsMicroBatches:
+    """Long batches were asked for, and this generation has none, for this reason."""
+
+    sink: str
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StatusReport:
     """A batch has been applied and its progress stored. ``rejected_total`` counts over the generation's life."""
 
@@ -126,6 +135,7 @@ class UnreadableDeadLetters:
 
 Report = (
     SinkStarted
+    | KeepsMicroBatches
     | StatusReport
     | WatermarkRaised
     | SinkWaiting
@@ -146,6 +156,13 @@ def log_report(report: Report) -> None:
         case SinkStarted():
             logger.info(
                 "sink started sink=%s generation=%d checkpoint=%s", report.sink, report.generation, report.checkpoint
+            )
+        case KeepsMicroBatches():
+            logger.info(
+                "sink keeps micro-batches sink=%s generation=%d reason=%s",
+                report.sink,
+                report.generation,
+                report.reason,
             )
         case StatusReport():
             logger.info(

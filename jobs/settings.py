@@ -66,10 +66,10 @@ class SparkSettings(Settings):
     master: Annotated[str, AfterValidator(_is_master)] = Field(
         default="local[2]", description="Spark's master; local[n] runs n tasks in one process here"
     )
-    trigger: Literal["micro-batch", "continuous"] = Field(
-        default="micro-batch",
-        description="continuous: a batch goes on with what comes after it; less latency, and a task per sink that runs"
-        " all the time",
+    trigger: Literal["auto", "continuous", "micro-batch"] = Field(
+        default="auto",
+        description="continuous: a batch goes on with what comes after it, in sinks that can do that; auto: the same"
+        " with a local master, in sinks of few partitions",
     )
     continuous_s: Annotated[float, Field(gt=0)] = Field(
         default=10.0, description="how long such a batch goes on; a start reads no more than that again"
@@ -142,3 +142,8 @@ class SparkSettings(Settings):
     def is_local(self) -> bool:
         """Whether all of Spark is one process on this machine."""
         return _LOCAL.fullmatch(self.master) is not None
+
+    @property
+    def has_long_batches(self) -> bool:
+        """Whether batches go on with what comes after them, in sinks that can do that."""
+        return self.trigger != "micro-batch" and self.is_local

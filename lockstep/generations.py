@@ -1,7 +1,7 @@
 """``lockstep generations`` and ``switch``: which builds of a sink's data exist, which one readers see, dropping one."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record
-from jobs.generations.status import JobState, JobStatus, job_status
+from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
 from jobs.offsets import Offsets
 from lockstep.config import Config
@@ -84,20 +84,31 @@ def describe(config: Config, name: str) -> list[Description]:
     settings = settings_of(config, name)
     today = definition(settings)
     descriptions = []
-    for generation in list_of(config, name):
+    generations = list_of(config, name)
+    if not generations:
+        return []
+    jobs = _jobs(name, settings, [generation.number for generation in generations])
+    for generation in generations:
         opened = open_sink(name, settings, generation.number)
         try:
             progress = opened.generations.load_progress()
             column_names = load_names(opened.records, generation.number)
-            job = job_status(opened.records, generation.number, now_ms=time.time_ns() // 1_000_000)
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
         build_definition = definition(built_with)
         differs = sorted(key for key in today if today[key] != build_definition[key])
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
-        descriptions.append(Description(generation, progress, tuple(differs), job))
+        descriptions.append(Description(generation, progress, tuple(differs), jobs[generation.number]))
     return descriptions
+
+
+def _jobs(name: str, settings: SinkSettings, numbers: Collection[int]) -> Mapping[int, JobStatus]:
+    opened = open_sink(name, settings, 1)
+    try:
+        return job_statuses(opened.records, numbers, now_ms=time.time_ns() // 1_000_000)
+    finally:
+        opened.sink.close()
 
 
 def generations_table(name: str, descriptions: list[Description]) -> Group:

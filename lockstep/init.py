@@ -108,8 +108,8 @@ min_insync_replicas = 2                    # 1 for a single broker
 [spark]
 master = "local[2]"
 checkpoint_directory = ".lockstep/checkpoints"
-# trigger = "micro-batch"                  # "continuous": less latency, and a task per sink all the time
-# continuous_s = 10.0                      # a batch goes on for so long then
+# trigger = "auto"                         # "micro-batch": no task of a sink runs all the time, and more latency
+# continuous_s = 10.0                      # else a batch goes on for so long
 # trigger_ms = 200                         # shortest time between two batches
 # max_offsets_per_trigger = 200000         # records that a batch takes at most
 # window_mb = 64                           # of the log, held at once by a task

@@ -21,8 +21,9 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
+from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
-from jobs.generations.status import JobStatus, job_status
+from jobs.generations.status import JobStatus, job_statuses
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.open_rejections import OpenRejections
 from monitor.question import Question
@@ -66,6 +67,7 @@ class LagCollector:
         self._questions: dict[str, Question[_Progresses]] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
+        self._still: dict[str, dict[int, LastBeat]] = {}
         self._open = OpenRejections(pipeline, self._cluster)
         self._state: tuple[int | None, CaptureState | None] = None, None
         self._identity: tuple[str | None, str] = None, ""
@@ -116,13 +118,18 @@ class LagCollector:
             if generation.record is not None:
                 # Raises here, for this sink alone, where today's settings don't go with the generation's.
                 with_definition(self._settings[name], generation.record.definition)
-        now_ms = time.time_ns() // 1_000_000
-        facts = []
-        for generation in generations:
-            opened = self._opened(name, generation.number)
-            job = job_status(opened.records, generation.number, now_ms=now_ms)
-            facts.append((generation, opened.generations.load_progress(), job))
-        return facts
+        if not generations:
+            return []
+        jobs = job_statuses(
+            self._opened(name, generations[0].number).records,
+            [generation.number for generation in generations],
+            now_ms=time.time_ns() // 1_000_000,
+            still=self._still.setdefault(name, {}),
+        )
+        return [
+            (generation, self._opened(name, generation.number).generations.load_progress(), jobs[generation.number])
+            for generation in generations
+        ]
 
     def refresh(self, sinks: Collection[str]) -> None:
         """Let readers of the live generations of these sinks find what is applied. Raises Unavailable or LockstepError.

@@ -274,9 +274,10 @@ class Generations(Protocol):
         ``written`` are the greatest next offsets of the batches that this job has applied.
 
         Call it after ``Sink.apply`` returned for everything that the progress covers. Raises ``Fenced`` when another
-        job has claimed the generation since this one's sink did, or has stored more. Raises ``DataLost`` when the
-        destination lacks what this object saved or loaded last: then rows may be missing too. So does one that keeps
-        next offsets with the rows, where it lacks those ``written``. Nothing is stored then.
+        job has claimed the generation since this one's sink did, and ``Overtaken`` when another one has stored more.
+        Raises ``DataLost`` when the destination lacks what this object saved or loaded last: then rows may be missing
+        too. So does one that keeps next offsets with the rows, where it lacks those ``written``. Nothing is stored
+        then.
         """
         ...
 

@@ -5,14 +5,14 @@ It was put back to an earlier moment or has failed over, or another job writes t
 
 from collections.abc import Mapping
 
-from cdc.model.errors import DataLost, Fenced
+from cdc.model.errors import DataLost, Overtaken
 from sinks.contract import Progress, TopicPartition
 
 
 def check_stored(known: Progress | None, stored: Progress | None, *, following: Progress, destination: str) -> None:
     """Raise DataLost when ``stored`` is behind what is ``known``: loaded or stored by this job last.
 
-    Rows that were written after that may be gone with it. Raises Fenced when ``stored`` is ahead of what is
+    Rows that were written after that may be gone with it. Raises Overtaken when ``stored`` is ahead of what is
     ``following`` of the same partitions: another job has applied more, and what this one stores would hide that. So may
     a job that found nothing stored when it began.
     """
@@ -24,7 +24,7 @@ def check_stored(known: Progress | None, stored: Progress | None, *, following: 
     if stored is not None and (
         _has_more(stored.next_offsets, following.next_offsets) or _has_more(stored.skipped, following.skipped)
     ):
-        raise Fenced(f"another job has applied more to {destination} than this one", hint="stop one of the two jobs")
+        raise Overtaken(f"another job has applied more to {destination} than this one", hint="stop one of the two jobs")
 
 
 def check_written(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import Clock, GenerationLease
-from sinks.memory import MemoryRecords, MemorySink, MemoryStore
+from sinks.memory import MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
 
 ORDERS = table(column("id", "int8"), column("note"))
@@ -35,4 +35,6 @@ def prepared_store(*generations: int) -> MemoryStore:
 
 def lease_of(store: MemoryStore, gate: BatchGate, now: Time) -> GenerationLease:
     """The lease of generation 1."""
-    return GenerationLease(MemoryRecords(store), 1, gate, monotonic=lambda: now.now)
+    lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: now.now)
+    lease.guard(gate)
+    return lease

@@ -22,7 +22,9 @@ _shared: list[SparkSession] = []
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that all tests of this process share. No test stops it."""
-    session = open_session(spark_settings(tmp_path_factory.mktemp("spark")), name="tests", libraries=_LIBRARIES)
+    session = open_session(
+        spark_settings(tmp_path_factory.mktemp("spark")), name="tests", libraries=_LIBRARIES, more_tasks=3
+    )
     _shared.append(session)
     yield session
     _shared.clear()

@@ -9,6 +9,7 @@
      +- PositionMismatch          slot, publication or topics don't fit the recorded state; something was skipped
      +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
      +- Fenced                    another process has taken over; this one must not write any more
+         +- Overtaken             another process has done more of the same work; the newer of the two may go on
      +- Unavailable               a server can't serve now; the same call may succeed later
          +- DataLost              it is back, perhaps without its last writes: begin again from what is sure
          +- NotInParts            a large transaction can't be had in parts: begin again with whole ones
@@ -68,6 +69,10 @@ class UnsupportedChange(LockstepError):
 
 class Fenced(LockstepError):
     """Another process took over this role. Whatever was not committed yet is left to it."""
+
+
+class Overtaken(Fenced):
+    """Another process has done more of the same work. Who is the newer one may begin again from there."""
 
 
 class Unavailable(LockstepError):

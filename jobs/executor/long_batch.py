@@ -11,7 +11,7 @@ make earlier ones void, errors, and a backlog, which several tasks read faster.
 import select
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -37,6 +37,17 @@ _TELL_S: Final = 0.1
 
 _ALIVE_S: Final = 5.0
 """How often the driver is told that there is nothing to tell, so that it can tell a destination that hangs."""
+
+END: Final = b"\n"
+GO_ON: Final = b"+"
+GO_ON_S: Final = 2.0
+"""What the driver says: that the batch is over, and every so often that it isn't."""
+
+SILENT_S: Final = 10.0
+"""A driver that says nothing for so long hangs, and another one may apply in its place: its task ends."""
+
+
+_HEARD_AT_ONCE: Final = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,10 @@ class Told:
 class DriverLine:
     """A task's line to its driver. Without a driver at its other end, the batch is over."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._heard_at = monotonic()
+        self._is_ended = False
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:
             self._socket.connect(path)
@@ -96,9 +110,20 @@ class DriverLine:
         self.close()
 
     def is_over(self) -> bool:
-        """Whether the driver has ended the batch, or itself."""
-        # The driver says nothing else, so whatever can be read is that or the end of the line.
-        return self._socket is None or bool(select.select([self._socket], [], [], 0)[0])
+        """Whether the driver has ended the batch, or itself, or hangs."""
+        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+            self._listen(self._socket)
+        return self._socket is None or self._is_ended or self._monotonic() - self._heard_at > SILENT_S
+
+    def _listen(self, line: socket.socket) -> None:
+        try:
+            said = line.recv(_HEARD_AT_ONCE)
+        except OSError:
+            said = b""
+        if not said:
+            self.close()
+        self._heard_at = self._monotonic()
+        self._is_ended = self._is_ended or END in said
 
     def tell(self, told: Told) -> None:
         if self._socket is not None:
@@ -150,14 +175,17 @@ def _follow(task: Task, batch: LongBatch, wanted_ranges: Sequence[Range], line: 
         closing(reader.follow(wanted_ranges)) as all_polled,
     ):
         for polled in all_polled:
+            # Spark commits the range as a whole, so nothing less is a result. What comes after it is left to others.
+            if is_applied(planned, result.next_offsets) and line.is_over():
+                return
             rows_before = result.rows
             if polled.records:
                 apply_all(task, iter(polled.records), result)
                 freeze_opened()
             _reach(result, polled.ends)
             if not is_applied(planned, result.next_offsets):
-                continue  # Spark commits the range as a whole, so nothing less is a result
-            if result.rejected or result.resolved or result.rows - rows_before > batch.rows_max or line.is_over():
+                continue
+            if result.rejected or result.resolved or result.rows - rows_before > batch.rows_max:
                 return
             now = time.monotonic()
             # Only what is new makes Spark plan another batch. Until then this one is the quicker.

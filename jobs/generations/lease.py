@@ -1,4 +1,4 @@
-"""Who applies to a generation: the job shows that it runs, and commands see that and ask it to pause.
+"""Who applies to a generation: the newest job shows that it runs, older ones end, and commands ask it to pause.
 
 Both are coordination records of the destination, so there is one truth wherever commands are run:
 
@@ -7,22 +7,25 @@ Both are coordination records of the destination, so there is one truth wherever
     several machines don't agree, but a counter that moves is alive. A destination without a fence may have several jobs
     for a while, so each has an entry of its own. Of two that write at the same moment one is lost, and comes back.
     It has the time too, for who looks only once and needn't be sure.
+    It has the greatest claim as well. A job that finds a greater one than its own ends, however long it hung; one that
+    finds a smaller one writes its own again. So of any number of jobs the newest is left, whatever was lost meanwhile.
 ``g<n>.pause_request``
     Asks all of them to let no batch begin until the record is gone. Each confirms it in its entry. None pauses longer
     than ``PAUSE_MAX_S``: whoever asked may have died.
 """
 
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
 import orjson
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import Fenced, Unavailable
 from jobs.generations.batch_gate import BatchGate
-from sinks.contract import CoordinationRecords
+from sinks.contract import CoordinationRecords, OpenedSink
 
 PAUSE_MAX_S: Final = 90.0
 """How long a job pauses at most when it was asked to: whoever asked may have died."""
@@ -32,6 +35,9 @@ HEARTBEAT_S: Final = 2.0
 
 _SILENCE_S: Final = 3 * HEARTBEAT_S
 """A job without a heartbeat for so long doesn't run."""
+
+_LOOKED_S: Final = HEARTBEAT_S + 1.0
+"""Who last looked at the claims longer ago than this has hung, or its destination has."""
 
 _BUSY_MAX_S: Final = PAUSE_MAX_S / 2
 """How long a pause request waits for the batch that is under way."""
@@ -58,6 +64,14 @@ class Beat:
     paused_for: str | None
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Claim:
+    """A job's place in the order of a generation's jobs. ``run`` tells two apart that took the same number at once."""
+
+    number: int
+    run: str
+
+
 @dataclass(frozen=True, slots=True)
 class LastBeat:
     """The last sign of life of a generation's jobs, by the clock of who gave it.
@@ -67,6 +81,22 @@ class LastBeat:
 
     at_ms: int | None
     is_alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """The heartbeat record. ``claim`` is the greatest one, None where no job of this version has written it.
+
+    ``is_known``: a job has written it, as far as this version knows.
+    """
+
+    beats: Mapping[str, Beat]
+    claim: Claim | None
+    is_known: bool
+
+    @property
+    def number(self) -> int:
+        return 0 if self.claim is None else self.claim.number
 
 
 class _Beats:
@@ -91,79 +121,154 @@ def _now_ms() -> int:
 
 
 class GenerationLease:
-    """A job's side: shows that it runs, and pauses when it is asked to.
+    """A job's side: claims the generation, shows that the job runs, and pauses when it is asked to.
 
-    ``heartbeat`` is called about twice a second by a thread of its own, with a sink of its own. What it raises can be
-    ignored.
+    ``heartbeat`` is called about twice a second while the job runs. Safe for several threads; ``opened`` is the lease's
+    own. Every method raises what the destination raises.
     """
 
     def __init__(
         self,
-        records: CoordinationRecords,
+        opened: OpenedSink,
         generation: int,
-        gate: BatchGate,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = _now_ms,
     ) -> None:
-        self._records = records
+        self._records = opened.records
+        self._sink = opened.sink
+        self._generation = generation
         self._heartbeat_name = _heartbeat_name(generation)
         self._request_name = pause_request_name(generation)
-        self._gate = gate
+        self._gate: BatchGate | None = None
         self._monotonic = monotonic
         self._now_ms = now_ms
         self._run = uuid.uuid4().hex
+        self._claim: Claim | None = None
+        self._fence = 0
+        self._taken_over: Fenced | None = None
+        self._looked_at: float | None = None
         self._beats = 0
         self._seen = _Beats(monotonic)
         self._beat_at: float | None = None
         self._paused_for: str | None = None
         self._paused_at = 0.0
         self._expired = ""
+        self._lock = threading.RLock()
+
+    def claim(self, claim_sink: Callable[[], int]) -> int:
+        """Become the generation's newest job, or stay it. Returns the fence that ``claim_sink`` (``Sink.claim``) gives.
+
+        Raises Fenced, and claims nothing, when another job has claimed since this one did.
+        """
+        with self._lock:
+            record = self._look()
+            fence = claim_sink()
+            if fence:  # The destination's own order counts.
+                self._claim = Claim(fence, self._run)
+            elif self._claim is None:
+                # A destination that was put back has forgotten claims: a clock that went on doesn't fall behind them.
+                self._claim = Claim(max(record.number + 1, self._now_ms()), self._run)
+            self._fence = fence
+            self._save_beat(record, self._monotonic())
+            return fence
+
+    def guard(self, gate: BatchGate) -> None:
+        """From now on batches pass this gate."""
+        with self._lock:
+            self._gate = gate
+            if self._paused_for is not None:
+                gate.hold(0)
+
+    def check(self) -> None:
+        """Raise Fenced when another job has claimed the generation since this one did.
+
+        Looks only where the last look was long ago, as in a process that hung. No progress is stored without it.
+        """
+        with self._lock:
+            now = self._monotonic()
+            if self._taken_over is not None:
+                raise self._taken_over
+            if self._looked_at is None or now - self._looked_at > _LOOKED_S:
+                self._look()
 
     def heartbeat(self) -> None:
-        """Pause or go on as a pause request says, and show that the job runs. Raises what the destination raises."""
-        now = self._monotonic()
-        # Before anything that may fail: a destination that doesn't answer must not keep the job paused.
-        expired = self._paused_for is not None and now - self._paused_at > PAUSE_MAX_S
-        if expired:
-            self._go_on()
-        request = self._records.load(self._request_name)
-        if expired and request == self._expired:
-            # Whoever asked has died, and the next job need not wait.
-            self._records.save(self._request_name, None)
-            request = None
-        if request != self._paused_for and self._paused_for is not None:
-            self._go_on()
-            self._beat(now)
-        if request is None:
-            self._gate.release()
-        elif request not in (self._paused_for, self._expired) and self._gate.hold(0):
-            # Where a batch is still under way, the next call looks again, and no other one begins.
-            self._paused_for, self._paused_at = request, now
-            self._beat(now)
-        if self._beat_at is None or now - self._beat_at >= HEARTBEAT_S:
-            self._beat(now)
+        """Pause or go on as a pause request says, and show that the job runs. Raises Fenced as ``check`` does."""
+        with self._lock:
+            now = self._monotonic()
+            # Before anything that may fail: a destination that doesn't answer must not keep the job paused.
+            expired = self._paused_for is not None and now - self._paused_at > PAUSE_MAX_S
+            if expired:
+                self._go_on()
+            if self._taken_over is not None:
+                raise self._taken_over
+            request = self._records.load(self._request_name)
+            if expired and request == self._expired:
+                # Whoever asked has died, and the next job need not wait.
+                self._records.save(self._request_name, None)
+                request = None
+            is_news = False
+            if request != self._paused_for and self._paused_for is not None:
+                self._go_on()
+                is_news = True
+            if request is None:
+                self._release()
+            elif request not in (self._paused_for, self._expired) and (self._gate is None or self._gate.hold(0)):
+                # Where a batch is still under way, the next call looks again, and no other one begins.
+                self._paused_for, self._paused_at = request, now
+                is_news = True
+            if is_news or self._beat_at is None or now - self._beat_at >= HEARTBEAT_S:
+                self._save_beat(self._look(), now)
 
     def end(self) -> None:
-        """The job is over, nobody has to wait for it. Raises what the destination raises."""
-        self._gate.release()
-        beats = _load(self._records, self._heartbeat_name) or {}
-        self._save({run: beat for run, beat in beats.items() if run != self._run})
+        """The job is over, nobody has to wait for it."""
+        with self._lock:
+            self._release()
+            if not self._beats:
+                return
+            record = _load(self._records, self._heartbeat_name)
+            self._save({run: beat for run, beat in record.beats.items() if run != self._run}, record.claim)
 
     def _go_on(self) -> None:
         self._expired, self._paused_for = self._paused_for or "", None
-        self._gate.release()
+        self._release()
 
-    def _beat(self, now: float) -> None:
+    def _release(self) -> None:
+        if self._gate is not None:
+            self._gate.release()
+
+    def _look(self) -> _Record:
+        """The record. Raises Fenced when it has a newer claim than ours."""
+        began = self._monotonic()  # this process may hang before it has the answer
+        record, claim = _load(self._records, self._heartbeat_name), self._claim
+        if claim is None or record.claim is None or record.claim == claim:
+            is_newest = True
+        elif self._fence and record.claim.number != self._fence:
+            is_newest = self._sink.fence() == self._fence
+        else:
+            is_newest = record.claim < claim
+        self._looked_at = began
+        if not is_newest:
+            self._taken_over = Fenced(
+                f"another job has begun to apply to generation {self._generation} since this one did",
+                hint="the newer one goes on: don't start this one again while that one runs",
+            )
+            raise self._taken_over
+        return record
+
+    def _save_beat(self, record: _Record, now: float) -> None:
         self._beats += 1
         self._beat_at = now
-        living = self._seen.living(_load(self._records, self._heartbeat_name) or {})
-        self._save({**living, self._run: Beat(self._beats, self._paused_for)})
+        living = self._seen.living(record.beats)
+        self._save({**living, self._run: Beat(self._beats, self._paused_for)}, self._claim or record.claim)
 
-    def _save(self, beats: Mapping[str, Beat]) -> None:
-        entries = {run: asdict(beat) for run, beat in beats.items()}
-        text = orjson.dumps({"jobs": entries, "at_ms": self._now_ms()}).decode()
-        self._records.save(self._heartbeat_name, text)
+    def _save(self, beats: Mapping[str, Beat], claim: Claim | None) -> None:
+        facts = {
+            "jobs": {run: asdict(beat) for run, beat in beats.items()},
+            "at_ms": self._now_ms(),
+            "claim": None if claim is None else asdict(claim),
+        }
+        self._records.save(self._heartbeat_name, orjson.dumps(facts).decode())
 
 
 def last_beat(records: CoordinationRecords, generation: int) -> LastBeat | None:
@@ -180,17 +285,27 @@ def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYS
 
     It takes some seconds to see that one has died without a word, or that there is none yet.
     """
-    name = _heartbeat_name(generation)
-    first = _load(records, name) or {}
+    return generation in running_of(records, [generation], clock)
+
+
+def running_of(
+    records: CoordinationRecords, generations: Collection[int], clock: Clock = SYSTEM_CLOCK
+) -> frozenset[int]:
+    """Those of a sink's generations that a job applies to. As long as for one of them it takes for all."""
+    first = {number: _load(records, _heartbeat_name(number)).beats for number in generations}
+    doubtful, running = set(generations), set[int]()
     deadline = clock.monotonic_s() + _SILENCE_S
-    while clock.monotonic_s() < deadline:
-        beats = _load(records, name)
-        if beats is not None and not beats:
-            return False
-        if any(first.get(run) != beat for run, beat in (beats or {}).items()):
-            return True
-        clock.sleep(_LOOK_S)
-    return False
+    while doubtful and clock.monotonic_s() < deadline:
+        for number in list(doubtful):
+            record = _load(records, _heartbeat_name(number))
+            if record.is_known and not record.beats:
+                doubtful.discard(number)
+            elif any(first[number].get(run) != beat for run, beat in record.beats.items()):
+                doubtful.discard(number)
+                running.add(number)
+        if doubtful:
+            clock.sleep(_LOOK_S)
+    return frozenset(running)
 
 
 def wait_for_pause(records: CoordinationRecords, generation: int, request: str, clock: Clock = SYSTEM_CLOCK) -> bool:
@@ -201,7 +316,7 @@ def wait_for_pause(records: CoordinationRecords, generation: int, request: str, 
     name, seen = _heartbeat_name(generation), _Beats(clock.monotonic_s)
     deadline = clock.monotonic_s() + _BUSY_MAX_S
     while clock.monotonic_s() < deadline:
-        living = seen.living(_load(records, name) or {})
+        living = seen.living(_load(records, name).beats)
         if all(beat.paused_for == request for beat in living.values()):
             return bool(living)
         clock.sleep(_LOOK_S)
@@ -217,8 +332,12 @@ def _heartbeat_name(generation: int) -> str:
     return f"g{generation}.heartbeat"
 
 
-def _load(records: CoordinationRecords, name: str) -> dict[str, Beat] | None:
-    """The jobs' entries; None where no job has ever written one, as far as this version knows."""
+def _load(records: CoordinationRecords, name: str) -> _Record:
     text = records.load(name)
-    entries = None if text is None else orjson.loads(text).get("jobs")
-    return None if entries is None else {run: Beat(**entry) for run, entry in entries.items()}
+    fields = {} if text is None else orjson.loads(text)
+    claim = fields.get("claim")
+    return _Record(
+        {run: Beat(**entry) for run, entry in fields.get("jobs", {}).items()},
+        None if claim is None else Claim(**claim),
+        is_known="jobs" in fields,
+    )

@@ -4,6 +4,7 @@
 was, and the next one that gets to work removes it. So the reason outlives its process, wherever that ran.
 """
 
+from collections.abc import Collection, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -12,11 +13,11 @@ from typing import Any, Final
 import orjson
 
 from cdc.model.errors import LockstepError
-from jobs.generations.lease import last_beat
+from jobs.generations.lease import SYSTEM_CLOCK, Clock, LastBeat, is_running, last_beat, running_of
 from sinks.contract import CoordinationRecords
 
-_SILENCE_MS: Final = 15_000
-"""Without a sign of life for so long a job doesn't run, however much the clocks of two machines differ."""
+_FRESH_MS: Final = 15_000
+"""A sign of life from about now is enough. The clocks of two machines may differ, so any other needs a second look."""
 
 
 class JobState(StrEnum):
@@ -68,12 +69,40 @@ class JobStatus:
                 return None
 
 
-def job_status(records: CoordinationRecords, generation: int, *, now_ms: int) -> JobStatus:
-    """What is known of a generation's job now. Raises what the destination raises."""
-    beat = last_beat(records, generation)
-    # A job of an earlier version tells no time. It isn't taken for a dead one: a second one would fence it off.
-    if beat is not None and beat.is_alive and (beat.at_ms is None or now_ms - beat.at_ms < _SILENCE_MS):
-        return JobStatus(JobState.RUNNING)
+def job_status(records: CoordinationRecords, generation: int, *, now_ms: int, clock: Clock = SYSTEM_CLOCK) -> JobStatus:
+    """What is known of a generation's job now. Raises and takes as long as ``job_statuses``."""
+    return job_statuses(records, [generation], now_ms=now_ms, clock=clock)[generation]
+
+
+def job_statuses(
+    records: CoordinationRecords,
+    generations: Collection[int],
+    *,
+    now_ms: int,
+    still: MutableMapping[int, LastBeat] | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> dict[int, JobStatus]:
+    """What is known of the jobs of a sink's generations now. Raises what the destination raises.
+
+    Takes some seconds where a last sign of life isn't from about now. ``still`` has those that didn't move meanwhile,
+    for who looks again and again: the same one isn't waited for twice.
+    """
+    still = {} if still is None else still
+    beats = {number: last_beat(records, number) for number in generations}
+    alive = {number: beat for number, beat in beats.items() if beat is not None and beat.is_alive}
+    fresh = {
+        number for number, beat in alive.items() if beat.at_ms is not None and abs(now_ms - beat.at_ms) < _FRESH_MS
+    }
+    doubtful = [number for number, beat in alive.items() if number not in fresh and still.get(number) != beat]
+    running = fresh | running_of(records, doubtful, clock)
+    still.update({number: beat for number, beat in alive.items() if number not in running})
+    return {
+        number: JobStatus(JobState.RUNNING) if number in running else _ended(records, number, beat)
+        for number, beat in beats.items()
+    }
+
+
+def _ended(records: CoordinationRecords, generation: int, beat: LastBeat | None) -> JobStatus:
     text = records.load(_name(generation))
     if text is not None:
         stop: dict[str, Any] = orjson.loads(text)
@@ -83,8 +112,16 @@ def job_status(records: CoordinationRecords, generation: int, *, now_ms: int) ->
     return JobStatus(JobState.SILENT if beat.is_alive else JobState.ABSENT, beat.at_ms)
 
 
-def save_stop(records: CoordinationRecords, generation: int, error: LockstepError, *, now_ms: int) -> None:
-    """Keep why a job has ended. The first time of the same error counts. Raises what the destination raises."""
+def save_stop(
+    records: CoordinationRecords, generation: int, error: LockstepError, *, now_ms: int, clock: Clock = SYSTEM_CLOCK
+) -> None:
+    """Keep why a job has ended. The first time of the same error counts. Raises what the destination raises.
+
+    Where another job applies to the generation, nothing has stopped, and nothing is kept. To see that may take seconds.
+    """
+    beat = last_beat(records, generation)
+    if beat is not None and beat.is_alive and is_running(records, generation, clock):
+        return
     text = records.load(_name(generation))
     before: dict[str, Any] = {} if text is None else orjson.loads(text)
     since_ms = before["since_ms"] if before.get("reason") == error.message else now_ms

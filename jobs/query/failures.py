@@ -3,7 +3,7 @@
 import random
 from typing import Final
 
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import LockstepError, Overtaken, PositionMismatch, Unavailable
 
 BACKOFF_MAX_S: Final = 30.0
 _BACKOFF_FIRST_S: Final = 0.5
@@ -54,7 +54,9 @@ def spark_error(sink: str, text: str) -> LockstepError:
             f"a Python worker of sink {sink!r} died: killed, or out of memory (spark.window_mb says how much it holds)"
         )
     if any(word in text for word in _TAKEN):
-        return Fenced(f"another job applies to sink {sink!r} with the same checkpoint", hint="stop one of the two jobs")
+        return Overtaken(
+            f"another job applies to sink {sink!r} with the same checkpoint", hint="stop one of the two jobs"
+        )
     if any(word in text for word in _DATA_LOSS):
         return PositionMismatch(
             f"the log no longer holds what sink {sink!r} has to read next",

@@ -3,7 +3,8 @@
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -12,12 +13,13 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import ConfigurationError, Fenced, LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Overtaken, PositionMismatch, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.task_input import Task
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
+from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
 from jobs.offsets import Offsets
@@ -28,12 +30,12 @@ from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_resume
-from jobs.query.sink_plan import SinkPlan
+from jobs.query.sink_plan import SinkPlan, why_micro_batches
 from jobs.query.start_position import StartPosition, load_start_position, skipped_by
-from jobs.query.threads import ended_early
+from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.watermark import Watermark
-from jobs.report import Reporter, SinkWaiting
+from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
 from sinks.append_only import stored_table
@@ -51,11 +53,24 @@ class SinkJob:
         self._spark = spark
         self._stop = stop
         self._report = report
+        self._lease_sink: OpenedSink | None = None  # the lease's own, which threads use beside the others
+        self._lease: GenerationLease | None = None
+        self._keeps_micro_batches: str | None = None  # why, as told
         self._known_shapes: Sequence[SchemaRecord] = ()
         self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
+        try:
+            self._run()
+        finally:
+            if self._lease is not None:
+                with suppress(LockstepError):
+                    self._lease.end()
+            if self._lease_sink is not None:
+                self._lease_sink.sink.close()
+
+    def _run(self) -> None:
         backoff = Backoff()
         while not self._stop.is_set():
             began = time.monotonic()
@@ -66,6 +81,10 @@ class SinkJob:
                 if time.monotonic() - began > BACKOFF_MAX_S:
                     backoff = Backoff()  # it had worked for a while
                 self._wait(error, backoff)
+            except Overtaken as error:
+                # The older of two jobs learns from its lease that it is. The newer one begins again behind its last
+                # batch.
+                self._wait(Unavailable(error.message), backoff)
             except (ConfigurationError, Fenced, PositionMismatch):
                 raise
             except LockstepError:
@@ -76,7 +95,10 @@ class SinkJob:
     def _wait(self, error: Unavailable, backoff: Backoff) -> None:
         retry_in_s = backoff.next_s(error)
         self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
-        self._stop.wait(retry_in_s)
+        go_on_at = time.monotonic() + retry_in_s
+        while (left_s := go_on_at - time.monotonic()) > 0 and not self._stop.wait(min(left_s, TICK_S)):
+            if self._lease is not None:
+                beat(self._lease)
 
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
@@ -88,8 +110,10 @@ class SinkJob:
         opened = plan.opened()
         try:
             require_in_use(opened.records, plan.name, plan.generation)
+            lease = self._opened_lease()
+            lease.check()
             with preparing(opened.records, plan.generation, log.tables):
-                columns, lacking = self._prepare(opened, log)
+                columns, lacking = self._prepare(opened, log, lease)
             if plan.bulk:
                 opened.generations.begin_bulk()
             self._known_shapes = log.records
@@ -117,9 +141,10 @@ class SinkJob:
                 log,
                 _as_of_start(stored, ends, now_ms, skipped_by(start.offsets, stored)),
                 start,
+                check_claim=lease.check,
                 holds_watermark=bool(columns.lacking),
             )
-            task = self._task(log, computed, start, fence=opened.sink.claim())
+            task = self._task(log, computed, start, fence=lease.claim(opened.sink.claim))
             backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
             topics = TopicWatch(plan.name, log.topics)
             with ended_early(plan, cluster, log.tables, topics) as early:
@@ -137,12 +162,14 @@ class SinkJob:
                     deletes=log.deletes,
                     reached=reached,
                     reads_again=_reads_again(point),
+                    goes_on=self._goes_on(log),
                 )
                 try:
                     SinkQuery(
                         query_plan,
                         self._spark,
                         keeper,
+                        lease,
                         stop=early.ending,
                         leaving=self._stop,
                         report=self._report,
@@ -155,6 +182,15 @@ class SinkJob:
         finally:
             opened.sink.close()
 
+    def _goes_on(self, log: LogFacts) -> bool:
+        """Whether batches may be long ones. Tells why not, once for each reason."""
+        plan = self._plan
+        reason = why_micro_batches(plan, partitions=len(log.partitions), deletes=log.deletes)
+        if reason and reason != self._keeps_micro_batches:
+            self._report(KeepsMicroBatches(plan.name, plan.generation, reason))
+        self._keeps_micro_batches = reason
+        return reason is None
+
     def _reached_of(self, location: str, stored: Progress | None) -> Offsets:
         """Where the last query got to, if it had this checkpoint.
 
@@ -165,7 +201,13 @@ class SinkJob:
             return {}
         return {at: min(offset, stored.next_offsets.get(at, 0)) for at, offset in reached.items()}
 
-    def _prepare(self, opened: OpenedSink, log: LogFacts) -> tuple[Columns, AddedValues]:
+    def _opened_lease(self) -> GenerationLease:
+        if self._lease is None:
+            self._lease_sink = self._plan.opened()
+            self._lease = GenerationLease(self._lease_sink, self._plan.generation)
+        return self._lease
+
+    def _prepare(self, opened: OpenedSink, log: LogFacts, lease: GenerationLease) -> tuple[Columns, AddedValues]:
         """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack."""
         plan = self._plan
         known = load_columns(opened.records, plan.generation)
@@ -176,7 +218,7 @@ class SinkJob:
             save_columns(opened.records, plan.generation, columns)
         if columns.lacking and has_rows:
             # Where the destination can refuse another writer: no row of the earlier shape comes in after this.
-            opened.sink.claim()
+            lease.claim(opened.sink.claim)
         lacking = opened.sink.prepare(
             list(map(stored_table, log.tables.values())), go_live=plan.go_live, added=columns.lacking
         )
@@ -268,6 +310,7 @@ def _keeper(
     stored: Progress | None,
     start: StartPosition,
     *,
+    check_claim: Callable[[], None],
     holds_watermark: bool = False,
 ) -> ProgressKeeper:
     # A watermark says that all of the tables are applied up to there, so it ends where one joins or comes back.
@@ -284,6 +327,7 @@ def _keeper(
         topic_ids=log.topic_ids,
         now_ms=_now_ms,
         sink=plan.name,
+        check_claim=check_claim,
         retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
         skipped=skipped_by(start.offsets, stored),
         left_at_ms=_left_at_ms(stored, log.topics),

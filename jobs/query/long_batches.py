@@ -4,12 +4,13 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from jobs.executor.long_batch import LongBatch, Told
+from jobs.executor.long_batch import END, GO_ON, GO_ON_S, LongBatch, Told
 from jobs.generations.batch_gate import BatchGate
 
 _LOOK_S: Final = 0.1
@@ -76,12 +77,15 @@ class LongBatches:
     def _attend(self, connection: socket.socket, ended: threading.Event) -> None:
         """Listen to one task until it hangs up. Raises ConnectionError."""
         connection.settimeout(_LOOK_S)
-        is_told_to_end = False
+        is_told_to_end, told_at = False, time.monotonic()
         rest = b""
         while not ended.is_set():
             if self._gate.is_wanted and not is_told_to_end:
-                connection.sendall(b"\n")
+                connection.sendall(END)
                 is_told_to_end = True
+            if time.monotonic() - told_at >= GO_ON_S:
+                connection.sendall(GO_ON)
+                told_at = time.monotonic()
             try:
                 received = connection.recv(_RECEIVED_AT_ONCE)
             except TimeoutError:

@@ -33,12 +33,15 @@ class ProgressKeeper:
         topic_ids: Mapping[str, str],
         now_ms: Callable[[], int],
         sink: str,
+        check_claim: Callable[[], None],
         retention_ms: Mapping[str, int],
         skipped: Mapping[TopicPartition, int] | None = None,
         left_at_ms: Mapping[str, int] | None = None,
         holds_watermark: bool = False,
     ) -> None:
-        """``retention_ms``: how long each topic keeps tombstones.
+        """``check_claim`` is called before anything is stored. It raises Fenced when another job has taken over.
+
+        ``retention_ms``: how long each topic keeps tombstones.
 
         ``holds_watermark``: what is stored of it stays as it is until ``release_watermark``.
 
@@ -46,6 +49,7 @@ class ProgressKeeper:
         topics that are read no longer, both as in Progress.
         """
         self._sink = sink
+        self._check_claim = check_claim
         self._retention_ms = dict(retention_ms)
         self._generations = generations
         self._watermark = watermark
@@ -173,6 +177,7 @@ class ProgressKeeper:
             epoch=epoch,
             read_at_ms=0 if self._beyond is None else self._read_at_ms,
         )
+        self._check_claim()
         self._generations.save_progress(progress, written=self._written)
         self._owes_watermark = False
         self._saved_at_ms = self._now_ms()

@@ -5,7 +5,6 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
@@ -33,11 +32,12 @@ from jobs.query.failures import Backoff, spark_error
 from jobs.query.long_batches import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
 from jobs.query.rest import Rest, look_every_s
-from jobs.query.sink_plan import SinkPlan, may_go_on
+from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition
 from jobs.query.threads import (
     POLL_S,
     QueryState,
+    beat,
     fill_columns,
     follow_watermark,
     keep_lease,
@@ -79,7 +79,7 @@ class QueryPlan:
     ``topics`` watches them, and ``partitions`` are all of theirs. ``deletes``: some of them lose records with time.
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
-    ``reads_again``: Spark begins before what the destination says is applied.
+    ``reads_again``: Spark begins before what the destination says is applied. ``goes_on``: batches may be long ones.
     """
 
     sink: SinkPlan
@@ -93,6 +93,7 @@ class QueryPlan:
     deletes: bool = False
     reached: Offsets = field(default_factory=dict)
     reads_again: bool = False
+    goes_on: bool = False
 
 
 class SinkQuery:
@@ -103,6 +104,7 @@ class SinkQuery:
         plan: QueryPlan,
         spark: SparkSession,
         keeper: ProgressKeeper,
+        lease: GenerationLease,
         *,
         stop: Event,
         leaving: Event,
@@ -133,7 +135,7 @@ class SinkQuery:
         self._cluster = TopicAdmin(client)
         self._topics, self._partitions = plan.topics, plan.partitions
         # What a job that is killed in a rest reads again must be there.
-        self._deletes, self._reads_again = plan.deletes, plan.reads_again
+        self._reads_again = plan.reads_again
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
         self._bell = ProgressBell(client, self._plan.pipeline)
         self._owes_commit = False  # whether Spark may not have committed a batch that rested
@@ -144,10 +146,10 @@ class SinkQuery:
         # A column backfill goes on beside the batches: newer tags win. It would take those back that rewrite rows of
         # the same tag, so it takes turns with them.
         self._gate = BatchGate(at_once=1 if task.overwrite_equal_tags else 2)
-        self._long_batches = self._make_long_batches()
+        self._long_batches = self._make_long_batches() if plan.goes_on else None
         self._batch_id, self._part_began = -1, 0.0
-        self._opened = self._plan.opened()  # for a thread of its own
-        self._lease = GenerationLease(self._opened.records, task.generation, self._gate)
+        self._lease = lease
+        lease.guard(self._gate)
         self._previous_ends: tuple[int, Offsets] | None = None
         self._reached_before = plan.reached
         self._compiles = True
@@ -157,16 +159,12 @@ class SinkQuery:
         try:
             # Before the first batch: this sink lacks all that was published while it was away.
             self._read_progress()
-            with suppress(LockstepError):
-                self._lease.heartbeat()  # somebody may have asked for a pause before we came
+            beat(self._lease)  # somebody may have asked for a pause before we came
             self._report(SinkStarted(self._task.sink, self._task.generation, self._checkpoint.location))
             query = self._run_to_end()
         finally:
             self._progress_reader.close()
             self._bell.close()
-            with suppress(LockstepError):
-                self._lease.end()
-            self._opened.sink.close()
             if self._long_batches is not None:
                 self._long_batches.close()
         self._raise_failure(query)
@@ -239,12 +237,8 @@ class SinkQuery:
         self._writers[is_long] = told, ArrowMap(apply, RESULT_SCHEMA)
         return self._writers[is_long][1]
 
-    def _make_long_batches(self) -> LongBatches | None:
-        plan, spark = self._plan, self._plan.spark
-        if spark.trigger != "continuous" or plan.once or plan.bulk or not may_go_on(plan.settings, plan.tables):
-            return None
-        if self._deletes:
-            return None  # Spark commits its range when it ends: after a kill, that must be there to be read again
+    def _make_long_batches(self) -> LongBatches:
+        spark = self._plan.spark
         return LongBatches(self._gate, self._told, seconds=spark.continuous_s, rows_max=spark.small_batch_rows)
 
     def _start(self) -> StreamingQuery:

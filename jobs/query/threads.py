@@ -9,7 +9,7 @@ Spark's own               the checkpoint, the task's results     the destination
 ``SinkQuery._batch``                                             progress, ``QueryState``
 ``watermark-<sink>``      ``__progress``, after each batch and   progress (``ProgressKeeper``       ``ended``, after a
 ``follow_watermark``      when a rest wants it                   locks), ``failure``                last look
-``heartbeat-<sink>``      the pause request                      the heartbeat, the batch gate,     ``ended``
+``heartbeat-<sink>``      the pause request, other claims        the heartbeat, the batch gate,     ``ended``
 ``keep_lease``                                                   ``failure``
 ``batches-<sink>``        ``under_way``                          reports                            ``ended``
 ``report_long_batches``
@@ -25,12 +25,12 @@ Spark's own               the checkpoint, the task's results     the destination
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
 from jobs.generations.lease import GenerationLease
 from jobs.query.schema_watch import SchemaWatch
@@ -41,8 +41,8 @@ from sinks.contract import Progress
 
 POLL_S: Final = 0.1
 
-_TICK_S: Final = 0.5
-"""How often a sink looks for progress records; a batch makes it look at once."""
+TICK_S: Final = 0.5
+"""How often a sink looks for progress records and pause requests; a batch makes it look for the former at once."""
 
 _REST_TICK_S: Final = 5.0
 """The same while its query rests: the bell makes it look when there are any."""
@@ -107,7 +107,7 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], N
     """Raise the watermark when progress records arrive, also while no batch runs. ``read_progress`` reads them."""
     waiting = last = False
     while not last:
-        state.batch_done.wait(_REST_TICK_S if state.resting.is_set() else _TICK_S)
+        state.batch_done.wait(_REST_TICK_S if state.resting.is_set() else TICK_S)
         state.batch_done.clear()
         last = state.ended.is_set()  # once more after the last batch: what it applied is to be known
         try:
@@ -117,7 +117,7 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], N
             state.fail(error)
         except Unavailable as error:
             if not waiting:
-                report(SinkWaiting(sink, error.message, _TICK_S))
+                report(SinkWaiting(sink, error.message, TICK_S))
             waiting = True
         except Exception as error:  # a bug of ours must not leave a job whose watermark never moves
             state.fail(error)
@@ -125,14 +125,25 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], N
 
 
 def keep_lease(state: QueryState, lease: GenerationLease) -> None:
-    """Show others that a job applies to this generation, and pause when they ask for it."""
-    while not state.ended.wait(_TICK_S):
+    """Show others that a job applies to this generation, and pause when they ask for it.
+
+    Ends the query when another job has taken over.
+    """
+    while not state.ended.wait(TICK_S):
         try:
-            # The batches have the same destination, and tell what is wrong with it.
-            with suppress(LockstepError):
-                lease.heartbeat()
+            beat(lease)
         except Exception as error:  # without it, batches could wait for ever for one who has asked them to
             state.fail(error)
+
+
+def beat(lease: GenerationLease) -> None:
+    """The lease's heartbeat. Raises Fenced when another job has taken over, and no other LockstepError."""
+    try:
+        lease.heartbeat()
+    except Fenced:
+        raise
+    except LockstepError:
+        pass  # The batches have the same destination, and tell what is wrong with it.
 
 
 def listen_to_tasks(state: QueryState, serve: Callable[[threading.Event], None]) -> None:
@@ -173,7 +184,7 @@ def fill_columns(state: QueryState, fill: Callable[[], None]) -> None:
 def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> None:
     """Report a batch that waits for its server without end."""
     told_at = 0.0
-    while not state.ended.wait(_TICK_S):
+    while not state.ended.wait(TICK_S):
         under_way, now = state.under_way, time.monotonic()
         if under_way is not None and now - max(under_way[1], state.heard_at, told_at) >= _LONG_BATCH_S:
             told_at = now

@@ -1,5 +1,6 @@
 """The jobs against real servers: a log as capture writes it, read by Spark, applied to Redis and the warehouse."""
 
+import itertools
 import json
 import os
 import random
@@ -256,7 +257,7 @@ def test_a_job_that_is_killed_in_a_rest_reads_its_last_batch_again(pipeline: Pip
 @pytest.mark.soak
 def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write_traffic(300)
-    with pipeline.process(max_offsets_per_trigger=300) as job:
+    with pipeline.process(trigger="micro-batch", max_offsets_per_trigger=300) as job:
         job.wait_for("StatusReport", batch_id=2)
         job.kill()
     lsn = pipeline.write_traffic(20, seed=2)
@@ -460,6 +461,47 @@ def test_a_long_batch_of_a_job_that_was_taken_over_is_fenced(pipeline: Pipeline,
         pipeline.write(put(2, "too late"))
         assert job.wait_ended(180) == TAKEN_OVER
     assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse).keys() == {1}
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+def test_the_older_of_two_jobs_ends_and_the_newer_one_goes_on(
+    pipeline: Pipeline, spark: SparkSession, trigger: str
+) -> None:
+    """The destination refuses neither of them."""
+    pipeline.write(put(1))
+    with pipeline.process(trigger=trigger) as older:
+        older.wait_for("StatusReport")
+        with pipeline.job(spark, trigger=trigger) as newer:
+            newer.wait_for("SinkStarted")
+            for number in itertools.count(2):
+                lsn = pipeline.write(put(number))
+                if older.poll() is not None:
+                    break
+                time.sleep(0.05)
+            assert older.finish() == TAKEN_OVER
+            newer.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+            assert pipeline.rows() == pipeline.expected
+            assert newer.stop() == 0
+    assert "another job has begun to apply" in older.wait_for("SinkFailed")["error"]
+
+
+def test_a_checkpoint_that_another_job_has_written_to_does_not_end_the_newest_one(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.write(put(1))
+    with pipeline.job(spark, trigger="continuous", continuous_s=0.5) as job:
+        job.wait_for("StatusReport", batch_id=0)
+        # As an older job does that hasn't noticed yet: it commits the batch that this one is at work with.
+        (Path(pipeline.checkpoint()) / "commits" / "0").write_text('v1\n{"nextBatchWatermarkMs":0}')
+        since = len(job.reports)
+        while not any(seen["report"] == "SinkWaiting" for seen in job.reports[since:]):
+            pipeline.write(put(2, f"{time.monotonic()}"))
+            time.sleep(0.05)
+        lsn = pipeline.write(put(3))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    assert pipeline.rows() == pipeline.expected
 
 
 def test_a_long_batch_pauses_when_it_is_asked_to(pipeline: Pipeline, spark: SparkSession) -> None:

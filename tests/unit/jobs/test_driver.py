@@ -14,7 +14,6 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from jobs.driver import Source, _Group, look_every_s, session, tables_of
-from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Phase, Record, begin_generation, list_generations
 from jobs.settings import SparkSettings
@@ -145,7 +144,7 @@ def test_settings_that_another_job_is_at_work_with_stay() -> None:
     store = MemoryStore()
     assert _wanted(open_memory(store), _TYPO) == [1]
     ended = threading.Event()
-    lease = GenerationLease(MemoryRecords(store), 1, BatchGate(), monotonic=lambda: next(ticks))
+    lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: next(ticks))
     ticks = itertools.count(0.0, 10.0)  # each look of the lease is a beat
     thread = threading.Thread(target=lambda: [lease.heartbeat() for _ in iter(lambda: ended.wait(0.01), True)])
     thread.start()

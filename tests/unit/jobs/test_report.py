@@ -7,6 +7,7 @@ import pytest
 from cdc.model.errors import LockstepError
 from jobs.report import (
     BatchGoesOn,
+    KeepsMicroBatches,
     SinkFailed,
     SinkStarted,
     SinkStopped,
@@ -29,6 +30,7 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         SinkFailed("search", 1, LockstepError("the disk is full")),
         SinkStopped("search", 1),
         UnreadableDeadLetters("search", 1, "shop.__dead_letters", 2, 9, "it lacks tag"),
+        KeepsMicroBatches("search", 1, "this is a cluster"),
     ):
         log_report(report)
     messages = [record.getMessage() for record in caplog.records]
@@ -41,7 +43,8 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         "dead letters can't be read and stay as they are sink=search generation=1 topic=shop.__dead_letters records=2 "
         "first_offset=9 reason=it lacks tag: `lockstep rejections list search` shows them"
     )
-    assert len(messages) == 8
+    assert messages[8] == "sink keeps micro-batches sink=search generation=1 reason=this is a cluster"
+    assert len(messages) == 9
     assert [record.levelname for record in caplog.records] == [
         "INFO",
         "INFO",
@@ -51,4 +54,5 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         "ERROR",
         "INFO",
         "WARNING",
+        "INFO",
     ]

@@ -36,7 +36,10 @@ def test_what_is_no_master_is_refused(master: str) -> None:
 
 
 def test_tasks_of_a_cluster_cant_talk_to_the_driver() -> None:
-    assert SparkSettings(trigger="continuous").trigger == "continuous"
+    assert SparkSettings().has_long_batches
+    assert SparkSettings(trigger="continuous").has_long_batches
+    assert not SparkSettings(trigger="micro-batch").has_long_batches
+    assert not SparkSettings(master="yarn").has_long_batches
     with pytest.raises(ValidationError, match="needs a local master"):
         SparkSettings(trigger="continuous", master="yarn")
 

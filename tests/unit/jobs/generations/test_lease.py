@@ -1,14 +1,16 @@
 """A job shows that it runs, and pauses when somebody asks for it, with a destination in memory."""
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import Fenced, Unavailable
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, PAUSE_MAX_S, GenerationLease, is_running, wait_for_pause
-from sinks.memory import MemoryRecords, open_memory
+from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.generations import Time, lease_of, prepared_store
 
 
@@ -135,7 +137,8 @@ def test_a_job_that_was_killed_is_waited_for_no_longer_than_it_takes_to_see_that
 def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     opened = open_memory(store, 1)
-    lease = GenerationLease(opened.records, 1, gate, monotonic=lambda: now.now)
+    lease = GenerationLease(opened, 1, monotonic=lambda: now.now)
+    lease.guard(gate)
     opened.records.save("g1.pause_request", "mine")
     lease.heartbeat()
 
@@ -147,3 +150,185 @@ def test_a_job_whose_destination_does_not_answer_goes_on_after_its_time() -> Non
     with suppress(Unavailable):
         lease.heartbeat()
     assert _may_enter(gate)
+
+
+class _Job:
+    """A job of a destination that can't fence, on a machine with clocks of its own. ``record`` is what it writes."""
+
+    def __init__(self, store: MemoryStore, *, now_ms: int = 0, records: MemoryRecords | None = None) -> None:
+        self.time = Time()
+        opened = open_memory(store, 1)
+        self.lease = GenerationLease(
+            replace(opened, records=records or opened.records),
+            1,
+            monotonic=lambda: self.time.now,
+            now_ms=lambda: now_ms,
+        )
+        self.lease.claim(lambda: 0)
+
+    def beats(self) -> bool:
+        """Whether it goes on at its next heartbeat."""
+        self.time.now += HEARTBEAT_S
+        return _passes(self.lease.heartbeat)
+
+
+def _passes(call: Callable[[], None]) -> bool:
+    try:
+        call()
+    except Fenced:
+        return False
+    return True
+
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize("ahead_ms", [0, HOUR_MS, -HOUR_MS])
+def test_the_older_of_two_jobs_ends_whatever_their_clocks_say(ahead_ms: int) -> None:
+    store = prepared_store(1)
+    older = _Job(store, now_ms=10 * HOUR_MS + ahead_ms)
+    assert older.beats()
+    newer = _Job(store, now_ms=10 * HOUR_MS)
+    assert not older.beats()
+    with pytest.raises(Fenced, match="another job has begun to apply to generation 1"):
+        older.lease.check()
+    assert newer.beats()
+    older.lease.end()
+    assert newer.beats()
+    # The newer one leaves no way back to the older one when it ends.
+    newer.lease.end()
+    assert not older.beats()
+
+
+def test_a_job_that_hung_looks_before_it_stores_progress() -> None:
+    store = prepared_store(1)
+    older = _Job(store)
+    _Job(store)
+    assert _passes(older.lease.check), "it looks at its next heartbeat"
+    older.time.now += 60
+    assert not _passes(older.lease.check)
+
+
+def test_a_job_that_hangs_while_it_looks_has_not_looked() -> None:
+    store = prepared_store(1)
+    newer: list[_Job] = []
+
+    class Hanging(MemoryRecords):
+        def load(self, name: str) -> str | None:
+            text = super().load(name)
+            if older is not None and not newer and name == "g1.heartbeat":
+                older.time.now += 60
+                newer.append(_Job(store))
+            return text
+
+    older: _Job | None = None
+    older = _Job(store, records=Hanging(store))
+    assert older.beats()
+    assert newer[0].beats()
+    assert not _passes(older.lease.check)
+
+
+@pytest.mark.parametrize("newer_ms", [5, 6])
+def test_of_two_jobs_that_begin_at_once_one_is_left(newer_ms: int) -> None:
+    store = prepared_store(1)
+
+    class Late(MemoryRecords):
+        """Another job claims between this one's look and its claim."""
+
+        def load(self, name: str) -> str | None:
+            text = super().load(name)
+            if not jobs:
+                jobs.append(_Job(store, now_ms=newer_ms))
+            return text
+
+    jobs: list[_Job] = []
+    jobs.append(_Job(store, now_ms=5, records=Late(store)))
+    assert [[job.beats() for job in jobs] for _ in range(3)][-1].count(True) == 1
+
+
+def test_a_claim_that_a_job_which_hung_writes_over_comes_back() -> None:
+    store = prepared_store(1)
+    older = _Job(store)
+    stale = store.records["g1.heartbeat"]
+    newer = _Job(store)
+    store.records["g1.heartbeat"] = stale
+    assert older.beats(), "it can't know yet"
+    assert newer.beats()
+    assert not older.beats()
+    assert newer.beats()
+
+
+def test_a_job_that_begins_after_its_store_was_put_back_is_the_newest() -> None:
+    store = prepared_store(1)
+    first = _Job(store, now_ms=1_000)
+    before = store.records["g1.heartbeat"]
+    older = _Job(store, now_ms=2_000)
+    store.records["g1.heartbeat"] = before
+    newest = _Job(store, now_ms=3_000)
+    assert not older.beats()
+    assert not first.beats()
+    assert newest.beats()
+
+
+def test_a_job_that_is_killed_after_its_claim_keeps_no_later_one_out() -> None:
+    store = prepared_store(1)
+    older = _Job(store)
+    _Job(store)
+    assert not older.beats(), "it may not go on: nobody can tell that the other one is dead"
+    later = _Job(store)
+    assert later.beats()
+
+
+def test_where_the_destination_fences_its_order_counts() -> None:
+    store = prepared_store(1)
+    leases = [GenerationLease(open_memory(store, 1), 1, monotonic=Time().clock().monotonic_s) for _ in range(2)]
+    opened = [open_memory(store, 1) for _ in leases]
+    leases[0].claim(opened[0].sink.claim)
+    before = store.records["g1.heartbeat"]
+    leases[1].claim(opened[1].sink.claim)
+    # Whatever the record says: it may be from before or from after the store was put back.
+    store.records["g1.heartbeat"] = before.replace('"number":1', '"number":9')
+    leases[0]._beat_at = leases[1]._beat_at = None
+    assert _passes(leases[1].heartbeat)
+    assert not _passes(leases[0].heartbeat)
+    # A job that goes on with another query claims again, and stays the newest.
+    assert leases[1].claim(opened[1].sink.claim) == 3
+    leases[1]._beat_at = None
+    assert _passes(leases[1].heartbeat)
+
+
+def test_an_older_job_claims_nothing_again() -> None:
+    store = prepared_store(1)
+    older = _Job(store)
+    _Job(store)
+    claimed: list[int] = []
+    with pytest.raises(Fenced):
+        older.lease.claim(lambda: claimed.append(1) or 1)  # type: ignore[func-returns-value]
+    assert not claimed
+
+
+def test_a_job_of_an_earlier_version_makes_no_claim() -> None:
+    store = prepared_store(1)
+    store.records["g1.heartbeat"] = '{"jobs":{"x":{"beats":1,"paused_for":null}},"at_ms":7}'
+    job = _Job(store)
+    store.records["g1.heartbeat"] = '{"jobs":{"x":{"beats":2,"paused_for":null}},"at_ms":7}'
+    assert job.beats()
+    assert is_running(MemoryRecords(store), 1, Time(lambda: job.beats() and None).clock())
+
+
+def test_the_next_query_of_a_job_that_pauses_pauses_too() -> None:
+    store, now, gate = prepared_store(1), Time(), BatchGate()
+    lease = lease_of(store, BatchGate(), now)
+    MemoryRecords(store).save("g1.pause_request", "mine")
+    lease.heartbeat()
+    lease.guard(gate)
+    assert not _may_enter(gate)
+
+
+def test_a_job_between_two_queries_pauses_at_once() -> None:
+    store, now = prepared_store(1), Time()
+    lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: now.now)
+    MemoryRecords(store).save("g1.pause_request", "mine")
+    now.every = lease.heartbeat
+    lease.heartbeat()
+    assert wait_for_pause(MemoryRecords(store), 1, "mine", now.clock())

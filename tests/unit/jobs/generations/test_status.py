@@ -1,16 +1,22 @@
 """Who only looks is told whether a job applies to a generation, since when not, and why."""
 
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import orjson
+
 from cdc.model.errors import LockstepError
-from jobs.generations.batch_gate import BatchGate
-from jobs.generations.lease import GenerationLease
-from jobs.generations.status import JobState, JobStatus, clear_stop, job_status, save_stop
-from sinks.memory import MemoryRecords, MemoryStore
+from jobs.generations.lease import HEARTBEAT_S, GenerationLease, LastBeat
+from jobs.generations.status import JobState, JobStatus, clear_stop, job_status, job_statuses, save_stop
+from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from tests.generations import Time
 
 MINUTE_MS = 60_000
 
 
 def _lease(records: MemoryRecords, at_ms: int) -> GenerationLease:
-    return GenerationLease(records, 1, BatchGate(), now_ms=lambda: at_ms)
+    return GenerationLease(replace(open_memory(MemoryStore()), records=records), 1, now_ms=lambda: at_ms)
 
 
 def test_before_any_job_nobody_has_begun() -> None:
@@ -38,7 +44,7 @@ def test_a_job_that_was_told_to_stop_is_absent_since_then() -> None:
 def test_a_job_that_was_killed_needs_somebody() -> None:
     records = MemoryRecords(MemoryStore())
     _lease(records, MINUTE_MS).heartbeat()
-    status = job_status(records, 1, now_ms=2 * MINUTE_MS)
+    status = job_status(records, 1, now_ms=2 * MINUTE_MS, clock=Time().clock())
     assert (status.state, status.since_ms, status.needs_somebody) == (JobState.SILENT, MINUTE_MS, True)
     assert "1970-01-01 00:01:00 UTC" in (status.sentence("cache") or "")
 
@@ -72,11 +78,62 @@ def test_another_job_that_runs_beside_counts_more_than_one_that_has_stopped() ->
     assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.RUNNING
 
 
-def test_a_job_of_an_earlier_version_which_tells_no_time_is_not_taken_for_a_dead_one() -> None:
+def test_a_job_whose_clock_is_another_one_runs_as_long_as_its_heartbeat_moves() -> None:
+    for at_ms in (MINUTE_MS, 3 * MINUTE_MS, None):  # an earlier version tells no time
+        records = MemoryRecords(MemoryStore())
+        beats = itertools.count(1)
+
+        def beat(records: MemoryRecords = records, at_ms: int | None = at_ms, beats: Iterator[int] = beats) -> None:
+            record = {"jobs": {"x": {"beats": next(beats), "paused_for": None}}, "at_ms": at_ms}
+            records.save("g1.heartbeat", orjson.dumps(record).decode())
+
+        beat()
+        status = job_status(records, 1, now_ms=2 * MINUTE_MS, clock=Time(beat).clock())
+        assert status == JobStatus(JobState.RUNNING)
+        status = job_status(records, 1, now_ms=2 * MINUTE_MS, clock=Time().clock())
+        assert status == JobStatus(JobState.SILENT, at_ms)
+
+
+def test_the_error_of_a_second_job_is_not_kept_while_the_first_one_goes_on() -> None:
     records = MemoryRecords(MemoryStore())
-    records.save("g1.heartbeat", '{"jobs":{"x":{"beats":1,"paused_for":null}}}')
-    assert job_status(records, 1, now_ms=MINUTE_MS) == JobStatus(JobState.RUNNING)
-    records.save("g1.heartbeat", '{"jobs":{}}')  # it was told to stop
+    now = Time()
+    lease = GenerationLease(
+        replace(open_memory(MemoryStore()), records=records), 1, monotonic=lambda: now.now, now_ms=lambda: MINUTE_MS
+    )
+    lease.heartbeat()
+    now.every = lease.heartbeat
+    save_stop(records, 1, LockstepError("mine"), now_ms=MINUTE_MS, clock=now.clock())
+    lease.end()
+    assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.ABSENT
+    # One that was killed doesn't count.
+    lease.heartbeat()
+    now.every = lambda: None
+    save_stop(records, 1, LockstepError("mine"), now_ms=MINUTE_MS, clock=now.clock())
+    assert job_status(records, 1, now_ms=2 * MINUTE_MS, clock=now.clock()).state is JobState.STOPPED
+
+
+def test_a_job_of_an_earlier_version_that_was_told_to_stop_is_absent() -> None:
+    records = MemoryRecords(MemoryStore())
+    records.save("g1.heartbeat", '{"jobs":{}}')
     status = job_status(records, 1, now_ms=MINUTE_MS)
     assert status == JobStatus(JobState.ABSENT)
     assert "1970" not in (status.sentence("cache") or "")
+
+
+def test_many_jobs_that_ended_without_a_word_are_waited_for_once() -> None:
+    records = MemoryRecords(MemoryStore())
+    for number in (1, 2, 3):
+        records.save(f"g{number}.heartbeat", '{"jobs":{"x":{"beats":1,"paused_for":null}},"at_ms":0}')
+    now, still = Time(), dict[int, LastBeat]()
+    took = []
+    for _ in range(2):
+        began = now.now
+        found = job_statuses(records, [1, 2, 3, 4], now_ms=MINUTE_MS, still=still, clock=now.clock())
+        took.append(now.now - began)
+    assert [status.state for status in found.values()] == [JobState.SILENT] * 3 + [JobState.ABSENT]
+    assert took[0] < 4 * HEARTBEAT_S
+    assert took[1] == 0
+    # A sign of life counts at once, also of one that was silent.
+    records.save("g2.heartbeat", f'{{"jobs":{{"x":{{"beats":2,"paused_for":null}}}},"at_ms":{MINUTE_MS}}}')
+    found = job_statuses(records, [1, 2], now_ms=MINUTE_MS, still=still, clock=now.clock())
+    assert [status.state for status in found.values()] == [JobState.SILENT, JobState.RUNNING]

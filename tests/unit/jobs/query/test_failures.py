@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import LockstepError, Overtaken, PositionMismatch, Unavailable
 from jobs.query.failures import spark_error
 
 
@@ -16,8 +16,8 @@ from jobs.query.failures import spark_error
             Unavailable,
         ),
         ("Job aborted due to stage failure\nCaused by: java.io.IOException: Broken pipe", Unavailable),
-        ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", Fenced),
-        ("Multiple streaming queries are concurrently using file:/checkpoints/offsets.", Fenced),
+        ("[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log", Overtaken),
+        ("Multiple streaming queries are concurrently using file:/checkpoints/offsets.", Overtaken),
         ("[INTERNAL_ERROR] something else\n at org.apache.spark.Whatever", LockstepError),
         ("", LockstepError),
     ],

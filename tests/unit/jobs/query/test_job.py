@@ -1,13 +1,16 @@
 """jobs.query.job"""
 
+import itertools
 import threading
 from dataclasses import replace
 from typing import Any, cast
 
+import orjson
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.model.errors import Fenced, LockstepError, Overtaken, Unavailable
 from cdc.protocol.control_records import SchemaRecord
+from jobs.generations.lease import GenerationLease
 from jobs.query.job import SinkJob, _as_of_start, _keeper
 from jobs.query.log_facts import LogFacts
 from jobs.query.resume_check import TopicFacts
@@ -87,6 +90,35 @@ def test_what_has_nothing_to_do_with_shapes_is_final_at_once(looks: list[bool | 
         _Job(Fenced("another job has become the writer")).run()
 
 
+def test_a_job_that_another_one_has_overtaken_begins_again_unless_it_is_the_older_one(
+    looks: list[bool | Unavailable],
+) -> None:
+    newer = _Job(Overtaken("the checkpoint has been written to"))
+    newer.run()
+    assert newer.queries == 2
+    older = _Job(Overtaken("the checkpoint has been written to"))
+    store = MemoryStore()
+    older._lease = GenerationLease(open_memory(store), 1, monotonic=itertools.count(0.0, 10.0).__next__)
+    older._lease.claim(lambda: 0)
+    GenerationLease(open_memory(store), 1).claim(lambda: 0)
+    with pytest.raises(Fenced, match="another job has begun"):
+        older.run()
+    assert older.queries == 1
+
+
+def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Unavailable]) -> None:
+    job = _Job(Unavailable("the brokers don't answer", retry_after_s=0.2))
+    store = MemoryStore()
+    job._lease = GenerationLease(open_memory(store), 1, monotonic=itertools.count(0.0, 10.0).__next__)
+    beats: list[Any] = []
+    heartbeat = job._lease.heartbeat
+    job._lease.heartbeat = lambda: (heartbeat(), beats.append(orjson.loads(store.records["g1.heartbeat"])["jobs"]))  # type: ignore[method-assign,assign,func-returns-value]
+    job.run()
+    assert beats
+    assert all(beats)
+    assert not orjson.loads(store.records["g1.heartbeat"])["jobs"]
+
+
 def test_a_watermark_that_does_not_cover_a_table_that_joined_counts_for_nothing() -> None:
     """A sink's watermark says that all of its tables are applied up to there."""
     stored = Progress({("p.public.a", 0): 5}, 100, 7, 0, {})
@@ -98,7 +130,7 @@ def test_a_watermark_that_does_not_cover_a_table_that_joined_counts_for_nothing(
         opened.sink.claim()
         facts = {topic: TopicFacts("id", 1, 10**12) for topic in topics}
         log = LogFacts({}, [], facts, {topic: table().name for topic in topics})
-        keeper = _keeper(plan, opened, log, stored, StartPosition())
+        keeper = _keeper(plan, opened, log, stored, StartPosition(), check_claim=lambda: None)
         return keeper.batch_applied({("p.public.a", 0): 5}, rejected=0).watermark_lsn
 
     assert watermark("p.public.a") == 100
@@ -133,7 +165,8 @@ def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> Non
         log = LogFacts(
             {}, [], {topic: TopicFacts("id", 1, 10**15) for topic in topics}, dict.fromkeys(topics, table().name)
         )
-        return _keeper(plan, opened, log, before, StartPosition()).batch_applied({("p.public.a", 0): 6}, rejected=0)
+        keeper = _keeper(plan, opened, log, before, StartPosition(), check_claim=lambda: None)
+        return keeper.batch_applied({("p.public.a", 0): 6}, rejected=0)
 
     without = after(stored, "p.public.a")
     assert (without.left_at_ms, without.watermark_lsn) == ({"p.public.b": 1_000}, 100)

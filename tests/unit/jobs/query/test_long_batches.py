@@ -1,13 +1,18 @@
 """The line between a driver and the task of a long batch, with the task's end in this process."""
 
+import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jobs.executor.long_batch import DriverLine, Told, is_applied
+import pytest
+
+from jobs.executor.long_batch import END, GO_ON, SILENT_S, DriverLine, Told, is_applied
 from jobs.generations.batch_gate import BatchGate
 from jobs.query.long_batches import LongBatches, TaskSlots
+from tests.databases import until
 
 P0, P1 = ("t", 0), ("t", 1)
 
@@ -99,6 +104,36 @@ def test_without_a_driver_every_batch_is_over() -> None:
         assert late.is_over()
         late.tell(Told(rows=1))
     assert not Path(driver.path).parent.exists()
+
+
+def test_a_batch_whose_driver_hangs_is_over() -> None:
+    now = 0.0
+    with socket.socket(socket.AF_UNIX) as listener, tempfile.TemporaryDirectory() as directory:
+        listener.bind(f"{directory}/s")
+        listener.listen()
+        with DriverLine(f"{directory}/s", monotonic=lambda: now) as line:
+            driver, _ = listener.accept()
+            now += SILENT_S
+            driver.sendall(GO_ON)
+            assert not line.is_over()
+            now += SILENT_S
+            assert not line.is_over()
+            now += 1
+            assert line.is_over()
+            # What was said comes late.
+            driver.sendall(GO_ON + END + GO_ON)
+            assert line.is_over()
+            driver.sendall(GO_ON)
+            assert line.is_over()
+            driver.close()
+
+
+def test_a_driver_that_has_nothing_to_say_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.query.long_batches.GO_ON_S", 0.0)
+    now = 0.0
+    with listening() as driver, DriverLine(driver.path, monotonic=lambda: now) as line:
+        now += SILENT_S + 1
+        until(lambda: not line.is_over())
 
 
 def test_a_slot_is_left_for_others() -> None:

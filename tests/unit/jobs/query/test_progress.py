@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cdc.model.errors import PositionMismatch
+from cdc.model.errors import Fenced, PositionMismatch
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from jobs.query.watermark import Watermark
@@ -15,7 +15,7 @@ from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 
 TOPIC = "shop.public.orders"
-KEPT: Any = {"sink": "search", "retention_ms": {TOPIC: 3_600_000}}
+KEPT: Any = {"sink": "search", "check_claim": lambda: None, "retention_ms": {TOPIC: 3_600_000}}
 
 
 class Clock:
@@ -249,3 +249,23 @@ def test_what_a_start_position_left_out_keeps_no_sink_behind() -> None:
     kept.batch_applied({(TOPIC, 0): 12}, rejected=0)
     assert not kept.is_behind
     assert not kept.lacks({(TOPIC, 0): 12})
+
+
+def test_a_job_in_whose_place_another_one_applies_stores_nothing() -> None:
+    def check_claim() -> None:
+        raise Fenced("another job has begun to apply")
+
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    kept = ProgressKeeper(
+        opened.generations,
+        Watermark([TOPIC]),
+        stored=None,
+        topic_ids={TOPIC: "id"},
+        now_ms=Clock(),
+        **{**KEPT, "check_claim": check_claim},
+    )
+    with pytest.raises(Fenced):
+        kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+    assert opened.generations.load_progress() is None

@@ -1,9 +1,12 @@
 """What a sink's job is about."""
 
+from typing import Any, cast
+
 import pytest
 
 from cdc.model.table import TableName
-from jobs.query.sink_plan import may_go_on
+from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_micro_batches, why_no_long_batches
+from jobs.settings import SparkSettings
 from sinks.delta.settings import DeltaSettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
@@ -28,4 +31,26 @@ ADDRESS = "postgresql+psycopg://nowhere/w"
 def test_a_task_goes_on_where_it_reads_the_log_itself_and_few_rows_are_cheap(
     settings: SinkSettings, expected: bool
 ) -> None:
-    assert may_go_on(settings, TABLES) is expected
+    assert (why_no_long_batches(settings, TABLES) is None) is expected
+
+
+def _why(partitions: int = 6, *, deletes: bool = False, once: bool = False, **spark: str) -> str | None:
+    nothing = cast("Any", None)
+    settings = SparkSettings.model_validate(spark)
+    plan = SinkPlan("s", RedisSettings(url="redis://nowhere"), 1, "p", nothing, TABLES, settings, once=once)
+    return why_micro_batches(plan, partitions=partitions, deletes=deletes)
+
+
+def test_batches_go_on_by_default_where_that_costs_less() -> None:
+    assert _why() is None
+    assert _why(PARTITIONS_MAX) is None
+    assert "partitions" in (_why(PARTITIONS_MAX + 1) or "")
+    assert _why(PARTITIONS_MAX + 1, trigger="continuous") is None
+    assert "cluster" in (_why(master="yarn") or "")
+    assert "by age or size" in (_why(deletes=True) or "")
+    assert "by age or size" in (_why(deletes=True, trigger="continuous") or "")
+
+
+def test_who_asked_for_micro_batches_is_not_told_why_they_are_there() -> None:
+    assert _why(trigger="micro-batch") == ""
+    assert _why(once=True) == ""
