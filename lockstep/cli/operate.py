@@ -39,6 +39,7 @@ def lag(
     from lockstep.config import load
     from lockstep.terminal import out
     from monitor.collector import LagCollector
+    from monitor.settled import settled_report
     from monitor.table import lag_table
 
     loaded = load(config)
@@ -46,7 +47,7 @@ def lag(
         if watch:
             _watch(collector.collect, lag_table, as_json=as_json)
             return
-        report = collector.collect()
+        report = settled_report(collector)
         if as_json:
             print_json(report.to_json())
         else:
