@@ -341,7 +341,11 @@ class SinkQuery:
             self._state.batch_done.set()
         if may_rest:
             self._owes_commit = True
-            self._rest()
+            try:
+                self._rest()
+            except Exception as error:
+                self._state.keep_failure(error)
+                raise _Stopping from None
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> bool:
         """Whether it had so little that there may be no more."""
