@@ -41,7 +41,12 @@ class _Stream:
         """Answer a keepalive that wants an answer; a silent reader is dropped after a minute."""
         if parse_keepalive(frame).reply_requested:
             self.pgconn.put_copy_data(
-                status_update(received=cast("Any", 0), confirmed=cast("Any", 0), unix_time_us=time.time_ns() // 1000)
+                status_update(
+                    received=cast("Any", 0),
+                    confirmed=cast("Any", 0),
+                    applied=cast("Any", 0),
+                    unix_time_us=time.time_ns() // 1000,
+                )
             )
             self.pgconn.flush()
 

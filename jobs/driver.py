@@ -424,7 +424,8 @@ class _Group:
             return False
         if record.pipeline != self._source.pipeline or record.definition == today:
             return False
-        opened = self._open(member.name, member.settings, number)
+        # What it was prepared with says where its rows would be.
+        opened = self._open(member.name, with_definition(member.settings, record.definition), number)
         try:
             if opened.generations.load_progress() is not None or is_running(opened.records, number):
                 return False

@@ -67,7 +67,7 @@ class SinkWaiting:
 
 @dataclass(frozen=True, slots=True)
 class BatchGoesOn:
-    """A batch has been under way for so long: it is a large one, or a server hangs without refusing anything."""
+    """A batch takes longer than its rows do: a server hangs without refusing anything, or is slow."""
 
     sink: str
     generation: int
@@ -186,7 +186,7 @@ def log_report(report: Report) -> None:
             )
         case BatchGoesOn():
             logger.warning(
-                "batch goes on sink=%s generation=%d batch=%d elapsed_s=%.0f: it is large, or the sink's server hangs",
+                "batch goes on sink=%s generation=%d batch=%d elapsed_s=%.0f: the sink's server hangs, or is slow",
                 report.sink,
                 report.generation,
                 report.batch_id,

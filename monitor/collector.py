@@ -24,7 +24,7 @@ from cdc.stream.slot_guard import wal_rate
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
-from monitor.lag import LagReport, SinkFacts, SourceFacts, report
+from monitor.lag import LagReport, SinkFacts, SourceFacts, has_all_of_kafka, report
 from monitor.open_rejections import OpenRejections
 from monitor.question import Question
 from sinks.contract import OpenedSink, Progress
@@ -40,6 +40,9 @@ _ANSWER_TIMEOUT_S = 10.0
 
 _RATE_LOOKS = 60
 """Over how many reports the WAL's rate is measured: about a minute of ``lag --watch``."""
+
+_SILENT_S = 25.0
+"""After so long without a status update, what capture said last counts for nothing: it sends one every ten seconds."""
 
 _NOT_BEGUN = Generation(1, True, None)
 
@@ -72,6 +75,7 @@ class LagCollector:
         self._state: tuple[int | None, CaptureState | None] = None, None
         self._identity: tuple[str | None, str] = None, ""
         self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
+        self._complete_ms: dict[tuple[str, int], int] = {}
 
     def collect(self) -> LagReport:
         """The lag now. Raises Unavailable when the source or Kafka doesn't answer, LockstepError when one refuses."""
@@ -79,13 +83,16 @@ class LagCollector:
             self._look(self._wal_end())  # so that the first report has a rate too
         # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
         answers = self._ask_sinks()
+        complete_lsn = self._complete_lsn()
         published = self._newest_progress()
         epoch = 0 if published is None else published.epoch
-        sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch)]
+        facts_of_sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch)]
         open_rejections = self._open.counts()
         unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
+        source = self._source(published, complete_lsn)
+        sinks = [self._since_when_complete(source, facts) for facts in facts_of_sinks]
         return replace(
-            report(self._source(published), sinks, now_ms=time.time_ns() // 1_000_000),
+            report(source, sinks, now_ms=time.time_ns() // 1_000_000),
             rejected={facts.label: facts.rejected for facts in sinks if facts.name not in unanswered},
             open_rejections={facts.label: open_rejections.get((facts.name, facts.generation), 0) for facts in sinks},
             unreadable_dead_letters=self._open.unreadable,
@@ -153,7 +160,25 @@ class LagCollector:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _source(self, newest: ProgressRecord | None) -> SourceFacts:
+    def _complete_lsn(self) -> Lsn | None:
+        """Up to where everything is in Kafka, as capture says. None where it doesn't run, or gives no sign of life."""
+        row = self._query(
+            "select (select r.replay_lsn::text from pg_replication_slots s"
+            " join pg_stat_replication r on r.pid = s.active_pid"
+            " where s.slot_name = %s and r.reply_time > clock_timestamp() - %s::float8 * interval '1 s')",
+            self._pipeline.slot,
+            str(_SILENT_S),
+        )
+        return parse_lsn(row[0]) if row[0] else None
+
+    def _since_when_complete(self, source: SourceFacts, sink: SinkFacts) -> SinkFacts:
+        """The facts with the time before which everything was applied at the last look that found it so."""
+        at = (sink.name, sink.generation)
+        if has_all_of_kafka(source, sink):
+            self._complete_ms[at] = max(source.complete_ms, self._complete_ms.get(at, 0))
+        return replace(sink, complete_ms=self._complete_ms.get(at, 0))
+
+    def _source(self, newest: ProgressRecord | None, complete_lsn: Lsn | None) -> SourceFacts:
         row = self._query(
             "select pg_current_wal_insert_lsn()::text, s.active, r.write_lsn::text,"
             " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
@@ -175,7 +200,16 @@ class LagCollector:
             safe_wal_size,
             wal_rate(bytes_written=last_end - first_end, seconds=last_s - first_s),
             *self._of_state(newest, is_slot_lost=wal_status in (None, "lost")),
+            complete_lsn=complete_lsn,
+            complete_ms=self._complete_as_of_ms(complete_lsn),
         )
+
+    def _complete_as_of_ms(self, complete_lsn: Lsn | None) -> int:
+        """When the WAL was last seen to end no later than there, in milliseconds since 1970; 0 where it never was."""
+        seen = [at for at, wal_end in self._looks if complete_lsn is not None and wal_end <= complete_lsn]
+        if not seen:
+            return 0
+        return time.time_ns() // 1_000_000 - math.ceil((time.monotonic() - seen[-1]) * 1000)
 
     def _of_state(self, newest: ProgressRecord | None, *, is_slot_lost: bool) -> tuple[Gap | None, tuple[str, ...]]:
         """The newest gap, and how the source isn't the one that was published from.

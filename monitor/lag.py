@@ -17,7 +17,7 @@ class SinkFacts:
 
     ``watermark_lsn`` is 0 before anything is known to be complete. ``records_behind`` counts the records between the
     sink's next offsets and the topics' ends, transaction markers included. ``job`` says whether anybody applies to it,
-    None where the sink couldn't be asked.
+    None where the sink couldn't be asked. What was committed before ``complete_ms`` it had at an earlier look.
     """
 
     name: str
@@ -28,6 +28,7 @@ class SinkFacts:
     records_behind: int | None
     rejected: int
     job: JobStatus | None = None
+    complete_ms: int = 0
 
     @property
     def label(self) -> str:
@@ -43,6 +44,9 @@ class SourceFacts:
     can be written before the slot may be lost, None when the server sets no limit. ``wal_rate`` is in bytes a second,
     as measured between two looks. ``gap`` is the newest one that capture's state knows of. ``elsewhere`` says how this
     isn't the source that was published from, a phrase each.
+
+    ``complete_lsn`` is what a living capture has said: all that commits before it is in Kafka. It was asked for before
+    ``published_lsn``. What was committed before ``complete_ms`` lies before it.
     """
 
     wal_end: int
@@ -56,13 +60,15 @@ class SourceFacts:
     wal_rate: float | None = None
     gap: Gap | None = None
     elsewhere: tuple[str, ...] = ()
+    complete_lsn: int | None = None
+    complete_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One stage. ``bytes_behind`` counts WAL, which other tables fill too; a few bytes are normal on an idle database.
 
-    ``seconds_behind`` is the age of the newest commit that the stage has, 0 when it has all that the WAL holds.
+    ``seconds_behind``: what was committed longer ago than that, the stage has; 0 when it has all that the WAL holds.
     ``sink`` is the generation that the stage is about, None for the stages of capture.
     """
 
@@ -154,22 +160,28 @@ class LagReport:
 
 def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> LagReport:
     """Compare every position with the end of the WAL."""
-    age_s = _age_s(source.published_commit_time_ms, now_ms)
+    age_s = _age_s(source.published_commit_time_ms, source.complete_ms, now_ms)
+    in_kafka = source.published_lsn
+    if in_kafka is not None and source.complete_lsn is not None:
+        in_kafka = max(in_kafka, source.complete_lsn)
     received = source.received_lsn
-    if received is None or (source.published_lsn is not None and source.published_lsn > received):
-        received = source.published_lsn  # what was published was received
+    if received is None or (in_kafka is not None and in_kafka > received):
+        received = in_kafka  # what was published was received
     stages = [
         Stage("WAL end", source.wal_end, 0, 0.0, None),
         _stage("received", received, source.wal_end, age_s, None),
-        _stage("in Kafka", source.published_lsn, source.wal_end, age_s, None),
+        _stage("in Kafka", in_kafka, source.wal_end, age_s, None),
     ]
     for sink in sinks:
         is_known = sink.watermark_lsn > 0
-        sink_age_s = _age_s(sink.commit_time_ms, now_ms) if is_known else None
+        applied, complete_ms = sink.watermark_lsn, sink.complete_ms
+        if has_all_of_kafka(source, sink):
+            applied, complete_ms = max(applied, source.complete_lsn or 0), max(complete_ms, source.complete_ms)
+        sink_age_s = _age_s(sink.commit_time_ms, complete_ms, now_ms) if is_known else None
         stages.append(
             _stage(
                 f"applied: {sink.label}",
-                sink.watermark_lsn if is_known else None,
+                applied if is_known else None,
                 source.wal_end,
                 sink_age_s,
                 sink.records_behind,
@@ -188,6 +200,12 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         minutes_until_full=minutes_until_full(source.safe_wal_bytes, source.wal_rate),
         gap=source.gap,
     )
+
+
+def has_all_of_kafka(source: SourceFacts, sink: SinkFacts) -> bool:
+    """Whether the sink has applied all that was in Kafka when capture was asked. Pure."""
+    published = source.published_lsn
+    return published is not None and 0 < published <= sink.watermark_lsn and sink.records_behind == 0
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:
@@ -217,8 +235,8 @@ def _broken(source: SourceFacts) -> Iterator[str]:
         yield f"the slot is lost, since it held back too much WAL: changes after {published} can't be read any more"
 
 
-def _age_s(commit_time_ms: int | None, now_ms: int) -> float | None:
-    return None if commit_time_ms is None else max(0, now_ms - commit_time_ms) / 1000
+def _age_s(commit_time_ms: int | None, complete_ms: int, now_ms: int) -> float | None:
+    return None if commit_time_ms is None else max(0, now_ms - max(commit_time_ms, complete_ms)) / 1000
 
 
 def _stage(

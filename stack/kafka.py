@@ -40,8 +40,6 @@ SETTINGS = {
     # The default of 128 MB would come out of a small heap.
     "log.cleaner.dedupe.buffer.size": "16777216",
     "log.cleaner.threads": "1",
-    # How long the cleaner sleeps when there is nothing to do; 15 s by default, long enough to look broken in a demo.
-    "log.cleaner.backoff.ms": "1000",
     "num.network.threads": "2",
     "num.io.threads": "4",
 }

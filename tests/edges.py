@@ -81,9 +81,12 @@ class ScriptedStream:
 
     def send(self, frame: bytes) -> None:
         kind, received, flushed, applied, _, _ = struct.unpack("!cQQQqB", frame)
-        assert (kind, flushed) == (b"r", applied)
+        assert kind == b"r"
+        assert flushed <= applied <= received
         self.received.append(received)
         self._journal.append(("confirmed", flushed))
+        if applied > flushed:
+            self._journal.append(("complete", applied))
 
 
 class MemoryPublisher:
@@ -181,6 +184,7 @@ class Capture:
         time: Time | None = None,
         heartbeat_interval_s: float = 1e9,
         inspect: Callable[[CaptureState], CaptureState] = lambda state: state,
+        is_resumed: Callable[[], bool] = lambda: True,
         parts: Mapping[str, Any] = MappingProxyType({}),
         **settings: int,
     ) -> None:
@@ -210,6 +214,7 @@ class Capture:
         self.pause: Pause | None = None
         self._heartbeat_interval_s = heartbeat_interval_s
         self._inspect = inspect
+        self._is_resumed = is_resumed
 
     def run(self, *, stopping: Callable[[], bool] | None = None, until: int | None = None) -> "Capture":
         """Run until the script ends, or ``stopping``, or the loop pauses."""
@@ -223,6 +228,7 @@ class Capture:
             heartbeat=lambda: self.heartbeats.append(self.time.now_s),
             heartbeat_interval_s=self._heartbeat_interval_s,
             inspect=self._inspect,
+            is_resumed=self._is_resumed,
         )
         self.pause = self.loop.run(until=None if until is None else Lsn(until))
         return self

@@ -1,5 +1,6 @@
 """What PostgreSQL is told about our position, and when. Pure: clock and stream come in as arguments."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,28 +23,51 @@ class Clock:
     unix_us: Callable[[], int]
 
 
+_TELL_S = 0.25
+"""How long a status update waits after the last one that only tells of WAL without changes of ours."""
+
+
 class Confirmation:
-    """Sends status updates. ``confirmed`` grows only by ``committed``; keepalives never raise it."""
+    """Sends status updates. ``confirmed`` grows only by ``committed``; keepalives never raise it.
+
+    ``complete`` is what monitoring reads: everything that commits before it is in Kafka, and readers can know so.
+    """
 
     def __init__(self, stream: StatusReceiver, clock: Clock, *, interval_s: float, confirmed: Lsn) -> None:
         self._stream = stream
         self._clock = clock
         self._interval_s = interval_s
         self._due = 0.0
+        self._sent_s = -math.inf
+        self._sent_complete = confirmed
         self.received = confirmed
         self.confirmed = confirmed
+        self.complete = confirmed
 
     def committed(self, resume_lsn: Lsn) -> None:
         """Kafka has committed everything that commits before this position."""
         self.confirmed = max(self.confirmed, resume_lsn)
         self.send_status()
 
+    def nothing_waits(self, sent_to: Lsn) -> None:
+        """The server has sent all that commits before this position, and Kafka has it: tell soon."""
+        self.complete = max(self.complete, sent_to)
+        if self.complete > self._sent_complete and self._clock.monotonic_s() - self._sent_s >= _TELL_S:
+            self.send_status()
+
     def send_status(self) -> None:
         """Send a status update now."""
-        self._due = self._clock.monotonic_s() + self._interval_s
-        self.received = max(self.received, self.confirmed)
+        self._sent_s = self._clock.monotonic_s()
+        self._due = self._sent_s + self._interval_s
+        self.complete = self._sent_complete = max(self.complete, self.confirmed)
+        self.received = max(self.received, self.complete)
         self._stream.send(
-            status_update(received=self.received, confirmed=self.confirmed, unix_time_us=self._clock.unix_us())
+            status_update(
+                received=self.received,
+                confirmed=self.confirmed,
+                applied=self.complete,
+                unix_time_us=self._clock.unix_us(),
+            )
         )
 
     def send_status_if_due(self) -> None:

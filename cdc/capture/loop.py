@@ -70,6 +70,9 @@ class CaptureLoop:
     ``heartbeat_interval_s``, so that an idle database's slot and the watermark go on. At least that often, ``inspect``
     gets the state and returns it with the tables that have to be copied again. Whatever stream and batch raise ends the
     loop.
+
+    When nothing waits for a commit, the server is told up to where everything is in Kafka. Before ``is_resumed``, it
+    isn't known yet that it is the one that was published from.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class CaptureLoop:
         heartbeat: Callable[[], object],
         heartbeat_interval_s: float,
         inspect: Callable[[CaptureState], CaptureState] = lambda state: state,
+        is_resumed: Callable[[], bool] = lambda: True,
         keep_alive: Callable[[], None] | None = None,
     ) -> None:
         """``keep_alive`` is called now and then whatever comes, and sends status updates; by default nothing else."""
@@ -97,6 +101,8 @@ class CaptureLoop:
         self._heartbeat = heartbeat
         self._heartbeat_interval_s = heartbeat_interval_s
         self._inspect = inspect
+        self._is_resumed = is_resumed
+        self._all_sent_to = Lsn(0)
         self._unserved = 0
         self._pings = 0
         self._pinged_s = clock.monotonic_s()
@@ -280,7 +286,10 @@ class CaptureLoop:
         if keepalive.reply_requested:
             self._count_ping()
             self._confirmation.send_status()
-        return until is not None and not self._assembler.in_transaction and keepalive.wal_end >= until
+        if self._assembler.in_transaction:
+            return False
+        self._all_sent_to = max(self._all_sent_to, keepalive.wal_end)
+        return until is not None and keepalive.wal_end >= until
 
     def _count_ping(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -308,6 +317,8 @@ class CaptureLoop:
         if self._clock.monotonic_s() - max(self._batch.committed_s, self._heartbeat_s) > self._heartbeat_interval_s:
             self._heartbeat()
             self._heartbeat_s = self._clock.monotonic_s()
+        if not self._assembler.in_transaction and not self._batch.events and self._is_resumed():
+            self._confirmation.nothing_waits(self._all_sent_to)
         self._keep_alive()
         self._stream.wait(_IDLE_S)
 

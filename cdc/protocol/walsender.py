@@ -49,9 +49,12 @@ def parse_keepalive(frame: bytes) -> Keepalive:
     return Keepalive(Lsn(wal_end), bool(reply))
 
 
-def status_update(*, received: Lsn, confirmed: Lsn, unix_time_us: int) -> bytes:
-    """The standby status update: ``received`` may grow freely; ``confirmed`` lets the server forget older WAL."""
-    return _STATUS.pack(b"r", received, confirmed, confirmed, unix_time_us - POSTGRES_EPOCH_US, 0)
+def status_update(*, received: Lsn, confirmed: Lsn, applied: Lsn, unix_time_us: int) -> bytes:
+    """The standby status update: ``confirmed`` lets the server forget older WAL, and the others may grow freely.
+
+    Everybody can read them in ``pg_stat_replication``, as ``write_lsn``, ``flush_lsn`` and ``replay_lsn``.
+    """
+    return _STATUS.pack(b"r", received, confirmed, applied, unix_time_us - POSTGRES_EPOCH_US, 0)
 
 
 def unix_ms(postgres_time_us: int) -> int:

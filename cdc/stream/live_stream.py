@@ -195,6 +195,7 @@ class StreamOpener:
             heartbeat=lambda: emit_heartbeat(sql),
             heartbeat_interval_s=pipeline.source.heartbeat_interval_s,
             inspect=inspect,
+            is_resumed=lambda: stream.is_resumed,
             keep_alive=self.keep_alive,
         )
         return LiveStream(loop, assembler, tables, watch, shapes, toast, log, unfinished, lambda: stream.is_resumed)

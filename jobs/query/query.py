@@ -320,6 +320,7 @@ class SinkQuery:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
         if not self._gate.enter():
             raise _Stopping
+        self._state.planned_rows = 0
         self._state.under_way = (batch_id, time.monotonic())
         self._owes_commit = may_rest = False
         try:
@@ -335,7 +336,11 @@ class SinkQuery:
             self._state.batch_done.set()
         if may_rest:
             self._owes_commit = True
-            self._rest()
+            try:
+                self._rest()
+            except Exception as error:
+                self._state.keep_failure(error)
+                raise _Stopping from None
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> bool:
         """Whether it had so little that there may be no more."""
@@ -343,7 +348,7 @@ class SinkQuery:
         ends, starts = self._checkpoint.end_offsets(batch_id), self._starts(batch_id)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
         wanted_ranges = ranges(starts, ends)
-        rows_at_most = sum(part.end - (part.start or 0) for part in wanted_ranges)
+        rows_at_most = self._state.planned_rows = sum(part.end - (part.start or 0) for part in wanted_ranges)
         is_small = rows_at_most <= self._plan.spark.small_batch_rows
         # Before any of it is applied: what a recreated topic has isn't what comes next.
         self._topics.check(self._cluster, {part.topic for part in wanted_ranges})

@@ -51,7 +51,14 @@ _SCHEMA_LOOK_S: Final = 1.0
 """How often a running job looks whether a table has got another shape."""
 
 _LONG_BATCH_S: Final = 15.0
-"""A batch that takes longer is reported again and again: a server that hangs says nothing, and neither does a lock."""
+_SLOW_ROWS_PER_S: Final = 2_000
+"""A batch that takes longer, and longer than its rows at this rate, is reported again and again: a server that hangs
+says nothing, and neither does a lock. Nothing comes from a task before its end; a first load is no reason to worry."""
+
+
+def patience_s(rows: int) -> float:
+    """How long a batch of so many rows at most may take before it is reported. Pure."""
+    return _LONG_BATCH_S + rows / _SLOW_ROWS_PER_S
 
 
 class QueryState:
@@ -70,8 +77,18 @@ class QueryState:
         """The first one."""
         self.under_way: tuple[int, float] | None = None
         """The id of the running batch, and since when it runs in seconds of the monotonic clock."""
+        self.planned_rows = 0
+        """How many rows the running batch has at most."""
         self.heard_at = 0.0
         """When the task of a long batch has last been heard of, by the same clock."""
+
+    def is_overdue(self, now_s: float, *, told_at_s: float) -> bool:
+        """Whether the running batch takes longer than its rows do, since its begin or since it was heard or told of."""
+        if self.under_way is None:
+            return False
+        if now_s - self.under_way[1] < patience_s(self.planned_rows):
+            return False
+        return now_s - max(self.heard_at, told_at_s) >= _LONG_BATCH_S
 
     def keep_failure(self, error: Exception) -> None:
         self.failure = self.failure or error
@@ -186,7 +203,7 @@ def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> 
     told_at = 0.0
     while not state.ended.wait(TICK_S):
         under_way, now = state.under_way, time.monotonic()
-        if under_way is not None and now - max(under_way[1], state.heard_at, told_at) >= _LONG_BATCH_S:
+        if under_way is not None and state.is_overdue(now, told_at_s=told_at):
             told_at = now
             report(BatchGoesOn(plan.name, plan.generation, under_way[0], elapsed_s=now - under_way[1]))
 

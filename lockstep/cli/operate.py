@@ -39,6 +39,7 @@ def lag(
     from lockstep.config import load
     from lockstep.terminal import out
     from monitor.collector import LagCollector
+    from monitor.settled import settled_report
     from monitor.table import lag_table
 
     loaded = load(config)
@@ -46,7 +47,7 @@ def lag(
         if watch:
             _watch(collector.collect, lag_table, as_json=as_json)
             return
-        report = collector.collect()
+        report = settled_report(collector)
         if as_json:
             print_json(report.to_json())
         else:
@@ -115,10 +116,11 @@ def wait(
     with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
         try:
             is_applied = wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=sinks, sleep=time.sleep)
+            jobs = {} if is_applied else collector.collect().idle
         except Unavailable as error:
             raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
         if not is_applied:
-            idle = [job.sentence(label) for label, job in collector.collect().idle.items() if label in sinks]
+            idle = [job.sentence(label) for label, job in jobs.items() if label in sinks]
             raise LockstepError(
                 "\n".join([late, *filter(None, idle)]), hint="`lockstep lag` shows how far each sink is"
             )

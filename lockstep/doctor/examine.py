@@ -7,6 +7,7 @@ from functools import partial
 import psycopg
 
 from cdc.model.errors import LockstepError
+from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.ddl_messages import are_sent
 from cdc.postgres.preflight import check_source
@@ -37,7 +38,12 @@ def examine(config: Config) -> list[Finding]:
         # It was there once: that capture creates it holds before its first start only.
         source = [finding for finding in source if finding.subject != publication]
     findings = [*source, *kafka, *position]
-    shapes = source_shapes(config) if config.sinks and _was_reached("source", source) else {}
+    shapes: dict[TableName, Table] = {}
+    if config.sinks and _was_reached("source", source):
+        try:
+            shapes = source_shapes(config)
+        except (LockstepError, psycopg.Error) as raised:
+            findings.append(_unanswered("source", raised))
     for name in config.sinks:
         findings += _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes), config)
     findings += append_only_findings(config)
@@ -63,16 +69,23 @@ def _guarded(subject: str, check: Callable[[Config], list[Finding]], config: Con
     try:
         return check(config)
     except (LockstepError, psycopg.Error) as raised:
-        error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
-        hint = (error.hint if error is raised else None) or _way_to(subject)
-        return [Finding(Severity.ERROR, subject, error.message, "nothing works without it", hint)]
+        return [_unanswered(subject, raised)]
+
+
+def _unanswered(subject: str, raised: LockstepError | psycopg.Error) -> Finding:
+    error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
+    hint = (error.hint if error is raised else None) or _way_to(subject)
+    return Finding(Severity.ERROR, subject, error.message, "nothing works without it", hint)
 
 
 def _way_to(subject: str) -> str:
     """What to look at where a server doesn't answer and says no more."""
     if subject.startswith("sink "):
         return f"check the address in [sinks.{subject.removeprefix('sink ')}], and that its server runs"
-    return "check kafka.bootstrap_servers, and that the brokers run" if subject == "Kafka" else ""
+    return {
+        "source": "check source.dsn, and that its server runs",
+        "Kafka": "check kafka.bootstrap_servers, and that the brokers run",
+    }.get(subject, "")
 
 
 def _source(config: Config) -> list[Finding]:

@@ -100,7 +100,7 @@ def test_what_is_confirmed_moves_the_slot(published_table: Database) -> None:
     end = of_type(published_table.stream(name, point), Commit)[0].end_lsn
     with ReplicationConnection(published_table.source()) as connection:
         connection.start(name, publication=PUBLICATION, at=point)
-        connection.send(status_update(received=end, confirmed=end, unix_time_us=0))
+        connection.send(status_update(received=end, confirmed=end, applied=end, unix_time_us=0))
         until(lambda: find_slot(published_table.connection, name).confirmed == end)  # type: ignore[union-attr]
 
 

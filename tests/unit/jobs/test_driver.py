@@ -74,8 +74,17 @@ def _wanted(opened: OpenedSink, settings: RedisSettings | None = None) -> list[i
     return list(_wanted_settings(opened, settings))
 
 
-def _wanted_settings(opened: OpenedSink, settings: RedisSettings | None = None) -> Mapping[int, SinkSettings]:
-    """The same, each with the settings that its job would have."""
+def _wanted_settings(
+    opened: OpenedSink,
+    settings: RedisSettings | None = None,
+    opened_with: Callable[[SinkSettings, int], object] = lambda *_: None,
+) -> Mapping[int, SinkSettings]:
+    """The same, each with the settings that its job would have. ``opened_with`` is told how the sink is opened."""
+
+    def open_sink(_: str, settings: SinkSettings, generation: int) -> OpenedSink:
+        opened_with(settings, generation)
+        return opened
+
     source = Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings())
     group = _Group(
         source,
@@ -84,7 +93,7 @@ def _wanted_settings(opened: OpenedSink, settings: RedisSettings | None = None) 
         once=False,
         stop=threading.Event(),
         report=lambda _: None,
-        open_sink=lambda *_: opened,
+        open_sink=open_sink,
     )
     return group._wanted(group._members[0])
 
@@ -128,6 +137,15 @@ def test_settings_that_nothing_was_applied_with_are_forgotten(is_prepared: bool)
     assert list(wanted.values()) == [_MENDED]
     assert [generation.number for generation in list_generations(open_memory(store))] == list(wanted)
     assert _wanted(open_memory(store), _MENDED) == list(wanted)
+
+
+def test_what_was_prepared_with_other_settings_is_removed_with_these() -> None:
+    """A key's layout is among them: with today's, its keys would be looked for elsewhere."""
+    store = MemoryStore()
+    assert _wanted(open_memory(store), _TYPO) == [1]
+    seen: list[tuple[SinkSettings, int]] = []
+    _wanted_settings(open_memory(store, 1), _MENDED, lambda *how: seen.append(how))
+    assert seen == [(_MENDED, 1), (_TYPO, 1)]
 
 
 def test_settings_that_something_was_applied_with_stay() -> None:

@@ -104,3 +104,37 @@ def test_the_time_until_the_slot_is_lost_is_measured_by_the_wals_rate() -> None:
     lag = report(_source(safe_wal_bytes=600_000, wal_rate=1000.0), [], now_ms=NOW_MS)
     assert (lag.to_json()["minutes_until_full"], lag.to_json()["wal_bytes_per_s"]) == (10.0, 1000.0)
     assert report(_source(wal_rate=1000.0), [], now_ms=NOW_MS).minutes_until_full is None
+
+
+def test_wal_that_has_nothing_for_us_puts_nobody_behind() -> None:
+    """Capture has said that everything before the WAL's end is in Kafka, and the sink has all of Kafka."""
+    idle = _source(complete_lsn=1000)
+    has_all = _sink(watermark_lsn=800, records_behind=0)
+    stages = report(idle, [has_all], now_ms=NOW_MS).stages
+    assert [(stage.bytes_behind, stage.seconds_behind) for stage in stages] == [(0, 0.0)] * 4
+    assert stages[3].lsn == 1000, "everything that committed up to there is applied"
+
+
+def test_a_sink_that_lacks_something_of_kafka_is_behind_on_an_idle_source_too() -> None:
+    idle = _source(complete_lsn=1000)
+    for lacks in ({"watermark_lsn": 600, "records_behind": 0}, {"watermark_lsn": 800, "records_behind": 1}):
+        (*_, stage) = report(idle, [_sink(**lacks)], now_ms=NOW_MS).stages
+        assert (stage.lsn, stage.seconds_behind) == (lacks["watermark_lsn"], 5.0)
+    (*_, unknown) = report(idle, [_sink(watermark_lsn=800, records_behind=None)], now_ms=NOW_MS).stages
+    assert (unknown.lsn, unknown.seconds_behind) == (800, 5.0)
+
+
+def test_what_a_stage_lacks_is_no_older_than_the_look_that_found_it_complete() -> None:
+    source = _source(complete_lsn=900, complete_ms=NOW_MS - 300)
+    late = _sink(complete_ms=NOW_MS - 1300)
+    _, received, in_kafka, applied = report(source, [late], now_ms=NOW_MS).stages
+    assert (received.seconds_behind, in_kafka.seconds_behind, applied.seconds_behind) == (0.3, 0.3, 1.3)
+    assert in_kafka.lsn == 900
+    (*_, applied) = report(source, [_sink(watermark_lsn=800, records_behind=0)], now_ms=NOW_MS).stages
+    assert (applied.lsn, applied.seconds_behind) == (900, 0.3)
+
+
+def test_what_capture_said_before_it_was_published_to_anybody_says_nothing_of_a_sink() -> None:
+    none_published = _source(published_lsn=None, published_commit_time_ms=None, complete_lsn=1000)
+    _, _, in_kafka, applied = report(none_published, [_sink(records_behind=0)], now_ms=NOW_MS).stages
+    assert (in_kafka.lsn, applied.lsn) == (None, 600)

@@ -78,3 +78,20 @@ def test_a_keep_alive_sends_what_is_due_to_every_stream(sent: Sent) -> None:
     sent.time.pass_by(INTERVAL_S)
     keep_alive()
     assert (sent.confirmed(), other.confirmed()) == ([BEGIN, BEGIN], [BEGIN])
+
+
+def test_that_nothing_waits_is_told_soon_and_confirms_nothing(sent: Sent) -> None:
+    sent.confirmation.send_status()
+    sent.confirmation.nothing_waits(Lsn(BEGIN + 8))
+    assert sent.journal.of("complete") == [], "something was told just now"
+    for _ in range(2):
+        sent.time.pass_by(0.25)
+        sent.confirmation.nothing_waits(Lsn(BEGIN + 8))
+    assert sent.journal.of("complete") == [BEGIN + 8], "once for each position"
+    assert (sent.confirmed(), sent.stream.received) == ([BEGIN, BEGIN], [BEGIN, BEGIN + 8])
+
+
+def test_what_is_complete_never_goes_back(sent: Sent) -> None:
+    sent.confirmation.nothing_waits(Lsn(BEGIN + 64))
+    sent.confirmation.committed(Lsn(BEGIN + 8))
+    assert sent.journal.of("complete") == [BEGIN + 64, BEGIN + 64]

@@ -113,6 +113,31 @@ def test_what_is_confirmed_ends_where_the_last_transaction_commits() -> None:
     assert sorted(set(journal.of("confirmed"))) == [FIRST, FIRST + 0x1000]
 
 
+def test_an_idle_capture_tells_up_to_where_everything_is_in_kafka() -> None:
+    wal_end = SECOND_END + 0x8000
+    capture = Capture(frames(rows(2)), [keepalive_frame(wal_end)], *IDLE_FOR_25_S[:10]).run()
+    assert capture.journal.of("complete")[-1] == wal_end
+    assert capture.journal.of("confirmed")[-1] == FIRST, "PostgreSQL still has what the next start compares"
+    told = capture.journal.of("complete")
+    assert told.count(wal_end) <= 2, "once, and when it stops"
+
+
+def test_what_waits_for_its_commit_is_not_told_to_be_in_kafka() -> None:
+    """A keepalive that comes before the commit of what came before it."""
+    sent = frames(rows(2))
+    wal_end = FIRST_END + 0x8000
+    capture = Capture([*sent[:3], keepalive_frame(wal_end)], [*sent[3:], keepalive_frame(wal_end)], []).run()
+    for index, (what, lsn) in enumerate(capture.journal):
+        assert what != "complete" or lsn <= FIRST or ("committed", FIRST_END) in capture.journal[:index]
+    assert capture.journal.of("complete")[-1] == wal_end
+
+
+def test_nothing_is_told_of_a_source_that_may_be_another_one() -> None:
+    wal_end = FIRST + 0x8000
+    capture = Capture([keepalive_frame(wal_end)], *IDLE_FOR_25_S[:10], is_resumed=lambda: False).run()
+    assert wal_end not in capture.journal.of("complete")
+
+
 def test_what_was_committed_is_confirmed_at_once() -> None:
     journal = Capture(frames(rows(2))).run().journal
     assert journal[journal.index(("committed", FIRST_END)) + 1] == ("confirmed", FIRST)

@@ -50,9 +50,11 @@ def test_a_keepalive_with_a_byte_added_is_malformed() -> None:
         parse_keepalive(keepalive_frame(0x30) + b"\0")
 
 
-def test_a_status_update_confirms_as_written_flushed_and_applied_in_that_order() -> None:
-    frame = status_update(received=Lsn(0x40), confirmed=Lsn(0x30), unix_time_us=POSTGRES_EPOCH_US + 7)
-    assert struct.unpack("!cQQQqB", frame) == (b"r", 0x40, 0x30, 0x30, 7, 0)
+def test_a_status_update_has_what_was_received_confirmed_and_applied_in_that_order() -> None:
+    frame = status_update(
+        received=Lsn(0x40), confirmed=Lsn(0x30), applied=Lsn(0x38), unix_time_us=POSTGRES_EPOCH_US + 7
+    )
+    assert struct.unpack("!cQQQqB", frame) == (b"r", 0x40, 0x30, 0x38, 7, 0)
 
 
 def test_times_count_from_the_year_2000() -> None:

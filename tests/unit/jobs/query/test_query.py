@@ -1,6 +1,12 @@
 """What a query decides by itself."""
 
-from jobs.query.query import told_topics
+from typing import Any, cast
+
+import pytest
+
+from jobs.generations.batch_gate import BatchGate
+from jobs.query.query import SinkQuery, told_topics
+from jobs.query.threads import QueryState
 
 FEW = [f"t{number}" for number in range(64)]
 MANY = [f"t{number}" for number in range(2_000)]
@@ -22,3 +28,22 @@ def test_what_was_told_does_not_grow_without_end() -> None:
 
 def test_a_batch_with_many_topics_has_all_of_them() -> None:
     assert told_topics(MANY, frozenset(FEW), MANY) == frozenset(MANY)
+
+
+def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_makes_of_it() -> None:
+    """Spark has nothing but the text of what a batch raises."""
+
+    class Resting(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._gate = QueryState(), BatchGate()
+
+        def _run_batch(self, *_: object) -> bool:
+            return True
+
+        def _rest(self, *, look_now: bool = False) -> None:
+            raise RuntimeError("a bug")
+
+    query = Resting()
+    with pytest.raises(Exception, match=r"^$"):
+        query._batch(cast("Any", None), 1)
+    assert str(query._state.failure) == "a bug"

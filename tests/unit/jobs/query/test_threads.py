@@ -9,7 +9,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.threads import EarlyEnd, QueryState, ended_early, store_told
+from jobs.query.threads import EarlyEnd, QueryState, ended_early, patience_s, store_told
 from jobs.query.topic_watch import TopicWatch
 from tests.databases import until
 
@@ -90,3 +90,23 @@ def test_a_destination_that_does_not_answer_gets_it_the_next_time() -> None:
     assert store_told(state, _raising(Unavailable("it restarts"))) is None
     assert state.failure is None
     assert not state.ended.is_set()
+
+
+def test_a_batch_is_overdue_when_it_takes_longer_than_its_rows_do() -> None:
+    state = QueryState()
+    assert not state.is_overdue(1000, told_at_s=0), "none runs"
+    state.under_way, state.planned_rows = (7, 100.0), 3
+    assert not state.is_overdue(114, told_at_s=0)
+    assert state.is_overdue(116, told_at_s=0)
+    state.planned_rows = 200_000
+    assert not state.is_overdue(200, told_at_s=0), "as a first load has them"
+    assert state.is_overdue(100 + patience_s(200_000), told_at_s=0), "a server may hang under these as well"
+
+
+def test_an_overdue_batch_is_told_again_and_again_while_nothing_is_heard() -> None:
+    state = QueryState()
+    state.under_way = (7, 100.0)
+    assert not state.is_overdue(130, told_at_s=120)
+    assert state.is_overdue(135, told_at_s=120)
+    state.heard_at = 125.0  # of the task of a long batch
+    assert not state.is_overdue(135, told_at_s=120)

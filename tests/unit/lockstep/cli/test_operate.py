@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from cdc.model.errors import Unavailable
+from cdc.model.lsn import Lsn
 from lockstep.cli.main import exit_code
 from lockstep.console import say
 from monitor.lag import LagReport, SourceFacts, report
@@ -199,6 +201,17 @@ def test_a_watched_lag_is_shown_every_time_in_a_pipe_and_outlives_a_server(
     printed = capsys.readouterr()
     assert printed.out.count(shown) == 2
     assert printed.err == "Kafka doesn't answer [/x]\n"
+
+
+def test_a_server_that_is_gone_when_the_wait_is_over_does_not_hide_that_it_was_in_vain(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waited in vain asks once more, for what is wrong with the jobs."""
+    monkeypatch.setattr("cdc.postgres.connection.connect", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("cdc.postgres.slot.emit_heartbeat", lambda _: Lsn(200))
+    monkeypatch.setattr("monitor.collector.LagCollector", Collecting)
+    assert exit_code(["wait", "--config", config, "--timeout", "0"]) == 1
+    assert capsys.readouterr().err.startswith("error: not everything up to 0/C8 was applied in 0 s: Kafka doesn't")
 
 
 def test_an_event_is_in_the_pipe_before_the_next_is_waited_for(config: str, monkeypatch: pytest.MonkeyPatch) -> None:

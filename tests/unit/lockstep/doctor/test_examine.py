@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cdc.model.errors import Unavailable
-from cdc.postgres.preflight.finding import Severity
+from cdc.postgres.preflight.finding import Finding, Severity
 from lockstep.config import load
 from lockstep.doctor.examine import examine
 
@@ -35,3 +35,23 @@ def test_every_part_that_does_not_answer_has_a_way_out(tmp_path: Path, monkeypat
         ("Kafka", "check kafka.bootstrap_servers, and that the brokers run"),
         ("sink cache", "check the address in [sinks.cache], and that its server runs"),
     ]
+
+
+def test_a_source_that_stops_answering_in_the_middle_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was reached, and is gone when its tables are looked at."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("PostgreSQL can't be reached")
+
+    def nothing(*_: object, **__: object) -> list[Finding]:
+        return []
+
+    for part in ("_source", "check_kafka", "check_position", "check_sink"):
+        monkeypatch.setattr(f"lockstep.doctor.examine.{part}", nothing)
+    monkeypatch.setattr("lockstep.doctor.examine.source_shapes", refuse)
+    (tmp_path / "lockstep.toml").write_text(CONFIG)
+    (lost,) = [each for each in examine(load(tmp_path / "lockstep.toml")) if each.severity is Severity.ERROR]
+    assert (lost.subject, lost.what) == ("source", "PostgreSQL can't be reached")
+    assert lost.fix == "check source.dsn, and that its server runs"

@@ -1,0 +1,89 @@
+"""How far a capture that has nothing to do is said to be behind, on real servers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.model.lsn import Lsn
+from cdc.postgres.slot import wal_end
+from monitor.collector import LagCollector
+from monitor.lag import LagReport, Stage
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+_NEVER_S = 1e6
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    """Of one table. There are no heartbeats, so that it publishes nothing by itself."""
+    database.execute("create table t (id int primary key)", "create table others (id int)")
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"]) as captured:
+        captured.configure(heartbeat_interval_s=_NEVER_S)
+        yield captured
+
+
+def _write_for_others(captured: Captured) -> Lsn:
+    captured.database.execute("insert into others select generate_series(1, 1000)")
+    return wal_end(captured.database.connection)
+
+
+def _in_kafka(lag: LagReport) -> Stage:
+    return next(stage for stage in lag.stages if stage.name == "in Kafka")
+
+
+def _reaches(collector: LagCollector, lsn: int) -> bool:
+    return (_in_kafka(collector.collect()).lsn or 0) >= lsn
+
+
+def test_wal_of_others_puts_an_idle_capture_behind_no_more(captured: Captured) -> None:
+    captured.start().settle()
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        published = _in_kafka(collector.collect()).lsn
+        written = _write_for_others(captured)
+        assert published is not None
+        assert published < written
+        until(lambda: _reaches(collector, written))
+        captured.stop()
+        stopped = _in_kafka(collector.collect())
+        assert stopped.lsn is not None
+        assert stopped.lsn < written, "of a capture that is gone counts what it has published"
+        assert stopped.seconds_behind != 0
+
+
+class _Falling:
+    """A stream whose other end hears nothing more, once ``is_silent``."""
+
+    is_silent = False
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.receive, self.wait = stream.receive, stream.wait
+
+    def send(self, frame: bytes) -> None:
+        if not self.is_silent:
+            self._stream.send(frame)
+
+
+def test_what_a_capture_said_that_hangs_now_counts_for_nothing(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[_Falling] = []
+
+    def wrapped(stream: Any) -> _Falling:
+        opened.append(_Falling(stream))
+        return opened[-1]
+
+    captured.start(wrap_stream=wrapped).settle()
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        written = _write_for_others(captured)
+        until(lambda: _reaches(collector, written))
+        opened[-1].is_silent = True
+        monkeypatch.setattr("monitor.collector._SILENT_S", 0.5)
+        until(lambda: not _reaches(collector, written))
+        assert _in_kafka(collector.collect()).seconds_behind != 0
