@@ -121,6 +121,7 @@ def test_rows_of_an_append_only_table_come_once(database: Database, make: Make, 
     captured.wait_for("streaming from")
     captured.settle()
     assert _ids(captured) == Counter(range(1, ROWS + 1))
+    assert not any("has ended" in line for line in captured.said)
 
 
 def test_what_can_not_be_done_is_refused_with_the_way_out(
