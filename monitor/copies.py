@@ -1,6 +1,7 @@
 """How far copies of tables are: what the state records say, beside a running capture and without one."""
 
 import contextlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +18,7 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.copy_ledger import CopiedRange
-from cdc.stream.slot_guard import look_at_slot
+from cdc.stream.slot_guard import HeldWal, SlotLook, look_at_slot, wal_rate
 
 APPLICATION = "lockstep snapshot status"
 
@@ -36,7 +37,7 @@ from tree join pg_class c on c.oid = tree.oid and c.relkind = 'r' group by tree.
 
 class CopyStage(StrEnum):
     """``WAITING``: nothing of it is known to be copied. ``IN_STREAM``: it is to be copied while the stream runs, or is
-    being copied so. ``PAUSED``: the same, and somebody has paused it."""
+    being copied so. ``PAUSED``: it is to be copied, and somebody has paused that."""
 
     COPIED = "copied"
     COPYING = "copying"
@@ -60,32 +61,37 @@ class TableCopyStatus:
 @dataclass(frozen=True, slots=True)
 class CopyReport:
     """``phase`` is the state's; None: capture never ran. ``rows_per_s`` and ``bytes_per_s`` are those of the ranges
-    since the last start; None where there are none. ``retained_bytes`` is the WAL that the slot makes the server keep.
+    since the last start; None where there are none. ``held`` is the WAL that is kept; None where there is no slot.
     """
 
     phase: SnapshotPhase | None
     tables: Sequence[TableCopyStatus]
     rows_per_s: float | None
     bytes_per_s: float | None
-    retained_bytes: int | None
+    held: HeldWal | None
 
     @property
     def seconds_left(self) -> float | None:
         """None where it isn't known, or where no first copy is under way."""
-        left = [table for table in self.tables if table.stage in (CopyStage.COPYING, CopyStage.WAITING)]
-        if not self.rows_per_s or self.phase is not SnapshotPhase.COPYING:
+        left = [table for table in self.tables if table.stage is not CopyStage.COPIED]
+        is_paused = any(table.stage is CopyStage.PAUSED for table in left)
+        if not self.rows_per_s or self.phase is not SnapshotPhase.COPYING or is_paused:
             return None
         if any(not table.rows_estimated for table in left):
             return None
         return sum(max(0, (table.rows_estimated or 0) - table.rows) for table in left) / self.rows_per_s
 
     def to_json(self) -> dict[str, Any]:
+        held = self.held
         return {
             "phase": None if self.phase is None else self.phase.value,
             "rows_per_s": self.rows_per_s,
             "bytes_per_s": self.bytes_per_s,
             "seconds_left": self.seconds_left,
-            "wal_retained_bytes": self.retained_bytes,
+            "wal_retained_bytes": None if held is None else held.retained_bytes,
+            "wal_limit_bytes": None if held is None else held.limit_bytes,
+            "wal_bytes_per_s": None if held is None else held.bytes_per_s,
+            "minutes_until_full": None if held is None else held.minutes_until_full,
             "tables": [
                 {
                     "table": str(table.table),
@@ -104,11 +110,11 @@ def copy_report(
     state: CaptureState | None,
     ranges: Iterable[CopiedRange],
     estimated: Mapping[TableName, int],
-    retained_bytes: int | None,
+    held: HeldWal | None,
 ) -> CopyReport:
     """The report of these tables. Ranges of an earlier first copy don't count."""
     phase = None if state is None else state.phase
-    is_first = phase in (None, SnapshotPhase.CREATING, SnapshotPhase.COPYING)
+    is_first = state is None or state.is_first_copy
     own = [] if state is None else [r for r in ranges if (r.epoch, r.begun_lsn) == (state.epoch, state.commit_lsn)]
     tables = []
     for name in names:
@@ -118,6 +124,8 @@ def copy_report(
             tables.append(TableCopyStatus(name, CopyStage.COPIED, state.copied[name], None, None))
             continue
         stage = CopyStage.IN_STREAM if not is_first else CopyStage.COPYING if of_it else CopyStage.WAITING
+        if state is not None and state.first_copy_paused:
+            stage = CopyStage.PAUSED
         beside = None if state is None else state.copying.get(name)
         if beside is not None:
             rows, stage = beside.rows, CopyStage.PAUSED if beside.paused else stage
@@ -129,7 +137,21 @@ def copy_report(
         seconds = max(1, max(copied.committed_ms for copied in recent) - began_ms) / 1000
         rows_per_s = sum(copied.rows for copied in recent) / seconds
         bytes_per_s = sum(copied.size for copied in recent) / seconds
-    return CopyReport(phase, tables, rows_per_s, bytes_per_s, retained_bytes)
+    return CopyReport(phase, tables, rows_per_s, bytes_per_s, held)
+
+
+def held_wal(look: SlotLook, before: SlotLook | None, state: CaptureState | None, *, now_ms: int) -> HeldWal:
+    """What the slot makes the server keep. ``before`` is an earlier look of the same observer.
+
+    Where there is none, a first copy tells how much WAL was written since it began.
+    """
+    rate: float | None = None
+    if before is not None:
+        rate = wal_rate(bytes_written=look.wal_end - before.wal_end, seconds=look.at_s - before.at_s)
+    elif state is not None and state.phase is SnapshotPhase.COPYING:
+        seconds = (now_ms - state.commit_time_ms) / 1000
+        rate = wal_rate(bytes_written=look.wal_end - state.commit_lsn, seconds=seconds)
+    return HeldWal.of(look, rate)
 
 
 class CopyStatusCollector:
@@ -138,6 +160,7 @@ class CopyStatusCollector:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
         self._connection: psycopg.Connection[Any] | None = None
+        self._first_look: SlotLook | None = None
 
     def collect(self) -> CopyReport:
         """The report now. Raises Unavailable when a server doesn't answer, LockstepError when one refuses."""
@@ -154,13 +177,17 @@ class CopyStatusCollector:
         try:
             sql = self._source()
             rows = sql.execute(_ROWS_ESTIMATED, ([name.sql for name in names],)).fetchall()
-            look = look_at_slot(sql, pipeline.slot, at_s=0.0)
+            look = look_at_slot(sql, pipeline.slot, at_s=time.monotonic())
         except psycopg.Error as error:
             self.close()  # the next report opens another one
             raise connection_error(error) from error
         by_sql = dict(rows)
         estimated = {name: by_sql[name.sql] for name in names if by_sql.get(name.sql)}
-        return copy_report(names, state, ranges, estimated, None if look is None else look.retained_bytes)
+        held: HeldWal | None = None
+        if look is not None:
+            held = held_wal(look, self._first_look, state, now_ms=time.time_ns() // 1_000_000)
+            self._first_look = self._first_look or look
+        return copy_report(names, state, ranges, estimated, held)
 
     def _source(self) -> psycopg.Connection[Any]:
         if self._connection is None:

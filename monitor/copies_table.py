@@ -45,8 +45,8 @@ def _remarks(report: CopyReport) -> list[str]:
             f"{report.rows_per_s:,.0f} rows/s, {wal_size(report.bytes_per_s)}/s"
             + ("" if left is None else f", about {_duration(left)} left")
         )
-    if report.retained_bytes is not None:
-        remarks.append(f"the slot makes the server keep {wal_size(report.retained_bytes)} of WAL")
+    if report.held is not None:
+        remarks.append(str(report.held))
     return remarks
 
 

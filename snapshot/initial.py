@@ -51,9 +51,13 @@ class InitialSnapshot:
         say: Callable[[str], None],
         copied: Callable[[CopyProgress], None],
         stopping: Callable[[], bool],
+        pausing: Callable[[], bool],
         create_publication: str,
     ) -> None:
-        """``create_publication`` is the SQL that makes the publication, for where there is none."""
+        """``create_publication`` is the SQL that makes the publication, for where there is none.
+
+        ``pausing`` says whether the copy is to end where it is, once it has begun.
+        """
         self._create_publication = create_publication
         self._pipeline = pipeline
         self._sql = sql
@@ -62,6 +66,7 @@ class InitialSnapshot:
         self._say = say
         self._copied = copied
         self._stopping = stopping
+        self._pausing = pausing
 
     def take(
         self,
@@ -69,7 +74,9 @@ class InitialSnapshot:
         state: CaptureState | None,
         identity: SystemIdentity,
     ) -> CaptureState:
-        """Begin, or continue an earlier start; COPYING in the state says that it was told to stop.
+        """Begin, or continue an earlier start; COPYING in the state says that it was told to stop, or to pause.
+
+        What is open in the publisher then must not be committed: it may be a part of what comes at once.
 
         Raises Stopped, and PositionMismatch where there is no state but a slot or events: nothing was done then.
         """
@@ -251,7 +258,7 @@ class InitialSnapshot:
                 state=state,
                 settings=pipeline.capture,
                 rate=RowRate(settings.rows_per_s, time.monotonic),
-                stopping=self._stopping,
+                stopping=self._is_to_end,
                 report=self._copied,
             ).copy(plan.parts)
         count = min(settings.workers, len(plan.parts))
@@ -269,7 +276,7 @@ class InitialSnapshot:
             rows_per_s=settings.rows_per_s / count,
         )
         self._say(f"{count} workers copy {len(plan.parts)} ranges of {len(plan.tables)} tables")
-        with CopyWorkers(job, count, self._stopping) as workers:
+        with CopyWorkers(job, count, self._is_to_end) as workers:
             return copy_side_by_side(
                 workers,
                 plan.parts,
@@ -279,6 +286,9 @@ class InitialSnapshot:
                 state=state,
                 report=self._copied,
             )
+
+    def _is_to_end(self) -> bool:
+        return self._stopping() or self._pausing()
 
 
 @dataclass(frozen=True, slots=True)

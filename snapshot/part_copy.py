@@ -57,7 +57,8 @@ def copy_part(
 ) -> None:
     """Publish a part's rows. ``where`` is one more condition.
 
-    ``heed`` is called now and then while nothing is committed. What it and ``commit`` raise ends the copy.
+    ``heed`` is called now and then while nothing is committed, and not after the last commit: from then on somebody may
+    ask for another part. What it and ``commit`` raise ends the copy.
     """
     at_once = not table.key and part.in_blocks
     rows = size = rows_before = size_before = 0
@@ -78,6 +79,7 @@ def copy_part(
             time.sleep(min(seconds, _SLICE_S))
             commit_if_due()
 
+    wait_for_rate()  # for the part before, if that was committed at once: no transaction stays open for it
     for lines in reader.part(table, part, where=where, while_waiting=commit_if_due):
         encoded = events.of_lines(lines)
         sent = 0
@@ -102,5 +104,3 @@ def copy_part(
         now_ms=time.time_ns() // 1_000_000,
     )
     commit(rows, size, done)
-    rows = size = 0
-    wait_for_rate()  # behind the commit: a transaction doesn't stay open for it

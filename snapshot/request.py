@@ -1,23 +1,32 @@
 """``lockstep snapshot``: ask capture to copy tables again, or chosen rows, and to pause, resume and cancel copies."""
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import psycopg
 
+from cdc.kafka.control_topics import read_state
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect, connection_error
-from cdc.postgres.copy_orders import CopyAction, CopyOrder, send_order
+from cdc.postgres.copy_orders import CopyAction, CopyOrder, notify_order, send_order
 from cdc.postgres.repair_messages import KEYS_MAX, request_repair
 from cdc.postgres.slot import find_slot, is_captured, require_own_slot
 from cdc.protocol.envelope import TableEncoder
+from cdc.stream.slot_guard import HeldWal, look_at_slot
 from snapshot.table_reader import RowReader
+
+_GIVE_AGAIN_S: Final = 1.0
+_PATIENCE_S: Final = 60.0
+"""How long capture may take to end what it copies, and to say so."""
+_ABSENCE_S: Final = 5.0
+"""How long no capture may be at work: one that lost a connection is back sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,14 @@ class Requested:
 
     tables: tuple[TableName, ...]
     capture_runs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCopyOrdered:
+    """The first copy is paused by now, or isn't. ``held`` is the WAL that is kept for it."""
+
+    is_paused: bool
+    held: HeldWal | None
 
 
 def request_copies(pipeline: Pipeline, texts: Sequence[str]) -> Requested:
@@ -69,14 +86,68 @@ def request_rows(pipeline: Pipeline, text: str, where: str) -> tuple[int, bool]:
         return len(keys), _capture_runs(connection, pipeline)
 
 
-def order_copies(pipeline: Pipeline, action: CopyAction, texts: Sequence[str]) -> Requested:
-    """Have capture pause, resume or cancel copies: of these tables, or all. Raises as ``request_copies``."""
+def order_copies(pipeline: Pipeline, action: CopyAction, texts: Sequence[str]) -> Requested | FirstCopyOrdered:
+    """Have capture pause, resume or cancel copies: of these tables, or all.
+
+    The first copy has no stream to read such an order from. So it is given until the state says that it is obeyed.
+
+    Raises as ``request_copies``, and LockstepError for what can't be done to a first copy, and where no capture is at
+    work that would do it.
+    """
     names = _parsed(pipeline, texts, pipeline.source.table_names, "captured")
     with _asking(pipeline) as connection:
+        state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+        if state is not None and state.is_first_copy:
+            return _order_first_copy(pipeline, connection, action, names)
         tables: list[TableName | None] = [*names] or [None]
         for table in tables:
             send_order(connection, CopyOrder(pipeline.slot, action, table))
         return Requested(tuple(names), _capture_runs(connection, pipeline))
+
+
+def _order_first_copy(
+    pipeline: Pipeline, connection: psycopg.Connection[Any], action: CopyAction, names: Sequence[TableName]
+) -> FirstCopyOrdered:
+    slot = pipeline.slot
+    if action is CopyAction.CANCEL:
+        raise LockstepError(
+            "the first copy can't be cancelled: the topics hold nothing that could go on without it",
+            hint="hold it up with `lockstep snapshot pause`. To leave a table out, stop capture, take the table out of"
+            " source.tables and start capture again. To give the pipeline up, stop capture, then: "
+            f"select pg_drop_replication_slot('{slot}');",
+        )
+    if names:
+        raise LockstepError(
+            "tables of the first copy can't wait one by one: all are read as of one moment",
+            hint=f"name no table: lockstep snapshot {action}",
+        )
+    is_to_pause = action is CopyAction.PAUSE
+    began_s = seen_s = time.monotonic()
+    while True:
+        notify_order(connection, CopyOrder(slot, action, None))
+        state = read_state(pipeline.kafka.client(), pipeline.name, slot)
+        if state is None or not state.is_first_copy:
+            raise LockstepError(
+                f"there is nothing to {action}: the first copy has just ended",
+                hint="`lockstep snapshot status` shows what is still copied",
+            )
+        if state.first_copy_paused is is_to_pause:
+            look = look_at_slot(connection, slot, at_s=0.0)
+            return FirstCopyOrdered(is_to_pause, None if look is None else HeldWal.of(look, None))
+        now_s = time.monotonic()
+        if is_captured(connection, slot):
+            seen_s = now_s
+        if now_s - seen_s > _ABSENCE_S:
+            raise LockstepError(
+                "capture doesn't run, so nothing is copied and nobody takes orders about the first copy",
+                hint=f"start it with `lockstep capture`, then: lockstep snapshot {action}",
+            )
+        if now_s - began_s > _PATIENCE_S:
+            raise LockstepError(
+                f"capture hasn't obeyed in {_PATIENCE_S:.0f} s: it may wait for PostgreSQL or Kafka, as its log says",
+                hint="it may obey later; `lockstep snapshot status` shows whether the copy is paused",
+            )
+        time.sleep(_GIVE_AGAIN_S)
 
 
 def _parsed(pipeline: Pipeline, texts: Sequence[str], allowed: Sequence[TableName], what: str) -> list[TableName]:

@@ -15,7 +15,7 @@ from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic, table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, SnapshotPhase, TableTexts
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, TableTexts
 from cdc.protocol.envelope import TAG_HEADER
 
 _SLICE_S = 1.0
@@ -196,7 +196,7 @@ class TransactionalPublisher:
             self._begin()
         slot = state.slot.encode()
         self._touched.update(covering)
-        is_first_copy = state.phase in (SnapshotPhase.CREATING, SnapshotPhase.COPYING)
+        is_first_copy = state.is_first_copy
         with_progress = progress and not is_first_copy and (bool(covering) or self._progress_is_due())
         bounds: dict[str, tuple[int, ...]] = {}
         if with_progress:

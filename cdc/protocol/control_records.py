@@ -167,6 +167,7 @@ class CaptureState:
     copied, as far as its topic tells, and isn't followed before it is. ``topics`` are those that rows and shapes went
     to. ``gaps`` are all that there ever were, oldest first, with one that is open at their end: one per recovery.
     ``first_snapshot`` is, while COPYING, the snapshot at whose end the stream begins: PostgreSQL's own text of it.
+    ``first_copy_paused`` says, while COPYING, that somebody has paused the copy.
     ``copying`` says how far the copies are that don't stop the stream; none of their tables is in ``copied``.
     """
 
@@ -191,6 +192,12 @@ class CaptureState:
     gaps: tuple[Gap, ...] = ()
     first_snapshot: str = ""
     copying: Mapping[TableName, TableCopy] = field(default_factory=dict)
+    first_copy_paused: bool = False
+
+    @property
+    def is_first_copy(self) -> bool:
+        """Whether the first copy isn't complete, so that the stream hasn't begun."""
+        return self.phase in (SnapshotPhase.CREATING, SnapshotPhase.COPYING)
 
     @property
     def published_lsn(self) -> int:
@@ -332,6 +339,7 @@ class CaptureState:
             memberships=memberships,
             first_snapshot="",
             copying={},
+            first_copy_paused=False,
         )
 
     @property
@@ -378,6 +386,7 @@ class CaptureState:
                 "begun": None if self.begun is None else list(self.begun),
                 "gaps": [list(gap) for gap in self.gaps],
                 **({"first_snapshot": self.first_snapshot} if self.first_snapshot else {}),
+                **({"first_copy_paused": True} if self.first_copy_paused else {}),
                 "copying": [
                     {"schema": name.schema, "name": name.name, **copy.to_json()} for name, copy in self.copying.items()
                 ],
@@ -415,6 +424,7 @@ class CaptureState:
             begun=None if begun is None else StreamedTransaction(*begun),
             gaps=gaps,
             first_snapshot=fields.text("first_snapshot", ""),
+            first_copy_paused=fields.flag("first_copy_paused", False),
             copying={
                 TableName(copy.text("schema"), copy.text("name")): TableCopy.from_fields(copy)
                 for copy in fields.objects("copying", [])

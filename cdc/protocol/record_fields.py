@@ -44,8 +44,8 @@ class RecordFields:
         except ValueError:
             raise self.foreign(name) from None
 
-    def flag(self, name: str) -> bool:
-        value = self._fields.get(name)
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self._fields.get(name, default)
         if type(value) is not bool:
             raise self.foreign(name)
         return value

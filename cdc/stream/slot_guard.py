@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import psycopg
 
@@ -32,7 +32,7 @@ WARN_MINUTES: Final = 60.0
 class SlotLook:
     """The slot at one moment. ``safe_wal_bytes`` can be written before PostgreSQL may take WAL from it, None: no limit.
 
-    ``at_s`` is on any clock that only goes on.
+    ``at_s`` is on any clock that only goes on. ``limit_bytes`` is ``max_slot_wal_keep_size``, None where that is off.
     """
 
     at_s: float
@@ -41,6 +41,7 @@ class SlotLook:
     retained_bytes: int
     wal_status: str
     safe_wal_bytes: int | None
+    limit_bytes: int | None = None
 
 
 def wal_rate(*, bytes_written: int, seconds: float) -> float | None:
@@ -55,6 +56,31 @@ def minutes_until_full(safe_wal_bytes: int | None, rate: float | None) -> float 
     return max(0, safe_wal_bytes) / rate / 60
 
 
+@dataclass(frozen=True, slots=True)
+class HeldWal:
+    """The WAL that a slot makes the server keep, for displays.
+
+    ``limit_bytes`` is ``max_slot_wal_keep_size``, None where that is off. ``bytes_per_s`` of WAL are written, None
+    where that isn't known. After ``minutes_until_full`` the slot is lost, None where nothing says that it will be.
+    """
+
+    retained_bytes: int
+    limit_bytes: int | None
+    bytes_per_s: float | None
+    minutes_until_full: float | None
+
+    @classmethod
+    def of(cls, look: SlotLook, bytes_per_s: float | None) -> Self:
+        minutes = minutes_until_full(look.safe_wal_bytes, bytes_per_s)
+        return cls(look.retained_bytes, look.limit_bytes, bytes_per_s, minutes)
+
+    def __str__(self) -> str:
+        limit = "" if self.limit_bytes is None else f" of {wal_size(self.limit_bytes)} at most"
+        rate = "" if not self.bytes_per_s else f", {wal_size(self.bytes_per_s)}/s more"
+        minutes = "" if self.minutes_until_full is None else f", full in {self.minutes_until_full:.0f} minutes"
+        return f"the slot makes the server keep {wal_size(self.retained_bytes)} of WAL{limit}{rate}{minutes}"
+
+
 class Step(IntEnum):
     """What is done, each with all of those before it."""
 
@@ -66,10 +92,11 @@ class Step(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``say`` is for people, empty when there is nothing new."""
+    """``say`` is for people, empty when there is nothing new. ``held`` is for displays."""
 
     step: Step
-    say: str = ""
+    say: str
+    held: HeldWal
 
 
 class Ladder:
@@ -89,7 +116,7 @@ class Ladder:
         rate = self._rate(look)
         minutes = minutes_until_full(look.safe_wal_bytes, rate)
         before, self._step = self._step, self._step_at(look, minutes)
-        return Decision(self._step, self._sentence(look, rate, minutes, before))
+        return Decision(self._step, self._sentence(look, rate, minutes, before), HeldWal.of(look, rate))
 
     def _rate(self, look: SlotLook) -> float | None:
         """How fast WAL was written for the last minutes: what comes in bursts would be warned of in bursts."""
@@ -141,11 +168,19 @@ class SlotHoldsTooMuch(LockstepError):
 class SlotGuard:
     """Looks at a slot every few seconds, whenever somebody lets it, over the connection that it is given."""
 
-    def __init__(self, slot: str, settings: SlotGuardSettings, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        slot: str,
+        settings: SlotGuardSettings,
+        say: Callable[[str], None],
+        looked: Callable[[HeldWal], None] = lambda _: None,
+    ) -> None:
+        """``looked`` gets what each look has found."""
         self._slot = slot
         self._settings = settings
         self._ladder = Ladder(slot, settings)
         self._say = say
+        self._looked = looked
         self._due_s = 0.0
         self._step = Step.NOTHING
         self._is_ours = False
@@ -174,6 +209,7 @@ class SlotGuard:
                 return
             decision = self._ladder.decide(look)
             self._step = decision.step
+            self._looked(decision.held)
             if decision.say:
                 self._say(decision.say)
         except psycopg.Error as error:
@@ -192,13 +228,14 @@ def look_at_slot(sql: psycopg.Connection[Any], slot: str, *, at_s: float) -> Slo
     row = sql.execute(
         "select pg_current_wal_insert_lsn()::text, confirmed_flush_lsn::text,"
         " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::bigint,"
-        " coalesce(wal_status, 'reserved'), safe_wal_size from pg_replication_slots"
+        " coalesce(wal_status, 'reserved'), safe_wal_size,"
+        " nullif(pg_size_bytes(current_setting('max_slot_wal_keep_size')), -1) from pg_replication_slots"
         " where slot_name = %s and restart_lsn is not null",
         (slot,),
     ).fetchone()
     if row is None:
         return None
-    wal_end, confirmed, retained_bytes, wal_status, safe_wal_bytes = row
+    wal_end, confirmed, retained_bytes, wal_status, safe_wal_bytes, limit_bytes = row
     return SlotLook(
         at_s,
         parse_lsn(wal_end),
@@ -206,6 +243,7 @@ def look_at_slot(sql: psycopg.Connection[Any], slot: str, *, at_s: float) -> Slo
         retained_bytes,
         wal_status,
         safe_wal_bytes,
+        limit_bytes,
     )
 
 

@@ -2,13 +2,16 @@
 
 import logging
 import time
+from collections.abc import Iterable
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from cdc.capture.batch import Committed
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
+from cdc.stream.slot_guard import HeldWal
 from lockstep.capture.run import Observer
 from snapshot.copy import CopyProgress
 
@@ -17,12 +20,23 @@ logger = logging.getLogger("lockstep.capture")
 _SUMMARY_EVERY_S = 10.0
 
 
+class _Bars(Progress):
+    """Bars, and a sentence below them."""
+
+    sentence = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.sentence:
+            yield Text(self.sentence)
+
+
 class _CopyBars:
-    """One bar per table on a terminal, one log line per finished table elsewhere."""
+    """One bar per table on a terminal, above the WAL that is kept; one log line per finished table elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._live = console.is_terminal
-        self._progress = Progress(
+        self._progress = _Bars(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
@@ -36,10 +50,10 @@ class _CopyBars:
     def __call__(self, progress: CopyProgress) -> None:
         task, started = self._bars.get(progress.table, (None, 0.0))
         now = time.monotonic()
+        if self._live:
+            self._progress.start()  # again behind each sentence of the log
         if task is None:
             started = now
-            if self._live:
-                self._progress.start()
             task = self._progress.add_task(f"copy {progress.table}", total=None, rate="")
             self._bars[progress.table] = (task, started)
         elapsed_s = max(now - started, 1e-6)
@@ -49,6 +63,10 @@ class _CopyBars:
             self._progress.update(task, completed=progress.rows, total=total, rate=rate)
         elif progress.finished:
             logger.info("copied table=%s rows=%d bytes=%d", progress.table, progress.rows, progress.bytes)
+
+    def held(self, held: HeldWal) -> None:
+        """Show it as long as there are bars."""
+        self._progress.sentence = str(held)
 
     def finish(self) -> None:
         if self._live:
@@ -81,4 +99,4 @@ def observer(console: Console) -> Observer:
         bars.finish()
         logger.info("%s", sentence)
 
-    return Observer(say=say, copied=bars, committed=committed)
+    return Observer(say=say, copied=bars, committed=committed, held=bars.held)

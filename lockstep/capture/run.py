@@ -5,6 +5,7 @@ after it.
 """
 
 import contextlib
+import math
 import time
 import uuid
 from collections.abc import Callable
@@ -28,10 +29,11 @@ from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import announce_capture, is_standby
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.stream.first_copy_pause import FirstCopyPause
 from cdc.stream.live_stream import StreamOpener, StreamWrapper
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.row_encoding import chosen_row_encoding
-from cdc.stream.slot_guard import SlotGuard, SlotHoldsTooMuch
+from cdc.stream.slot_guard import HeldWal, SlotGuard, SlotHoldsTooMuch, look_at_slot
 from cdc.stream.source_checks import check_system, require_primary, require_slot
 from cdc.stream.table_publication import PublishedTables
 from cdc.stream.topics import (
@@ -53,6 +55,8 @@ from snapshot.recovery import create_slot_again
 from snapshot.worker import fence_workers
 
 _RETRY_MAX_S = 10.0
+_SAY_PAUSED_EVERY_S = 60.0
+"""How often a first copy that waits says how much WAL is kept for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Observer:
     say: Callable[[str], None] = lambda _: None
     copied: Callable[[CopyProgress], None] = lambda _: None
     committed: Callable[[Committed], None] = lambda _: None
+    held: Callable[[HeldWal], None] = lambda _: None
 
 
 PublisherWrapper = Callable[[TransactionalPublisher], Any]
@@ -84,7 +89,8 @@ def capture(
     wait_s = 0.5
     ownership = Ownership(uuid.uuid4().hex)
     repairs = RepairRequests(pipeline.slot, observer.say)
-    guard = SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say)
+    guard = SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say, observer.held)
+    pause = FirstCopyPause(pipeline.slot, observer.say)
     in_parts = pipeline.capture.spool_transactions
     while not stopping():
         started = time.monotonic()
@@ -100,6 +106,7 @@ def capture(
                         ownership=ownership,
                         repairs=repairs,
                         guard=guard,
+                        pause=pause,
                         in_parts=in_parts,
                     )
                 ) as session:
@@ -138,10 +145,12 @@ class _Session:
         ownership: Ownership,
         repairs: RepairRequests,
         guard: SlotGuard,
+        pause: FirstCopyPause,
         in_parts: bool,
     ) -> None:
         self._repairs = repairs
         self._guard = guard
+        self._pause = pause
         self._in_parts = in_parts
         self._ownership = ownership
         self._pipeline = pipeline
@@ -153,13 +162,17 @@ class _Session:
         self._keep_alive = KeepAlive()
 
     def run(self) -> None:
-        """Begin or go on. Returns when told to stop; raises Unavailable when another try may succeed."""
+        """Begin or go on. Returns when told to stop, or when the first copy is to be paused.
+
+        Raises Unavailable when another try may succeed.
+        """
         pipeline = self._pipeline
         sql: psycopg.Connection[Any] = self._closing.enter_context(
             contextlib.closing(connect(pipeline.source, application=APPLICATION))
         )
         sql.execute(LOCK_TIMEOUT)
         self._await_promotion(sql)
+        self._pause.listen(sql)  # whoever sees that capture is at work may give it orders
         announce_capture(sql, pipeline.slot)
         self._keep_alive.add(lambda: self._guard.look_if_due(sql))
         self._keep_alive()  # also where Kafka is down, and no session comes further than that
@@ -171,10 +184,15 @@ class _Session:
         if state is not None and state.phase is SnapshotPhase.RECOVERING:
             waiting = waiting_for_slot(sql, self._stopping, self._observer.say)
             state = create_slot_again(pipeline, sql, wrapped, state, while_waiting=waiting, say=self._observer.say)
+        if state is not None and state.phase is SnapshotPhase.COPYING:
+            state = self._wait_while_paused(sql, wrapped, state)
+            if state.first_copy_paused:
+                return  # told to stop
         if state is None or state.phase is not SnapshotPhase.DONE:
             state = self._initial_snapshot(sql, wrapped, state, identity)
             if state.phase is not SnapshotPhase.DONE:
-                return  # told to stop; the next start goes on with the tables that are missing
+                return  # the next session goes on with what is missing, or waits until it may
+        self._pause.over()
         self._stream(sql, wrapped, state)
 
     def _await_promotion(self, sql: psycopg.Connection[Any]) -> None:
@@ -264,9 +282,35 @@ class _Session:
             say=self._observer.say,
             copied=self._observer.copied,
             stopping=self._stopping_after_look,
+            pausing=lambda: self._is_to_pause(sql),
             create_publication=publication_sql(pipeline.publication, pipeline.source.published_names),
         )
         return snapshot.take(publisher, state, identity)
+
+    def _wait_while_paused(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> CaptureState:
+        """The committed state once the first copy may go on, or when told to stop.
+
+        Nothing is open in the source meanwhile: no snapshot, and no lock. The slot keeps its WAL.
+        """
+        said_s = -math.inf
+        while not self._stopping_after_look():
+            self._pause.look_if_due(sql)
+            before, state = state, self._pause.obeyed(state)
+            if state is not before:
+                publisher.commit(state)
+            if not state.first_copy_paused:
+                break
+            if time.monotonic() - said_s >= _SAY_PAUSED_EVERY_S:
+                said_s = time.monotonic()
+                look = look_at_slot(sql, self._pipeline.slot, at_s=said_s)
+                held = "" if look is None else f"; {HeldWal.of(look, None)}"
+                self._observer.say(f"the first copy is paused, until `lockstep snapshot resume`{held}")
+            time.sleep(0.1)
+        return state
+
+    def _is_to_pause(self, sql: psycopg.Connection[Any]) -> bool:
+        self._pause.look_if_due(sql)
+        return self._pause.is_ordered
 
     def _stopping_after_look(self) -> bool:
         self._keep_alive()

@@ -358,7 +358,8 @@ TablesArgument = Annotated[list[str] | None, typer.Argument(help="schema.table; 
 def snapshot_pause(table: TablesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:
     """Hold up copies of tables until they are resumed.
 
-    The stream goes on. A copy that runs keeps what it has; a restart of capture changes nothing.
+    The stream goes on. A copy that runs keeps what it has; a restart of capture changes nothing. The first copy waits
+    as a whole, and PostgreSQL keeps the WAL meanwhile.
     """
     _order("pause", table, config)
 
@@ -371,7 +372,8 @@ def snapshot_resume(table: TablesArgument = None, config: ConfigOption = DEFAULT
 def snapshot_cancel(table: TablesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:
     """Give up copies that were asked for.
 
-    Only those: a table that needs its copy can't go without it, and capture's log says so.
+    Only those: a table that needs its copy can't go without it, and capture's log says so. The first copy can't be
+    cancelled.
     """
     _order("cancel", table, config)
 
@@ -380,9 +382,16 @@ def _order(action: str, tables: list[str] | None, config: Path) -> None:
     from cdc.postgres.copy_orders import CopyAction
     from lockstep.config import load
     from lockstep.console import say
-    from snapshot.request import order_copies
+    from snapshot.request import FirstCopyOrdered, order_copies
 
     requested = order_copies(load(config).as_pipeline(), CopyAction(action), tables or [])
+    if isinstance(requested, FirstCopyOrdered):
+        held = "" if requested.held is None else f"; {requested.held}"
+        if requested.is_paused:
+            say(f"the first copy is paused, until `lockstep snapshot resume`{held}")
+        else:
+            say("the first copy may go on")
+        return
     which = ", ".join(map(str, requested.tables)) or "all tables"
     say(f"asked capture to {action} the copies of {which}; its log says what became of it")
     if not requested.capture_runs:

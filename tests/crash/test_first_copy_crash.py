@@ -131,3 +131,18 @@ def test_a_frozen_capture_that_wakes_up_publishes_nothing(pipeline: Pipeline) ->
             process.resume()
     assert pipeline.wait_ended(old, timeout_s=180) == EXIT_TAKEN_OVER, old.told()
     _finish(pipeline, new)
+
+
+@pytest.mark.alone
+def test_kill_9_of_kafka_and_of_postgresql(stack: Any, pipeline: Pipeline) -> None:
+    """Rows are written before, while Kafka is away, and after both are back."""
+    capture = pipeline.start_capture()
+    _wait_for_ranges(pipeline, capture, 2)
+    _change(pipeline, "before")
+    stack.kill("kafka")
+    _change(pipeline, "without Kafka")
+    stack.kill("postgres")
+    stack.start("kafka")
+    stack.start("postgres")
+    _change(pipeline, "after")
+    _finish(pipeline, capture)

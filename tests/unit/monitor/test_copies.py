@@ -5,14 +5,17 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, SnapshotPhase, TableCopy
 from cdc.protocol.copy_ledger import CopiedRange
-from monitor.copies import CopyReport, CopyStage, copy_report
+from cdc.stream.slot_guard import HeldWal, SlotLook
+from monitor.copies import CopyReport, CopyStage, copy_report, held_wal
 from monitor.copies_table import copies_table
 from tests.history import EPOCH, state
 from tests.wal import HANDOFF
 
+MB = 1024 * 1024
 BIG, SMALL, LATE = (TableName("public", name) for name in ("big", "small", "late"))
 COPYING = replace(state(), phase=SnapshotPhase.COPYING, copied={SMALL: 5}, commit_lsn=HANDOFF, handoff=HANDOFF)
 
@@ -39,7 +42,7 @@ RANGES = [_range(0, committed_ms=11_000), _range(1, committed_ms=12_000)]
 
 
 def _report(of: CaptureState | None = COPYING, ranges: list[CopiedRange] = RANGES) -> CopyReport:
-    return copy_report([BIG, SMALL, LATE], of, ranges, {BIG: 1000, LATE: 200}, 7 * 1024 * 1024)
+    return copy_report([BIG, SMALL, LATE], of, ranges, {BIG: 1000, LATE: 200}, HeldWal(7 * MB, None, None, None))
 
 
 def test_each_table_is_where_its_ranges_are() -> None:
@@ -96,3 +99,41 @@ def test_people_see_rows_rate_time_and_wal() -> None:
     assert "being copied" in text
     assert "100 rows/s, 4.9 kB/s, about 10 s left" in text
     assert "keep 7.0 MB of WAL" in text
+
+
+def test_a_paused_first_copy_is_paused_as_a_whole() -> None:
+    report = _report(replace(COPYING, first_copy_paused=True))
+    assert [(table.stage, table.rows) for table in report.tables] == [
+        (CopyStage.PAUSED, 200),
+        (CopyStage.COPIED, 5),
+        (CopyStage.PAUSED, 0),
+    ]
+    assert report.seconds_left is None
+
+
+def _look(wal_mb: int, *, at_s: float) -> SlotLook:
+    return SlotLook(at_s, Lsn(HANDOFF + wal_mb * MB), None, wal_mb * MB, "reserved", (100 - wal_mb) * MB, 100 * MB)
+
+
+def test_the_rate_of_the_wal_is_that_between_two_looks() -> None:
+    held = held_wal(_look(40, at_s=20), _look(20, at_s=10), COPYING, now_ms=0)
+    assert held == HeldWal(40 * MB, 100 * MB, 2 * MB, 0.5)
+    assert str(held).endswith("keep 40.0 MB of WAL of 100.0 MB at most, 2.0 MB/s more, full in 0 minutes")
+
+
+def test_one_look_at_a_first_copy_has_the_rate_since_it_began() -> None:
+    began_ms = COPYING.commit_time_ms
+    held = held_wal(_look(40, at_s=0), None, COPYING, now_ms=began_ms + 10_000)
+    assert (held.bytes_per_s, held.minutes_until_full) == (4 * MB, 0.25)
+
+
+def test_one_look_at_a_stream_has_no_rate() -> None:
+    held = held_wal(_look(40, at_s=0), None, replace(COPYING, phase=SnapshotPhase.DONE), now_ms=10**12)
+    assert (held.bytes_per_s, held.minutes_until_full) == (None, None)
+    assert str(held) == "the slot makes the server keep 40.0 MB of WAL of 100.0 MB at most"
+
+
+def test_the_wal_that_is_held_back_is_in_the_json() -> None:
+    report = copy_report([BIG], COPYING, [], {}, HeldWal(1, 2, 3.0, 4.0)).to_json()
+    names = ("wal_retained_bytes", "wal_limit_bytes", "wal_bytes_per_s", "minutes_until_full")
+    assert [report[name] for name in names] == [1, 2, 3.0, 4.0]

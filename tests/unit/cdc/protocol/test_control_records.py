@@ -32,6 +32,8 @@ def test_a_state_reads_back_as_it_was_written() -> None:
     topics = {"shop.public.orders": TopicIdentity("Uo3yZ2JnQ8G1vB7fV0s4hA", 6)}
     written = replace(state(), phase=SnapshotPhase.COPYING, copied={TableName('S "1"', "é"): 3}, topics=topics)
     assert CaptureState.from_bytes(written.to_bytes(), WHAT) == written
+    paused = replace(written, first_copy_paused=True)
+    assert CaptureState.from_bytes(paused.to_bytes(), WHAT) == paused
 
 
 def test_the_texts_of_earlier_states_change_no_bytes() -> None:

@@ -1,0 +1,144 @@
+"""A first copy that is paused and goes on: nothing is open meanwhile, and each row is there in the end."""
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.kafka.control_topics import read_copied_ranges, read_state
+from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from lockstep.cli.main import exit_code
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+ROWS = 2000
+FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"
+SLOWLY = """
+[snapshot]
+rows_per_s = 400
+range_bytes = 32768
+workers = {}
+[capture]
+batch_rows = 100
+batch_bytes = 32768
+"""
+LOG = "[source.options.'public.t']\nappend_only = true"
+
+Make = Callable[..., Captured]
+
+
+@pytest.fixture
+def make(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Make]:
+    """Makes a capture of table ``t`` that copies slowly, not started."""
+    with contextlib.ExitStack() as made:
+
+        def of(*, workers: int = 0, source: str = "") -> Captured:
+            sections = SLOWLY.format(workers)
+            captured = Captured(
+                database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], sections=sections, source=source
+            )
+            return made.enter_context(captured)
+
+        yield of
+
+
+def _state(captured: Captured) -> CaptureState | None:
+    return read_state(captured.client, captured.name, captured.config.slot)
+
+
+def _begin(captured: Captured) -> None:
+    """Start it, and wait until it is in the middle of the copy."""
+    captured.begin()
+    captured.wait_for("copying 1 tables")
+    until(lambda: len(read_copied_ranges(captured.client, captured.name, captured.config.slot)) >= 2)
+
+
+def _order(captured: Captured, *words: str) -> int:
+    return exit_code(["snapshot", *words, "--config", str(captured.path)])
+
+
+def _ids(captured: Captured) -> Counter[int]:
+    """How often each row was copied."""
+    return Counter(
+        event.after["id"] for event in captured.events("public.t") if event.value is not None and event.op == "r"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_paused_copy_waits_over_a_restart_and_goes_on(
+    database: Database, make: Make, workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.execute("create table t (id int primary key, a text)", FILL)
+    captured = make(workers=workers)
+    _begin(captured)
+    assert _order(captured, "pause") == 0
+    told = capsys.readouterr().err
+    assert "the first copy is paused, until `lockstep snapshot resume`; the slot makes the server keep" in told
+    assert any("the first copy is paused" in line and "of WAL" in line for line in captured.said)
+    copied = _ids(captured)
+    assert 0 < len(copied) < ROWS
+    # No snapshot and no lock is held.
+    database.execute("set lock_timeout = '10s'", "alter table t set (fillfactor = 90)")
+    database.execute("update t set a = 'paused' where id % 10 = 1", "delete from t where id % 10 = 2")
+    database.execute(f"insert into t values ({ROWS + 1}, 'new')")
+
+    captured.stop()
+    captured.begin()
+    captured.wait_for("the first copy is paused")
+    assert _order(captured, "status", "--json") == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (report["tables"][0]["stage"], report["seconds_left"]) == ("paused", None)
+    assert report["wal_bytes_per_s"] > 0
+    assert _ids(captured) == copied
+
+    assert _order(captured, "resume") == 0
+    assert "the first copy may go on" in capsys.readouterr().err
+    captured.wait_for("streaming from")
+    captured.assert_equal()
+    state = _state(captured)
+    assert state is not None
+    assert (state.phase, state.first_copy_paused) == (SnapshotPhase.DONE, False)
+    # What was under way when it was paused comes again, and no more.
+    assert sum(_ids(captured).values()) < 1.5 * ROWS
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_rows_of_an_append_only_table_come_once(database: Database, make: Make, workers: int) -> None:
+    """A part of a range that was sent when the order came is never committed."""
+    database.execute("create table t (id int, a text)", FILL)
+    captured = make(workers=workers, source=LOG)
+    _begin(captured)
+    assert _order(captured, "pause") == 0
+    assert 0 < len(_ids(captured)) < ROWS
+    assert _order(captured, "resume") == 0
+    captured.wait_for("streaming from")
+    captured.settle()
+    assert _ids(captured) == Counter(range(1, ROWS + 1))
+    assert not any("has ended" in line for line in captured.said)
+
+
+def test_what_can_not_be_done_is_refused_with_the_way_out(
+    database: Database, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database.execute("create table t (id int primary key, a text)", FILL)
+    captured = make()
+    _begin(captured)
+
+    assert _order(captured, "cancel") == 1
+    told = capsys.readouterr().err
+    assert "the first copy can't be cancelled" in told
+    assert f"select pg_drop_replication_slot('{captured.config.slot}');" in told
+
+    assert _order(captured, "pause", "public.t") == 1
+    assert "tables of the first copy can't wait one by one" in capsys.readouterr().err
+
+    captured.stop()
+    assert _order(captured, "pause") == 1
+    assert "capture doesn't run, so nothing is copied" in capsys.readouterr().err

@@ -1,0 +1,65 @@
+"""What orders about a first copy make of its state."""
+
+from dataclasses import replace
+
+from cdc.model.table import TableName
+from cdc.postgres.copy_orders import CopyAction, CopyOrder
+from cdc.protocol.control_records import SnapshotPhase
+from cdc.stream.first_copy_pause import FirstCopyPause
+from tests.history import state
+
+COPYING = replace(state(), phase=SnapshotPhase.COPYING)
+PAUSED = replace(COPYING, first_copy_paused=True)
+
+
+class Heard:
+    """A pause that has heard these orders of slot ``s``."""
+
+    def __init__(self, *actions: CopyAction) -> None:
+        self.said: list[str] = []
+        self.pause = FirstCopyPause("s", self.said.append)
+        self.hear(*actions)
+
+    def hear(self, *actions: CopyAction, slot: str = "s") -> None:
+        for action in actions:
+            self.pause.heard(CopyOrder(slot, action, None).to_bytes())
+
+
+def test_the_last_order_counts() -> None:
+    heard = Heard(CopyAction.PAUSE)
+    assert heard.pause.is_ordered
+    assert heard.pause.obeyed(COPYING) == PAUSED
+    assert not Heard(CopyAction.PAUSE, CopyAction.RESUME).pause.is_ordered
+    assert Heard(CopyAction.RESUME).pause.obeyed(PAUSED) == COPYING
+
+
+def test_an_order_counts_once() -> None:
+    heard = Heard(CopyAction.PAUSE)
+    assert heard.pause.obeyed(COPYING) == PAUSED
+    assert not heard.pause.is_ordered
+    assert heard.pause.obeyed(PAUSED) is PAUSED
+
+
+def test_what_is_so_already_changes_nothing() -> None:
+    assert Heard(CopyAction.PAUSE).pause.obeyed(PAUSED) is PAUSED
+    assert Heard(CopyAction.RESUME).pause.obeyed(COPYING) is COPYING
+    assert Heard().pause.obeyed(PAUSED) is PAUSED
+
+
+def test_orders_for_other_slots_and_what_nobody_may_do_to_a_first_copy_are_passed_over() -> None:
+    heard = Heard(CopyAction.CANCEL)
+    heard.hear(CopyAction.PAUSE, slot="another")
+    assert not heard.pause.is_ordered
+    heard.pause.heard(b"{")
+    heard.pause.heard(CopyOrder("s", CopyAction.RESUME, TableName("public", "t")).to_bytes())
+    assert not heard.pause.is_ordered
+    assert len(heard.said) == 1
+    assert "an order about copies is ignored" in heard.said[0]
+
+
+def test_an_order_that_came_too_late_is_told_of() -> None:
+    heard = Heard(CopyAction.PAUSE)
+    heard.pause.over()
+    assert heard.said == ["warning: pause is ignored: the first copy is complete"]
+    heard.hear(CopyAction.PAUSE)
+    assert not heard.pause.is_ordered

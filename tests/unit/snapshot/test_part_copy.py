@@ -1,0 +1,77 @@
+"""How one range is copied, whoever copies it."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import pytest
+
+from cdc.capture.settings import CaptureSettings
+from cdc.model.table import Table, TableName
+from cdc.protocol.copy_ledger import CopiedRange
+from snapshot.ledger import CopyRun
+from snapshot.part_copy import copy_part
+from snapshot.ranges import Part
+from snapshot.row_events import EncodedRow, Line, RowEvents
+from snapshot.row_rate import RowRate
+from tests.builders import column, table
+from tests.copy_lines import copy_line
+from tests.history import EPOCH, published
+from tests.wal import HANDOFF
+
+KEYED = table(column("id", "int8"), name=TableName("public", "items"))
+LOG = table(column("id", "int8"), name=TableName("public", "log"), key=())
+
+
+class Worker:
+    """What a copy of some ranges did, in order."""
+
+    def __init__(self, shape: Table) -> None:
+        self.did: list[str] = []
+        self._shape = shape
+        self._rate = RowRate(1000, time.monotonic)
+
+    def part(
+        self, shape: Table, part: Part, *, where: str = "", while_waiting: Callable[[], None] = lambda: None
+    ) -> Iterable[list[Line]]:
+        yield [copy_line((b"%d" % number,)) for number in range(20)]
+
+    def send_rows(self, topic: str, rows: Sequence[EncodedRow]) -> None:
+        self.did.append("send")
+
+    def _commit(self, rows: int, size: int, done: CopiedRange | None) -> None:
+        self.did.append("commit" if done is None else "last commit")
+
+    def copy(self) -> None:
+        name = self._shape.name
+        of = published(self._shape)[name]
+        copy_part(
+            Part(name, name.sql, "1", 0, 1, 1000),
+            self._shape,
+            run=CopyRun("slot", EPOCH, HANDOFF, HANDOFF, {name: "shape"}),
+            where="",
+            reader=self,
+            publisher=self,
+            topic=of.topic,
+            events=RowEvents(of.encoder, None, epoch=EPOCH, consistent_point=HANDOFF, commit_time_ms=0),
+            settings=CaptureSettings(),
+            rate=self._rate,
+            heed=lambda: self.did.append("heed"),
+            commit=self._commit,
+        )
+
+
+@pytest.mark.parametrize("shape", [KEYED, LOG], ids=["keyed", "append-only"])
+def test_nobody_is_heeded_behind_the_last_commit(shape: Table) -> None:
+    """Whoever has told a worker to copy tells it the next range from then on, which would be taken for the end."""
+    worker = Worker(shape)
+    worker.copy()
+    assert worker.did[-1] == "last commit"
+
+
+def test_the_rate_is_waited_for_before_the_transaction_of_an_append_only_range() -> None:
+    worker = Worker(LOG)
+    worker.copy()
+    first = len(worker.did)
+    worker.copy()
+    assert worker.did[first] == "heed"  # while it waits for what the first range has taken
+    assert worker.did[first + 1 :].index("send") < worker.did[first + 1 :].index("last commit")
