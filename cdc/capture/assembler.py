@@ -208,6 +208,7 @@ class Assembler:
         self._epoch = epoch
         # Of a transaction that is complete nothing follows, also where a table is counted by now that wasn't then.
         self._skip_to = (skip_to[0], SEQ_MAX) if end_lsn > skip_to[0] else skip_to
+        self._complete_to = end_lsn
         self._include_before = include_before
         self._shapes = shapes
         self._log = log
@@ -261,8 +262,11 @@ class Assembler:
 
     @property
     def comes_again(self) -> bool:
-        """Whether all of the running transaction is in the recorded state, and only comes again."""
-        return self.in_transaction and (self._commit_lsn, SEQ_MAX) <= self._skip_to
+        """Whether all of the running transaction is in the recorded state, and only comes again.
+
+        That state may have had none of its rows, as of a transaction with nothing but a message for capture.
+        """
+        return self.in_transaction and self._commit_lsn < self._complete_to
 
     @property
     def begun(self) -> StreamedTransaction | None:

@@ -748,6 +748,23 @@ def test_which_transaction_was_published_in_part_is_known_until_its_end() -> Non
         assert goes_on.begun is None
 
 
+def test_a_transaction_without_rows_that_is_in_the_state_only_comes_again() -> None:
+    """One that asks for a copy would be obeyed twice."""
+    told: list[bool] = []
+    asked = LogicalMessage(True, Lsn(1), "own", b"")
+    history = History([insert(b"1", b"x")], [asked], [asked])
+    first = assembler(notices={"own": lambda _, __: None})
+    before_last = [message for message in history.messages(*relations()) if message[0] < FIRST + 0x1800]
+    events(first, before_last)
+    commit_lsn, seq = first.position
+    again = assembler(
+        at=state(commit_lsn=commit_lsn, seq=seq, end_lsn=first.end_lsn),
+        notices={"own": lambda _, __: told.append(again.comes_again)},
+    )
+    events(again, history.messages(*relations()))
+    assert told == [True, False]
+
+
 def test_a_restart_between_the_two_halves_of_a_key_change_gives_the_second() -> None:
     begin = state(commit_lsn=FIRST, seq=1)
     history = History([update(b"2", b"x", key=(b"1", None))])
