@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.control_topics import ProgressBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
@@ -447,6 +447,8 @@ class SinkQuery:
             if not errors:
                 return result
             first = errors[0]
+            if isinstance(first, PositionMismatch):
+                self._topics.check(self._cluster, topics)  # which names the way out, where a topic isn't the same
             if not isinstance(first, Unavailable):
                 raise first
             retry_in_s = backoff.next_s(first)

@@ -178,7 +178,7 @@ def test_an_idle_job_rests_and_goes_on_when_something_comes(pipeline: Pipeline, 
     """Spark's batch is committed when the rest is over: the next one shows that it was in one."""
     committed = Checkpoint(spark, pipeline.checkpoint()).committed
     lsn = pipeline.write(put(1))
-    with pipeline.job(spark) as job:
+    with pipeline.job(spark, trigger="micro-batch") as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         for number in (2, 3):
             assert committed() != pipeline.progress().next_offsets
@@ -220,7 +220,7 @@ def test_a_job_that_is_to_read_again_does_so_though_nothing_comes(pipeline: Pipe
 
 def test_a_job_that_rests_gets_rows_without_a_progress_record(pipeline: Pipeline, spark: SparkSession) -> None:
     lsn = pipeline.write(put(1))
-    with pipeline.job(spark) as job:
+    with pipeline.job(spark, trigger="micro-batch") as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         pipeline.log.commit([put(2)], progress=False)
         until(lambda: set(pipeline.rows()) == {1, 2})
@@ -232,7 +232,7 @@ def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
 ) -> None:
     monkeypatch.setattr("jobs.query.threads._SCHEMA_LOOK_S", 3600.0)  # only the batch itself can notice it
     lsn = pipeline.write(put(1, "before"))
-    with pipeline.job(spark) as job:
+    with pipeline.job(spark, trigger="micro-batch") as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         pipeline.log.recreate_topic(ORDERS)
         # So many that each partition is longer than it was.
@@ -244,7 +244,7 @@ def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
 @pytest.mark.soak
 def test_a_job_that_is_killed_in_a_rest_reads_its_last_batch_again(pipeline: Pipeline, spark: SparkSession) -> None:
     lsn = pipeline.write(put(1), put(2))
-    job = pipeline.process()
+    job = pipeline.process(trigger="micro-batch")
     job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
     job.kill()
     pipeline.write(put(2, "again"), Delete(ORDERS, {"id": 1}))
