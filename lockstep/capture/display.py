@@ -50,12 +50,12 @@ class _CopyBars:
     def __call__(self, progress: CopyProgress) -> None:
         task, started = self._bars.get(progress.table, (None, 0.0))
         now = time.monotonic()
-        if self._live:
-            self._progress.start()  # again behind each sentence of the log
         if task is None:
             started = now
             task = self._progress.add_task(f"copy {progress.table}", total=None, rate="")
             self._bars[progress.table] = (task, started)
+        if self._live:
+            self._progress.start()  # again behind each sentence of the log
         elapsed_s = max(now - started, 1e-6)
         rate = f"{progress.rows / elapsed_s:,.0f} rows/s, {progress.bytes / elapsed_s / 1e6:.1f} MB/s"
         total = progress.rows if progress.finished else max(progress.rows, progress.rows_estimated)
