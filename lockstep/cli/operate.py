@@ -118,9 +118,11 @@ def wait(
         except Unavailable as error:
             raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
         if not is_applied:
-            idle = [job.sentence(label) for label, job in collector.collect().idle.items() if label in sinks]
+            report = collector.collect()
+            idle = [job.sentence(label) for label, job in report.idle.items() if label in sinks]
             raise LockstepError(
-                "\n".join([late, *filter(None, idle)]), hint="`lockstep lag` shows how far each sink is"
+                "\n".join([late, *report.held_by_copies, *filter(None, idle)]),
+                hint="`lockstep lag` shows how far each sink is",
             )
     print(format_lsn(lsn))  # noqa: T201  the result
 
