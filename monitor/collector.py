@@ -13,6 +13,7 @@ import psycopg
 
 from cdc.kafka.control_topics import ProgressReader, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import TableName
@@ -98,6 +99,7 @@ class LagCollector:
             unreadable_dead_letters=self._open.unreadable,
             rebuild_needed={facts.label: names for facts in sinks if (names := self._changed_settings(facts))},
             unanswered=unanswered,
+            paused_copies=self._paused_copies(published),
         )
 
     def _ask_sinks(self) -> dict[str, _Answer]:
@@ -235,6 +237,17 @@ class LagCollector:
             if was != is_
         )
         return gaps[-1] if gaps else None, elsewhere
+
+    def _paused_copies(self, newest: ProgressRecord | None) -> tuple[str, ...]:
+        """The tables whose copies are paused. The state is read only while a table lacks its copy."""
+        pipeline = self._pipeline
+        if newest is None:
+            is_lacking = control_topic(pipeline.name, STATE) in self._cluster.partition_counts()
+        else:
+            is_lacking = bool(newest.uncopied)
+        state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot) if is_lacking else None
+        copying = {} if state is None else state.copying
+        return tuple(str(name) for name, copy in copying.items() if copy.paused)
 
     def _wal_end(self) -> Lsn:
         (wal_end,) = self._query("select pg_current_wal_insert_lsn()::text")

@@ -92,6 +92,8 @@ class LagReport:
     counts the rejected rows that nothing has replaced yet, but for the ``unreadable_dead_letters``. ``rebuild_needed``
     names the settings of a live generation that are different in today's configuration. ``unanswered`` says, by a
     sink's name, why it couldn't be asked; its stages are unknown.
+
+    ``paused_copies`` are tables whose copies somebody has paused: no sink that has them gets further meanwhile.
     """
 
     stages: tuple[Stage, ...]
@@ -108,6 +110,15 @@ class LagReport:
     wal_rate: float | None = None
     minutes_until_full: float | None = None
     gap: Gap | None = None
+    paused_copies: tuple[str, ...] = ()
+
+    @property
+    def held_by_copies(self) -> list[str]:
+        """A sentence for each paused copy."""
+        return [
+            f"the copy of {name} is paused, and sinks with this table get no further: `lockstep snapshot resume {name}`"
+            for name in self.paused_copies
+        ]
 
     @property
     def idle(self) -> dict[str, JobStatus]:
@@ -149,6 +160,7 @@ class LagReport:
             "wal_bytes_per_s": self.wal_rate,
             "minutes_until_full": self.minutes_until_full,
             "broken": list(self.broken),
+            "paused_copies": list(self.paused_copies),
             "gap": None if self.gap is None else _gap_json(self.gap),
             "rejected": dict(self.rejected),
             "open_rejections": dict(self.open_rejections),

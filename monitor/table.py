@@ -38,6 +38,8 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
     if lag.safe_wal_bytes is not None and (lag.wal_status in ("extended", "unreserved") or _is_soon_full(lag)):
         minutes = "" if lag.minutes_until_full is None else f", which takes {lag.minutes_until_full:.0f} minutes"
         yield f"the slot is lost after {readable_bytes(max(0, lag.safe_wal_bytes))} more of WAL{minutes}", "red"
+    for sentence in lag.held_by_copies:
+        yield sentence, "yellow"
     for name, error in lag.unanswered.items():
         yield f"{name} can't be asked: {error}", "red"
     for label, job in lag.idle.items():

@@ -18,6 +18,7 @@ from cdc.protocol.copy_text import split_row
 from cdc.protocol.pgoutput import Field
 from cdc.protocol.visibility import SourceSnapshot
 from snapshot.keys import KeyTexts
+from snapshot.ranges import ONLY
 from snapshot.table_reader import APPLICATION, FoundKey, RowReader, UnreadableKey, refusals
 
 _LOCK_TIMEOUT_MS: Final = 50
@@ -50,12 +51,25 @@ select exists (
 )
 """
 
+_PARTITIONS: Final = """
+with recursive tree(oid) as (
+    select inhrelid from pg_inherits where inhparent = %s
+    union all
+    select i.inhrelid from tree join pg_inherits i on i.inhparent = tree.oid
+)
+select count(*) from tree join pg_class c on c.oid = tree.oid where c.relispartition
+"""
+
 _NOT_COMMITTING: Final = """
 select backend_xid::text::bigint from pg_stat_activity
 where backend_xid is not null
   and (state like 'idle in transaction%%' or wait_event_type in ('Client', 'Lock') or wait_event = 'PgSleep'
        or query_start > %s)
 """
+
+
+PARTITIONS_MAX: Final = 256
+"""How many partitions one query reads in the order of their keys: planning it takes a millisecond for some ten."""
 
 
 class Locked(Exception):
@@ -122,7 +136,7 @@ class ChunkReader(RowReader):
         try:
             try:
                 execute("begin transaction isolation level repeatable read, read only")
-                execute(f"lock table {name.sql} in access share mode".encode())
+                execute(f"lock table {ONLY}{name.sql} in access share mode".encode())
             except psycopg.errors.LockNotAvailable as error:
                 raise Locked from error
             except (
@@ -143,15 +157,20 @@ class ChunkReader(RowReader):
                     execute("rollback")
 
     def key_order(self, table: Table) -> KeyOrder | None:
-        """How the table can be read in chunks; None where no index gives the order, or two rows may share a key."""
+        """How the table can be read in chunks; None where no index gives the order, or two rows may share a key.
+
+        Nor can one of many partitions: each chunk would open all of them, with their indexes.
+        """
         if not table.key or keys_can_swap(self._connection, table):
+            return None
+        (partitions,) = self._connection.execute(_PARTITIONS, (table.oid,)).fetchall()[0]
+        if partitions > PARTITIONS_MAX:
             return None
         row = self._connection.execute(_HAS_ORDER, (list(table.key), table.oid, table.oid)).fetchone()
         types = key_types(self._connection, [column.type_oid for column in table.key_columns])
         if row is None or not row[0] or len({kind.greater for kind in types}) > 1:
             return None
-        (source,) = self._sources(table, ())
-        return KeyOrder(source, [quote_identifier(column) for column in table.key], types)
+        return KeyOrder(self._source(table), [quote_identifier(column) for column in table.key], types)
 
     def rows_after(self, table: Table, order: KeyOrder, after: KeyTexts | None, rows: int) -> Range:
         """The next rows of a table, not more than so many. Raises as ``lines``."""

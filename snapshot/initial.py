@@ -251,7 +251,7 @@ class InitialSnapshot:
                 ledger=plan.ledger,
                 first=plan.first,
                 reader=reader,
-                hold=lambda name: reader.hold(name, plan.memberships[name], pipeline.publication, self._sql),
+                hold=lambda part: reader.hold(part, plan.memberships[part.table], pipeline.publication, self._sql),
                 publisher=publisher,
                 tables=plan.tables,
                 estimated=plan.estimated,

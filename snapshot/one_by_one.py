@@ -17,7 +17,8 @@ from snapshot.row_rate import RowRate
 
 
 class OneByOne:
-    """Copies the parts of one start. ``hold`` locks a table before its rows are read, and lets go of the others."""
+    """Copies the parts of one start. ``hold`` locks what a part is of before its rows are read, and lets go of
+    all others."""
 
     def __init__(
         self,
@@ -25,7 +26,7 @@ class OneByOne:
         ledger: CopyLedger,
         first: FirstSnapshot | None,
         reader: PartReader,
-        hold: Callable[[TableName], None],
+        hold: Callable[[Part], None],
         publisher: Publisher,
         tables: Mapping[TableName, PublishedTable],
         estimated: Mapping[TableName, int],
@@ -61,7 +62,7 @@ class OneByOne:
             for name, its_parts in by_table.items():
                 events = self._events(name)
                 for part in its_parts:
-                    self._hold(name)
+                    self._hold(part)
                     self._copy(part, events)
                     self._heed()
         except Interrupted:

@@ -6,8 +6,12 @@ updates move none. So ranges that were copied under an earlier snapshot needn't 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from cdc.model.table import TableName
+
+ONLY: Final = "only "
+"""What SQL says before a name to leave out tables below it."""
 
 Interval = tuple[int | None, int | None]
 """Blocks from the first on and before the end; None: without that bound."""
@@ -17,7 +21,7 @@ ALL_BLOCKS: Interval = (None, None)
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What holds rows of a table: itself, or a partition. ``sql`` is its name, quoted.
+    """What holds rows of a table: itself, or a partition. ``sql`` is what to select from, a quoted name.
 
     ``storage`` tells its file from all others, also from one that it gets when it is rewritten. ``blocks`` is None
     where its rows can't be told apart by their block. ``size`` are all bytes, large values included.
@@ -28,6 +32,11 @@ class Relation:
     storage: str
     blocks: int | None
     size: int
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is read without tables below it, so that ``storage`` is that of one file."""
+        return self.sql.startswith(ONLY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,11 @@ class Part:
     size: int
     in_blocks: bool = True
     only_newer: bool = False
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is read without tables below it, so that ``storage`` is that of one file."""
+        return self.sql.startswith(ONLY)
 
 
 def parts(

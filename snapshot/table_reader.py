@@ -14,14 +14,14 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT_MS, connect, connection_error
-from cdc.postgres.key_types import key_types
+from cdc.postgres.key_types import KeyType, key_types
 from cdc.postgres.memberships import memberships
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copy_text import split_row
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
 from snapshot.keys import KeyTexts
-from snapshot.ranges import Part, Relation
+from snapshot.ranges import ONLY, Part, Relation
 from snapshot.row_events import Line
 
 APPLICATION = "lockstep snapshot"
@@ -40,23 +40,35 @@ _NAMES_NONE: Final = (
 )
 """What PostgreSQL says where no table has the name."""
 
+# pg_partition_tree() would lock every partition until the transaction ends, and thousands don't fit the lock table.
 _RELATIONS: Final = """
+    with recursive root as (
+        select c.oid, c.relkind from pg_class c where c.oid = to_regclass(%(name)s)
+    ), tree(oid, relkind) as (
+        select oid, relkind from root
+        union all
+        select c.oid, c.relkind from tree join pg_inherits i on i.inhparent = tree.oid and not i.inhdetachpending
+        join pg_class c on c.oid = i.inhrelid where tree.relkind = 'p'
+    )
     select format('%%I.%%I', n.nspname, c.relname), concat(c.oid, '.', c.relfilenode),
            case when a.amname = 'heap' then pg_relation_size(c.oid) / current_setting('block_size')::int end,
-           case when c.relkind = 'r' then pg_table_size(c.oid) else 0 end,
-           c.oid = t.oid or c.relkind = 'r' and has_table_privilege(c.oid, 'select')
+           case when c.relkind = 'r' then coalesce(pg_table_size(c.oid), 0) else 0 end,
+           c.oid = root.oid or c.relkind = 'r' and has_table_privilege(c.oid, 'select')
                and has_schema_privilege(n.oid, 'usage') and not row_security_active(c.oid)
-    from (select to_regclass(%s)::oid as oid) t
-    cross join lateral (
-        select relid::oid as oid from pg_partition_tree(t.oid) where isleaf
-        union select t.oid where not exists (select from pg_partition_tree(t.oid))
-    ) leaf
-    join pg_class c on c.oid = leaf.oid
+    from root cross join tree
+    join pg_class c on c.oid = tree.oid
     join pg_namespace n on n.oid = c.relnamespace
     left join pg_am a on a.oid = c.relam
+    where tree.relkind <> 'p' and (%(leaves)s::oid[] is null or c.oid = any(%(leaves)s::oid[]))
+    order by c.oid
 """
 """Name, what tells its file, blocks where ctids count them, bytes with large values, and whether it can be read by
 itself."""
+
+_FILE_NOW: Final = """
+    select concat(c.oid, '.', coalesce(pg_relation_filenode(c.oid), 0)) from (select to_regclass(%s)::oid as oid) c
+"""
+"""The same text of a relation's file as of now, also inside a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +119,9 @@ class RowReader:
         """What the tables were and how they were published, as of the snapshot."""
         return memberships(self._connection, publication, names)
 
-    def _lock(self, names: Iterable[TableName]) -> None:
-        tables = ", ".join(name.sql for name in names)
+    def _lock(self, sources: Iterable[str]) -> None:
         try:
-            self._connection.execute(f"lock table {tables} in access share mode".encode())
+            self._connection.execute(f"lock table {', '.join(sources)} in access share mode".encode())
         except _NAMES_NONE as error:  # a name is looked up as of now, also inside a snapshot
             raise Unavailable(f"a table was renamed, moved or dropped while the copy began: {error}") from error
         except psycopg.errors.LockNotAvailable as error:
@@ -118,18 +129,42 @@ class RowReader:
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
 
-    def relations(self, table: Table) -> list[Relation]:
-        """What holds the table's rows: its partitions, at any depth, or itself.
+    def _lock_alone(self, relation: Relation | Part) -> None:
+        """Keep a partition, or a table, as it is recorded until ``_let_go``.
+
+        So only one is locked at a time: thousands are more than a server has locks for. Raises TableLocked, and
+        Unavailable where its file is another one by now: in a snapshot from before, an emptied one looks empty.
+        """
+        self._connection.execute("savepoint alone")
+        self._lock([relation.sql])
+        row = self._connection.execute(_FILE_NOW, (relation.sql.removeprefix(ONLY),)).fetchone()
+        if row is None or row[0] != relation.storage:
+            raise Unavailable(
+                f"{relation.table}: {relation.sql.removeprefix(ONLY)} was emptied, rewritten or dropped while it was"
+                " copied"
+            )
+
+    def _let_go(self) -> None:
+        """Nothing but a rollback ends locks within a transaction."""
+        self._connection.execute("rollback to savepoint alone")
+        self._connection.execute("release savepoint alone")
+
+    def relations(self, table: Table, leaves: Sequence[int] = ()) -> list[Relation]:
+        """What holds the table's rows: its partitions, at any depth, or itself. With ``leaves``, these oids alone.
 
         It is the table as a whole where there is no partition, or one that our role may read only through it.
         """
+        asked = {"name": table.name.sql, "leaves": list(leaves) or None}
         with refusals(table):
-            found = self._connection.execute(_RELATIONS, (table.name.sql,)).fetchall()
-        if not found or any(not is_leaf_readable for *_, is_leaf_readable in found):
+            found = self._connection.execute(_RELATIONS, asked).fetchall()
+        is_readable = all(is_leaf_readable for *_, is_leaf_readable in found)
+        if not found or not (is_readable or leaves):  # some of them can't be had through the table
             files = " ".join(sorted(storage for _, storage, *_ in found))
             storage = hashlib.sha256(files.encode()).hexdigest()[:16]
             return [Relation(table.name, table.name.sql, storage, None, sum(size for _, _, _, size, _ in found))]
-        return [Relation(table.name, f"only {name}", storage, blocks, size) for name, storage, blocks, size, _ in found]
+        return [
+            Relation(table.name, f"{ONLY}{name}", storage, blocks, size) for name, storage, blocks, size, _ in found
+        ]
 
     def part(
         self, table: Table, part: Part, *, where: str = "", while_waiting: Callable[[], None] = _nothing
@@ -146,7 +181,7 @@ class RowReader:
         more = [f"({condition})" for condition in (self._filters.get(table.name), where) if condition]
         conditions = " and ".join([*bounds, *more])
         where = f" where {conditions}" if conditions else ""
-        with refusals(table):
+        with refusals(table, whole=not part.is_alone):
             yield from self._copied(f"select {_columns(table)} from {part.sql}{where}", while_waiting)
 
     def estimated_rows(self, table: Table) -> int:
@@ -170,10 +205,14 @@ class RowReader:
         Raises Unavailable when the connection is lost, and LockstepError when PostgreSQL refuses.
         """
         columns = _columns(table)
-        with refusals(table):
-            for source in self._sources(table, leaves):
+        for relation in self.relations(table, leaves):
+            with refusals(table, whole=not relation.is_alone):
+                if relation.is_alone:
+                    self._lock_alone(relation)
                 # Through a query: COPY of a table by name takes neither a partitioned one nor a condition.
-                yield from self._copied(f"select {columns} from {source}{self._where(table)}", while_waiting)
+                yield from self._copied(f"select {columns} from {relation.sql}{self._where(table)}", while_waiting)
+                if relation.is_alone:
+                    self._let_go()
 
     def find(
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
@@ -183,19 +222,15 @@ class RowReader:
         Raises UnreadableKey when PostgreSQL can't read or compare one of them, TableRefused when we may not read the
         table, and as ``lines``.
         """
-        wanted_sql, matches = self._wanted(table, keys)
+        wanted_sql, matches, rows_sql = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
         values = ", ".join(f"coalesce(t.{name}, k.{name})" for name in names)
-        (source,) = self._sources(table, ())
-        query = (
-            f"select t.{names[0]} is not null, {values} from {wanted_sql}"
-            f" left join (select * from {source}{self._where(table)}) t on {matches}"
-        )
+        query = f"select t.{names[0]} is not null, {values} from {wanted_sql} left join {rows_sql} on {matches}"
         indexes = [[column.name for column in table.columns].index(name) for name in table.key]
         found_keys = []
         try:
-            # A savepoint: after an error the snapshot goes on.
-            with self._connection.transaction():
+            # A savepoint: after an error the snapshot goes on. Its end lets the partitions go.
+            with self._connection.transaction(force_rollback=True):
                 for is_there, *key in self._values(query, while_waiting):
                     fields: list[Any] = [None] * len(table.columns)
                     for index, value in zip(indexes, key, strict=True):
@@ -214,31 +249,43 @@ class RowReader:
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
     ) -> Iterator[Fields]:
         """The values of these keys' rows. ``find`` must have read the keys before. Raises as ``lines``."""
-        wanted_sql, matches = self._wanted(table, keys)
-        (source,) = self._sources(table, ())
+        wanted_sql, matches, rows_sql = self._wanted(table, keys)
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
-        query = f"select {columns} from {wanted_sql} join (select * from {source}{self._where(table)}) t on {matches}"
-        with refusals(table):
+        query = f"select {columns} from {wanted_sql} join {rows_sql} on {matches}"
+        with refusals(table), self._connection.transaction(force_rollback=True):
             yield from self._values(query, while_waiting)
 
     def keys_where(self, table: Table, where: str, most: int) -> list[Fields]:
         """The keys of the rows for which this SQL holds, not more than so many. Raises psycopg's errors."""
         names = ", ".join(quote_identifier(name) for name in table.key)
-        (source,) = self._sources(table, ())
+        source = self._source(table)
         return list(self._values(f"select {names} from {source} where ({where}) limit {most:d}", _nothing))
 
-    def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str]:
-        """(the keys in their types, as ``k``; how they match the table as ``t``)."""
+    def _wanted(self, table: Table, keys: Sequence[KeyTexts]) -> tuple[str, str, str]:
+        """(the keys in their types, as ``k``; how they match the table as ``t``; the rows that may match, as ``t``).
+
+        Only conditions with constants keep partitions out of a query while it is planned. The others get no lock.
+        """
         oids = [column.type_oid for column in table.key_columns]
         types = key_types(self._connection, oids)
         names = [quote_identifier(name) for name in table.key]
         texts = [f"c{index}" for index in range(len(names))]
         casts = ", ".join(f"{text}::{kind.sql} as {name}" for text, kind, name in zip(texts, types, names, strict=True))
-        values = ", ".join(
-            f"{sql.Literal(list(column)).as_string(self._connection)}::text[]" for column in zip(*keys, strict=True)
-        )
+        literals = [
+            [sql.Literal(text).as_string(self._connection) for text in column] for column in zip(*keys, strict=True)
+        ]
+        values = ", ".join(f"array[{', '.join(column)}]::text[]" for column in literals)
         matches = " and ".join(f"t.{name} {kind.equals} k.{name}" for name, kind in zip(names, types, strict=True))
-        return f"(select {casts} from unnest({values}) as texts({', '.join(texts)})) k", matches
+        source = self._source(table)
+        conditions = [self._filters.get(table.name, "")]
+        if not source.startswith(ONLY):
+            conditions.append(_any_of(table, names, types, literals))
+        where = " and ".join(f"({condition})" for condition in conditions if condition)
+        return (
+            f"(select {casts} from unnest({values}) as texts({', '.join(texts)})) k",
+            matches,
+            f"(select * from {source}{f' where {where}' if where else ''}) t",
+        )
 
     def _values(self, query: str, while_waiting: Callable[[], None]) -> Iterator[Fields]:
         """The same as ``_copied``, as values."""
@@ -299,17 +346,14 @@ class RowReader:
         condition = self._filters.get(table.name)
         return f" where {condition}" if condition else ""
 
-    def _sources(self, table: Table, leaves: Sequence[int]) -> list[str]:
+    def _source(self, table: Table) -> str:
         """What to select from. Tables that inherit from an ordinary one are tables of their own."""
-        if leaves:
-            rows = self._connection.execute("select unnest(%s::oid[])::regclass::text", (list(leaves),)).fetchall()
-            return [f"only {row[0]}" for row in rows]
         partitioned = self._connection.execute(
             "select 1 from pg_class c join pg_namespace n on n.oid = c.relnamespace"
             " where n.nspname = %s and c.relname = %s and c.relkind = 'p'",
             (table.name.schema, table.name.name),
         ).fetchone()
-        return [table.name.sql if partitioned else f"only {table.name.sql}"]
+        return table.name.sql if partitioned else f"{ONLY}{table.name.sql}"
 
     def close(self) -> None:
         self._connection.close()
@@ -330,7 +374,7 @@ class SnapshotReader(RowReader):
     def __init__(self, source: SourceSettings, snapshot_name: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
         super().__init__(connect(source, application=APPLICATION))
         self._snapshot_name = snapshot_name
-        self._held: TableName | None = None
+        self._held: Part | None = None
         try:
             self._connection.execute(f"set lock_timeout = {lock_timeout_ms:d}")
             self._begin()
@@ -351,18 +395,23 @@ class SnapshotReader(RowReader):
         except psycopg.Error as error:
             raise Unavailable(f"the snapshot can't be read: {connection_error(error).message}") from error
 
-    def hold(
-        self, name: TableName, membership_before: Membership, publication: str, other: psycopg.Connection[Any]
-    ) -> None:
-        """Keep a table from being altered until another one is held, and let go of all others.
+    def hold(self, part: Part, membership_before: Membership, publication: str, other: psycopg.Connection[Any]) -> None:
+        """Keep a part's table from being altered, and its partition as it is, until another part is held.
 
-        Nothing is done where it is held already. Raises as ``lock_unchanged``, TableLocked where it is locked.
+        All others are let go of. Raises as ``lock_unchanged``, TableLocked where it is locked, and Unavailable where
+        the partition was emptied, rewritten or dropped.
         """
-        if self._held == name:
-            return
-        self.rest()
-        self.lock_unchanged({name: membership_before}, publication, other)
-        self._held = name
+        if self._held is not None and self._held.table == part.table:
+            if self._held.sql == part.sql:
+                return
+            self._let_go()
+        else:
+            self.rest()
+            self.lock_unchanged({part.table: membership_before}, publication, other)
+        self._held = None
+        if part.is_alone:
+            self._lock_alone(part)
+        self._held = part
 
     def snapshot(self) -> str:
         """The snapshot, in PostgreSQL's own text of it: which transactions it shows."""
@@ -378,11 +427,13 @@ class SnapshotReader(RowReader):
     ) -> None:
         """Keep the tables from being altered until this is closed; writing to them goes on.
 
+        Their partitions aren't locked: whoever alters those through the table locks the table before.
+
         A snapshot doesn't keep old columns readable, and a table that was rewritten or truncated after it looks empty
         in it. So they are compared with what the ``other`` connection sees now. Raises Unavailable when they are
         locked or differ from ``memberships_before``, those of the snapshot.
         """
-        self._lock(memberships_before)
+        self._lock(f"{ONLY}{name.sql}" for name in memberships_before)
         now = memberships(other, publication, list(memberships_before))
         altered = [
             str(name) for name, membership_before in memberships_before.items() if now.get(name) != membership_before
@@ -401,11 +452,17 @@ class SnapshotReader(RowReader):
 
 
 @contextlib.contextmanager
-def refusals(table: Table) -> Iterator[None]:
-    """psycopg's errors as ours, with the table's name."""
+def refusals(table: Table, *, whole: bool = False) -> Iterator[None]:
+    """psycopg's errors as ours, with the table's name. ``whole``: all its partitions are read by one statement."""
     try:
         yield
     except psycopg.Error as error:
+        if whole and isinstance(error, psycopg.errors.OutOfMemory) and "max_locks_per_transaction" in str(error):
+            raise LockstepError(
+                f"{table.name} can't be read: PostgreSQL has no room for the locks of all its partitions and indexes",
+                hint="`lockstep doctor` says which max_locks_per_transaction the server needs. Or let our role read"
+                " each partition: then it locks one at a time",
+            ) from error
         refused = connection_error(error)
         if isinstance(refused, Unavailable):
             raise refused from error
@@ -420,6 +477,19 @@ def refusals(table: Table) -> Iterator[None]:
                 " column list of the publication (PostgreSQL 15 and later)"
             )
         raise LockstepError(f"{table.name} can't be read: {refused.message}", hint=hint) from error
+
+
+def _any_of(table: Table, names: Sequence[str], types: Sequence[KeyType], literals: Sequence[Sequence[str]]) -> str:
+    """That a row has one of these keys, by constants alone; names and literals, by column, are SQL."""
+    values = [[f"{literal}::{kind.sql}" for literal in column] for kind, column in zip(types, literals, strict=True)]
+    if len(names) == 1 and not table.key_columns[0].is_array:
+        return f"{names[0]} {types[0].equals} any(array[{', '.join(values[0])}])"
+    # One condition for each key as a whole: where a hash of several columns decides, a list for each tells nothing.
+    equal = [
+        [f"{name} {kind.equals} {value}" for value in column]
+        for name, kind, column in zip(names, types, values, strict=True)
+    ]
+    return " or ".join(f"({' and '.join(key)})" for key in zip(*equal, strict=True))
 
 
 def _columns(table: Table) -> str:

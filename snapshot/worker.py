@@ -165,7 +165,7 @@ class _Worker:
                     reader.rest()
                     continue
                 try:
-                    reader.hold(order.table, job.memberships[order.table], pipeline.publication, now)
+                    reader.hold(order, job.memberships[order.table], pipeline.publication, now)
                 except TableLocked:
                     self.report(Refused(order))
                     continue

@@ -1,9 +1,9 @@
 """Tables' shapes from the catalogue: columns as published, key, replica identity, and what each type comes down to."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import psycopg
 
@@ -46,6 +46,8 @@ def declared_type(types: Mapping[int, PgType], text: str) -> str:
     on it.
     """
     name = text.removeprefix("public.")
+    if name == text:
+        return text
     plain = _TYPE_SUFFIX.sub("", name).strip('"')
     is_built_in = any(pg_type.name == plain for pg_type in types.values() if pg_type.oid < FIRST_USER_OID)
     return text if is_built_in else name
@@ -72,16 +74,40 @@ def value_type(types: Mapping[int, PgType], oid: int) -> tuple[str, bool]:
     return "text", False
 
 
-def table_of_oid(connection: psycopg.Connection[Any], oid: int) -> Table | None:
+class KnownTypes:
+    """The types, kept: a database of many tables has two for each of them. Nothing that is read here of one changes."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self._types: Mapping[int, PgType] = {}
+
+    def with_all(self, oids: Iterable[int]) -> Mapping[int, PgType]:
+        """All types, those that came since included if one of these is among them."""
+        if any(oid not in self._types for oid in oids):
+            self._types = load_types(self._connection)
+        return self._types
+
+
+_SHAPE: Final = """
+select n.nspname, c.relname, c.oid::bigint, c.relreplident::text,
+    array(select a.attname from pg_index i
+        cross join lateral unnest(i.indkey::int2[]) with ordinality as k(attnum, place)
+        join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+        where i.indrelid = c.oid and i.indisprimary and k.place <= i.indnkeyatts order by k.place)::text[],
+    l.numbers, l.names, l.types, l.modifiers, l.declared, l.generated
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+    select array_agg(a.attnum::int), array_agg(a.attname::text), array_agg(a.atttypid::bigint),
+        array_agg(a.atttypmod), array_agg(format_type(a.atttypid, a.atttypmod)), array_agg(a.attgenerated <> '')
+    from (select * from pg_attribute where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum) a
+) l(numbers, names, types, modifiers, declared, generated)
+"""
+
+
+def table_of_oid(connection: psycopg.Connection[Any], oid: int, types: KnownTypes) -> Table | None:
     """The shape that a relation has by now, whatever of it is published; None when it is gone."""
-    row = connection.execute(
-        "select n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s",
-        (oid,),
-    ).fetchone()
-    if row is None:
-        return None
-    name = TableName(row[0], row[1])
-    return load_tables(connection, [name], None).get(name)
+    row = connection.execute(f"{_SHAPE} where c.oid = %s and c.relkind in ('r', 'p')", (oid,)).fetchone()
+    return None if row is None else _table(row, types, None, ())
 
 
 def load_tables(
@@ -94,47 +120,38 @@ def load_tables(
 
     ``keys`` are configured ones; else a table's key is its primary key. A table with neither has an empty ``key``.
     """
-    types = load_types(connection)
+    types = KnownTypes(connection)
     # 15 names stored generated columns among those that it publishes, and sends none of them.
     sends_generated = connection.info.server_version >= GENERATED_COLUMNS
     published = _published_columns(connection, publication) if publication else {}
+    rows = connection.execute(
+        f"{_SHAPE} join unnest(%s::text[], %s::text[]) as t(schema, name)"
+        " on t.schema = n.nspname and t.name = c.relname where c.relkind in ('r', 'p')",
+        ([name.schema for name in names], [name.name for name in names]),
+    ).fetchall()
+    found = {TableName(row[0], row[1]): row for row in rows}
     tables = {}
     for name in names:
-        row = connection.execute(
-            "select c.oid::bigint, c.relreplident::text from pg_class c join pg_namespace n on n.oid = c.relnamespace"
-            " where n.nspname = %s and c.relname = %s and c.relkind in ('r', 'p')",
-            (name.schema, name.name),
-        ).fetchone()
-        if row is None:
-            continue
-        oid, identity = row
-        columns = []
-        for number, column, type_oid, modifier, type_name in connection.execute(
-            "select attnum, attname, atttypid::bigint, atttypmod, format_type(atttypid, atttypmod) from pg_attribute"
-            " where attrelid = %s and attnum > 0 and not attisdropped and (attgenerated = '' or attname = any(%s))"
-            " order by attnum",
-            (oid, list(published.get(name, ())) if sends_generated else []),
-        ).fetchall():
-            if published.get(name) is not None and column not in published[name]:
-                continue
-            base, is_array = value_type(types, type_oid)
-            declared = declared_type(types, type_name)
-            columns.append(Column(column, declared, base, is_array, type_oid, modifier, number))
-        key = tuple((keys or {}).get(name) or primary_key(connection, oid))
-        tables[name] = Table(name, tuple(columns), key, ReplicaIdentity(identity), oid)
+        if name in found:
+            table = _table(found[name], types, published.get(name), published.get(name, ()) if sends_generated else ())
+            tables[name] = replace(table, key=tuple((keys or {}).get(name) or table.key))
     return tables
 
 
-def primary_key(connection: psycopg.Connection[Any], oid: int) -> tuple[str, ...]:
-    """The columns of a relation's primary key, in its order; empty when it has none."""
-    rows = connection.execute(
-        "select a.attname from pg_index i"
-        " cross join lateral unnest(i.indkey::int2[]) with ordinality as k(attnum, place)"
-        " join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum"
-        " where i.indrelid = %s and i.indisprimary and k.place <= i.indnkeyatts order by k.place",
-        (oid,),
-    ).fetchall()
-    return tuple(row[0] for row in rows)
+def _table(
+    row: tuple[Any, ...], types: KnownTypes, published: Collection[str] | None, generated: Collection[str]
+) -> Table:
+    """A row of ``_SHAPE`` with the published columns (all, where it is None), and only these of the generated ones."""
+    schema, name, oid, identity, key, *by_column = row
+    of_columns = list(zip(*(values or () for values in by_column), strict=True))
+    known = types.with_all(column[2] for column in of_columns)
+    columns = []
+    for number, column, type_oid, modifier, type_name, is_generated in of_columns:
+        if (is_generated and column not in generated) or (published is not None and column not in published):
+            continue
+        base, is_array = value_type(known, type_oid)
+        columns.append(Column(column, declared_type(known, type_name), base, is_array, type_oid, modifier, number))
+    return Table(TableName(schema, name), tuple(columns), tuple(key), ReplicaIdentity(identity), oid)
 
 
 def keys_can_swap(connection: psycopg.Connection[Any], table: Table) -> bool:

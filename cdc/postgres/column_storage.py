@@ -28,7 +28,8 @@ with recursive resolved as (
 ), named as (
     select t.oid,
         case when t.oid < 16384 then t.typname::text else coalesce(x.extname || '.' || t.typname, '') end as name
-    from pg_type t
+    from (select oid from resolved union select oid from elements) used
+    join pg_type t on t.oid = used.oid
     left join pg_depend d on d.classid = 'pg_type'::regclass and d.objid = t.oid
         and d.refclassid = 'pg_extension'::regclass and d.deptype = 'e'
     left join pg_extension x on x.oid = d.refobjid

@@ -1,7 +1,7 @@
 """What the catalogue adds to the stream: a Relation message becomes a table with types, key and column history."""
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -9,25 +9,41 @@ import psycopg
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.shape_change import AddedValue, changed_shape
+from cdc.model.lsn import Lsn
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import (
+    KnownTypes,
     added_column_default,
     declared_type,
     load_tables,
-    load_types,
     table_of_oid,
     value_type,
 )
 from cdc.postgres.memberships import storage_of
+from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.membership import Recorded
 from cdc.protocol.pgoutput import Relation, RelationColumn
 from cdc.protocol.pgvalues import json_encoder
 
 
+@dataclass(frozen=True, slots=True)
+class _Unchanged:
+    """What the catalogue said of a relation: nothing has changed since ``membership``. The WAL ended at ``asked_at``
+    before it was asked."""
+
+    relation: Relation
+    published: PublishedTable
+    membership: str | None
+    asked_at: Lsn
+
+
 class CatalogueShapes:
-    """Asks once per Relation message, never per row. ``publish`` says how a table's rows are encoded and where they
+    """Asks once per Relation message, never per row. PostgreSQL describes a partitioned table again for the first row
+    of each partition. There is one answer for all of those in transactions that had committed when it was given.
+
+    ``publish`` says how a table's rows are encoded and where they
     go. ``membership_of`` gives what was recorded at a table's copy, None for a table that is to be copied anyway.
     ``names_before`` gives the names of the columns that a table had before its epoch."""
 
@@ -47,21 +63,35 @@ class CatalogueShapes:
         self._say = say
         self._membership_of = membership_of
         self._names_before = names_before
-        self._types = load_types(sql)
+        self._types = KnownTypes(sql)
+        self._unchanged: dict[int, _Unchanged] = {}
 
-    def adopt(self, relation: Relation, known_table: PublishedTable) -> PublishedTable:
-        """The table that a Relation message describes, published as the catalogue says by now.
+    def adopt(self, relation: Relation, known_table: PublishedTable, commit_lsn: int | None = None) -> PublishedTable:
+        """The table that a Relation message describes, published as the catalogue says by now, or since the transaction
+        in which it comes was committed at ``commit_lsn``.
 
         Once keys could swap, they still can: the catalogue may be ahead of the stream. Raises UnsupportedChange when no
         key is left.
         """
+        name = known_table.table.name
+        membership = self._membership_of(name)
+        said = self._unchanged.get(relation.relation_id)
+        if (
+            said is not None
+            and commit_lsn is not None
+            and commit_lsn < said.asked_at
+            and said.published is known_table
+            and (said.relation, said.membership) == (relation, membership)
+        ):
+            return known_table
+        asked_at = wal_end(self._sql)
         # Of the table alone: asking for its publication would wait for its lock.
-        current = table_of_oid(self._sql, relation.relation_id)
+        current = table_of_oid(self._sql, relation.relation_id, self._types)
         table, change = changed_shape(
             known_table.table,
             relation,
             current=current,
-            configured_key=self._keys.get(known_table.table.name),
+            configured_key=self._keys.get(name),
             resolve=self._resolve,
             added_value=lambda column: self._added_value(relation.relation_id, column),
             parse=orjson.loads,
@@ -69,11 +99,12 @@ class CatalogueShapes:
         )
         published = self._publish(table)
         published.keys_can_swap |= known_table.keys_can_swap
-        rewritten = self._rewritten(relation, table.name) if not change.rewritten else ""
+        rewritten = self._rewritten(relation, membership) if not change.rewritten else ""
         if rewritten:
             change = replace(change, rewritten=rewritten)
             self._say(f"{table.name}: rows may have changed without an event: {rewritten}; copying it again")
         if table == known_table.table and not rewritten:
+            self._unchanged[relation.relation_id] = _Unchanged(relation, published, membership, asked_at)
             return published
         if table.schema_id != known_table.table.schema_id or (change.rewritten and not rewritten):
             self._say(
@@ -82,12 +113,11 @@ class CatalogueShapes:
         published.unrecorded = SchemaRecord(table, 0, change)
         return published
 
-    def _rewritten(self, relation: Relation, name: TableName) -> str:
+    def _rewritten(self, relation: Relation, text: str | None) -> str:
         """Why the rows from before may be others by now, though the shape doesn't show it; empty when they aren't.
 
         The next look would find it too. Until then, updates would be completed with values of the rows from before.
         """
-        text = self._membership_of(name)
         recorded = Recorded.from_text(text) if text is not None else None
         if recorded is None:
             return ""
@@ -107,11 +137,10 @@ class CatalogueShapes:
         return Relation(table.oid, name.schema, name.name, table.replica_identity, columns)
 
     def _resolve(self, column: RelationColumn) -> Column:
-        if column.type_oid not in self._types:
-            self._types = load_types(self._sql)
-        base, is_array = value_type(self._types, column.type_oid)
+        types = self._types.with_all([column.type_oid])
+        base, is_array = value_type(types, column.type_oid)
         row = self._sql.execute("select format_type(%s::oid, %s)", (column.type_oid, column.type_modifier)).fetchone()
-        name = declared_type(self._types, row[0]) if row else base
+        name = declared_type(types, row[0]) if row else base
         return Column(column.name, name, base, is_array, column.type_oid, column.type_modifier)
 
     def _added_value(self, oid: int, column: Column) -> AddedValue:

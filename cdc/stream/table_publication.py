@@ -25,6 +25,7 @@ class PublishedTables:
     sql: psycopg.Connection[Any]
     database: str
     encoding: RowEncoding = field(default_factory=chosen_row_encoding)
+    _version: str = field(default_factory=lambda: version("lockstep"), init=False)  # it is read from files
 
     def of(self, table: Table) -> PublishedTable:
         """How a table of this shape is published."""
@@ -45,4 +46,4 @@ class PublishedTables:
         return PublishedTable(table_topic(self.pipeline.name, table.name), self._encoder(table))
 
     def _encoder(self, table: Table) -> TableEncoder:
-        return TableEncoder(table, server=self.pipeline.name, database=self.database, version=version("lockstep"))
+        return TableEncoder(table, server=self.pipeline.name, database=self.database, version=self._version)

@@ -116,13 +116,14 @@ def wait(
     with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
         try:
             is_applied = wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=sinks, sleep=time.sleep)
-            jobs = {} if is_applied else collector.collect().idle
+            report = None if is_applied else collector.collect()
         except Unavailable as error:
             raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
-        if not is_applied:
-            idle = [job.sentence(label) for label, job in jobs.items() if label in sinks]
+        if report is not None:
+            idle = [job.sentence(label) for label, job in report.idle.items() if label in sinks]
             raise LockstepError(
-                "\n".join([late, *filter(None, idle)]), hint="`lockstep lag` shows how far each sink is"
+                "\n".join([late, *report.held_by_copies, *filter(None, idle)]),
+                hint="`lockstep lag` shows how far each sink is",
             )
     print(format_lsn(lsn))  # noqa: T201  the result
 

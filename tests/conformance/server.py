@@ -1,7 +1,7 @@
 """One PostgreSQL of a chosen major version, for as long as a block runs."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,17 +19,20 @@ _SETTINGS = {
 }
 _EACH_CHANGE = {"debug_logical_replication_streaming": "immediate"}
 _EACH_CHANGE_SINCE = 16
+_NO_SETTINGS: Mapping[str, str] = {}
 _READY_S = 60.0
 _GRACE_S = 20.0
 
 
 @contextmanager
-def source_server(major: int, directory: Path, *, in_parts: bool = False) -> Iterator[str]:
+def source_server(
+    major: int, directory: Path, *, in_parts: bool = False, settings: Mapping[str, str] = _NO_SETTINGS
+) -> Iterator[str]:
     """Start it with an empty cluster; the connection string is that of its superuser.
 
     ``in_parts``: whoever asks for parts of large transactions gets each change as one, where the server can do that.
     """
-    settings = _SETTINGS | (_EACH_CHANGE if in_parts and major >= _EACH_CHANGE_SINCE else {})
+    settings = {**_SETTINGS, **(_EACH_CHANGE if in_parts and major >= _EACH_CHANGE_SINCE else {}), **settings}
     server = Postgres(
         f"source{major}", database="app", settings=settings, passfiles=directory, durable=False, major=major
     )

@@ -15,6 +15,7 @@ from cdc.postgres.copy_orders import CopyAction, CopyOrder, send_order
 from cdc.postgres.repair_messages import request_repair
 from cdc.protocol.control_records import CaptureState, TableCopy
 from lockstep.cli.main import exit_code
+from monitor.collector import LagCollector
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -278,6 +279,12 @@ def order(copying: Copying, action: CopyAction, name: TableName | None = None) -
     send_order(copying.database.connection, CopyOrder(copying.captured.config.slot, action, name))
 
 
+def _paused(captured: Captured) -> tuple[str, ...]:
+    """The tables of which ``lag`` says that their copies are paused."""
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        return collector.collect().paused_copies
+
+
 def test_a_paused_copy_survives_a_restart_and_goes_on_where_it_was(copying: Copying) -> None:
     captured = copying.captured.start()
     captured.settle()
@@ -289,9 +296,11 @@ def test_a_paused_copy_survives_a_restart_and_goes_on_where_it_was(copying: Copy
         copying.database.execute("insert into other values (1, 1)", "update big set n = 9 where id in (5, 2995)")
         copying.wait(lambda: bool(captured.events("public.other")))
         assert copying.copy() == copy
+        assert _paused(captured) == ("public.big",)
     copying.wait_whole()
     assert any(f"after {copy.rows} rows" in line for line in captured.said)
     captured.assert_equal()
+    assert _paused(captured) == ()
 
 
 def test_a_cancelled_copy_leaves_the_table_as_complete_as_it_was(copying: Copying) -> None:

@@ -1,8 +1,8 @@
 """What would make capture fail or lose something, found before it starts. Reads only.
 
 ``catalogue_facts`` reads what the catalogue says about the captured tables. ``server``, ``privileges``, ``slots``,
-``tables`` and ``publication`` judge their part. ``endpoint`` compares the server with the one that a replication
-connection reaches.
+``tables``, ``publication`` and ``locks`` judge their part. ``endpoint`` compares the server with the one that a
+replication connection reaches.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,6 +13,7 @@ import psycopg
 from cdc.model.table import TableName
 from cdc.postgres.preflight.catalogue_facts import load_relations
 from cdc.postgres.preflight.finding import Finding
+from cdc.postgres.preflight.locks import load_lock_table, lock_findings
 from cdc.postgres.preflight.privileges import role_findings
 from cdc.postgres.preflight.publication import load_publication, missing_publication, publication_findings
 from cdc.postgres.preflight.server import server_findings
@@ -73,6 +74,7 @@ def check_source(
             create_sql=create_publication,
         ),
         *publication_findings(source_publication, capturable, keys=keys, version=connection.info.server_version),
+        *lock_findings(capturable, load_lock_table(connection)),
     ]
 
 

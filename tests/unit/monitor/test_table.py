@@ -82,6 +82,14 @@ def test_a_gap_is_told_until_capture_goes_on_behind_it() -> None:
     assert "gap" not in _shown(_lag(gap=gap._replace(to_lsn=0x400)))
 
 
+def test_a_paused_copy_is_told_with_what_lets_it_go_on() -> None:
+    lag = _lag(paused_copies=("public.orders",))
+    assert "the copy of public.orders is paused" in _shown(lag)
+    assert "`lockstep snapshot resume public.orders`" in _shown(lag)
+    assert lag.to_json()["paused_copies"] == ["public.orders"]
+    assert "paused" not in _shown(_lag())
+
+
 def _idle(job: JobStatus, *, is_live: bool = True) -> LagReport:
     return _lag(Stage("applied", 5, 0, 0.0, 0, SinkFacts("cache", 2, is_live, 5, 0, 0, 0, job)))
 

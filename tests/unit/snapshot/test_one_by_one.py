@@ -85,7 +85,7 @@ class Copy:
         self._consistent_point = consistent_point
         self.stopping: Callable[[], bool] = lambda: len(self.publisher.batches) == stop_after_commits
 
-        self.held: list[TableName] = []
+        self.held: list[Part] = []
         self._shapes = [shape for shape in shapes if shape.name not in self._begin.copied]
         relations = [Relation(shape.name, shape.name.sql, "1", len(rows[shape.name]), 1000) for shape in self._shapes]
         run = CopyRun("slot", EPOCH, HANDOFF, consistent_point, {shape.name: "shape" for shape in self._shapes})
@@ -319,10 +319,10 @@ def test_copied_ranges_are_read_again_for_newer_rows_and_not_recorded_again() ->
     assert recorded.key() not in second.publisher.beside_state
 
 
-def test_a_table_is_held_before_its_rows_are_read() -> None:
+def test_what_a_part_is_of_is_held_before_its_rows_are_read() -> None:
     copy = Copy()
     copy.run()
-    assert copy.held == copy.reader.read == [ORDERS, ITEMS.name]
+    assert [part.table for part in copy.held] == copy.reader.read == [ORDERS, ITEMS.name]
 
 
 def test_rows_wait_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:

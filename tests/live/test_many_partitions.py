@@ -1,0 +1,234 @@
+"""A partitioned table with more partitions than its server has locks for: copies, repairs, and what stops them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psycopg
+import pytest
+
+from cdc.kafka.control_topics import read_state
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import TableName
+from cdc.postgres.preflight import check_source
+from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.postgres.repair_messages import request_repair
+from cdc.postgres.replication import ReplicationConnection
+from snapshot.table_reader import SnapshotReader
+from stack import versions
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.conformance.server import source_server
+from tests.copy_lines import snapshot_rows
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+M = TableName("public", "m")
+_FEW_LOCKS = {
+    "max_locks_per_transaction": "10",
+    "max_connections": "15",
+    "max_wal_senders": "5",
+    "max_prepared_transactions": "0",
+    "max_worker_processes": "2",
+    "autovacuum_worker_slots": "1",
+}
+"""PostgreSQL has some hundred more than that makes, of memory that it doesn't need otherwise."""
+_DEFAULT_LOCKS = {"max_locks_per_transaction": "64", "max_connections": "100"}
+_ROWS_EACH = 2
+_COPYING = "copying public.m at"
+
+
+@contextmanager
+def _database(directory: Path, settings: dict[str, str]) -> Iterator[Database]:
+    with source_server(versions.POSTGRES_MAJOR, directory, settings=settings) as dsn:
+        database = Database(dsn)
+        try:
+            yield database
+        finally:
+            database.drop()
+
+
+@pytest.fixture(scope="module")
+def small_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with source_server(versions.POSTGRES_MAJOR, tmp_path_factory.mktemp("small"), settings=_FEW_LOCKS) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def small(small_server: str) -> Iterator[Database]:
+    """A database of a server that can't lock all of the table's partitions."""
+    database = Database(small_server)
+    try:
+        _make(database, 600)
+        yield database
+    finally:
+        database.drop()
+
+
+def _make(database: Database, partitions: int) -> None:
+    """``m`` with so many partitions, and a few rows in each."""
+    database.execute(
+        "create table m (id int, a text, primary key (id)) partition by range (id)",
+        "create index on m (a)",
+        "do $$ begin for n in 0.." + str(partitions - 1) + " loop"
+        " execute format('create table m%s partition of m for values from (%s) to (%s)', n, n * 10, n * 10 + 10);"
+        f" execute format('insert into m%s select n, n from generate_series(%s, %s) n', n, n * 10, n * 10"
+        f" + {_ROWS_EACH - 1}); commit; end loop; end $$",
+    )
+    with pytest.raises(psycopg.errors.OutOfMemory, match="max_locks_per_transaction"):
+        database.execute("select count(*) from m")
+
+
+def _ids(captured: Captured) -> list[int]:
+    """The keys that have a row, as a reader of the topic and as a sink know them."""
+    captured.settle()
+    ids, by_tag = (
+        sorted(orjson.loads(key)["id"] for key in captured.rows("public.m", by_tag=how)) for how in (False, True)
+    )
+    assert ids == by_tag
+    return ids
+
+
+def _filled(*partitions: int) -> set[int]:
+    return {number * 10 + row for number in partitions for row in range(_ROWS_EACH)}
+
+
+def _wait(captured: Captured, words: str, *, seconds: float, times: int = 1) -> None:
+    """Until capture has said something so often, and no table lacks its copy."""
+
+    def holds() -> bool:
+        if captured.error is not None:
+            raise captured.error
+        if sum(words in line for line in captured.said) < times:
+            return False
+        state = read_state(captured.client, captured.name, captured.config.slot)
+        return state is not None and M in state.copied
+
+    until(holds, seconds=seconds)
+
+
+def _check_everything(captured: Captured, database: Database, partitions: int, *, seconds: float = 60.0) -> None:
+    """The first copy, new partitions, writers, a repair and a whole copy, each in so many seconds."""
+    captured.begin()
+    _wait(captured, "streaming from", seconds=seconds)
+    expected = _filled(*range(partitions))
+    assert set(_ids(captured)) == expected
+    first = partitions * 10
+    database.execute(
+        "create table extra (id int not null, a text)",
+        f"insert into extra values ({first}, 'came with its partition')",
+        f"alter table m attach partition extra for values from ({first}) to ({first + 10})",
+        f"do $$ begin for n in 0..{partitions - 1} loop"
+        " execute format('insert into m values (%s, ''streamed'')', n * 10 + 5); commit; end loop; end $$",
+        "delete from m where id = 0",
+    )
+    expected = expected - {0} | {first} | {number * 10 + 5 for number in range(partitions)}
+    _wait(captured, "partitions came", seconds=seconds)
+    assert set(_ids(captured)) == expected
+    repaired = [{"id": number * 10 + row} for number in range(400) for row in range(_ROWS_EACH)]
+    request_repair(database.connection, M, repaired, slot=captured.config.slot)
+    _wait(captured, "published 799 rows and 1 deletes again", seconds=seconds)
+    assert set(_ids(captured)) == expected
+    copied = sum(_COPYING in line for line in captured.said)
+    request_repair(database.connection, M, None, slot=captured.config.slot)
+    _wait(captured, _COPYING, times=copied + 1, seconds=seconds)
+    assert set(_ids(captured)) == expected
+
+
+@pytest.mark.parametrize(
+    "sections",
+    ["", "[snapshot]\nworkers = 2\nrange_bytes = 65536", "[snapshot]\nchunk_ms = 50"],
+    ids=["capture alone", "workers", "chunks"],
+)
+def test_more_partitions_than_the_server_has_locks_are_followed(
+    small: Database, endpoints: Endpoints, tmp_path: Path, sections: str
+) -> None:
+    with Captured(small, endpoints.kafka_bootstrap, tmp_path, ["public.m"], sections=sections) as captured:
+        _check_everything(captured, small, 600)
+
+
+@pytest.mark.soak
+def test_ten_thousand_partitions_are_followed_with_the_locks_of_a_default_server(
+    endpoints: Endpoints, tmp_path: Path
+) -> None:
+    with _database(tmp_path, _DEFAULT_LOCKS) as database:
+        _make(database, 10_000)
+        with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.m"]) as captured:
+            _check_everything(captured, database, 10_000, seconds=900.0)
+
+
+@contextmanager
+def _reader(database: Database, user: str | None = None) -> Iterator[SnapshotReader]:
+    with ReplicationConnection(database.source()) as holder:
+        slot = holder.create_slot(database.slot_name(), temporary=True)
+        with SnapshotReader(database.source(user=user), slot.snapshot_name) as reader:
+            yield reader
+
+
+def _rows(reader: SnapshotReader, shape: Any) -> int:
+    return sum(1 for _ in snapshot_rows(reader, shape))
+
+
+def _lock_findings(database: Database, user: str | None) -> list[Finding]:
+    create = "create publication p for table m"
+    with database.pinned(user=user) as connection:
+        found = check_source(connection, tables=[M], publication="p", slot="s", create_publication=create)
+    return [finding for finding in found if "max_locks_per_transaction" in finding.fix]
+
+
+def test_partitions_that_are_read_only_through_their_table_stop_capture_with_the_reason(small: Database) -> None:
+    role = small.role()
+    small.execute(f"grant select on m to {role}")
+    shape = small.shape(M)
+    with (
+        _reader(small, role) as reader,
+        pytest.raises(LockstepError, match="no room for the locks of all its partitions") as raised,
+    ):
+        _rows(reader, shape)
+    assert not isinstance(raised.value, Unavailable)
+    (of_role,), (of_owner,) = (_lock_findings(small, user) for user in (role, None))
+    assert (of_role.severity, of_owner.severity) == (Severity.ERROR, Severity.WARNING)
+    assert "takes 1803 locks" in of_role.what
+    assert of_role.fix.startswith("alter system set max_locks_per_transaction = ")
+
+
+@pytest.mark.parametrize("key", ["a", "a, b", "b, list"])
+def test_keys_that_are_looked_for_lock_their_own_partitions_alone(database: Database, key: str) -> None:
+    database.execute(
+        f"create table m (a int, b text, list int[], primary key ({key})) partition by hash ({key})",
+        *(f"create table m{n} partition of m for values with (modulus 32, remainder {n})" for n in range(32)),
+        "insert into m select n, n, array[n] from generate_series(1, 20) n",
+    )
+    shape = database.shape(M)
+    values = {"a": "7", "b": "7", "list": "{7}"}
+    wanted = [tuple(values[name] for name in shape.key)]
+    with _reader(database) as reader:
+        assert [found.has_row for found in reader.find(shape, wanted)] == [True]
+        rows = reader.rows_of(shape, wanted)
+        assert next(rows) == (b"7", b"7", b"{7}")
+        locked = "select count(*) from pg_locks l join pg_class c on c.oid = l.relation where c.relname ~ '^m[0-9]+$'"
+        assert database.value(locked) == 1
+        assert list(rows) == []
+        assert database.value(locked) == 0
+
+
+@pytest.mark.parametrize("change", ["truncate m1", "vacuum full m1", "drop table m1"])
+def test_a_partition_that_is_emptied_or_moved_before_it_is_read_is_copied_later(
+    database: Database, change: str
+) -> None:
+    database.execute(
+        "create table m (id int primary key) partition by range (id)",
+        "create table m0 partition of m for values from (0) to (10)",
+        "create table m1 partition of m for values from (10) to (20)",
+        "insert into m values (1), (11)",
+    )
+    shape = database.shape(M)
+    with _reader(database) as reader:
+        lines = reader.lines(shape)
+        assert len(next(lines)) == 1  # of m0, while m1 isn't locked
+        database.execute(change)
+        with pytest.raises(Unavailable, match="m1"):
+            list(lines)
