@@ -140,6 +140,8 @@ def _key(
                 hint="add the column again, or change the table's key in lockstep.toml",
             )
         return configured
+    if not known_table.key:
+        return ()  # an append-only table stays one: its events have one key, hence one order
     key_before = tuple(new_names.get(name, name) for name in known_table.key)
     now = current.key if current is not None else ()
     identity = [column.name for column in relation.columns if column.in_identity]
@@ -153,8 +155,6 @@ def _key(
         for candidate in (now, key_before):
             if candidate and set(candidate) <= names:
                 return candidate
-    if not known_table.key:
-        return ()
     raise key_is_gone(known_table.name)
 
 
