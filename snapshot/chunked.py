@@ -55,6 +55,7 @@ from snapshot.chunk_reader import ChunkReader, Gone, KeyOrder, Locked, Point
 from snapshot.chunks import FIRST_ROWS, PendingChunk, next_chunk_rows
 from snapshot.copy import CopyProgress
 from snapshot.keys import key_texts
+from snapshot.preparation import require_keys
 from snapshot.row_events import RowEvents
 from snapshot.table_reader import FoundKey
 
@@ -294,6 +295,7 @@ class ChunkedCopies:
         look = self._look(name)
         if look is None:
             raise not_published(self._pipeline, self._sql, [name])
+        require_keys(self._pipeline, [look.shape])
         if look.order is None:
             self._unserved.add(name)
             return Pause(self._loop.state, frame)

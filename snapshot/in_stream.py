@@ -36,6 +36,7 @@ from cdc.stream.toast_cache import ToastCache
 from snapshot.chunked import KEYS_AT_ONCE, SAID_AFTER_S, ChunkedCopies
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
+from snapshot.preparation import require_keys
 from snapshot.table_reader import SnapshotReader, TableRefused, UnreadableKey
 
 _SLOT_PATIENCE_S: Final = 3.0
@@ -259,6 +260,8 @@ class StreamCopies:
         missing = [name for name in wanted_names if name not in shapes or name not in memberships]
         if missing and names:
             raise not_published(pipeline, self._sql, missing)
+        if names:
+            require_keys(pipeline, shapes.values())
         for name in missing:
             self._ignore(name, f"it isn't in publication {pipeline.publication} under this name")
             shapes.pop(name, None)

@@ -28,7 +28,7 @@ from cdc.stream.topics import require_empty_topics, topic_identities
 from snapshot.copy import CopyProgress
 from snapshot.ledger import CopyLedger, CopyRun, FirstSnapshot, shape_text, why_not_resumable
 from snapshot.one_by_one import OneByOne
-from snapshot.preparation import create_missing_publication, require_ready, waiting_for_slot
+from snapshot.preparation import create_missing_publication, require_keys, require_ready, waiting_for_slot
 from snapshot.ranges import Part, Relation, parts
 from snapshot.row_rate import RowRate
 from snapshot.table_reader import SnapshotReader
@@ -130,6 +130,7 @@ class InitialSnapshot:
                 missing = [name for name in names if name not in shapes or name not in memberships]
                 if missing:
                     raise not_published(pipeline, sql, missing)
+                require_keys(pipeline, shapes.values())
                 now_ms = time.time_ns() // 1_000_000
                 first: FirstSnapshot | None = None
                 if state.phase is SnapshotPhase.CREATING:

@@ -1,11 +1,14 @@
 """What comes before a slot is created: the source must be ready, and the slot waits for those who write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import psycopg
 
-from cdc.model.errors import LockstepError
+from cdc.capture.shape_change import key_is_gone
+from cdc.model.errors import LockstepError, UnsupportedChange
+from cdc.model.table import Table
+from cdc.model.visible import toml_key
 from cdc.pipeline import Pipeline
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Severity
@@ -85,3 +88,21 @@ def waiting_for_slot(
             say(f"the slot waits for writing transactions to end: {blockers or 'none are left'}")
 
     return waiting
+
+
+def require_keys(pipeline: Pipeline, shapes: Iterable[Table]) -> None:
+    """Raise UnsupportedChange for a table that hasn't the kind of key it is captured with.
+
+    The preflight looks before the snapshot, and only when capture starts. Rows without a key would all have the same
+    one in a compacted topic, and rows of an append-only table would get other keys than those that are there.
+    """
+    for table in shapes:
+        is_append_only = table.name in pipeline.source.append_only
+        if not table.key and not is_append_only:
+            raise key_is_gone(table.name)
+        if table.key and is_append_only:
+            raise UnsupportedChange(
+                f"{table.name} is configured as append_only, and it has a primary key by now",
+                hint="drop its key again, then start again: nothing was skipped. Or, to go on with the key, take"
+                f" append_only out of [source.options.{toml_key(str(table.name))}]",
+            )

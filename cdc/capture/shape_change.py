@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from cdc.capture.column_numbers import column_numbers
 from cdc.model.errors import UnsupportedChange
-from cdc.model.table import Column, ReplicaIdentity, Table
+from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.visible import toml_key
 from cdc.protocol.control_records import ShapeChange
 from cdc.protocol.pgoutput import Relation, RelationColumn
@@ -99,6 +99,16 @@ def _column(known_table: Table, column: RelationColumn, number: int, resolve: Re
     return replace(same_type or resolve(column), name=column.name, number=number)
 
 
+def key_is_gone(name: TableName) -> UnsupportedChange:
+    """The error that a table has lost its key, with the way out."""
+    return UnsupportedChange(
+        f"{name} has no primary key any more, so its rows can't be told apart",
+        hint=f"add one (alter table {name.sql} add primary key (...);), or name the columns of a unique"
+        f" index in lockstep.toml: [source.options.{toml_key(str(name))}] key = [...];"
+        " then start again: nothing was skipped",
+    )
+
+
 def _origins(known_table: Table, columns: tuple[Column, ...]) -> dict[str, Column]:
     """Column -> the column it was before, by number, or by name where numbers are unknown. Added columns are absent."""
     by_number = {column.number: column for column in known_table.columns if column.number}
@@ -130,6 +140,8 @@ def _key(
                 hint="add the column again, or change the table's key in lockstep.toml",
             )
         return configured
+    if not known_table.key:
+        return ()  # an append-only table stays one: its events have one key, hence one order
     key_before = tuple(new_names.get(name, name) for name in known_table.key)
     now = current.key if current is not None else ()
     identity = [column.name for column in relation.columns if column.in_identity]
@@ -143,14 +155,7 @@ def _key(
         for candidate in (now, key_before):
             if candidate and set(candidate) <= names:
                 return candidate
-    if not known_table.key:
-        return ()
-    raise UnsupportedChange(
-        f"{known_table.name} has no primary key any more, so its rows can't be told apart",
-        hint=f"add one (alter table {known_table.name.sql} add primary key (...);), or name the columns of a unique"
-        f" index in lockstep.toml: [source.options.{toml_key(str(known_table.name))}] key = [...];"
-        " then start again: nothing was skipped",
-    )
+    raise key_is_gone(known_table.name)
 
 
 def _keeps_values(before: Column, after: Column) -> bool:

@@ -208,6 +208,7 @@ class ProgressReader:
         self._consumer: Consumer | None = None
         self._cluster = TopicAdmin(client)
         self._next: int | None = None
+        self._topic_id = ""
 
     def new_records(self) -> list[ProgressRecord]:
         """The committed records since the last call that returned, oldest first.
@@ -217,13 +218,16 @@ class ProgressReader:
         Raises Unavailable, and LockstepError for a record of another version; then the next call gives all that this
         one would have given.
         """
-        partition = (self._topic, 0)
         try:
-            low, high = self._cluster.begin_offsets([partition])[partition], _committed_end(self._cluster, self._topic)
-            if self._next is not None and low <= self._next <= high:
+            low, high = self._range()
+            if self._next == high:
+                return []
+            records, following = None, high
+            if self._next is not None and low <= self._next < high:
                 records, following = self._read(self._next, high)
-            else:
-                records, following = self._newest(low, high)
+            # Offsets don't tell a topic that was recreated, and has grown since: only what is new makes that matter.
+            if records is None or self._id() != self._topic_id:
+                records, following = self._anew()
         except (KafkaException, Unavailable) as error:
             # A consumer may get nothing for ever from a broker that was restarted; a new one does.
             self.close()
@@ -232,6 +236,22 @@ class ProgressReader:
             raise Unavailable(f"topic {self._topic} can't be read: {reason(error)}") from error
         self._next = following
         return records
+
+    def _range(self) -> tuple[int, int]:
+        partition = (self._topic, 0)
+        return self._cluster.begin_offsets([partition])[partition], _committed_end(self._cluster, self._topic)
+
+    def _id(self) -> str:
+        return self._cluster.identities([self._topic])[self._topic].topic_id
+
+    def _anew(self) -> tuple[list[ProgressRecord], int]:
+        """The first answer, and what is to be read next of the topic from which it is."""
+        while True:
+            topic_id = self._id()
+            records, following = self._newest(*self._range())
+            if self._id() == topic_id:
+                self._topic_id = topic_id
+                return records, following
 
     def _newest(self, low: int, high: int) -> tuple[list[ProgressRecord], int]:
         tail = _TAIL_OFFSETS

@@ -20,6 +20,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from stack.stack import Endpoints
 from tests.builders import table
+from tests.databases import until
 from tests.events import kafka_settings
 from tests.history import state
 
@@ -67,6 +68,14 @@ class Log:
 
     def reader(self) -> ProgressReader:
         return ProgressReader(self.settings.client(), self.prefix, self.topics)
+
+    def recreate_progress(self) -> None:
+        topic = control_topic(self.prefix, PROGRESS)
+        admin = AdminClient(dict(self.settings.client()))
+        admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+        cluster = TopicAdmin(self.settings.client())
+        until(lambda: topic not in cluster.partition_counts())
+        cluster.create([plan for plan in control_topic_plans(self.prefix, self.settings.topics) if plan.name == topic])
 
     def delete_progress_records(self, *, kept: int) -> None:
         """As Kafka does by their age: all but the last ones, each of which is followed by its marker."""
@@ -145,6 +154,19 @@ def test_records_that_kafka_has_deleted_unread_are_made_good_by_bounds_of_all_to
     (record,) = reader.new_records()
     reader.close()
     assert (record.lsn, set(record.bounds)) == (lsn, {log.orders, log.customers})
+
+
+def test_records_of_a_recreated_topic_that_has_grown_are_made_good_by_bounds_of_all_topics(log: Log) -> None:
+    """By its offsets alone it looks like the topic from before."""
+    log.publish(log.orders)
+    reader = log.reader()
+    reader.new_records()
+    log.recreate_progress()
+    log.publish(log.customers)
+    lsns = [log.publish(log.orders) for _ in range(3)]
+    first, *rest = reader.new_records()
+    reader.close()
+    assert (first.lsn, set(first.bounds), rest) == (lsns[-1], {log.orders, log.customers}, [])
 
 
 def test_bounds_without_one_of_the_topics_are_no_answer(log: Log) -> None:

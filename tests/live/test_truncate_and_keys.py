@@ -402,3 +402,47 @@ def test_many_changes_of_one_key_in_one_transaction(database: Database, endpoint
         )
         database.execute(f"begin; {changes}; insert into t values (1, 'last'); commit")
         captured.assert_equal()
+
+
+@pytest.mark.parametrize("chunk_ms", [0, 50])
+@pytest.mark.parametrize(
+    ("name", "change", "back", "says"),
+    [
+        ("public.t", "drop constraint t_pkey", "add primary key (id)", "has no primary key any more"),
+        ("public.log", "add primary key (at)", "drop constraint log_pkey", "append_only, and it has a primary key"),
+    ],
+)
+def test_no_table_is_copied_with_another_kind_of_key(
+    database: Database,
+    endpoints: Endpoints,
+    directory: Path,
+    name: str,
+    change: str,
+    back: str,
+    says: str,
+    chunk_ms: int,
+) -> None:
+    """The stream tells of a changed key only with the next row of its table."""
+    database.execute(
+        "create table t (id int primary key)",
+        "insert into t values (1)",
+        "create table log (at int, what text)",
+        "insert into log values (1, 'a')",
+    )
+    source = "[source.options.'public.log']\nappend_only = true"
+    sections = f"[snapshot]\nchunk_ms = {chunk_ms}"
+    with _captured(
+        database, endpoints, directory, "public.t", "public.log", source=source, sections=sections
+    ) as captured:
+        captured.start()
+        captured.settle()
+        before = captured.events(name)
+        database.execute(f"alter table {name} {change}")
+        request_copies(captured.config.as_pipeline(), [name])
+        assert says in str(captured.wait_error())
+        assert captured.events(name) == before
+        database.execute(f"alter table {name} {back}")
+        captured.start()
+        captured.wait_for(f"copying {name}")
+        captured.assert_equal("public.t")
+        assert {event.key for event in captured.events("public.log")} == {b"{}"}

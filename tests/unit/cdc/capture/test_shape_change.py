@@ -196,6 +196,13 @@ def test_a_table_under_full_identity_that_lost_its_key_stops_the_run() -> None:
         changed(full, current=replace(full, key=()))
 
 
+@pytest.mark.parametrize("identity", "fd")
+def test_a_key_that_an_append_only_table_gets_is_none_of_its_events(identity: str) -> None:
+    """They have one key, so that they stay in order."""
+    keyed = replace(BEFORE, replica_identity=type(BEFORE.replica_identity)(identity))
+    assert changed(keyed, before=replace(keyed, key=()), current=keyed)[0].key == ()
+
+
 def test_a_table_that_was_recreated_means_a_rewrite() -> None:
     now = replace(BEFORE, oid=OID + 1)
     assert changed(now)[1].rewritten == "it was dropped and made again"
