@@ -8,6 +8,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
+from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import keys_can_swap
@@ -130,7 +131,7 @@ class ChunkReader(RowReader):
         """A point of the source, for all that is read of the table inside. The lock comes before the snapshot, so what
         has altered or emptied the table is seen, or commits after the point.
 
-        Raises Locked, and Gone.
+        Partitions are locked when they are read. Raises Locked, also for one of those, and Gone.
         """
         execute = self._connection.execute
         try:
@@ -151,6 +152,10 @@ class ChunkReader(RowReader):
             yield Point(SourceSnapshot.parse(row[0]), parse_lsn(row[1]), row[2], row[3])
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
+        except Unavailable as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):  # of a partition, which is read later
+                raise Locked from error
+            raise
         finally:
             if not self._connection.closed:
                 with contextlib.suppress(psycopg.Error):

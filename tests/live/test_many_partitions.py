@@ -16,6 +16,7 @@ from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.replication import ReplicationConnection
+from snapshot.chunk_reader import ChunkReader, Locked
 from snapshot.table_reader import SnapshotReader
 from stack import versions
 from stack.stack import Endpoints
@@ -213,6 +214,26 @@ def test_keys_that_are_looked_for_lock_their_own_partitions_alone(database: Data
         assert database.value(locked) == 1
         assert list(rows) == []
         assert database.value(locked) == 0
+
+
+def test_a_chunk_waits_for_a_partition_that_is_locked(database: Database) -> None:
+    database.execute(
+        "create table m (id int primary key) partition by range (id)",
+        "create table m0 partition of m for values from (0) to (10)",
+        "insert into m values (1)",
+    )
+    shape = database.shape(M)
+    with ChunkReader(database.source()) as reader:
+        order = reader.key_order(shape)
+        assert order is not None
+        with database.connection.transaction():
+            database.execute("lock table m0 in access exclusive mode")
+            with pytest.raises(Locked), reader.at_point(M):
+                reader.rows_after(shape, order, None, 10)
+            with pytest.raises(Locked), reader.at_point(M):
+                reader.find_readable(shape, [("1",)])
+        with reader.at_point(M):
+            assert reader.rows_after(shape, order, None, 10).lines == [b"1\n"]
 
 
 @pytest.mark.parametrize("change", ["truncate m1", "vacuum full m1", "drop table m1"])
