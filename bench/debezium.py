@@ -32,9 +32,6 @@ PHASE = "Debezium"
 _HEAP_MB = 2048
 _ROWS_PER_S_MIN = 1_000
 _EVERY_S = 0.05
-_WARM_TIMES = 3
-"""A JVM gets faster for longer than our process does."""
-
 _POLL_MS = 10
 """How long it sleeps when nothing was there. Its default of 500 would be most of the latency."""
 
@@ -177,9 +174,8 @@ def _follow(
     watcher.start()
     try:
         first = sizes.drain_rows
-        warm_s = _WARM_TIMES * sizes.latency_warm_s
-        say(f"warm-up: {warm_s:.0f} s at {sizes.latency_rate} transactions/s")
-        warm = commit_steadily(pipeline, connection, first=first, rate=sizes.latency_rate, seconds=warm_s)
+        say(f"warm-up: {sizes.latency_warm_s:.0f} s at {sizes.latency_rate} transactions/s")
+        warm = commit_steadily(pipeline, connection, first=first, rate=sizes.latency_rate, seconds=sizes.latency_warm_s)
         wait_for_all(warm, watcher.seen)  # else the start's backlog would be measured
         say(f"measuring: {sizes.latency_s:.0f} s")
         cpu = CpuMeter(rig.server_pids | {"debezium": child.process.pid})
