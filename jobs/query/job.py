@@ -33,7 +33,7 @@ from jobs.query.resume_check import ResumePoint, check_resume
 from jobs.query.sink_plan import SinkPlan, why_micro_batches
 from jobs.query.start_position import StartPosition, load_start_position, skipped_by
 from jobs.query.threads import TICK_S, beat, ended_early
-from jobs.query.topic_watch import TopicWatch
+from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.watermark import Watermark
 from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting
 from jobs.spark.computed_columns import TablePlan, checked_plans
@@ -147,7 +147,8 @@ class SinkJob:
             task = self._task(log, computed, start, fence=lease.claim(opened.sink.claim))
             backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
             topics = TopicWatch(plan.name, log.topics)
-            with ended_early(plan, cluster, log.tables, topics) as early:
+            retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
+            with ended_early(plan, cluster, log.tables, topics, retention) as early:
                 by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
                 reached = self._reached_of(checkpoint.location, stored)
                 query_plan = QueryPlan(

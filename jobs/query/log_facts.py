@@ -108,11 +108,12 @@ def _facts_of(topic_id: str, partitions: int, config: Mapping[str, str]) -> Topi
         partitions,
         int(config["delete.retention.ms"]) if is_compacted else FOR_EVER_MS,
         int(config["min.compaction.lag.ms"]) if is_compacted else FOR_EVER_MS,
-        _deletes(config),
+        loses_records(config),
     )
 
 
-def _deletes(config: Mapping[str, str]) -> bool:
+def loses_records(config: Mapping[str, str]) -> bool:
+    """Whether a topic with these settings loses records that nothing has come after. Pure."""
     limits = (config["retention.ms"], config["retention.bytes"])
     return "delete" in config["cleanup.policy"] and limits != ("-1", "-1")
 

@@ -17,7 +17,7 @@ Spark's own               the checkpoint, the task's results     the destination
 ``listen_to_tasks``       applied, whether the gate is wanted    end, ``failure``
 ``columns-<sink>``        the destination's rows                 the rows that lack a column, step  all rows have it,
 ``fill_columns``                                                 by step, beside the batches        or the gate closed
-``schema-<sink>``         ``__schema``, the topics' identities   ``ending``, ``failure``            soon after the
+``schema-<sink>``         ``__schema``, topics and settings      ``ending``, ``failure``            soon after the
 ``ended_early``                                                                                     query; not awaited
 ========================  =====================================  =================================  ==================
 """
@@ -35,7 +35,7 @@ from cdc.model.table import Table, TableName
 from jobs.generations.lease import GenerationLease
 from jobs.query.schema_watch import SchemaWatch
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.topic_watch import TopicWatch
+from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.report import BatchGoesOn, Reporter, SinkWaiting
 from sinks.contract import Progress
 
@@ -222,8 +222,12 @@ def ended_early(
     cluster: TopicAdmin,
     tables: Mapping[TableName, Table],
     topics: TopicWatch,
+    retention: RetentionWatch | None = None,
 ) -> Iterator[EarlyEnd]:
-    """Set ``ending`` when a table has got another shape, or a topic isn't the same. The latter is a ``failure`` too."""
+    """Set ``ending`` when a table has got another shape, or a topic isn't the same. The latter is a ``failure`` too.
+
+    With ``retention`` also when a topic has come to lose records.
+    """
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables)
 
@@ -231,7 +235,7 @@ def ended_early(
         while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
             try:
                 topics.look(cluster)
-                if watch.has_moved():
+                if watch.has_moved() or (retention is not None and retention.loses_records(cluster)):
                     early.ending.set()
             except PositionMismatch as error:
                 early.failure = error

@@ -10,6 +10,7 @@ was loaded before ``gc.freeze``, which leaves 0.01 ms, and workers share that me
 import gc
 import importlib
 import os
+import socket
 from contextlib import suppress
 
 import orjson
@@ -33,8 +34,25 @@ def load_libraries() -> None:
             importlib.import_module(name)
 
 
+def work(sock: socket.socket, authenticated: bool) -> int:
+    """PySpark's own worker, but one that ends without a word when Spark has hung up.
+
+    That is how a task ends whose query was stopped, or whose JVM is gone. The driver says what it has to say of it.
+    """
+    try:
+        return _pyspark_worker(sock, authenticated)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # at once: what is buffered for Spark would be tried again
+
+
+_pyspark_worker = daemon.worker
+
+
 def main() -> None:
     """Freeze what is loaded and serve. Returns when Spark closes its end."""
+    # Else PySpark prints a traceback, and waits for the next task of a connection that is gone.
+    os.environ["PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE"] = "1"
+    daemon.worker = work
     load_libraries()
     gc.collect()
     gc.freeze()

@@ -10,15 +10,16 @@ from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavaila
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.threads import EarlyEnd, QueryState, ended_early, patience_s, store_told
-from jobs.query.topic_watch import TopicWatch
+from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from tests.databases import until
 
 
 class _Answers:
     """Brokers that answer one after the other of these to a question about topics, and the last one from then on."""
 
-    def __init__(self, *answers: Exception | dict[str, tuple[str, int]]) -> None:
+    def __init__(self, *answers: Exception | dict[str, tuple[str, int]], retention: str | None = None) -> None:
         self._answers = list(answers)
+        self.retention = retention
         self.questions = 0
 
     def identities(self, _: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -28,8 +29,14 @@ class _Answers:
             raise answer
         return answer
 
-    def end_offsets(self, _: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        raise Unavailable("no broker answers")
+    def end_offsets(self, asked: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        if self.retention is None:
+            raise Unavailable("no broker answers")
+        return dict.fromkeys(asked, 0)
+
+    def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        settings = {"cleanup.policy": "compact,delete", "retention.ms": self.retention or "", "retention.bytes": "-1"}
+        return dict.fromkeys(topics, settings)
 
 
 Watch = Callable[[_Answers], Any]
@@ -43,7 +50,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     def watching(cluster: _Answers) -> Any:
         topics = TopicWatch("s", {"p.public.t": TopicFacts("a", 1, 0)})
-        return ended_early(plan, cast("Any", cluster), {}, topics)
+        return ended_early(plan, cast("Any", cluster), {}, topics, RetentionWatch(["p.public.t"]))
 
     return watching
 
@@ -68,6 +75,21 @@ def test_a_query_does_not_go_on_when_a_bug_keeps_it_from_looking_at_its_topics(w
     with watch(_Answers(RuntimeError("a bug"))) as early:
         assert early.ending.wait(30)
     assert str(early.failure) == "a bug"
+
+
+def test_a_topic_that_comes_to_lose_records_lets_the_next_query_begin(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one doesn't rest: what it reads again after a kill must be there."""
+    monkeypatch.setattr("jobs.query.threads.SchemaWatch.has_moved", lambda _: False)
+    monkeypatch.setattr("jobs.query.topic_watch._SETTINGS_LOOK_S", 0.0)
+    cluster = _Answers({"p.public.t": ("a", 1)}, retention="-1")
+    with watch(cluster) as early:
+        until(lambda: cluster.questions > 2)
+        assert not early.ending.is_set(), "it keeps everything"
+        cluster.retention = "60000"
+        assert early.ending.wait(30)
+    assert early.failure is None
 
 
 def _raising(error: Exception) -> Callable[[], Any]:
