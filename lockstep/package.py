@@ -1,8 +1,8 @@
 """``lockstep package``: one archive with what Spark's executors need of us; Spark unpacks it on each of them.
 
 Our code alone is the same for every machine, and the same code gives the same bytes. The packages that it imports are
-partly compiled: with them the archive fits executors of this machine's kind, with this minor version of Python. Nothing
-in it knows the path that it is unpacked to.
+partly compiled: with them the archive fits executors of this machine's kind, with this minor version of Python. So our
+own compiled code goes with them. Nothing in it knows the path that it is unpacked to.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Final
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 
 from cdc.model.errors import ConfigurationError
-from jobs.spark.shipped_code import PACKAGES, source_files
+from jobs.spark.shipped_code import PACKAGES, compiled_files, source_files
 
 DEFAULT_OUTPUT: Final = Path("lockstep-package.zip")
 
@@ -43,6 +43,7 @@ def package(output: Path, *, environment: bool = False) -> Path:
     files: dict[str, tuple[Path, int]] = {name: (file, ZIP_STORED) for name, file in source_files().items()}
     if environment:
         files |= {name: (file, ZIP_DEFLATED) for name, file in _installed_files("lockstep")}
+        files |= {name: (file, ZIP_DEFLATED) for name, file in compiled_files().items()}
     output = output.absolute()
     if output.exists() and not output.is_file():  # replaced, a device would be gone
         raise ConfigurationError(

@@ -67,7 +67,7 @@ def projection_of(settings: SinkSettings) -> Projection:
 def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
     """What of these settings a new generation of these tables of the source would refuse, a sentence each.
 
-    Expressions aren't evaluated: that takes Spark.
+    Expressions aren't looked at: that takes Spark.
     """
     projection, renaming = settings.projection(), settings.renaming()
     seen = [projection.table(table) for table in tables]
@@ -76,18 +76,20 @@ def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[st
     return problems + settings.problems_with([renaming.table(table) for table in seen])
 
 
-def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> None:
+def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> str:
     """Have the sink's server say whether it would take a new generation of these tables of the source, where it can.
 
-    Nothing is created. Raises LockstepError with its reason, Unavailable when it doesn't answer.
+    Nothing is created. Returns why it can't say, "" where nothing is left to be known. Raises LockstepError with its
+    reason, Unavailable when it doesn't answer.
     """
     if isinstance(settings, OpenSearchSettings):
         projection, renaming = settings.projection(), settings.renaming()
         indexes = OpenSearchIndexes(name, settings, 1)
         try:
-            indexes.check_new([renaming.table(projection.table(table)) for table in tables])
+            return indexes.check_new([renaming.table(projection.table(table)) for table in tables])
         finally:
             indexes.client.close()
+    return ""
 
 
 def history_tables(settings: SinkSettings, tables: Iterable[TableName]) -> frozenset[TableName]:

@@ -136,6 +136,7 @@ class StreamCopies:
             return True
         lacking = self._lacking(state)
         if not lacking and not self._repairable():
+            self._close_slot()  # somebody has paused or cancelled what it was for, and it holds back WAL
             return False
         if not self._copies_allowed():
             self._close_slot()  # one that waits holds back WAL as well

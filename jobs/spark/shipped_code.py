@@ -1,5 +1,6 @@
 """The part of our code that executors run, and whether an archive holds it as it is here. See ``lockstep.package``."""
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Final
 from zipfile import BadZipFile, ZipFile
@@ -18,6 +19,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 def source_files(root: Path = ROOT) -> dict[str, Path]:
     """Name inside an archive -> file, in the order of the names."""
     files = (file for package in PACKAGES for file in (root / package).rglob("*.py"))
+    return dict(sorted((file.relative_to(root).as_posix(), file) for file in files))
+
+
+def compiled_files(root: Path = ROOT) -> dict[str, Path]:
+    """The same for what was compiled of it here, for this machine's kind and this minor version of Python.
+
+    Executors do without it. What was built from other code isn't used there either.
+    """
+    files = (file for package in PACKAGES for file in (root / package).rglob(f"*{EXTENSION_SUFFIXES[0]}"))
     return dict(sorted((file.relative_to(root).as_posix(), file) for file in files))
 
 

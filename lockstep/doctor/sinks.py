@@ -1,13 +1,14 @@
 """Whether a sink answers and takes its settings, who gets append-only tables, and whether histories are complete."""
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight.finding import Finding, Severity, error
+from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from jobs.generations.record import list_generations
 from lockstep.config import Config
 from sinks.registry import (
@@ -18,6 +19,10 @@ from sinks.registry import (
     open_sink,
     setting_problems,
     with_definition,
+)
+
+_RIGHT_TO_TRY: Final = (
+    "where its role lacks the right indices:admin/index_template/simulate, give it that; jobs don't need it"
 )
 
 
@@ -66,11 +71,14 @@ def _setting_findings(name: str, settings: SinkSettings, tables: Sequence[Table]
     if problems:
         return [error(subject, problem, why, f"mend it in [sinks.{name}]") for problem in problems]
     try:
-        check_new_generation(name, settings, tables)
+        unknown = check_new_generation(name, settings, tables)
     except Unavailable:
         raise
     except LockstepError as refused:
         return [error(subject, refused.message, why, refused.hint or f"mend [sinks.{name}]")]
+    if unknown:
+        what = "whether its server takes new tables with these settings wasn't tried"
+        return [warning(subject, f"{what}: {unknown}", f"where it doesn't, {why}", _RIGHT_TO_TRY)]
     return []
 
 

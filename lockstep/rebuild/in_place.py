@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -11,6 +11,7 @@ import orjson
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Position, RowEvent, TableEvents
+from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.columns import load_columns, save_columns
@@ -180,18 +181,8 @@ def _report(outcome: VerifyReport | InputsChanged) -> VerifyReport:
 
 
 def _remove_extra_rows(context: RebuildContext, sink: Sink, report: VerifyReport) -> None:
-    """Rows that neither the log nor the source has: what other code, or a hand, has put there.
-
-    Not those of append-only tables: their topic loses its beginning with time, also while it is compared.
-    """
-    deletes = [
-        RowEvent(table.table, orjson.loads(row.key), row.sink_tag, None, Position("", 0, 0))
-        for table in report.tables
-        if table.table not in context.config.source.append_only
-        for row in table.differences
-        # One with a note is a second copy of a row that is right: a delete of its key would take the right one.
-        if row.kind is Kind.EXTRA and row.sink_tag is not None and not row.note
-    ]
+    """Rows that neither the log nor the source has: what other code, or a hand, has put there."""
+    deletes = deletes_of_extra_rows(report, append_only=context.config.source.append_only)
     context.observer.say(f"removing {len(deletes)} rows that the source doesn't have")
     versions = []
     for name in history_tables(context.settings, {delete.table for delete in deletes}):
@@ -200,6 +191,21 @@ def _remove_extra_rows(context: RebuildContext, sink: Sink, report: VerifyReport
         events, now_ms = TableEvents.of(name, later), time.time_ns() // 1_000_000
         versions.append(TableVersions(events, ["d"] * len(later), [now_ms] * len(later)))
     sink.apply(Batch(deletes, fence=sink.claim(), overwrite_equal_tags=True, versions=versions))
+
+
+def deletes_of_extra_rows(report: VerifyReport, *, append_only: Collection[TableName]) -> list[RowEvent]:
+    """What takes the rows away that a comparison found to be too many. Pure.
+
+    Not those of append-only tables: their topic loses its beginning with time, also while it is compared.
+    """
+    return [
+        RowEvent(table.table, orjson.loads(row.key), row.sink_tag, None, Position("", 0, 0))
+        for table in report.tables
+        if table.table not in append_only
+        for row in table.differences
+        # One with a note is a second copy of a row that is right: a delete of its key would take the right one.
+        if row.kind is Kind.EXTRA and row.sink_tag is not None and not row.note
+    ]
 
 
 def _next_tag(text: str) -> str:

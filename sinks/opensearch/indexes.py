@@ -17,6 +17,7 @@ from sinks.opensearch.settings import OpenSearchSettings, flat_settings
 LIVE: Final[Mapping[str, Any]] = {"bool": {"must_not": {"term": {DELETED_FIELD: True}}}}
 """The query for documents that are rows."""
 
+_SIMULATE: Final = "/_index_template/_simulate"
 _NOT_FOR_US: Final = (403, 404, 405)
 """Statuses of a request that our role may not make, or that the server doesn't know."""
 
@@ -84,10 +85,11 @@ class OpenSearchIndexes:
                     raise unprepared(table.name)
             self.targets[table.name] = self._target(index, self._evolved(index, held, table))
 
-    def check_new(self, tables: Sequence[Table]) -> None:
+    def check_new(self, tables: Sequence[Table]) -> str:
         """Have the server say whether it would create these tables' indexes; it creates nothing.
 
-        Jobs don't need that request: where our role may not make it, or the server hasn't got it, nothing is known.
+        Returns why nothing is known, "" where it has said so. Jobs don't need that request: our role may not be allowed
+        to make it, or the server may not have it.
         Raises LockstepError with its reason: an analyzer that it doesn't have, or a parameter that a field can't have.
         """
         for table in tables:
@@ -95,11 +97,13 @@ class OpenSearchIndexes:
             body = {"index_patterns": [self.index(table.name)], "priority": _ABOVE_OTHERS, "template": made}
             try:
                 with shaping(table.name):
-                    self.client.call("POST", "/_index_template/_simulate", body)
+                    self.client.call("POST", _SIMULATE, body)
             except LockstepError as error:
-                if getattr(error.__cause__, "status_code", None) in _NOT_FOR_US:
-                    return
+                status = getattr(error.__cause__, "status_code", None)
+                if status in _NOT_FOR_US:
+                    return f"POST {_SIMULATE} is answered with {status}"
                 raise
+        return ""
 
     def look_at(self, table: TableName) -> Target:
         """Where a table's documents go, as its index is now. Raises LockstepError when there is none."""

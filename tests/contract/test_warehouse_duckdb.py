@@ -272,6 +272,36 @@ def test_what_was_committed_and_not_yet_in_the_file_is_there_after_a_crash(file:
     assert [stored.key["id"] for stored in sink.scan(table())] == [7]
 
 
+GROWING = """
+import os, sys
+from pydantic import SecretStr
+from sinks.warehouse.duckdb.connection import DuckDbConnection
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
+from tests.builders import column, table
+DuckDbConnection._detach = lambda _: os.kill(os.getpid(), 9)
+sink = WarehouseSink(WarehouseTables("shop", WarehouseSettings(url=SecretStr("duckdb:///" + sys.argv[1])), 1))
+wider = table(*table().columns, column("grade", "int4"), column("quote"), column("until", "timestamptz"))
+sink.prepare([wider], added={wider.name: {"grade": 5, "quote": "it's", "until": "2026-01-01T00:00:00.5Z"}})
+"""
+
+
+def test_what_a_column_was_added_with_is_there_after_a_crash(file: Path, open_sink: Open) -> None:
+    """It is in DuckDB's log alone then, which is read again by another process."""
+    sink = open_sink(table(), lock_timeout_s=30)
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    with other_process(GROWING, file) as job:
+        assert job.wait() == -signal.SIGKILL
+    assert Path(f"{file}.wal").exists()
+    wider = table(*table().columns, column("grade", "int4"), column("quote"), column("until", "timestamptz"))
+    expected = {"id": 1, "note": "a", "grade": 5, "quote": "it's", "until": "2026-01-01T00:00:00.5Z"}
+    assert [dict(stored.row) for stored in sink.scan(wider)] == [expected]
+    sink.prepare([wider])
+    sink.apply(batch(upsert({**dict.fromkeys(expected), "id": 2}, 2, of=wider)))
+    assert {stored.row["id"]: stored.row["grade"] for stored in sink.scan(wider)} == {1: 5, 2: None}
+
+
 def test_a_batch_that_fails_writes_nothing(file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = open_sink(table())
 

@@ -13,6 +13,8 @@ from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
 from cdc.postgres.copy_orders import CopyAction, CopyOrder, send_order
 from cdc.postgres.repair_messages import request_repair
+from cdc.postgres.replication import ComingSlot
+from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import CaptureState, TableCopy
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
@@ -381,6 +383,54 @@ def test_a_table_whose_keys_can_swap_stops_the_stream_for_its_copy(
     with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.odd",), source=options) as captured:
         copying = Copying(captured, database)
         _copied_as_one(copying)
+
+
+def test_a_repair_of_a_paused_table_waits_and_nothing_is_held_up_for_it(
+    database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute("create table odd (id int primary key deferrable initially deferred, n int)")
+    database.execute("alter table odd replica identity full", "insert into odd values (1, 1), (2, 2)")
+    database.execute("create table other (id int primary key, n int)")
+    name, options = TableName("public", "odd"), "options = { 'public.odd' = { key = ['id'] } }"
+    tables = ("public.odd", "public.other")
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, source=options) as captured:
+        copying = Copying(captured, database)
+        captured.start()
+        captured.settle()
+        slots = _counted_slots(monkeypatch)
+        with database.reading() as holder:
+            holder.execute("begin; insert into odd values (3, 3)")  # until it ends, no copy begins
+            copying.ask(name)
+            copying.wait(lambda: name not in copying.state().copied)
+            order(copying, CopyAction.PAUSE, name)
+            captured.wait_for("is paused")
+            holder.execute("commit")
+        # The slot that the copy waited for would hold back WAL.
+        until(lambda: database.value(_TEMPORARY_SLOTS) == 0)
+        asked = len(slots)
+        request_repair(database.connection, name, [{"id": 1}], slot=captured.config.slot)
+        for number in (1, 2):
+            database.execute(f"insert into other values ({number}, 1)")
+            copying.wait(lambda number=number: len(captured.events("public.other")) == number)  # type: ignore[misc]
+        assert len(slots) == asked
+        order(copying, CopyAction.RESUME, name)
+        copying.wait_whole(name)
+        captured.assert_equal()
+
+
+_TEMPORARY_SLOTS = "select count(*) from pg_replication_slots where temporary and database = current_database()"
+
+
+def _counted_slots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the slots that copies in the stream ask for, from now on."""
+    names: list[str] = []
+
+    def coming(source: SourceSettings, name: str) -> ComingSlot:
+        names.append(name)
+        return ComingSlot(source, name)
+
+    monkeypatch.setattr("snapshot.in_stream.ComingSlot", coming)
+    return names
 
 
 def _copied_as_one(copying: Copying) -> None:

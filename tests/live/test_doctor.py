@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import psycopg
@@ -27,6 +29,7 @@ from migrations.source import messages_sql, publication_sql
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.builders import table
+from tests.contract.test_opensearch_refusals import JSON, Answer, before
 from tests.databases import Database
 from tests.events import Log, Put, kafka_settings
 from tests.history import state as any_state
@@ -233,6 +236,31 @@ def test_settings_of_sinks_that_name_what_is_not_there_are_found_and_nothing_is_
         opened = open_sink(name, settings, 1)
         assert list(opened.generations.numbers()) == []
         opened.sink.close()
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_search_server_that_does_not_say_what_it_would_take_is_a_warning(
+    case: Case, endpoints: Endpoints, status: int
+) -> None:
+    """As where its security has roles, and ours lacks a right that jobs don't need."""
+
+    def refused(request: BaseHTTPRequestHandler, body: bytes, sent_on: Callable[[bytes], Answer]) -> Answer:
+        return (status, JSON, b"{}") if request.path.endswith("/_simulate") else sent_on(body)
+
+    with before(endpoints.opensearch_url, refused) as url:
+        case.path.write_text(
+            case.path.read_text() + f'[sinks.search]\ntype = "opensearch"\nurls = ["{url}"]\nreplicas = 0\n'
+        )
+        findings = examine(load(case.path))
+    found = [(finding.severity, finding.what) for finding in findings if finding.subject == "sink search"]
+    assert found == [
+        (Severity.OK, "answers; empty so far"),
+        (
+            Severity.WARNING,
+            "whether its server takes new tables with these settings wasn't tried: POST /_index_template/_simulate is"
+            f" answered with {status}",
+        ),
+    ]
 
 
 def test_a_slot_that_nobody_knows_is_found_and_its_sql_removes_it(case: Case) -> None:

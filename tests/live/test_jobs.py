@@ -22,6 +22,7 @@ from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.model.event import JsonValue
 from cdc.protocol.control_records import SchemaRecord
+from jobs.dead_letters.store import DeadLetters
 from jobs.driver import TAKEN_OVER, run_sinks
 from jobs.generations.lease import pause_request_name, wait_for_pause
 from jobs.generations.record import list_generations
@@ -39,10 +40,12 @@ from tests.job_process import JobProcess, spark_settings
 from tests.services import Services
 from tests.spark_here import Job
 from tests.spark_session import python_workers
+from tests.topics import configure
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 TRIGGERS = ("micro-batch", "continuous")
+TOO_LONG = "x" * 20_000  # for the cache's max_value_bytes
 ORDERS = table(column("id", "int8"), column("note"), column("amount", "numeric"))
 Rows = dict[JsonValue, Mapping[str, JsonValue]]
 
@@ -225,6 +228,56 @@ def test_a_job_that_rests_gets_rows_without_a_progress_record(pipeline: Pipeline
         pipeline.log.commit([put(2)], progress=False)
         until(lambda: set(pipeline.rows()) == {1, 2})
         assert job.stop() == 0
+
+
+def test_batches_that_reject_or_close_are_committed_at_once(pipeline: Pipeline, spark: SparkSession) -> None:
+    """Read again after a kill, they would open rejections that somebody has closed since."""
+    committed = Checkpoint(spark, pipeline.checkpoint()).committed
+    lsn = pipeline.log.commit([put(1, TOO_LONG)])
+    with pipeline.job(spark) as job:
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        until(lambda: committed() == pipeline.progress().next_offsets)
+        lsn = pipeline.write(put(1, "short"))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        until(lambda: committed() == pipeline.progress().next_offsets)
+        assert job.stop() == 0
+    assert pipeline.rows() == pipeline.expected
+    assert job.total("rejected") == 1
+
+
+@pytest.mark.soak
+def test_a_rejection_that_somebody_has_closed_stays_closed_after_a_kill(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    committed = Checkpoint(spark, pipeline.checkpoint()).committed
+    lsn = pipeline.log.commit([put(1, TOO_LONG)])
+    job = pipeline.process()
+    job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+    until(lambda: committed() == pipeline.progress().next_offsets)
+    job.kill()
+    topic = pipeline.log.topic(ORDERS)
+    dead_letters = DeadLetters(pipeline.log.kafka.client(), pipeline.name, sink="cache", generation=1)
+    assert dead_letters.read([topic])
+    dead_letters.close_all([topic])
+    assert pipeline.apply_once(spark).total("rejected") == 0
+    assert not dead_letters.read([topic])
+
+
+def test_batches_over_topics_that_lose_records_are_short(pipeline: Pipeline, spark: SparkSession) -> None:
+    """Spark commits a batch's range when it ends: after a kill, that has to be there to be read again."""
+    day_ms = 24 * 60 * 60 * 1000
+    settings = {"cleanup.policy": "compact,delete", "retention.ms": f"{day_ms}"}
+    configure(pipeline.log.kafka.client(), [pipeline.log.topic(ORDERS)], settings)
+    committed = Checkpoint(spark, pipeline.checkpoint()).committed
+    lsn = pipeline.write(put(1))
+    with pipeline.job(spark, trigger="continuous", continuous_s=3600.0) as job:
+        for number in (2, 3):
+            job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
+            until(lambda: committed() == pipeline.progress().next_offsets)
+            lsn = pipeline.write(put(number))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    assert pipeline.rows() == pipeline.expected
 
 
 def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(

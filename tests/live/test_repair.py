@@ -140,6 +140,30 @@ def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, r
     assert_in_order(events)
 
 
+def test_a_request_for_a_whole_table_isnt_answered_by_its_new_partitions(
+    database: Database, repairs: Repairing
+) -> None:
+    database.execute(
+        "create table t (id int primary key, a text) partition by range (id)",
+        "create table t_1 partition of t for values from (1) to (100)",
+        "create table t_2 (id int primary key, a text)",
+        "insert into t values (1, 'x')",
+        "insert into t_2 values (101, 'x')",
+    )
+    captured = repairs.capture("public.t")
+    captured.settle()
+    forge(captured, "public.t", {"id": 1}, {"id": 1, "a": "forged"})
+    with database.reading() as holder:
+        holder.execute("begin; insert into t_1 values (2, 'long')")  # until it ends, no copy begins
+        database.execute("alter table t attach partition t_2 for values from (100) to (200)")
+        captured.wait_for("partitions came")
+        repairs.ask(captured, None)
+        captured.wait_for("as was asked for")
+        holder.execute("commit")
+    captured.wait_for("copying public.t at")
+    captured.assert_equal()
+
+
 def tombstone_tags(captured: Captured, key: Key) -> list[str]:
     """The tags of a key's tombstones, from their headers."""
     topic = captured.topic("public.t")

@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from tempfile import TemporaryFile
-from typing import Final
+from typing import Any, Final
 
 import orjson
 import pyarrow as pa
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue, TableEvents
-from cdc.model.table import Table, TableName, quote_identifier
+from cdc.model.table import Column, Table, TableName, quote_identifier
 from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, Rows
 from sinks.columns.shape import Shape, unprepared
 from sinks.contract import Rejection, StoredRow, TableVersions
@@ -150,11 +150,18 @@ class DuckDb:
             self._rename(target, passing[old], new)
         if steps.renamed:
             self._rename_exact(target, steps.renamed)
-        for column in steps.added:
-            self.connection.run(
-                f"alter table {target} add column {quote_identifier(column.name)} {column_type(column, held.shape)}"
-            )
         values = {column.name: added[column.name] for column in steps.added if added.get(column.name) is not None}
+        for column in steps.added:
+            name = quote_identifier(column.name)
+            add = f"alter table {target} add column {name} {column_type(column, held.shape)}"
+            default = self._default(column, held.shape, values[column.name]) if column.name in values else None
+            if default is None:
+                self.connection.run(add)
+                continue
+            # DuckDB writes no row for it. No later row may get it.
+            self.connection.run(f"{add} default {default}")
+            self.connection.run(f"alter table {target} alter column {name} drop default")
+            del values[column.name]
         if values:
             self._fill(target, held.shape, values)
 
@@ -287,6 +294,24 @@ class DuckDb:
         if held is None:
             raise unprepared(table.name)
         return rows_of(held.shape)
+
+    def _default(self, column: Column, shape: Shape, value: JsonValue) -> str | None:
+        """The value as a constant of SQL; None where the column can't hold it, or its text would be another value.
+
+        It has to be a constant: what a killed process hasn't checkpointed is read again from its text.
+        """
+        given = rows_of(shape).filling({column.name: value})
+        if given.column(EXACT_COLUMN)[0].is_valid:
+            return None
+        name, kind = quote_identifier(column.name), column_type(column, shape)
+        with self._registered(given):
+            typed = f"select cast(given.{name} as {kind}) as value from {GIVEN} as given"
+            query = f"select text, cast(text as {kind}) = value from (select value, cast(value as varchar) as text "
+            found: Any = self.connection.run(f"{query}from ({typed}))").one()
+        if not found[1]:
+            return None
+        quoted = str(found[0]).replace("'", "''")
+        return f"cast('{quoted}' as {kind})"
 
     def _fill(self, target: str, shape: Shape, values: Mapping[str, JsonValue]) -> None:
         """Give these values to all rows that are there."""

@@ -14,6 +14,7 @@ from cdc.model.errors import ConfigurationError
 from jobs.spark.shipped_code import check_archive, source_files
 from lockstep.cli.main import exit_code
 from lockstep.package import package, required
+from sinks.sink_kernel import chosen_sink_kernel
 
 # What the executors' Spark brings itself.
 SPARK_PYTHON = Path(pyspark.__file__).parent / "python" / "lib"
@@ -81,6 +82,8 @@ def test_with_its_packages_it_is_all_that_a_bare_python_needs(tmp_path: Path) ->
 import importlib, sys
 import jobs.spark.worker_daemon, opensearchpy, redis, psycopg, sqlalchemy.dialects.postgresql.psycopg
 assert psycopg.pq.__impl__ == "binary", psycopg.pq.__impl__
+from sinks.sink_kernel import chosen_sink_kernel
+print(chosen_sink_kernel())
 ours = [name for name in sys.modules if name.split(".")[0] in ("cdc", "jobs", "sinks")]
 assert all("unpacked" in sys.modules[name].__file__ for name in ours), ours
 """
@@ -93,6 +96,7 @@ assert all("unpacked" in sys.modules[name].__file__ for name in ours), ours
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(chosen_sink_kernel())
 
 
 def test_what_only_the_driver_imports_stays_here() -> None:

@@ -1,10 +1,12 @@
-"""lockstep.rebuild.in_place: what can't be done in place."""
+"""lockstep.rebuild.in_place: what can't be done in place, and what is removed there."""
 
 import pytest
 from pydantic import TypeAdapter
 
 from cdc.model.errors import ConfigurationError
-from lockstep.rebuild.in_place import check_in_place
+from cdc.model.table import TableName
+from lockstep.rebuild.in_place import check_in_place, deletes_of_extra_rows
+from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
 from sinks.registry import SinkSettings
 
 
@@ -29,3 +31,22 @@ def test_what_would_leave_rows_behind_is_refused_in_place(
         check_in_place(adapter.validate_python(now), adapter.validate_python(before))
     assert [problem.partition(":")[0] for problem in raised.value.problems] == named
     check_in_place(adapter.validate_python(now), adapter.validate_python(now))
+
+
+ORDERS, LOG = TableName("public", "orders"), TableName("public", "log")
+
+
+def test_rows_that_are_too_many_are_removed_but_for_those_that_a_retention_took_from_the_log() -> None:
+    stray, twice = (
+        Difference(Kind.EXTRA, b'{"id":1}', sink_tag="0" * 27 + "7"),
+        Difference(Kind.EXTRA, b'{"id":2}', sink_tag="0" * 27 + "8", note="a second copy"),
+    )
+    missing = Difference(Kind.MISSING, b'{"id":3}', topic_tag="0" * 27 + "9")
+    tables = (
+        TableReport(ORDERS, differences=(stray, twice, missing)),
+        TableReport(LOG, differences=(Difference(Kind.EXTRA, b'{"_tag":"1"}', sink_tag="0" * 27 + "1"),)),
+    )
+    deletes = deletes_of_extra_rows(VerifyReport("dwh", 1, "source", None, tables), append_only={LOG})
+    assert [(delete.table, delete.key, delete.row, delete.tag) for delete in deletes] == [
+        (ORDERS, {"id": 1}, None, "0" * 27 + "7")
+    ]
