@@ -143,8 +143,13 @@ class ChunkReader(RowReader):
                     execute("rollback")
 
     def key_order(self, table: Table) -> KeyOrder | None:
-        """How the table can be read in chunks; None where no index gives the order, or two rows may share a key."""
-        if not table.key or keys_can_swap(self._connection, table):
+        """How the table can be read in chunks; None where no index gives the order, or two rows may share a key.
+
+        None also where the publication leaves columns of the key out: rows can't be told apart by what is sent.
+        """
+        if not table.key or not {column.name for column in table.columns}.issuperset(table.key):
+            return None
+        if keys_can_swap(self._connection, table):
             return None
         row = self._connection.execute(_HAS_ORDER, (list(table.key), table.oid, table.oid)).fetchone()
         types = key_types(self._connection, [column.type_oid for column in table.key_columns])
