@@ -164,9 +164,12 @@ class ChunkReader(RowReader):
     def key_order(self, table: Table) -> KeyOrder | None:
         """How the table can be read in chunks; None where no index gives the order, or two rows may share a key.
 
-        Nor can one of many partitions: each chunk would open all of them, with their indexes.
+        None also where the publication leaves columns of the key out: rows can't be told apart by what is sent.
+        And for a table of many partitions: each chunk would open all of them, with their indexes.
         """
-        if not table.key or keys_can_swap(self._connection, table):
+        if not table.key or not {column.name for column in table.columns}.issuperset(table.key):
+            return None
+        if keys_can_swap(self._connection, table):
             return None
         (partitions,) = self._connection.execute(_PARTITIONS, (table.oid,)).fetchall()[0]
         if partitions > PARTITIONS_MAX:

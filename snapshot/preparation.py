@@ -91,9 +91,9 @@ def waiting_for_slot(
 
 
 def require_keys(pipeline: Pipeline, shapes: Iterable[Table]) -> None:
-    """Raise UnsupportedChange for a table that hasn't the kind of key it is captured with.
+    """Raise UnsupportedChange for a table that hasn't the kind of key it is captured with, or doesn't send it.
 
-    The preflight looks before the snapshot, and only when capture starts. Rows without a key would all have the same
+    The preflight looks before the snapshot, and not whenever capture starts. Rows without a key would all have the same
     one in a compacted topic, and rows of an append-only table would get other keys than those that are there.
     """
     for table in shapes:
@@ -105,4 +105,12 @@ def require_keys(pipeline: Pipeline, shapes: Iterable[Table]) -> None:
                 f"{table.name} is configured as append_only, and it has a primary key by now",
                 hint="drop its key again, then start again: nothing was skipped. Or, to go on with the key, take"
                 f" append_only out of [source.options.{toml_key(str(table.name))}]",
+            )
+        columns = {column.name for column in table.columns}
+        unsent = [name for name in table.key if name not in columns]
+        if unsent:
+            raise UnsupportedChange(
+                f"publication {pipeline.publication} leaves out key columns of {table.name}: {', '.join(unsent)}",
+                hint="`lockstep doctor` has the statement that adds them to the table's column list; then start again:"
+                " nothing was skipped",
             )

@@ -212,14 +212,19 @@ class Captured:
 
     def source_rows(self, table: str) -> dict[bytes, Row]:
         """The same from the database, through the snapshot's encoder."""
-        name = TableName.parse(table)
+        shape, rows = self._source_rows(TableName.parse(table))
+        return {_key(shape, row): row for row in rows}
+
+    def source_row_list(self, table: str) -> list[Row]:
+        """All rows of a table, which needs no key for it."""
+        return self._source_rows(TableName.parse(table))[1]
+
+    def _source_rows(self, name: TableName) -> tuple[Table, list[Row]]:
         connection = self.database.pinned()
         with connection:
             shapes = load_tables(connection, [name], self.config.publication, self.config.source.keys)
-            shape = shapes[name]
             where = row_filters(connection, self.config.publication).get(name, "")
-            rows = SourceRows(connection, shapes).rows(shape, where)
-            return {_key(shape, row): dict(row) for row in rows}
+            return shapes[name], [dict(row) for row in SourceRows(connection, shapes).rows(shapes[name], where)]
 
     def assert_equal(self, *tables: str) -> None:
         """Every table, as its topic tells it, is the source's: to a new reader, and to a sink that was always there."""

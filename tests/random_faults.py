@@ -20,7 +20,7 @@ from tests.captured import Captured
 from tests.databases import Database, until
 from tests.dying_publisher import Commit, Killed, dying
 from tests.random_operator import Operator
-from tests.random_tables import TABLES
+from tests.random_tables import LOG, TABLES
 from tests.topics import configure
 
 _DIES_S = 3.0
@@ -243,7 +243,8 @@ class Faults:
         self._operator.delete([topic])
         if recreated:
             settings = self._captured.config.kafka.topics.model_copy(update={"partitions": recreated})
-            TopicAdmin(self._captured.client).create([table_topic_plan(topic, settings)])
+            is_log = topic == self._captured.topic(f"public.{LOG}")
+            TopicAdmin(self._captured.client).create([table_topic_plan(topic, settings, append_only=is_log)])
         self._work(5)
 
     def _compacted(self) -> None:

@@ -32,6 +32,7 @@ class Grammar:
             (self._row_of_types, 10),
             (self._picks.row_of_moved_key, 10),
             (self._row_of_twins, 10),
+            (self._row_of_log, 10),
             (self._truncate, 2),
             (self._message, 3),
             (self._add_column, 3),
@@ -124,8 +125,20 @@ class Grammar:
             ]
         )
 
+    def _row_of_log(self) -> str:
+        number = self._picks.id()
+        return self._picks.one_of(
+            [
+                f"insert into log (n, words) values ({number}, {self._picks.text()})",
+                f"insert into log (n) select n from generate_series({number}, {number + 30}) n",
+                f"update log set words = {self._picks.text()} where n = {number}",
+                f"update log set n = n + 1 where n > {90 - number}",
+                f"delete from log where n = {number}",
+            ]
+        )
+
     def _truncate(self) -> str:
-        tables = ["a", "b", "p", "p_1", "a, b", "aside", "one", "k, m"]
+        tables = ["a", "b", "p", "p_1", "a, b", "aside", "one", "k, m", "log", "log, two"]
         return f"truncate {self._picks.one_of(tables)}"
 
     def _message(self) -> str:
@@ -141,7 +154,7 @@ class Grammar:
     # Columns.
 
     def _table(self) -> str:
-        return self._picks.one_of(["a", "b", "p", "k", "one"])
+        return self._picks.one_of(["a", "b", "p", "k", "one", "log"])
 
     def _name(self) -> str:
         """Of a column: a new one, or one that was there before and may be again."""

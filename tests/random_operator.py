@@ -19,7 +19,7 @@ from lockstep.capture.recover import recover
 from tests.captured import Captured
 from tests.databases import Database
 from tests.dying_publisher import Killed
-from tests.random_tables import Publication, put_back
+from tests.random_tables import TABLES, Publication, put_back
 
 _STOPS_MAX = 25
 """Capture may stop for one reason after the other, a table each; more than so many are no way on."""
@@ -88,6 +88,9 @@ class Operator:
             if text == self._not_ready or not self._run_sql(text):
                 self.put_back()  # what is missing is none of the things that the message knows
             self._not_ready = text
+        elif found := re.search(r"leaves out key columns of (\S+):", text):
+            alter = f"alter publication {self._publication.name}"
+            self._run_sql(f"{alter} drop table {found[1]}; {alter} add table {found[1]};")
         elif "`lockstep recover`" in hint:
             self._run_sql(hint)
             self._recover()
@@ -117,7 +120,11 @@ class Operator:
         self.lost = True
         try:
             agreed = recover(
-                pipeline, (), agreed=lambda _: True, stopping=lambda: False, say=self._captured.said.append
+                pipeline,
+                [f"public.{table}" for table in TABLES],
+                agreed=lambda _: True,
+                stopping=lambda: False,
+                say=self._captured.said.append,
             )
         except Unavailable as error:
             self.say(f"not recovered: {error}")  # the next start says again what is wrong

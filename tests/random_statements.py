@@ -18,25 +18,28 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import orjson
 import psycopg
 
+from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_names import MESSAGES, control_topic
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import Unavailable
 from migrations.source import ddl_messages_sql
 from stack.stack import Stack
-from tests.captured import Captured, assert_same_rows
-from tests.databases import Database
+from tests.captured import Captured, assert_same_rows, carried
+from tests.databases import Database, until
 from tests.dying_publisher import dying
 from tests.followers import Follower
 from tests.own_server import OwnServer
 from tests.random_faults import Faults, Servers, values_directory
 from tests.random_grammar import Grammar
 from tests.random_operator import Operator
-from tests.random_tables import SETUP, TABLES, Publication
+from tests.random_tables import KEYED, LOG, SETUP, TABLES, Publication
 from tests.services import KAFKA_OVERRIDES, temporary_directory
 
 _RESTORE_EVERY = 4
@@ -113,15 +116,29 @@ class Round:
         self._database.reconnect()
 
     def _begin(self) -> None:
-        if self.random.random() < 0.3:
-            number = self.random.randrange(1, 8)
-            self.log.append(f"-- the first snapshot is killed at commit {number}")
-            self._captured.begin(wrap_publisher=dying(lambda commit: commit.number == number))
-            self._work(5)
+        while self.random.random() < 0.4:
+            number, before = self.random.randrange(1, 16), self.random.random() < 0.5
+            self.log.append(f"-- the first snapshot is killed {'before' if before else 'after'} commit {number}")
+            self._captured.stop()
+            self._captured.begin(
+                wrap_publisher=dying(lambda commit, number=number: commit.number == number, before=before)
+            )
+            # Messages of before are no part of it.
+            until(lambda: self._captured.error is not None or self._has_begun())
+            if self._has_begun():
+                self._work(self.random.choice([5, 15]))
             self._rest()  # the slot waits for transactions that write
             time.sleep(0.5)
         self.operator.go_on()
         self._follower.read()
+
+    def _has_begun(self) -> bool:
+        """Whether there is a slot from which the stream will begin."""
+        try:
+            state = read_state(self._captured.client, self._captured.name, self._captured.config.slot)
+        except Unavailable:
+            return False  # there is no topic of it so far
+        return state is not None and state.handoff > 0
 
     def _work_with_faults(self, statements: int) -> None:
         for number in range(statements):
@@ -197,14 +214,39 @@ class Round:
         self.operator.put_back()
         self._settle()
         self._follower.read()
-        for table in TABLES:
+        for table in KEYED:
             name = f"public.{table}"
             expected = self._captured.source_rows(name)
             assert_same_rows(name, self._captured.rows(name), expected, "to a new reader")
             assert_same_rows(name, self._captured.rows(name, by_tag=True), expected, "to a new sink")
             assert_same_rows(name, self._follower.rows(name), expected, "in a sink that was there from the beginning")
+        self._judge_log()
         if not self.operator.lost:
             self._judge_messages()
+
+    def _judge_log(self) -> None:
+        """The changes of the table without a key lead to its rows, and each is there once."""
+        name = f"public.{LOG}"
+        records = self._captured.schemas(name)
+        indexes = {record.table.schema_id: index for index, record in enumerate(records)}
+        rows: Counter[bytes] = Counter()
+        tags: set[str] = set()
+        for event in self._captured.events(name):
+            if event.op == "t":
+                rows.clear()
+            elif event.op != "r":
+                assert event.tag not in tags, f"{name}: {event.tag} was published twice"
+                tags.add(event.tag)
+            later = records[indexes[event.schema_id] + 1 :]
+            for row, change in ((event.parsed["before"], -1), (event.parsed["after"], 1)):
+                if row is not None:
+                    rows[orjson.dumps(reduce(carried, later, row), option=orjson.OPT_SORT_KEYS)] += change
+        expected = Counter(
+            orjson.dumps(row, option=orjson.OPT_SORT_KEYS) for row in self._captured.source_row_list(name)
+        )
+        wrong = {row: (rows[row], expected[row]) for row in rows.keys() | expected.keys() if rows[row] != expected[row]}
+        shown = [(row[:200], count) for row, count in sorted(wrong.items())[:3]]
+        assert not wrong, f"{name}: {len(wrong)} rows differ in number, on the topic and in the source: {shown}"
 
     def _judge_messages(self) -> None:
         """Each message is there once."""
@@ -224,6 +266,16 @@ class Round:
             session.close()
 
 
+def _sections(chance: random.Random, directory: Path) -> str:
+    """Settings of capture: what is on by default, and what isn't."""
+    return (
+        f"[capture]\nbatch_rows = {chance.choice([20_000, 7])}\n{values_directory(directory)}\n"
+        f"spool_transactions = {chance.choice(['true', 'false'])}\nspool_directory = '{directory / 'spool'}'\n"
+        f"[snapshot]\nrange_bytes = {chance.choice([8192, 65_536, 268_435_456])}\n"
+        f"workers = {chance.choice([0, 0, 2])}\nchunk_ms = {chance.choice([0, 0, 50])}"
+    )
+
+
 @contextlib.contextmanager
 def prepared(
     seed: int, source_dsn: str, kafka: str, directory: Path, *, servers: Servers | None = None
@@ -234,18 +286,19 @@ def prepared(
     try:
         publication = Publication("p", chance.choice(["listed", "listed", "all", "schemas"]))
         database.execute(*SETUP, *([ddl_messages_sql()] if chance.random() < 0.5 else []), publication.create)
+        sections = _sections(chance, directory)
         captured = Captured(
             database,
             kafka,
             directory,
             [f"public.{table}" for table in TABLES],
             partitions=2,
-            source="publication = 'p'\nmessages = ['audit']",
-            sections=f"[capture]\nbatch_rows = {chance.choice([20_000, 7])}\n{values_directory(directory)}",
+            source=f"publication = 'p'\nmessages = ['audit']\n[source.options.'public.{LOG}']\nappend_only = true",
+            sections=sections,
         )
         try:
             made = Round(seed, database, captured, publication, servers=servers)
-            made.log.append(f"-- {publication.create}")
+            made.log += [f"-- {line}" for line in (publication.create, *sections.splitlines())]
             try:
                 yield made
             finally:

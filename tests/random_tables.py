@@ -10,7 +10,11 @@ from tests.databases import Database
 
 _T = TypeVar("_T")
 
-TABLES = ("a", "b", "p", "k", "m", "one", "two", "said")
+KEYED = ("a", "b", "p", "k", "m", "one", "two", "said")
+LOG = "log"
+"""A table without a key: its topic has each of its changes."""
+
+TABLES = (*KEYED, LOG)
 
 _PUBLISH_ALL = "publish = 'insert, update, delete, truncate'"
 
@@ -35,6 +39,8 @@ SETUP = (
     f"create table one {TWIN}",
     f"create table two {TWIN}",
     "create table said (id serial primary key)",
+    "create table log (n int, words text)",
+    "alter table log replica identity full",
     "create unlogged table fast (id int primary key)",
     "create table aside (id int primary key, words text)",
     *(
@@ -49,6 +55,7 @@ SETUP = (
         f"insert into {table} select n, noise(250 * n, n), '{table}' from generate_series(1, 12) n"
         for table in ("one", "two")
     ),
+    "insert into log select n % 100, noise(n % 7 * 100, n) from generate_series(1, 400) n",
 )
 
 
@@ -150,7 +157,8 @@ def put_back(database: Database, publication: Publication, names: Mapping[str, S
     for table in TABLES:
         if _fact(database, table, "relpersistence = 'u'"):
             yield f"alter table {table} set logged"
-        yield from _with_key(database, table)
+        if table in KEYED:
+            yield from _with_key(database, table)
         if not _is_published(database, publication, table):
             yield publication.entry(table)
 

@@ -404,11 +404,20 @@ def test_many_changes_of_one_key_in_one_transaction(database: Database, endpoint
         captured.assert_equal()
 
 
+_PRIMARY_AGAIN = "drop constraint t_pkey, add primary key (id)"
+
+
 @pytest.mark.parametrize("chunk_ms", [0, 50])
 @pytest.mark.parametrize(
     ("name", "change", "back", "says"),
     [
         ("public.t", "drop constraint t_pkey", "add primary key (id)", "has no primary key any more"),
+        (
+            "public.t",
+            "drop constraint t_pkey, add primary key (other)",
+            _PRIMARY_AGAIN,
+            "key columns of public.t: other",
+        ),
         ("public.log", "add primary key (at)", "drop constraint log_pkey", "append_only, and it has a primary key"),
     ],
 )
@@ -424,12 +433,13 @@ def test_no_table_is_copied_with_another_kind_of_key(
 ) -> None:
     """The stream tells of a changed key only with the next row of its table."""
     database.execute(
-        "create table t (id int primary key)",
+        "create table t (id int primary key, other int not null default 0)",
         "insert into t values (1)",
         "create table log (at int, what text)",
         "insert into log values (1, 'a')",
+        "create publication narrow for table t (id), log",
     )
-    source = "[source.options.'public.log']\nappend_only = true"
+    source = "publication = 'narrow'\n[source.options.'public.log']\nappend_only = true"
     sections = f"[snapshot]\nchunk_ms = {chunk_ms}"
     with _captured(
         database, endpoints, directory, "public.t", "public.log", source=source, sections=sections
