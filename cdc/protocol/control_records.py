@@ -238,6 +238,14 @@ class CaptureState:
         copied = {name: rows for name, rows in self.copied.items() if name not in names}
         return replace(self, copied=copied, copying=copying)
 
+    def outdated(self, published: Collection[TableName]) -> set[TableName]:
+        """Those of these tables whose topics say nothing of values that an update leaves out, before their next copy.
+
+        Not one whose copy somebody asks for: it is as complete as it was, and stays so when the copy is cancelled.
+        """
+        copying = {name for name, copy in self.copying.items() if copy.has_begun or copy.copied_before >= 0}
+        return set(published) - self.copied.keys() - copying
+
     def asked_to_copy(self, name: TableName) -> Self:
         """The same for a copy that somebody asks for; until something else speaks for it, it can be cancelled."""
         before = self.copying.get(name, TableCopy())

@@ -256,7 +256,7 @@ class StreamOpener:
             passed_over=passed_over,
             uncaptured=uncaptured,
             former=former,
-            outdated=published.keys() - state.copied.keys() - copying,
+            outdated=state.outdated(published),
             copying=copying & published.keys(),
             unfinished=unfinished,
             epoch=state.epoch,

@@ -17,6 +17,7 @@ from cdc.protocol.control_records import (
     ShapeChange,
     SnapshotPhase,
     StreamedTransaction,
+    TableCopy,
     TableTexts,
     TopicIdentity,
     is_schema_key,
@@ -237,6 +238,22 @@ def test_a_schema_record_without_a_change_reads_as_one_that_has_none() -> None:
 def test_a_table_that_is_to_be_copied_again_leaves_the_ledger() -> None:
     assert state().to_be_copied({table().name}).copied == {}
     assert state().to_be_copied({TableName("other", "one")}) == state()
+
+
+def test_a_table_whose_copy_somebody_asks_for_completes_updates_until_something_else_speaks_for_it() -> None:
+    name = table().name
+    asked = state().asked_to_copy(name)
+    assert name not in asked.copied
+    assert asked.outdated([name]) == set()
+    assert asked.to_be_copied([name]).outdated([name]) == {name}
+    assert state().outdated([name]) == set()
+    assert state().to_be_copied([name]).outdated([name]) == {name}
+
+
+def test_a_table_that_is_being_copied_beside_the_stream_isnt_outdated() -> None:
+    name = table().name
+    begun = state().to_be_copied([name]).with_copy(name, TableCopy(since=7))
+    assert begun.outdated([name]) == set()
 
 
 def test_a_shape_of_another_epoch_takes_nobodys_place() -> None:
