@@ -15,7 +15,21 @@ from typing import Any
 
 from rich.console import Console
 
-from bench import bootstrap, cost, debezium, drain, large, latency, machine, many, peer, replay, report, visible
+from bench import (
+    bootstrap,
+    cost,
+    debezium,
+    drain,
+    first_copy,
+    large,
+    latency,
+    machine,
+    many,
+    peer,
+    replay,
+    report,
+    visible,
+)
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
 from bench.sizes import FULL, QUICK, Sizes
@@ -32,6 +46,7 @@ PHASES: Mapping[str, Phase] = {
     "drain": drain.measure,
     "latency": latency.measure,
     "debezium": debezium.measure,
+    "snapshot": first_copy.measure,
     "large": large.measure,
     "sinks": visible.measure,
     "replay": replay.measure,
@@ -60,6 +75,7 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=int, help="rows of the backlog")
     parser.add_argument("--large-rows", type=int, help="rows of the large transaction")
+    parser.add_argument("--snapshot-rows", type=int, help="rows of the table that is copied first")
     parser.add_argument("--rate", type=int, help="transactions per second into Kafka")
     parser.add_argument("--seconds", type=float, help="length of the latency measurement")
     parser.add_argument(
@@ -90,6 +106,8 @@ def chosen_sizes(options: argparse.Namespace) -> Sizes:
         sizes = replace(sizes, drain_rows=whole)
     if options.large_rows is not None:
         sizes = replace(sizes, large_rows=options.large_rows)
+    if options.snapshot_rows is not None:
+        sizes = replace(sizes, snapshot_rows=options.snapshot_rows)
     if options.rate is not None:
         sizes = replace(sizes, latency_rate=options.rate)
     if options.seconds is not None:

@@ -86,18 +86,29 @@ class Connect:
 
     def wait_events(self, child: Child, *, before: int, rows: int) -> list[Step]:
         """Wait until the topic has so many events more. Raises LockstepError when that takes too long."""
-        steps: list[Step] = []
-        cluster, topic = TopicAdmin(self._pipeline.client), self._pipeline.topic
-        partitions = [(topic, partition) for partition in range(self._pipeline.config.kafka.topics.partitions)]
+        return wait_events(self._pipeline, child, before=before, rows=rows)
 
-        def arrived() -> bool:
-            child.check()
-            steps.append(Step(time.time(), sum(cluster.end_offsets(partitions).values()) - before))
-            return steps[-1].events >= rows
 
-        timeout_s = 120 + rows / _ROWS_PER_S_MIN
-        wait_until(arrived, what=f"Debezium published {rows:,} rows", timeout_s=timeout_s, every_s=_EVERY_S)
-        return [step for step in steps if step.events]
+def wait_events(pipeline: Pipeline, child: Child, *, before: int, rows: int) -> list[Step]:
+    """Wait until a pipeline's topic has so many records more than ``before``; how many there were when.
+
+    Records of transactions that aren't committed count, and so do the marks of committed ones.
+
+    Raises LockstepError when that takes too long, or when the process that publishes has ended.
+    """
+    steps: list[Step] = []
+    cluster, topic = TopicAdmin(pipeline.client), pipeline.topic
+    partitions = [(topic, partition) for partition in range(pipeline.config.kafka.topics.partitions)]
+
+    def arrived() -> bool:
+        child.check()
+        steps.append(Step(time.time(), sum(cluster.end_offsets(partitions).values()) - before))
+        return steps[-1].events >= rows
+
+    timeout_s = 120 + rows / _ROWS_PER_S_MIN
+    what = f"{child.name} published {rows:,} rows"
+    wait_until(arrived, what=what, timeout_s=timeout_s, every_s=_EVERY_S)
+    return [step for step in steps if step.events]
 
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:

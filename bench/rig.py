@@ -157,14 +157,17 @@ class Rig:
             self._children.remove(child)
 
     @contextlib.contextmanager
-    def pipeline(self, name: str, *, sinks: Collection[str] = (), capture: str = "") -> Iterator["Pipeline"]:
+    def pipeline(
+        self, name: str, *, sinks: Collection[str] = (), capture: str = "", snapshot: str = ""
+    ) -> Iterator["Pipeline"]:
         """A new pipeline; its processes end with the block, and slot, publication, table and topics are removed.
 
-        ``capture`` are lines of the configuration's section of that name.
+        ``capture`` and ``snapshot`` are lines of the configuration's sections of these names.
         """
         # Unlike any earlier one on servers that are used again.
         unique = f"bench_{name}_{time.time_ns() // 1_000_000:x}"
-        pipeline = Pipeline(self, self._stack.endpoints(), self._work, unique, sinks=sinks, capture=capture)
+        sections = f"[capture]\n{capture}\n[snapshot]\n{snapshot}\n"
+        pipeline = Pipeline(self, self._stack.endpoints(), self._work, unique, sinks=sinks, sections=sections)
         try:
             yield pipeline
         except Exception:
@@ -181,8 +184,9 @@ class Pipeline:
     """One pipeline with one table, ``public.<name>``."""
 
     def __init__(
-        self, rig: Rig, endpoints: Endpoints, directory: Path, name: str, *, sinks: Collection[str], capture: str = ""
+        self, rig: Rig, endpoints: Endpoints, directory: Path, name: str, *, sinks: Collection[str], sections: str
     ) -> None:
+        """``sections`` are more of the configuration."""
         self.endpoints = endpoints
         self.name = name
         self.table = TableName("public", name)
@@ -191,7 +195,7 @@ class Pipeline:
         self._rig = rig
         self._path = directory / f"{name}.toml"
         self._path.write_text(
-            _toml(name, endpoints, sinks=sinks, lake=self.lake, trigger=rig.trigger) + f"[capture]\n{capture}\n",
+            _toml(name, endpoints, sinks=sinks, lake=self.lake, trigger=rig.trigger) + sections,
             encoding="utf-8",
         )
         self.config: Config = load(self._path)

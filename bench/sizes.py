@@ -13,6 +13,11 @@ class Sizes:
     """Drained once before the measured backlog, so servers and page cache are warm. Each capture is a new process."""
     large_rows: int
     """Of one transaction."""
+    snapshot_rows: int
+    snapshot_rate: int
+    """Transactions a second on the source while its table is copied, and without."""
+    snapshot_quiet_s: float
+    """How long they are measured without a copy."""
     latency_rate: int
     latency_high_rate: int
     latency_s: float
@@ -42,6 +47,9 @@ FULL = Sizes(
     drain_transaction_rows=1_000,
     drain_warm_rows=100_000,
     large_rows=1_000_000,
+    snapshot_rows=1_000_000,
+    snapshot_rate=100,
+    snapshot_quiet_s=15.0,
     latency_rate=200,
     latency_high_rate=1_000,
     latency_s=30.0,
@@ -65,6 +73,9 @@ QUICK = Sizes(
     drain_transaction_rows=1_000,
     drain_warm_rows=10_000,
     large_rows=100_000,
+    snapshot_rows=100_000,
+    snapshot_rate=100,
+    snapshot_quiet_s=5.0,
     latency_rate=200,
     latency_high_rate=1_000,
     latency_s=8.0,
