@@ -23,6 +23,7 @@ from bench.rig import Child, Pipeline, Rig, Say, wait_until
 from bench.sizes import Sizes
 from bench.usage import CpuMeter, PeakMemory
 from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import LockstepError
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
 from cdc.protocol.envelope import TableEncoder
@@ -35,7 +36,7 @@ from stack.errors import StackError
 PHASE = "snapshot"
 
 WORKERS = 2
-_RANGE_BYTES = 16 * 1024 * 1024
+_RANGE_BYTES = 4 * 1024 * 1024
 """Small beside the default: the table of the benchmark is no large one, and its ranges are what workers share."""
 
 _OF_LIMIT_MIN = 0.45
@@ -166,6 +167,8 @@ def _first_copy(rig: Rig, sizes: Sizes, *, workers: int, say: Say) -> tuple[Copi
             pipeline.wait_streaming(capture)
         used_s = cpu.used()["capture"]
         pipeline.stop(capture)
+        if workers and not children.megabytes:
+            raise LockstepError(f"capture copied {rows:,} rows without the workers that it was to have")
         copied = _copied(pipeline, capture, steps, rows, used_s, children.megabytes)
         bare = _bare_copy(pipeline)
     who = f"{workers} workers" if workers else "capture alone"

@@ -4,7 +4,6 @@ It is the bound of any capture. It reads with libpq as capture does, and sleeps 
 wakes up for every message costs the server three times as much.
 """
 
-import select
 import threading
 import time
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import psycopg
 
 from cdc.protocol.pgoutput import Begin, Commit, Insert, decode
 from cdc.protocol.walsender import KEEPALIVE, WAL_DATA_OFFSET, XLOG_DATA, parse_keepalive, status_update
+from cdc.readiness import wait_ready
 
 _NAP_S = 0.0002
 _POLL_S = 0.1
@@ -33,7 +33,7 @@ class _Stream:
         )
         self.pgconn.flush()
         while self.pgconn.is_busy():
-            select.select([self.pgconn.socket], [], [], _POLL_S)
+            wait_ready(self.pgconn.socket, _POLL_S)
             self.pgconn.consume_input()
         self.pgconn.get_result()
 
@@ -114,7 +114,7 @@ class CommitWatcher(threading.Thread):
             if length < 0:
                 return
             if length == 0:
-                select.select([pgconn.socket], [], [], _POLL_S)
+                wait_ready(pgconn.socket, _POLL_S)
                 pgconn.consume_input()
             elif frame[0] == KEEPALIVE:
                 self._stream.keep_alive(bytes(frame))

@@ -127,6 +127,8 @@ def _order_first_copy(
         notify_order(connection, CopyOrder(slot, action, None))
         state = read_state(pipeline.kafka.client(), pipeline.name, slot)
         if state is None or not state.is_first_copy:
+            if not is_to_pause:
+                return FirstCopyOrdered(is_paused=False, held=None)  # it went on, and has ended since
             raise LockstepError(
                 f"there is nothing to {action}: the first copy has just ended",
                 hint="`lockstep snapshot status` shows what is still copied",

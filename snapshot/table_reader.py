@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import select
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -20,6 +19,7 @@ from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copy_text import split_row
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Fields
+from cdc.readiness import wait_ready
 from snapshot.keys import KeyTexts
 from snapshot.ranges import ONLY, Part, Relation
 from snapshot.row_events import Line
@@ -341,8 +341,7 @@ class RowReader:
 
     def _wait(self, while_waiting: Callable[[], None], *, writing: bool = False) -> None:
         """Until the server has something to say, or takes more; ``while_waiting`` is called where that takes long."""
-        socket = self._connection.pgconn.socket
-        if not any(select.select([socket], [socket] if writing else [], [], _WAIT_S)):
+        if not wait_ready(self._connection.pgconn.socket, _WAIT_S, writing=writing):
             while_waiting()
         self._connection.pgconn.consume_input()
 

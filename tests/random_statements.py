@@ -28,7 +28,7 @@ import psycopg
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_names import MESSAGES, control_topic
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import Unavailable
+from cdc.model.errors import LockstepError
 from migrations.source import ddl_messages_sql
 from stack.stack import Stack
 from tests.captured import Captured, assert_same_rows, carried
@@ -136,7 +136,7 @@ class Round:
         """Whether there is a slot from which the stream will begin."""
         try:
             state = read_state(self._captured.client, self._captured.name, self._captured.config.slot)
-        except Unavailable:
+        except LockstepError:
             return False  # there is no topic of it so far
         return state is not None and state.handoff > 0
 

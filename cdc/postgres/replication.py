@@ -4,7 +4,6 @@ psycopg 3 through ``pq``, because libpq then hands out every frame as it is and 
 """
 
 import contextlib
-import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.settings import SourceSettings
 from cdc.postgres.versions import FAILOVER_SLOTS
 from cdc.protocol.walsender import Frame
+from cdc.readiness import wait_ready
 
 APPLICATION = "lockstep capture"
 
@@ -163,7 +163,7 @@ class ReplicationConnection:
 
     def wait(self, seconds: float) -> None:
         """Return when something arrived, or after ``seconds``."""
-        select.select([self._pgconn.socket], [], [], seconds)
+        wait_ready(self._pgconn.socket, seconds)
 
     def send(self, frame: bytes) -> None:
         """Send a frame to the server. Raises Unavailable when the connection is lost."""
@@ -218,7 +218,7 @@ class ReplicationConnection:
             self._pgconn.send_query(command.encode())
             self._pgconn.flush()
             while self._pgconn.is_busy():
-                select.select([self._pgconn.socket], [], [], _POLL_S)
+                wait_ready(self._pgconn.socket, _POLL_S)
                 self._pgconn.consume_input()
                 if while_waiting is not None:
                     while_waiting(time.monotonic() - started)

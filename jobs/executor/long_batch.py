@@ -8,7 +8,6 @@ Whatever needs more of the driver than to be told ends the batch, so that its re
 make earlier ones void, errors, and a backlog, which several tasks read faster.
 """
 
-import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from typing import Any, Final, Self
 import orjson
 import pyarrow as pa
 
+from cdc.readiness import wait_ready
 from jobs.executor.deliver import apply_all
 from jobs.executor.log_reader import Range, load_ranges, reader_for
 from jobs.executor.open_sinks import close_sink, freeze_opened
@@ -111,7 +111,7 @@ class DriverLine:
 
     def is_over(self) -> bool:
         """Whether the driver has ended the batch, or itself, or hangs."""
-        if self._socket is not None and select.select([self._socket], [], [], 0)[0]:
+        if self._socket is not None and wait_ready(self._socket, 0):
             self._listen(self._socket)
         return self._socket is None or self._is_ended or self._monotonic() - self._heard_at > SILENT_S
 

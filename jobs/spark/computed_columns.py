@@ -100,7 +100,7 @@ def checked_plans(
         for name, table_expressions in expressions.items()
         if name in tables
     }
-    problems = [problem for plan in plans.values() for problem in _problems(spark, plan)]
+    problems = expression_problems(spark, plans)
     if problems:
         raise ConfigurationError(
             "expressions of this sink can't be evaluated",
@@ -109,6 +109,11 @@ def checked_plans(
             " that was built with them takes `lockstep rebuild SINK --switch`",
         )
     return plans
+
+
+def expression_problems(spark: SparkSession, plans: Mapping[TableName, TablePlan]) -> list[str]:
+    """Everything that is wrong in the expressions of these plans, a sentence each. No row is needed for it."""
+    return [problem for plan in plans.values() for problem in _problems(spark, plan)]
 
 
 def with_computed(records: DataFrame, plans: Mapping[str, TablePlan]) -> DataFrame:
@@ -358,13 +363,23 @@ def opened_row_computer(
 
     A Spark that runs in this process already is used and not stopped. Raises as ``checked_plans`` and ``open_session``.
     """
+    with session_here(settings, bulk=True) as spark:
+        yield RowComputer(spark, checked_plans(spark, expressions, tables))
+
+
+@contextmanager
+def session_here(settings: SparkSettings, *, bulk: bool) -> Iterator[SparkSession]:
+    """A session in this process, whatever cluster the jobs run on. One that runs here already isn't stopped.
+
+    Raises as ``open_session``.
+    """
     running = SparkSession.getActiveSession() or SparkSession._instantiatedSession
     if running is not None:
-        yield RowComputer(running, checked_plans(running, expressions, tables))
+        yield running
         return
     here = settings.model_copy(update={"master": "local[2]", "package": None, "conf": {}})
-    spark = open_session(here, name="lockstep expressions", bulk=True)
+    spark = open_session(here, name="lockstep expressions", bulk=bulk)
     try:
-        yield RowComputer(spark, checked_plans(spark, expressions, tables))
+        yield spark
     finally:
         spark.stop()

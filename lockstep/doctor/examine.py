@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import psycopg
@@ -22,6 +23,7 @@ from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.position import check_position, publication_subject
 from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink, source_shapes
+from lockstep.doctor.spark_sql import SparkSql
 from migrations.source import ddl_messages_sql, publication_sql
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -44,8 +46,10 @@ def examine(config: Config) -> list[Finding]:
             shapes = source_shapes(config)
         except (LockstepError, psycopg.Error) as raised:
             findings.append(_unanswered("source", raised))
-    for name in config.sinks:
-        findings += _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes), config)
+    with ExitStack() as closing:
+        sql = SparkSql(config.spark, closing)
+        for name in config.sinks:
+            findings += _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes, sql=sql), config)
     findings += append_only_findings(config)
     if _was_reached("Kafka", kafka):
         findings += _guarded("histories", check_histories, config)

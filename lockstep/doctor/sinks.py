@@ -11,6 +11,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from jobs.generations.record import list_generations
 from lockstep.config import Config
+from lockstep.doctor.spark_sql import SparkSql
 from sinks.registry import (
     SinkSettings,
     check_new_generation,
@@ -21,16 +22,17 @@ from sinks.registry import (
     with_definition,
 )
 
+_JOB_STOPS: Final = "its job would stop there"
 _RIGHT_TO_TRY: Final = (
     "where its role lacks the right indices:admin/index_template/simulate, give it that; jobs don't need it"
 )
 
 
-def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) -> list[Finding]:
+def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], sql: SparkSql) -> list[Finding]:
     """Whether the sink's server answers, what it holds, and whether the settings fit the source's tables.
 
-    ``shapes`` are the captured tables as they are; empty where the source wasn't reached. Raises LockstepError when the
-    server doesn't answer or refuses.
+    ``shapes`` are the captured tables as they are; empty where the source wasn't reached. ``sql`` is asked where the
+    sink has expressions. Raises LockstepError when the server doesn't answer or refuses.
     """
     settings = config.sinks[name]
     opened = open_sink(name, settings, 1)
@@ -42,9 +44,15 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table]) 
     what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
     findings = [Finding(Severity.OK, f"sink {name}", what)]
     # What a generation was built with has been taken: a column that is gone since isn't a slip of the pen.
-    is_new = built is None or definition(with_definition(settings, built.definition)) != definition(settings)
-    if shapes and is_new:
-        findings += _setting_findings(name, settings, _of_sink(config, settings, shapes), is_built=built is not None)
+    used = settings if built is None else with_definition(settings, built.definition)
+    tables = _of_sink(config, settings, shapes) if shapes else []
+    if tables and definition(used) != definition(settings):
+        findings += _setting_findings(name, settings, tables, sql, why=f"`lockstep rebuild {name}` would stop there")
+    elif tables and built is None:
+        findings += _setting_findings(name, settings, tables, sql, why=_JOB_STOPS)
+    if tables and built is not None:
+        # These are evaluated from now on too, over the tables as they are by now.
+        findings += _expression_findings(name, used, tables, sql, why=_JOB_STOPS)
     return findings
 
 
@@ -63,23 +71,38 @@ def _of_sink(config: Config, settings: SinkSettings, shapes: Mapping[TableName, 
     return [shapes[name] for name in config.sink_tables(settings) if name in shapes]
 
 
-def _setting_findings(name: str, settings: SinkSettings, tables: Sequence[Table], *, is_built: bool) -> list[Finding]:
-    """Settings that don't fit. ``is_built``: only a rebuild would use them."""
+def _setting_findings(
+    name: str, settings: SinkSettings, tables: Sequence[Table], sql: SparkSql, *, why: str
+) -> list[Finding]:
+    """Settings of a new generation that don't fit. ``why`` says what would stop."""
     subject = f"sink {name}"
-    why = f"`lockstep rebuild {name}` would stop there" if is_built else "its job would stop there"
     problems = setting_problems(settings, tables)
     if problems:
         return [error(subject, problem, why, f"mend it in [sinks.{name}]") for problem in problems]
+    findings = _expression_findings(name, settings, tables, sql, why=why)
     try:
         unknown = check_new_generation(name, settings, tables)
     except Unavailable:
         raise
     except LockstepError as refused:
-        return [error(subject, refused.message, why, refused.hint or f"mend [sinks.{name}]")]
+        return [*findings, error(subject, refused.message, why, refused.hint or f"mend [sinks.{name}]")]
     if unknown:
         what = "whether its server takes new tables with these settings wasn't tried"
-        return [warning(subject, f"{what}: {unknown}", f"where it doesn't, {why}", _RIGHT_TO_TRY)]
-    return []
+        findings.append(warning(subject, f"{what}: {unknown}", f"where it doesn't, {why}", _RIGHT_TO_TRY))
+    return findings
+
+
+def _expression_findings(
+    name: str, settings: SinkSettings, tables: Sequence[Table], sql: SparkSql, *, why: str
+) -> list[Finding]:
+    """Computed columns and conditions that Spark wouldn't evaluate."""
+    subject = f"sink {name}"
+    try:
+        problems = sql.problems(settings.expressions(), tables)
+    except LockstepError as failed:
+        what = f"its computed columns and its where weren't looked at: {failed.message}"
+        return [warning(subject, what, f"where Spark doesn't take them, {why}", failed.hint or "")]
+    return [error(subject, problem, why, f"mend computed and where in [sinks.{name}]") for problem in problems]
 
 
 def append_only_findings(config: Config) -> list[Finding]:

@@ -99,7 +99,7 @@ class WarehouseSettings(TableSettings):
 
     @property
     def libraries(self) -> tuple[str, ...]:
-        return () if self.is_file else ("sqlalchemy.dialects.postgresql.psycopg", "psycopg")
+        return ("duckdb_engine",) if self.is_file else ("sqlalchemy.dialects.postgresql.psycopg", "psycopg")
 
     @property
     def likes_large_batches(self) -> bool:

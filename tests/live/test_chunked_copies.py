@@ -558,7 +558,7 @@ def test_a_repair_of_a_paused_table_waits_and_nothing_is_held_up_for_it(
         with database.reading() as holder:
             holder.execute("begin; insert into odd values (3, 3)")  # until it ends, no copy begins
             copying.ask(name)
-            copying.wait(lambda: name not in copying.state().copied)
+            copying.wait(lambda: database.value(_TEMPORARY_SLOTS) == 1)
             order(copying, CopyAction.PAUSE, name)
             captured.wait_for("is paused")
             holder.execute("commit")

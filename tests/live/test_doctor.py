@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.newest_records import newest_records
@@ -236,6 +237,38 @@ def test_settings_of_sinks_that_name_what_is_not_there_are_found_and_nothing_is_
         opened = open_sink(name, settings, 1)
         assert list(opened.generations.numbers()) == []
         opened.sink.close()
+
+
+_EXPRESSIONS = """
+[sinks.cache]
+type = "redis"
+url = "{redis}"
+computed = {{ "public.t.loud" = {{ sql = "upper(w)", type = "text" }} }}
+where = {{ "public.t" = "rand() < 0.5" }}
+[sinks.right]
+type = "redis"
+url = "{redis}"
+computed = {{ "public.t.loud" = {{ sql = "upper(v)", type = "text" }} }}
+where = {{ "public.t" = "id > 7" }}
+"""
+
+
+@pytest.mark.busy
+def test_expressions_that_spark_would_not_take_are_found_with_all_their_faults(
+    case: Case, endpoints: Endpoints, spark: SparkSession
+) -> None:
+    case.path.write_text(case.path.read_text() + _EXPRESSIONS.format(redis=endpoints.redis_url))
+    found = [finding for finding in examine(load(case.path)) if finding.subject in ("sink cache", "sink right")]
+    assert [(finding.subject, finding.severity, finding.what) for finding in found] == [
+        ("sink cache", Severity.OK, "answers; empty so far"),
+        ("sink cache", Severity.ERROR, "computed column public.t.loud: the table has no column 'w'"),
+        (
+            "sink cache",
+            Severity.ERROR,
+            "where of public.t: its value must follow from the row alone, the same whenever it is asked for",
+        ),
+        ("sink right", Severity.OK, "answers; empty so far"),
+    ]
 
 
 @pytest.mark.parametrize("status", [403, 404])

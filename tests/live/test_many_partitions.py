@@ -129,9 +129,9 @@ def _check_everything(captured: Captured, database: Database, partitions: int, *
     expected = expected - {0} | {first} | {number * 10 + 5 for number in range(partitions)}
     _wait(captured, "partitions came", seconds=seconds)
     assert set(_ids(captured)) == expected
-    repaired = [{"id": number * 10 + row} for number in range(400) for row in range(_ROWS_EACH)]
+    repaired = [{"id": number * 10 + row} for number in range(40) for row in range(_ROWS_EACH)]
     request_repair(database.connection, M, repaired, slot=captured.config.slot)
-    _wait(captured, "published 799 rows and 1 deletes again", seconds=seconds)
+    _wait(captured, "published 79 rows and 1 deletes again", seconds=seconds)
     assert set(_ids(captured)) == expected
     copied = sum(_COPYING in line for line in captured.said)
     request_repair(database.connection, M, None, slot=captured.config.slot)

@@ -121,20 +121,20 @@ def test_workers_are_told_what_to_load() -> None:
         RedisSettings(),
         OpenSearchSettings(),
         WarehouseSettings(url=SecretStr("postgresql+psycopg://warehouse/shop")),
-        # These make threads of their own.
         WarehouseSettings(url=SecretStr("duckdb:////var/lib/shop.duckdb")),
+        # This one's library makes a thread when it is loaded.
         DeltaSettings(root="/lake"),
     ]
     libraries = {library for settings in sinks for library in settings.libraries}
     conf = spark_conf(SparkSettings(), log_settings=LOG, libraries=libraries)
     variable = "LOCKSTEP_LIBRARIES"
     loads = (
-        "import sys, threading; from jobs.spark.worker_daemon import load_libraries; before = {*sys.modules};"
-        " load_libraries()"
+        "import os, sys; from jobs.spark.worker_daemon import load_libraries; before = {*sys.modules};"
+        " threads = os.listdir('/proc/self/task'); load_libraries()"
     )
     shows = (
         "print(*sorted({'redis', 'opensearchpy', 'psycopg', 'sqlalchemy', 'duckdb', 'deltalake'} &"
-        " ({*sys.modules} - before)), threading.active_count())"
+        " ({*sys.modules} - before)), os.listdir('/proc/self/task') == threads)"
     )
     environment = os.environ | {variable: conf[f"spark.executorEnv.{variable}"] + ",not_installed"}
     done = subprocess.run(
@@ -145,7 +145,7 @@ def test_workers_are_told_what_to_load() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["opensearchpy", "psycopg", "redis", "sqlalchemy", "1"]
+    assert done.stdout.split() == ["duckdb", "opensearchpy", "psycopg", "redis", "sqlalchemy", "True"]
 
 
 def test_nobody_else_can_look_into_a_directory_of_ours() -> None:
