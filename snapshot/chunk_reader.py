@@ -1,12 +1,13 @@
 """Reads chunks: each in a short transaction of its own, without a slot, and without waiting for other transactions."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import psycopg
-from psycopg import sql
+from psycopg import pq, sql
 
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn, parse_lsn
@@ -16,8 +17,9 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.key_types import KeyType, after_key, key_types
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copy_text import split_row
-from cdc.protocol.pgoutput import Field
+from cdc.protocol.pgoutput import Field, Fields
 from cdc.protocol.visibility import SourceSnapshot
+from snapshot.chunks import BYTES_MAX
 from snapshot.keys import KeyTexts
 from snapshot.ranges import ONLY
 from snapshot.table_reader import APPLICATION, FoundKey, RowReader, UnreadableKey, refusals
@@ -74,11 +76,23 @@ PARTITIONS_MAX: Final = 256
 
 
 class Locked(Exception):
-    """Somebody has locked the table, by an ALTER TABLE that isn't committed for instance."""
+    """Somebody has locked the table, or another one of its publication."""
 
 
 class Gone(Exception):
-    """No table has the name."""
+    """No table has the name, or it isn't published."""
+
+
+class NothingYet(Exception):
+    """No row came in the time that a chunk has. There may be millions of dead ones before the next."""
+
+
+class TooLarge(Exception):
+    """The rows of several keys are larger than a chunk may be."""
+
+
+class _Enough(Exception):
+    """The time of a chunk is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +119,25 @@ class KeyOrder:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Rows in the order of the key, up to the key ``last``; None: there is none after them."""
+    """Rows in the order of the key, up to the key ``last``; None: there is none after them.
+
+    ``is_cut``: there are fewer than were asked for, since they are large or took long.
+    """
 
     lines: list[bytes]
     last: KeyTexts | None
+    is_cut: bool = False
 
 
 class ChunkReader(RowReader):
-    """One connection, which is in no transaction between two chunks."""
+    """One connection, which is in no transaction between two chunks.
 
-    def __init__(self, source: SourceSettings) -> None:
+    ``while_waiting`` is called now and then while PostgreSQL takes its time.
+    """
+
+    def __init__(self, source: SourceSettings, while_waiting: Callable[[], None]) -> None:
         super().__init__(connect(source, application=APPLICATION))
+        self._while_waiting = while_waiting
         self._connection.execute(f"set lock_timeout = {_LOCK_TIMEOUT_MS:d}")
         # In the order of the key by its index, whatever the statistics say: all else would read the whole table.
         for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort"):
@@ -131,7 +153,8 @@ class ChunkReader(RowReader):
         """A point of the source, for all that is read of the table inside. The lock comes before the snapshot, so what
         has altered or emptied the table is seen, or commits after the point.
 
-        Partitions are locked when they are read. Raises Locked, also for one of those, and Gone.
+        Partitions are locked when they are read. Raises Locked, also for one of those, and Gone. PostgreSQL itself
+        locks all tables of a publication to say how it sends one, so a question about that may end so, too.
         """
         execute = self._connection.execute
         try:
@@ -150,6 +173,8 @@ class ChunkReader(RowReader):
             if row is None:
                 raise Gone
             yield Point(SourceSnapshot.parse(row[0]), parse_lsn(row[1]), row[2], row[3])
+        except psycopg.errors.LockNotAvailable as error:
+            raise Locked from error
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
         except Unavailable as error:
@@ -180,8 +205,12 @@ class ChunkReader(RowReader):
             return None
         return KeyOrder(self._source(table), [quote_identifier(column) for column in table.key], types)
 
-    def rows_after(self, table: Table, order: KeyOrder, after: KeyTexts | None, rows: int) -> Range:
-        """The next rows of a table, not more than so many. Raises as ``lines``."""
+    def rows_after(self, table: Table, order: KeyOrder, after: KeyTexts | None, *, rows: int, limit_s: float) -> Range:
+        """The next rows of a table: not more than so many, nor than a chunk may hold, nor what comes later than that.
+
+        Whatever the bounds, there is at least one row, if there is any. Raises NothingYet where none has come after
+        the time, and as ``lines``.
+        """
         names = ", ".join(order.names)
         where = ""
         if after is not None:
@@ -195,15 +224,17 @@ class ChunkReader(RowReader):
         condition = self._filters.get(table.name)
         with refusals(table):
             if not condition:
-                lines = self._all(f"select {columns} {portion}")
-                if len(lines) < rows:
-                    return Range(lines, None)
-                fields = dict(zip(table.columns, split_row(lines[-1][:-1]), strict=True))
-                return Range(lines, tuple(_text(fields[column]) for column in table.key_columns))
+                lines, is_all = self._some(f"select {columns} {portion}", limit_s)
+                is_last = is_all and len(lines) < rows
+                return Range(lines, None if is_last else _key(table, lines[-1]), is_cut=not is_all)
             # The last key of all that were looked at: of those that the publication sends, there may be none for long.
             backwards = ", ".join(f"{name} desc" for name in order.names)
-            last = self._all(f"select {names} from (select {names} {portion}) t order by {backwards} limit 1")
-            lines = self._all(f"select {columns} from (select * {portion}) t where ({condition})")
+            last, _ = self._some(
+                f"select {names} from (select {names} {portion}) t order by {backwards} limit 1", limit_s
+            )
+            lines, is_all = self._some(f"select {columns} from (select * {portion}) t where ({condition})", limit_s)
+            if not is_all:
+                return Range(lines, _key(table, lines[-1]), is_cut=True)
             return Range(lines, tuple(map(_text, split_row(last[0][:-1]))) if last else None)
 
     def find_readable(
@@ -211,7 +242,7 @@ class ChunkReader(RowReader):
     ) -> tuple[list[FoundKey], list[tuple[KeyTexts, UnreadableKey]]]:
         """(those of these keys that PostgreSQL can read, the others). Raises as ``find``."""
         try:
-            return (self.find(table, keys) if keys else []), []
+            return (self.find(table, keys, while_waiting=self._while_waiting) if keys else []), []
         except UnreadableKey as error:
             if len(keys) == 1:
                 return [], [(keys[0], error)]
@@ -233,12 +264,59 @@ class ChunkReader(RowReader):
         assert row is not None
         return row[0], SourceSnapshot.parse(row[1]).running
 
-    def _all(self, query: str) -> list[bytes]:
-        return [bytes(line) for lines in self._copied(query, _nothing) for line in lines]
+    def rows_in_bounds(self, table: Table, keys: Sequence[KeyTexts]) -> list[Fields]:
+        """The rows of these keys, which ``find_readable`` has read. Raises TooLarge, and as ``lines``."""
+        rows: list[Fields] = []
+        size = 0
+        with contextlib.closing(self.rows_of(table, keys, while_waiting=self._while_waiting)) as found:
+            for fields in found:
+                rows.append(fields)
+                size += sum(len(value) for value in fields if isinstance(value, bytes))
+                if size > BYTES_MAX and len(keys) > 1:
+                    raise TooLarge
+        return rows
+
+    def _some(self, query: str, limit_s: float) -> tuple[list[bytes], bool]:
+        """The lines of a query that a chunk may hold, and whether that is all. Raises NothingYet before the first."""
+        lines: list[bytes] = []
+        size = 0
+        deadline = time.monotonic() + limit_s
+
+        def waiting() -> None:
+            self._while_waiting()
+            if time.monotonic() > deadline:
+                raise _Enough
+
+        try:
+            with contextlib.closing(self._copied(query, waiting)) as received:
+                for portion in received:
+                    for line in portion:
+                        lines.append(bytes(line))
+                        size += len(line)
+                    if size > BYTES_MAX or time.monotonic() > deadline:
+                        return lines, False
+        except _Enough:
+            if not lines:
+                raise NothingYet from None
+            return lines, False
+        return lines, True
+
+    def _leave(self) -> None:
+        """End a COPY that nobody reads on. The connection stays: only its transaction has ended."""
+        pgconn = self._connection.pgconn
+        try:
+            self._connection.cancel()
+            while (result := pgconn.get_result()) is not None:
+                if result.status == pq.ExecStatus.COPY_OUT:
+                    while pgconn.get_copy_data(0)[0] > 0:
+                        pass  # what was under way
+        except psycopg.Error:
+            self._connection.close()
 
 
-def _nothing() -> None:
-    pass
+def _key(table: Table, line: bytes) -> KeyTexts:
+    fields = dict(zip(table.columns, split_row(line[:-1]), strict=True))
+    return tuple(_text(fields[column]) for column in table.key_columns)
 
 
 def _text(value: Field) -> str:

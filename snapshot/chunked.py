@@ -5,12 +5,11 @@ has its commit records before H, the WAL's end after the snapshot was taken. The
 are published there, tagged (H, 0). Why the order of the log is the order of the tags, and no row is older than its tag:
 
 * Everything published before the rows commits before H, and everything after them at H or later.
-* A row that the stream changes after the chunk was read and before H is left out. The event is a full row, or a delete,
-  and the snapshot shows the same or, where it doesn't see the transaction, something older.
+* A row that a transaction before H changes which the snapshot doesn't see is left out. The event is a full row, or a
+  delete, and newer than what the snapshot shows.
 * A row that the stream changes later is older than that, and one that it changed before the chunk was read is seen as
   it became, if its transaction is visible. That is not so for a while after a commit, which is in the WAL before. So
-  the xids of published transactions are kept until a snapshot sees them. A chunk whose snapshot doesn't see all of them
-  is read again later.
+  the xids of published transactions are kept until a snapshot sees them. Before that, no chunk is read.
 * Nobody alters or empties the table between snapshot and H: it is locked. Whoever did that before is visible.
 
 Keys that the topic holds and the source doesn't have are found at the end. They are those whose newest event is older
@@ -18,9 +17,18 @@ than the copy, and a chunk of chosen keys says of each what the source has.
 
 A row in which a large value is missing that nobody knows isn't published. Its key is read again by a chunk. The state
 holds such keys, since they belong to the stream's position.
+
+Why a copy ends, whatever is written meanwhile. Each chunk has at least one row, and the next one begins behind it.
+Between a snapshot and its H lies a moment alone, however far the stream lags behind, so hardly any key is left out.
+From the second pass on, what was read of a row is remembered, so it isn't missing in later updates. Keys that are read
+again and the next rows come by turns; once there are too many of those keys, only rows do, up to the next pass.
+While a chunk waits for commits to become visible, none is published that it would have to wait for as well. But a chunk
+comes with the stream: where capture falls behind the source for good, it waits for ever longer.
 """
 
 import contextlib
+import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -35,29 +43,31 @@ from cdc.capture.assembler import Event, OrdinaryRows
 from cdc.capture.loop import Pause
 from cdc.capture.published_table import PublishedTable
 from cdc.kafka.topic_reader import Record
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline import Pipeline
-from cdc.postgres.slot import emit_heartbeat
+from cdc.postgres.connection import connection_error
+from cdc.postgres.slot import current_snapshot, emit_heartbeat
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange, TableCopy
 from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_END, TAG_START, tag_prefix, tag_text
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Field, Fields
-from cdc.protocol.visibility import SourceSnapshot
 from cdc.protocol.walsender import Frame
 from cdc.spilling import SpillingMap
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
-from cdc.stream.source_checks import not_published
-from snapshot.chunk_reader import ChunkReader, Gone, KeyOrder, Locked, Point
+from snapshot.chunk_reader import ChunkReader, Gone, KeyOrder, Locked, NothingYet, Point, TooLarge
 from snapshot.chunks import FIRST_ROWS, PendingChunk, next_chunk_rows
 from snapshot.copy import CopyProgress
 from snapshot.keys import key_texts
 from snapshot.preparation import require_keys
 from snapshot.row_events import RowEvents
+from snapshot.row_rate import RowRate
 from snapshot.table_reader import FoundKey
+from snapshot.waits import Waits
 
 KEYS_AT_ONCE: Final = 500
 """How many chosen keys one query reads, and one Kafka transaction takes at most."""
@@ -65,11 +75,27 @@ KEYS_AT_ONCE: Final = 500
 _LATER_S: Final = 0.2
 """When a chunk is tried again that couldn't be read."""
 
+_MUCH_LATER_S: Final = 5.0
+"""The same where somebody has to do something before."""
+
+_ROW_LIMIT_S: Final = 1.0
+"""How long the first row of a chunk may take at first, while the stream stands still."""
+
+_UNSEEN_PATIENCE_S: Final = (0.05, 0.25)
+"""How long the stream stands still for commits to become visible, at first and at most. Then it goes on for longer."""
+
+_LOOK_S: Final = 0.002
+"""How often is looked whether they have."""
+
+_RATE_PORTION_S: Final = 0.1
+"""A chunk has about as many rows as the limit of rows allows in this time."""
+
 _SCAN_WAIT_S: Final = 0.005
 """How long a record of the topic is waited for, before the stream goes on."""
 
-SAID_AFTER_S: Final = 60.0
-"""A wait that lasts so long is told."""
+_LOCKED: Final = "it is locked, or another published table is, by an ALTER TABLE that isn't committed for instance"
+
+_UNSEEN: Final = "transactions that are committed aren't visible to others so far: see synchronous_standby_names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +128,8 @@ class _Active:
     columns: str
     estimated: int
     rows_at_once: int = FIRST_ROWS
+    limit_s: float = _ROW_LIMIT_S
+    has_read_again: bool = False
     size: int = 0
     scan: "_TopicScan | None" = None
 
@@ -135,17 +163,17 @@ class _TopicScan:
                         self._keys.discard(record.key)
         return self._records is None
 
-    def portion(self) -> list[bytes]:
-        """Some of the keys that were found, the same ones until they are ``answered``; none after the last."""
+    def portion(self, keys: int) -> list[bytes]:
+        """So many of the keys that were found, the same ones until they are ``answered``; none after the last."""
         if not self._portion:
             if self._left is None:
                 self._left = iter(self._keys)
             self._portion = list(islice(self._left, KEYS_AT_ONCE))
-        return self._portion
+        return self._portion[:keys]
 
-    def answered(self) -> None:
-        """Go on to the next portion."""
-        self._portion = []
+    def answered(self, keys: int) -> None:
+        """Go on behind so many of them."""
+        del self._portion[:keys]
 
     def close(self) -> None:
         if self._records is not None:
@@ -167,6 +195,7 @@ class ChunkedCopies:
         repairs: RepairRequests,
         say: Callable[[str], None],
         copied: Callable[[CopyProgress], None],
+        while_waiting: Callable[[], None],
     ) -> None:
         self._pipeline = pipeline
         self._sql = sql
@@ -177,14 +206,19 @@ class ChunkedCopies:
         self._repairs = repairs
         self._say = say
         self._copied = copied
+        self._while_waiting = while_waiting
         self._target_s = pipeline.snapshot.chunk_ms / 1000
+        self._rate = RowRate(pipeline.snapshot.rows_per_s, time.monotonic)
+        self._rows_max = math.ceil(pipeline.snapshot.rows_per_s * _RATE_PORTION_S) or sys.maxsize
+        self._keys_at_once = KEYS_AT_ONCE
         self._reader: ChunkReader | None = None
         self._active: _Active | None = None
         self._unserved: set[TableName] = set()
-        self._not_before_s = 0.0
-        self._waits_since_s: float | None = None
+        self._unseen_patience_s = _UNSEEN_PATIENCE_S[0]
+        self._waits = Waits(time.monotonic, say)
         self._asked_at: object = None
-        self._repair_counts = _Repaired()
+        self._repaired: dict[TableName, _Repaired] = {}
+        self._repair_waits_for = ""
 
     def close(self) -> None:
         self._put_down()
@@ -202,11 +236,11 @@ class ChunkedCopies:
 
     def wants(self, state: CaptureState) -> bool:
         """Whether a chunk can be read now."""
-        is_something = self._next(state) is not None or self._next_repair(state) is not None
-        if is_something and time.monotonic() < self._not_before_s:
+        if self._next(state) is not None or self._next_repair(state) is not None:
+            return True
+        if self._waits or self._rate.wait_s() > 0:
             self._loop.pause_after(_LATER_S)
-            return False
-        return is_something
+        return False
 
     def step(self, frame: Frame | None) -> Pause | None:
         """Read and publish one chunk, or what comes between two. ``frame`` comes after it. None when told to stop.
@@ -215,51 +249,55 @@ class ChunkedCopies:
         """
         began_s = time.monotonic()
         state = self._loop.state
+        pause: Pause | None = Pause(state, frame)
         if self._reader is not None and self._reader.is_closed:
             self._put_down()  # what it has asked is gone with it
-        name = self._next(state)
-        repaired = self._next_repair(state) if name is None else None
+        repaired = self._next_repair(state)  # first, since it is short
+        name = repaired or self._next(state)
+        if name is None:
+            return pause
         try:
-            if self._asked_at is None:
-                self._ask_who_may_be_committing()
-            if name is not None:
+            if repaired is not None:
+                pause = self._repair(name, frame)
+            elif self._sees_all(name):
                 pause = self._copy(name, frame)
-            elif repaired is not None:
-                pause = self._repair(repaired, frame)
-            else:
-                return Pause(state, frame)
         except Gone:
-            raise not_published(self._pipeline, self._sql, [name] if name is not None else []) from None
+            self._stream.watch.missing(name)
+            self._put_down()
+            self._waits.later(name, _MUCH_LATER_S)
         except Locked:
-            self._put_off("a table is locked, by an ALTER TABLE that isn't committed for instance")
-            pause = Pause(state, frame)
+            self._waits.later(name, _LATER_S, _LOCKED)
+        except TooLarge:
+            self._keys_at_once = max(1, self._keys_at_once // 8)
         # Under a backlog the stream gets as much time as the chunk took.
         self._loop.pause_after(min(time.monotonic() - began_s, 1.0))
         return pause
 
     def _next(self, state: CaptureState) -> TableName | None:
         """The table to go on with: one that has begun first."""
+        if self._rate.wait_s() > 0:
+            return None
         lacking = [
             name
             for name in self._pipeline.source.table_names
             if name not in state.copied
             and self.serves(name)
             and not (name in state.copying and state.copying[name].paused)
+            and not self._waits.for_table(name)
         ]
         begun = [name for name in lacking if name in state.copying and state.copying[name].has_begun]
         return next(iter([*begun, *lacking]), None)
 
     def _next_repair(self, state: CaptureState) -> TableName | None:
-        return next((name for name in self._repairs.tables() if name in state.copied and self.serves(name)), None)
-
-    def _put_off(self, why: str) -> None:
-        now_s = time.monotonic()
-        self._not_before_s = now_s + _LATER_S
-        if self._waits_since_s is None:
-            self._waits_since_s = now_s
-        elif now_s - self._waits_since_s > SAID_AFTER_S:
-            self._waits_since_s = now_s
-            self._say(f"a copy waits: {why}")
+        """A table of which rows are to be read again. One that lacks its copy gets that instead."""
+        return next(
+            (
+                name
+                for name in self._repairs.tables()
+                if name in state.copied and self.serves(name) and not self._waits.for_table(name)
+            ),
+            None,
+        )
 
     def _put_down(self) -> None:
         if self._active is not None and self._active.scan is not None:
@@ -279,8 +317,10 @@ class ChunkedCopies:
         if active is None:
             return Pause(self._loop.state, frame)
         self._active = active
-        if copy.keys:
+        if copy.keys and not copy.is_incomplete and (copy.is_through or not active.has_read_again):
+            active.has_read_again = True  # by turns: there may be new ones all the time
             return self._read_again(active, copy, frame)
+        active.has_read_again = False
         if not copy.is_through:
             return self._next_range(active, copy, frame)
         if copy.is_incomplete:
@@ -294,7 +334,7 @@ class ChunkedCopies:
         emit_heartbeat(self._sql)  # so that no event of before has the tag of this point
         look = self._look(name)
         if look is None:
-            raise not_published(self._pipeline, self._sql, [name])
+            raise Gone
         require_keys(self._pipeline, [look.shape])
         if look.order is None:
             self._unserved.add(name)
@@ -354,16 +394,25 @@ class ChunkedCopies:
     def _next_range(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
         name = active.name
         began_s = time.monotonic()
+        rows_at_once = min(active.rows_at_once, self._rows_max)
         with self._reading().at_point(name) as point:
-            if not self._is_as_before(active, point) or not self._sees_all(point.snapshot):
+            if not self._is_as_before(active, point):
                 return Pause(self._loop.state, frame)
-            found = self._reading().rows_after(active.shape, active.order, copy.after, active.rows_at_once)
+            try:
+                found = self._reading().rows_after(
+                    active.shape, active.order, copy.after, rows=rows_at_once, limit_s=active.limit_s
+                )
+            except NothingYet:
+                active.rows_at_once = max(1, rows_at_once // 8)
+                active.limit_s *= 2
+                self._waits.later(name, 0, "its next row takes long to be found; VACUUM removes dead ones")
+                return Pause(self._loop.state, frame)
         published = self._assembler.tables[name]
         events = row_events(published, point.lsn, self._loop.state).of_lines(list(found.lines))
         lines = {key: line for (key, _), line in zip(events, found.lines, strict=True)} if copy.passes > 1 else {}
         size = sum(len(value) for _, value in events)
         took_s = time.monotonic() - began_s
-        chunk = PendingChunk(published.topic, dict(events))
+        chunk = PendingChunk(published.topic, point.snapshot, dict(events))
         pause = self._publish_up_to(point.lsn, frame, chunk)
         if pause is None or not self._goes_on(active, copy):
             return pause
@@ -374,19 +423,25 @@ class ChunkedCopies:
                 self._assembler.remember(published, key, split_row(line[:-1]))
         if found.lines:
             active.rows_at_once = next_chunk_rows(
-                active.rows_at_once, took_s=took_s, target_s=self._target_s, row_bytes=size // len(found.lines)
+                len(found.lines) if found.is_cut else rows_at_once,
+                took_s=took_s,
+                target_s=self._target_s,
+                row_bytes=size // len(found.lines),
             )
+        active.limit_s = _ROW_LIMIT_S
         active.size += size
+        self._rate.taken(len(found.lines))
         done = _without(self._loop.state.copying[name], chunk)
         rows = done.rows + (len(found.lines) if copy.passes == 1 else 0)
         copy = replace(done, after=found.last or copy.after, rows=rows, is_through=found.last is None)
         self._adopt(name, copy, point.lsn)
+        self._waits.over(name)
         self._copied(CopyProgress(name, rows, max(rows, active.estimated), active.size, finished=False))
         return Pause(self._loop.state, pause.frame)
 
     def _read_again(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
         """The rows of updates that couldn't be completed."""
-        done = self._look_up(active, copy, [key.encode() for key in copy.keys[:KEYS_AT_ONCE]], frame)
+        done = self._look_up(active, copy, [key.encode() for key in copy.keys[: self._keys_at_once]], frame)
         return done.pause
 
     def _find_gone(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
@@ -398,12 +453,12 @@ class ChunkedCopies:
             active.scan = _TopicScan(log.record_lists(topic, wait_s=_SCAN_WAIT_S), since, log.key_set())
         if not active.scan.go_on(self._target_s):
             return Pause(self._loop.state, frame)
-        keys = active.scan.portion()
+        keys = active.scan.portion(self._keys_at_once)
         if not keys:
             return self._end(active, frame)
         done = self._look_up(active, copy, keys, frame)
         if done.is_published:
-            active.scan.answered()
+            active.scan.answered(len(keys))
         return done.pause
 
     def _look_up(self, active: _Active, copy: TableCopy, keys: Sequence[bytes], frame: Frame | None) -> "_Step":
@@ -416,17 +471,20 @@ class ChunkedCopies:
                 texts.append(key_texts(published.table, orjson.loads(key)))
         reader = self._reading()
         with reader.at_point(name) as point:
-            if not self._is_as_before(active, point) or not self._sees_all(point.snapshot):
+            if not self._is_as_before(active, point):
                 return _Step(Pause(loop.state, frame))
             found, _ = reader.find_readable(published.table, texts)
             rows = self._rows_of(published, found)
         answer = _Answer(published, point.lsn, self._loop.state, rows, keys)
-        chunk = PendingChunk(published.topic, answer.events)
+        chunk = PendingChunk(published.topic, point.snapshot, answer.events)
         pause = self._publish_up_to(point.lsn, frame, chunk)
         if pause is None or not self._goes_on(active, copy):
             return _Step(pause)
         self._send_answer(self._assembler.tables[name], answer, chunk)
+        self._rate.taken(len(rows))
+        self._keys_at_once = min(2 * self._keys_at_once, KEYS_AT_ONCE)
         self._adopt(name, _without(loop.state.copying[name], chunk), point.lsn)
+        self._waits.over(name)
         return _Step(Pause(loop.state, pause.frame), is_published=True)
 
     def _end(self, active: _Active, frame: Frame | None) -> Pause:
@@ -447,53 +505,73 @@ class ChunkedCopies:
     # Repairs.
 
     def _repair(self, name: TableName, frame: Frame | None) -> Pause | None:
-        """Publish what the source has of keys that wait."""
-        loop, assembler, repaired = self._loop, self._assembler, self._repair_counts
-        asked = self._repairs.keys(name)[:KEYS_AT_ONCE]
-        with self._looking(name) as look:
-            published = None if look is None else self._repairable(name, look)
-            if look is None or published is None:
+        """Publish what the source has of keys that wait.
+
+        What keeps it from being read is said, and keeps nothing else: it is tried again later.
+        """
+        loop = self._loop
+        problems = Counter[str]()
+        try:
+            if not self._sees_all(name):
                 return Pause(loop.state, frame)
-            if not self._sees_all(look.point.snapshot):
-                return Pause(loop.state, frame)
-            texts = []
-            for key in asked:
-                try:
-                    texts.append(key_texts(look.shape, key))
-                except ValueError as error:
-                    repaired.problems[str(error)] += 1
-            found, unreadable = self._reading().find_readable(look.shape, texts)
-            rows = self._rows_of(published, found)
+            asked = self._repairs.keys(name)[: self._keys_at_once]
+            with self._looking(name) as look:
+                published = self._repairable(name, look)
+                if look is None or published is None:
+                    return Pause(loop.state, frame)
+                texts = []
+                for key in asked:
+                    try:
+                        texts.append(key_texts(look.shape, key))
+                    except ValueError as error:
+                        problems[str(error)] += 1
+                found, unreadable = self._reading().find_readable(look.shape, texts)
+                rows = self._rows_of(published, found)
+        except (LockstepError, psycopg.Error) as raised:
+            waits_for = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
+            if waits_for.message != self._repair_waits_for:
+                self._repair_waits_for = waits_for.message
+                self._say(f"warning: a repair waits: {waits_for.message}")
+            self._waits.later(name, _MUCH_LATER_S)
+            return Pause(loop.state, frame)
         types = ", ".join(f"{column.name} {column.type_name}" for column in look.shape.key_columns)
         for _, why in unreadable:
-            repaired.problems[f"PostgreSQL doesn't take them for a key ({types}): {why}"] += 1
+            problems[f"PostgreSQL doesn't take them for a key ({types}): {why}"] += 1
         answer = _Answer(
             published, look.point.lsn, loop.state, rows, [published.encoder.key(key.fields) for key in found]
         )
-        chunk = PendingChunk(published.topic, answer.events)
+        chunk = PendingChunk(published.topic, look.point.snapshot, answer.events)
         pause = self._publish_up_to(look.point.lsn, frame, chunk)
         if pause is None:
             return None
         if not self._has_shape(name, look):
             return Pause(loop.state, pause.frame)
-        self._send_answer(assembler.tables[name], answer, chunk)
+        self._send_answer(self._assembler.tables[name], answer, chunk)
         self._adopt(name, None, look.point.lsn)
+        loop.commit()  # a session that is lost before has the next one answer the request
         self._repairs.done_keys(name, asked)
+        self._keys_at_once = min(2 * self._keys_at_once, KEYS_AT_ONCE)
+        self._waits.over(name)
+        self._repair_waits_for = ""
+        repaired = self._repaired.setdefault(name, _Repaired())
+        repaired.problems += problems
         repaired.rows += sum(value is not None for value in chunk.events.values())
         repaired.deletes += sum(value is None for value in chunk.events.values())
         if name not in self._repairs.tables():
-            loop.commit()
             self._say(
                 f"{name}: published {repaired.rows} rows and {repaired.deletes} deletes again at"
                 f" {format_lsn(look.point.lsn)}, for a repair"
             )
             for reason, count in repaired.problems.items():
                 self._say(f"warning: keys of a repair of {name} are ignored ({count}): {reason}")
-            self._repair_counts = _Repaired()
+            del self._repaired[name]
         return Pause(loop.state, pause.frame)
 
-    def _repairable(self, name: TableName, look: _Look) -> PublishedTable | None:
+    def _repairable(self, name: TableName, look: _Look | None) -> PublishedTable | None:
         """How the table is published in the shape that it has now; None where the repair isn't to be done so."""
+        if look is None:
+            self._ignore(name, f"it isn't in publication {self._pipeline.publication} under this name")
+            return None
         if look.order is None:
             self._unserved.add(name)
             return None
@@ -531,12 +609,13 @@ class ChunkedCopies:
     def _ignore(self, name: TableName, why: str) -> None:
         self._say(f"warning: a repair of {name} is ignored: {why}")
         self._repairs.done(name)
+        self._repaired.pop(name, None)
 
     # What all chunks need.
 
     def _reading(self) -> ChunkReader:
         if self._reader is None or self._reader.is_closed:
-            self._reader = ChunkReader(self._pipeline.source)
+            self._reader = ChunkReader(self._pipeline.source, self._while_waiting)
         return self._reader
 
     def _look(self, name: TableName) -> _Look | None:
@@ -565,16 +644,22 @@ class ChunkedCopies:
         self._begin_again(active.name)
         return False
 
-    def _sees_all(self, snapshot: SourceSnapshot) -> bool:
-        """Whether a snapshot sees everything that is published; else the chunk is put off."""
+    def _sees_all(self, name: TableName) -> bool:
+        """Whether all later snapshots see everything that is published; else the table is put off."""
+        if self._asked_at is None:
+            self._ask_who_may_be_committing()
         unfinished = self._stream.unfinished
-        if unfinished.all_seen_by(snapshot):
-            self._waits_since_s = None
-            return True
         if unfinished.of_before:
             self._leave_out_those_that_run(unfinished.of_before)
-        self._put_off("transactions that are committed aren't visible to others so far: see synchronous_standby_names")
-        return False
+        deadline = time.monotonic() + self._unseen_patience_s
+        while not unfinished.all_seen_by(current_snapshot(self._sql)):
+            if time.monotonic() > deadline:
+                self._waits.later(name, 4 * self._unseen_patience_s, _UNSEEN)
+                self._unseen_patience_s = min(2 * self._unseen_patience_s, _UNSEEN_PATIENCE_S[1])
+                return False
+            time.sleep(_LOOK_S)
+        self._unseen_patience_s = _UNSEEN_PATIENCE_S[0]
+        return True
 
     def _ask_who_may_be_committing(self) -> None:
         """An earlier process may have published transactions that aren't visible yet. They are among those that run."""
@@ -591,7 +676,12 @@ class ChunkedCopies:
         emit_heartbeat(self._sql)  # so that something after it comes, also when nobody writes
         if chunk is None:
             return self._loop.run(first=frame, until=lsn)
-        with self._loop.watching(chunk.changed):
+        pending = chunk
+
+        def changed(topic: str, keys: Sequence[bytes]) -> None:
+            pending.changed(topic, keys, xid=self._stream.unfinished.newest)
+
+        with self._loop.watching(changed):
             return self._loop.run(first=frame, until=lsn)
 
     def _goes_on(self, active: _Active, copy: TableCopy) -> bool:
@@ -611,7 +701,7 @@ class ChunkedCopies:
         table = published.table
         positions = published.encoder.key_positions
         wanted = [tuple(_text(key.fields[position]) for position in positions) for key in found if key.has_row]
-        return list(self._reading().rows_of(table, wanted)) if wanted else []
+        return self._reading().rows_in_bounds(table, wanted) if wanted else []
 
     def _send_answer(self, published: PublishedTable, answer: "_Answer", chunk: PendingChunk) -> None:
         # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.

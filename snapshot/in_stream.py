@@ -33,11 +33,12 @@ from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import not_published
 from cdc.stream.toast_cache import ToastCache
-from snapshot.chunked import KEYS_AT_ONCE, SAID_AFTER_S, ChunkedCopies
+from snapshot.chunked import KEYS_AT_ONCE, ChunkedCopies
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
 from snapshot.preparation import require_keys
 from snapshot.table_reader import SnapshotReader, TableRefused, UnreadableKey
+from snapshot.waits import SAID_AFTER_S
 
 _SLOT_PATIENCE_S: Final = 3.0
 """How long the stream may stop for a slot that is created while nothing else is done, at first."""
@@ -112,7 +113,14 @@ class StreamCopies:
         self._no_repair_before_s = 0.0
         self._put_off_for = ""
         self._chunks = ChunkedCopies(
-            pipeline, sql, stream, publisher=publisher, repairs=repairs, say=say, copied=copied
+            pipeline,
+            sql,
+            stream,
+            publisher=publisher,
+            repairs=repairs,
+            say=say,
+            copied=copied,
+            while_waiting=while_waiting,
         )
 
     def close(self) -> None:
@@ -212,7 +220,8 @@ class StreamCopies:
         """
         if self._chunk_is_next():
             return self._chunks.step(frame)
-        assert self._coming is not None
+        if self._coming is None or not self._coming.is_ready():
+            return Pause(self._loop.state, frame)
         waited, self._coming = self._coming, None
         names = self._lacking(self._loop.state)
         point: _Point | None = None

@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -247,7 +247,7 @@ class RowReader:
 
     def rows_of(
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
-    ) -> Iterator[Fields]:
+    ) -> Generator[Fields, None, None]:
         """The values of these keys' rows. ``find`` must have read the keys before. Raises as ``lines``."""
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
@@ -287,14 +287,14 @@ class RowReader:
             f"(select * from {source}{f' where {where}' if where else ''}) t",
         )
 
-    def _values(self, query: str, while_waiting: Callable[[], None]) -> Iterator[Fields]:
+    def _values(self, query: str, while_waiting: Callable[[], None]) -> Generator[Fields, None, None]:
         """The same as ``_copied``, as values."""
         for lines in self._copied(query, while_waiting):
             for line in lines:
                 yield split_row(bytes(line)[:-1])
 
-    def _copied(self, query: str, while_waiting: Callable[[], None]) -> Iterator[list[Line]]:
-        """The rows of a COPY. Raises psycopg's errors. Whoever leaves it in the middle ends the connection.
+    def _copied(self, query: str, while_waiting: Callable[[], None]) -> Generator[list[Line], None, None]:
+        """The rows of a COPY. Raises psycopg's errors. Whoever leaves it in the middle ends the transaction.
 
         Over libpq itself: PostgreSQL says that a COPY has begun with the first few kilobytes of its rows, and psycopg
         would wait for that without a word.
@@ -331,9 +331,13 @@ class RowReader:
                 raise psycopg.errors.error_from_result(error)
         finally:
             if pgconn.transaction_status == pq.TransactionStatus.ACTIVE:
-                with contextlib.suppress(psycopg.Error):
-                    self._connection.cancel()
-                self._connection.close()
+                self._leave()
+
+    def _leave(self) -> None:
+        """End a COPY that nobody reads on, and with it the connection: its transaction is of no use any more."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.cancel()
+        self._connection.close()
 
     def _wait(self, while_waiting: Callable[[], None], *, writing: bool = False) -> None:
         """Until the server has something to say, or takes more; ``while_waiting`` is called where that takes long."""

@@ -49,10 +49,13 @@ class UnfinishedTransactions:
     def __init__(self) -> None:
         self._published: set[int] = set()
         self._of_before: frozenset[int] = frozenset()
+        self.newest = 0
+        """The xid of the transaction that was begun last; 0: none was."""
 
     def add(self, xid: int) -> None:
         """A transaction is being published."""
         self._published.add(xid)
+        self.newest = xid
 
     def may_be_of_before(self, xids: Collection[int]) -> None:
         """These were running when this process began, by their xids of 64 bits: an earlier one may have published some.

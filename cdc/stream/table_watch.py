@@ -38,6 +38,7 @@ class TableWatch:
         self._sql = sql
         self._say = say
         self._absent: set[TableName] = set()
+        self._was_published: set[TableName] = set()
         self._renamed_to: dict[TableName, TableName] = {}
         self._altered: dict[TableName, _Altered] = {}
         self._only_leaves: dict[TableName, str] = {}
@@ -59,16 +60,14 @@ class TableWatch:
         if looked is None:
             return state
         now, end = looked
+        self._was_published |= now.keys() | state.memberships.keys()
         changed = set()
         refreshed = dict(state.memberships)
         for name, recorded in state.memberships.items():
             if name not in state.copied or name not in self._pipeline.topics():
                 continue
             if name not in now:
-                if name not in self._absent:
-                    error = not_published(self._pipeline, self._sql, [name])
-                    self._say(f"warning: {error}. Until then its changes aren't seen; it is copied again afterwards")
-                self._absent.add(name)
+                self._say_absent(name)
                 refreshed[name] = left(recorded)
                 continue
             self._absent.discard(name)
@@ -92,6 +91,21 @@ class TableWatch:
                 self._altered[name] = _Altered(now[name].storage.columns, end)  # altered again: wait again
         changed |= self._changed_copies(state, now, assembler)
         return replace(state, memberships=refreshed).to_be_copied(changed)
+
+    def missing(self, name: TableName) -> None:
+        """A table that is to be copied isn't published. Its copy waits, and that is said once.
+
+        Raises LockstepError where it never was published, as far as is known: somebody forgot it.
+        """
+        if name not in self._was_published:
+            raise not_published(self._pipeline, self._sql, [name])
+        self._say_absent(name)
+
+    def _say_absent(self, name: TableName) -> None:
+        if name not in self._absent:
+            error = not_published(self._pipeline, self._sql, [name])
+            self._say(f"warning: {error}. Until then its changes aren't seen; it is copied again afterwards")
+        self._absent.add(name)
 
     def _changed_copies(
         self, state: CaptureState, now: Mapping[TableName, Membership], assembler: Assembler | None

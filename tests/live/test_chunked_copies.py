@@ -2,6 +2,8 @@
 
 import contextlib
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -317,6 +319,184 @@ def test_a_cancelled_copy_leaves_the_table_as_complete_as_it_was(copying: Copyin
     assert not any("is copied" in line for line in captured.said)
     copying.database.execute("update big set n = n + 1 where big is not null")
     captured.assert_equal()
+
+
+def test_a_copy_that_is_cancelled_after_a_restart_leaves_no_reason_for_another(copying: Copying) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    order_later = CopyOrder(captured.config.slot, CopyAction.PAUSE, _BIG)
+    with copying.database.connection.transaction():  # so that it is paused before it begins
+        copying.ask()
+        send_order(copying.database.connection, order_later)
+    copying.wait(lambda: (copy := copying.copy()) is not None and copy.paused and not copy.has_begun)
+    captured.stop()
+    captured.start()
+    order(copying, CopyAction.CANCEL, _BIG)
+    copying.wait_whole()
+    copying.database.execute("update big set n = n + 1 where big is not null")
+    captured.assert_equal()
+    assert not any("copying public.big" in line or "wait for a copy" in line for line in captured.said)
+
+
+def test_a_table_that_leaves_in_the_middle_of_its_copy_is_copied_when_it_is_back(copying: Copying) -> None:
+    captured = copying.captured.start()
+    captured.settle()
+    publication = captured.config.publication
+    with _held_in_the_middle(copying):
+        copying.database.execute("alter table big rename to elsewhere")
+    captured.wait_for("warning: public.big: not in publication")
+    copying.database.execute("insert into other values (1, 1)")
+    copying.wait(lambda: bool(captured.events("public.other")))  # the others go on
+    copying.database.execute(
+        "alter table elsewhere rename to big",
+        f"alter publication {publication} drop table big",
+        "update big set n = 11 where id < 100",
+        f"alter publication {publication} add table big",
+    )
+    copying.wait_whole()
+    captured.wait_quiet()
+    captured.assert_equal()
+    assert sum("not in publication" in line for line in captured.said) == 1
+
+
+_LOCK_WAITS = (
+    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    " and application_name = 'lockstep snapshot'"
+)
+
+
+def test_a_lock_of_another_table_holds_up_no_stream(copying: Copying) -> None:
+    """PostgreSQL waits for it before it says how a table is published, so no copy begins meanwhile."""
+    captured = copying.captured
+    captured.start()
+    captured.settle()
+    with copying.database.reading() as holder:
+        holder.execute("begin; lock table other in access exclusive mode")
+        copying.ask()
+        copying.wait(lambda: copying.database.value(_LOCK_WAITS) > 0)
+        copying.database.execute("insert into big values ('new', 1, 1)")
+        copying.wait(lambda: any(event.op == "c" for event in captured.events("public.big")))
+        holder.execute("commit")
+    copying.wait_whole()
+    captured.assert_equal()
+    assert not any("starting over" in line for line in captured.said)
+
+
+def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> None:
+    """Not how fast it is, but what a chunk takes, and that no other begins before its time has come."""
+    captured = copying.captured
+    captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(chunk_ms=50, rows_per_s=5000)})
+    captured.start()
+    captured.settle()
+    before = len(captured.events("public.big"))
+    began_s = time.monotonic()
+    copying.ask()
+    copying.wait_whole()
+    assert time.monotonic() - began_s > (3000 - 500) / 5000
+    events = captured.events("public.big")[before:]
+    copied = [event for event in captured.events("public.big") if event.op == "r"]
+    assert len(events) == 3000
+    assert max(Counter(event.tag for event in copied if event.tag > copied[0].tag).values()) <= 500
+
+
+def test_wide_rows_come_in_chunks_of_few(copying: Copying) -> None:
+    captured = copying.captured
+    copying.database.execute(
+        "create table wide (id int primary key, big text)",
+        "alter table wide alter big set storage external",
+        "insert into wide select n, case when n between 300 and 340 then repeat('w', 1000000) end"
+        " from generate_series(1, 400) n",
+    )
+    captured.configure(tables=(*captured.config.source.tables, "public.wide"))
+    captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(chunk_ms=10_000)})
+    captured.start()
+    captured.settle()
+    name = TableName("public", "wide")
+    copying.ask(name)
+    copying.wait_whole(name)
+    tags = Counter(
+        event.tag for event in captured.events("public.wide") if event.op == "r" and 300 <= event.after["id"] <= 340
+    )
+    assert sorted(tags.values())[-2] <= 10  # the first copy's have one tag
+    request_repair(copying.database.connection, name, [{"id": n} for n in range(290, 350)], slot=captured.config.slot)
+    captured.wait_for("published 60 rows and 0 deletes again")
+    captured.assert_equal("public.wide")
+
+
+@pytest.mark.alone
+def test_a_copy_ends_where_commits_are_visible_late_all_the_time(copying: Copying, database: Database) -> None:
+    """At each moment some transaction is published and not visible so far, as with a standby that is slow."""
+    captured = copying.captured.start()
+    captured.settle()
+    over = threading.Event()
+    database.execute("alter system set synchronous_standby_names = 'nobody'", "select pg_reload_conf()")
+    database.connection.execute("set synchronous_commit = local")
+
+    def write(number: int) -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as connection:
+            while not over.is_set():
+                connection.execute("update big set n = n + 1 where id = %s", (number,))
+
+    def let_go() -> None:
+        """Each commit is visible about 40 ms after it is in the WAL, one after the other."""
+        with psycopg.connect(database.dsn, autocommit=True) as connection:
+            connection.execute("set synchronous_commit = local")
+            while not over.wait(0.01):
+                connection.execute(
+                    "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"
+                    " and query like 'update big%' and clock_timestamp() - query_start > interval '40 ms'"
+                )
+
+    threads = [
+        *(threading.Thread(target=write, args=(number,)) for number in range(1, 5)),
+        threading.Thread(target=let_go),
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        copying.ask()
+        copying.wait_whole()
+    finally:
+        over.set()
+        database.execute("alter system reset synchronous_standby_names", "select pg_reload_conf()")
+        database.connection.execute("reset synchronous_commit")
+        for thread in threads:
+            thread.join()
+    captured.assert_equal()
+    assert_tags_grow(captured)
+
+
+@pytest.mark.soak
+def test_a_copy_ends_beside_writers_at_full_speed_on_the_same_rows(copying: Copying) -> None:
+    """Each row is written again and again without its large value, which its update doesn't send."""
+    captured = copying.captured
+    database = copying.database
+    database.execute("delete from big where id > 300", "update big set big = repeat('old' || id, 2000)")
+    captured.start()
+    captured.settle()
+    over = threading.Event()
+
+    def write(number: int) -> None:
+        with psycopg.connect(database.dsn, autocommit=True) as connection:
+            at = number
+            while not over.is_set():
+                connection.execute("update big set n = n + 1 where id = %s", (at % 300 + 1,))
+                at += 3
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    try:
+        copying.ask()
+        copying.wait(lambda: copying.copy() is not None)
+        copying.wait_whole()
+    finally:
+        over.set()
+        for writer in writers:
+            writer.join()
+    captured.assert_equal()
+    assert_tags_grow(captured)
+    assert all(event.after["big"] for event in captured.events("public.big") if event.op in "cru")
 
 
 def test_a_table_that_lacks_its_copy_cant_be_cancelled(copying: Copying) -> None:

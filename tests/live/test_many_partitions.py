@@ -223,17 +223,17 @@ def test_a_chunk_waits_for_a_partition_that_is_locked(database: Database) -> Non
         "insert into m values (1)",
     )
     shape = database.shape(M)
-    with ChunkReader(database.source()) as reader:
+    with ChunkReader(database.source(), lambda: None) as reader:
         order = reader.key_order(shape)
         assert order is not None
         with database.connection.transaction():
             database.execute("lock table m0 in access exclusive mode")
             with pytest.raises(Locked), reader.at_point(M):
-                reader.rows_after(shape, order, None, 10)
+                reader.rows_after(shape, order, None, rows=10, limit_s=60.0)
             with pytest.raises(Locked), reader.at_point(M):
                 reader.find_readable(shape, [("1",)])
         with reader.at_point(M):
-            assert reader.rows_after(shape, order, None, 10).lines == [b"1\n"]
+            assert reader.rows_after(shape, order, None, rows=10, limit_s=60.0).lines == [b"1\n"]
 
 
 @pytest.mark.parametrize("change", ["truncate m1", "vacuum full m1", "drop table m1"])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cdc.postgres.slot import is_captured
 from lockstep.cli.main import exit_code
 from stack.stack import Endpoints
 from tests.captured import Captured
@@ -30,6 +31,7 @@ def test_a_request_says_who_will_read_it(
     assert exit_code(ask) == 0
     assert "doesn't run" not in capsys.readouterr().err
     captured.stop()
+    until(lambda: not is_captured(database.connection, captured.config.slot))  # its connection ends a moment later
     assert exit_code(ask) == 0
     assert "capture doesn't run now; it copies when it is started" in capsys.readouterr().err
 

@@ -115,7 +115,7 @@ class Model:
         self.published_to = following.commit
         for seq, (key, row) in enumerate(following.writes.items(), 1):
             if self.pending is not None:
-                self.pending[1].changed(TOPIC, [b"%d" % key])
+                self.pending[1].changed(TOPIC, [b"%d" % key], xid=following.xid)
             self.log.append((key, (following.commit, seq), row))
         return True
 
@@ -149,7 +149,7 @@ class Model:
                 newest = {key: (tag, row) for key, tag, row in self.log}
                 self.gone = [key for key, (tag, row) in newest.items() if row is not None and tag < (self.since, 0)]
             events = {b"%d" % key: b"%d" % rows[key] if key in rows else None for key in self.gone[:size]}
-        self.pending = lsn, PendingChunk(TOPIC, events)
+        self.pending = lsn, PendingChunk(TOPIC, snapshot, events)
 
     def publish_chunk(self) -> None:
         assert self.pending is not None

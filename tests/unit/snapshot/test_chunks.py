@@ -47,11 +47,18 @@ def test_what_an_earlier_process_may_have_published_is_waited_for() -> None:
 
 
 def test_what_the_stream_changes_meanwhile_is_left_out() -> None:
-    chunk = PendingChunk("t", {b"1": b"r", b"2": b"r", b"3": None})
-    chunk.changed("u", [b"1"])
-    chunk.changed("t", [b"2", b"99"])
-    chunk.changed("t", [b"3"])
+    chunk = PendingChunk("t", SourceSnapshot(100, 102, frozenset({100})), {b"1": b"r", b"2": b"r", b"3": None})
+    chunk.changed("u", [b"1"], xid=100)
+    chunk.changed("t", [b"2", b"99"], xid=100)
+    chunk.changed("t", [b"3"], xid=102)
     assert chunk.events == {b"1": b"r"}
+
+
+def test_a_row_that_is_written_all_the_time_stays_where_the_snapshot_sees_what_was_written() -> None:
+    chunk = PendingChunk("t", SourceSnapshot(100, 102, frozenset({100})), {b"1": b"r", b"2": None})
+    for xid in (98, 99, 101):
+        chunk.changed("t", [b"1", b"2"], xid=xid)
+    assert chunk.events == {b"1": b"r", b"2": None}
 
 
 def test_a_chunk_follows_the_time_that_it_took() -> None:
