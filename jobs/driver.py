@@ -17,6 +17,8 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
@@ -170,7 +172,7 @@ def session(
         name=f"lockstep {source.pipeline}",
         bulk=bulk,
         libraries=libraries,
-        more_tasks=_long_batches(source, sinks) if follows else 0,
+        more_tasks=_more_tasks(source, sinks) if follows else 0,
     )
     warm_up(started)
     try:
@@ -181,13 +183,30 @@ def session(
         started.stop()
 
 
-def _long_batches(source: Source, sinks: Collection[SinkSettings]) -> int:
-    """How many of these sinks will have long batches, as far as the configuration tells. Each takes a task."""
-    spark, partitions = source.spark, source.kafka.topics.partitions
+def _more_tasks(source: Source, sinks: Collection[SinkSettings]) -> int:
+    """How many of these sinks will have long batches: each takes a task."""
+    try:
+        counts = TopicAdmin(source.kafka.client()).partition_counts() if source.spark.has_long_batches else {}
+    except Unavailable:  # the jobs wait for it, and say so
+        counts = {}
+    return long_batches(source, sinks, counts)
+
+
+def long_batches(source: Source, sinks: Collection[SinkSettings], counts: Mapping[str, int]) -> int:
+    """How many of these sinks have long batches where topics have so many partitions. Pure.
+
+    A topic that isn't there yet will have as many as are configured.
+    """
+    spark = source.spark
     if not spark.has_long_batches:
         return 0
+
+    def partitions(settings: SinkSettings) -> int:
+        tables = [TableName.parse(text) for text in settings.tables] or source.tables
+        return sum(counts.get(table_topic(source.pipeline, name), source.kafka.topics.partitions) for name in tables)
+
     return sum(
-        spark.trigger == "continuous" or len(settings.tables or source.tables) * partitions <= PARTITIONS_MAX
+        spark.trigger == "continuous" or partitions(settings) <= PARTITIONS_MAX
         for settings in sinks
         if why_no_long_batches(settings, source.tables) is None
     )

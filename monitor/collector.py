@@ -47,7 +47,7 @@ _SILENT_S = 25.0
 
 _NOT_BEGUN = Generation(1, True, None)
 
-_Progresses = list[tuple[Generation, Progress | None, JobStatus]]
+_Progresses = list[tuple[Generation, Progress | None, JobStatus | None]]
 _Answer = _Progresses | LockstepError
 
 
@@ -59,7 +59,7 @@ class LagCollector:
     """
 
     def __init__(self, pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> None:
-        """``sinks`` are the settings of every sink by its name."""
+        """``sinks`` are the settings of the sinks that reports are about, by their names."""
         self._pipeline = pipeline
         self._settings = sinks
         self._closing = contextlib.ExitStack()
@@ -78,12 +78,15 @@ class LagCollector:
         self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
         self._complete_ms: dict[tuple[str, int], int] = {}
 
-    def collect(self) -> LagReport:
-        """The lag now. Raises Unavailable when the source or Kafka doesn't answer, LockstepError when one refuses."""
+    def collect(self, *, with_jobs: bool = True) -> LagReport:
+        """The lag now. Raises Unavailable when the source or Kafka doesn't answer, LockstepError when one refuses.
+
+        ``with_jobs`` says of each sink whether a job applies to it. That takes seconds where one was killed.
+        """
         if not self._looks:
             self._look(self._wal_end())  # so that the first report has a rate too
         # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
-        answers = self._ask_sinks()
+        answers = self._ask_sinks(with_jobs=with_jobs)
         complete_lsn = self._complete_lsn()
         published = self._newest_progress()
         epoch = 0 if published is None else published.epoch
@@ -102,11 +105,11 @@ class LagCollector:
             paused_copies=self._paused_copies(published),
         )
 
-    def _ask_sinks(self) -> dict[str, _Answer]:
+    def _ask_sinks(self, *, with_jobs: bool) -> dict[str, _Answer]:
         """Ask all sinks at once, each in its own thread, so that one that hangs delays the report by 10 s at most."""
         for name in self._settings:
             if name not in self._questions:
-                self._questions[name] = Question(partial(self._ask, name))
+                self._questions[name] = Question(partial(self._ask, name, with_jobs=with_jobs))
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         answers: dict[str, _Answer] = {}
         for name in self._settings:
@@ -120,8 +123,11 @@ class LagCollector:
                 self._known[name] = [generation for generation, _, _ in answer]
         return answers
 
-    def _ask(self, name: str) -> _Progresses:
-        """How far a sink's generations are. Raises Unavailable or LockstepError."""
+    def _ask(self, name: str, *, with_jobs: bool) -> _Progresses:
+        """How far a sink's generations are, and ``with_jobs`` whether a job applies to each.
+
+        Raises Unavailable or LockstepError.
+        """
         generations = self._generations(name)
         for generation in generations:
             if generation.record is not None:
@@ -129,14 +135,16 @@ class LagCollector:
                 with_definition(self._settings[name], generation.record.definition)
         if not generations:
             return []
-        jobs = job_statuses(
-            self._opened(name, generations[0].number).records,
-            [generation.number for generation in generations],
-            now_ms=time.time_ns() // 1_000_000,
-            still=self._still.setdefault(name, {}),
-        )
+        jobs: Mapping[int, JobStatus] = {}
+        if with_jobs:
+            jobs = job_statuses(
+                self._opened(name, generations[0].number).records,
+                [generation.number for generation in generations],
+                now_ms=time.time_ns() // 1_000_000,
+                still=self._still.setdefault(name, {}),
+            )
         return [
-            (generation, self._opened(name, generation.number).generations.load_progress(), jobs[generation.number])
+            (generation, self._opened(name, generation.number).generations.load_progress(), jobs.get(generation.number))
             for generation in generations
         ]
 

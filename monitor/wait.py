@@ -11,8 +11,11 @@ from monitor.lag import LagReport
 class Collector(Protocol):
     """Whoever knows the lag now."""
 
-    def collect(self) -> LagReport:
-        """The lag now. Raises Unavailable when the source or Kafka doesn't answer."""
+    def collect(self, *, with_jobs: bool) -> LagReport:
+        """The lag now; ``with_jobs``, which may take seconds, whether a job applies to each sink.
+
+        Raises Unavailable when the source or Kafka doesn't answer.
+        """
 
     def refresh(self, sinks: Collection[str]) -> None:
         """Let readers find what these sinks have applied. Raises Unavailable when one doesn't answer."""
@@ -31,7 +34,7 @@ def wait_for_lsn(
     while True:
         silent: Unavailable | None = None
         try:
-            lag = collector.collect()
+            lag = collector.collect(with_jobs=False)
             if lag.broken:
                 raise LockstepError(lag.broken[0], hint="`lockstep doctor` says what to do")
             for name, error in lag.unanswered.items():

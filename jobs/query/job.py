@@ -30,7 +30,7 @@ from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_resume
-from jobs.query.sink_plan import SinkPlan, why_micro_batches
+from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
 from jobs.query.start_position import StartPosition, load_start_position, skipped_by
 from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
@@ -56,6 +56,7 @@ class SinkJob:
         self._lease_sink: OpenedSink | None = None  # the lease's own, which threads use beside the others
         self._lease: GenerationLease | None = None
         self._keeps_micro_batches: str | None = None  # why, as told
+        self._has_lacked_task = False
         self._known_shapes: Sequence[SchemaRecord] = ()
         self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
 
@@ -164,6 +165,7 @@ class SinkJob:
                     reached=reached,
                     reads_again=_reads_again(point),
                     goes_on=self._goes_on(log),
+                    on_no_task_left=self._tell_no_task_left,
                 )
                 try:
                     SinkQuery(
@@ -191,6 +193,12 @@ class SinkJob:
             self._report(KeepsMicroBatches(plan.name, plan.generation, reason))
         self._keeps_micro_batches = reason
         return reason is None
+
+    def _tell_no_task_left(self) -> None:
+        """Tell why a batch is no long one for which there is no task. Once: there may be one for the next."""
+        if not self._has_lacked_task:
+            self._report(KeepsMicroBatches(self._plan.name, self._plan.generation, NO_TASK_LEFT))
+        self._has_lacked_task = True
 
     def _reached_of(self, location: str, stored: Progress | None) -> Offsets:
         """Where the last query got to, if it had this checkpoint.

@@ -80,6 +80,7 @@ class QueryPlan:
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
     ``reads_again``: Spark begins before what the destination says is applied. ``goes_on``: batches may be long ones.
+    ``on_no_task_left`` is called for each that would be one and gets no task for that.
     """
 
     sink: SinkPlan
@@ -94,6 +95,7 @@ class QueryPlan:
     reached: Offsets = field(default_factory=dict)
     reads_again: bool = False
     goes_on: bool = False
+    on_no_task_left: Callable[[], None] = lambda: None
 
 
 class SinkQuery:
@@ -147,6 +149,7 @@ class SinkQuery:
         # the same tag, so it takes turns with them.
         self._gate = BatchGate(at_once=1 if task.overwrite_equal_tags else 2)
         self._long_batches = self._make_long_batches() if plan.goes_on else None
+        self._on_no_task_left = plan.on_no_task_left
         self._batch_id, self._part_began = -1, 0.0
         self._lease = lease
         lease.guard(self._gate)
@@ -380,7 +383,10 @@ class SinkQuery:
         """Whether this batch may be a long one; then the slot has to be given back."""
         if self._long_batches is None:
             return False
-        return SLOTS.take(self._spark.sparkContext.defaultParallelism)
+        is_taken = SLOTS.take(self._spark.sparkContext.defaultParallelism)
+        if not is_taken:
+            self._on_no_task_left()
+        return is_taken
 
     def _told(self, told: Told) -> None:
         """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone."""

@@ -113,14 +113,14 @@ def wait(
     with connect(loaded.source, application="lockstep wait") as connection:
         lsn = emit_heartbeat(connection)
     late = f"not everything up to {format_lsn(lsn)} was applied in {timeout:.0f} s"
-    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
+    with LagCollector(loaded.as_pipeline(), sinks) as collector:
         try:
             is_applied = wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=sinks, sleep=time.sleep)
-            report = None if is_applied else collector.collect()
+            report = None if is_applied else collector.collect(with_jobs=True)
         except Unavailable as error:
             raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
         if report is not None:
-            idle = [job.sentence(label) for label, job in report.idle.items() if label in sinks]
+            idle = [job.sentence(label) for label, job in report.idle.items()]
             raise LockstepError(
                 "\n".join([late, *report.held_by_copies, *filter(None, idle)]),
                 hint="`lockstep lag` shows how far each sink is",

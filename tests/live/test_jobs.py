@@ -28,6 +28,8 @@ from jobs.generations.lease import pause_request_name, wait_for_pause
 from jobs.generations.record import list_generations
 from jobs.generations.status import JobState, JobStatus, job_status
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
+from jobs.query.long_batches import SLOTS
+from jobs.query.sink_plan import NO_TASK_LEFT
 from sinks.contract import Progress
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, open_sink
@@ -440,6 +442,24 @@ def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, s
     assert pipeline.apply_once(spark).poll() == 0
     assert pipeline.rows() == pipeline.expected
     assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
+
+
+def test_a_sink_for_which_no_task_is_left_says_so_once(pipeline: Pipeline, spark: SparkSession) -> None:
+    taken = 0
+    while SLOTS.take(spark.sparkContext.defaultParallelism):
+        taken += 1
+    try:
+        pipeline.write(put(1))
+        with pipeline.job(spark) as job:
+            for number in range(2, 4):
+                lsn = pipeline.write(put(number))
+                job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
+            assert job.stop() == 0
+    finally:
+        for _ in range(taken):
+            SLOTS.give_back()
+    assert [seen["reason"] for seen in job.reports if seen["report"] == "KeepsMicroBatches"] == [NO_TASK_LEFT]
+    assert pipeline.rows() == pipeline.expected
 
 
 def test_a_backlog_ends_a_long_batch(pipeline: Pipeline, spark: SparkSession) -> None:

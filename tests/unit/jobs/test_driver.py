@@ -13,9 +13,10 @@ import pytest
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from jobs.driver import Source, _Group, look_every_s, session, tables_of
+from jobs.driver import Source, _Group, long_batches, look_every_s, session, tables_of
 from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Phase, Record, begin_generation, list_generations
+from jobs.query.sink_plan import PARTITIONS_MAX
 from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
@@ -55,6 +56,23 @@ def test_a_signal_asks_the_jobs_to_stop(number: signal.Signals) -> None:
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
+
+
+def test_a_task_is_counted_for_each_sink_whose_topics_have_few_partitions() -> None:
+    """As they are, whatever the configuration says since they were created."""
+    kafka = KafkaSettings(bootstrap_servers="nowhere:1")
+    orders, items = "shop.public.orders", "shop.public.items"
+    sinks = [RedisSettings(), RedisSettings(tables=("public.items",)), RedisSettings(where={"public.items": "id > 5"})]
+
+    def count(counts: Mapping[str, int], **spark: object) -> int:
+        return long_batches(Source("shop", kafka, [ORDERS, ITEMS], SparkSettings.model_validate(spark)), sinks, counts)
+
+    assert count({}) == 2  # not there yet
+    assert count({orders: PARTITIONS_MAX - 1, items: 1}) == 2
+    assert count({orders: PARTITIONS_MAX, items: 1}) == 1
+    assert count({orders: 1, items: PARTITIONS_MAX + 1}) == 0
+    assert count({orders: 1, items: PARTITIONS_MAX + 1}, trigger="continuous") == 2
+    assert count({}, trigger="micro-batch") == 0
 
 
 class _Late(MemoryRecords):

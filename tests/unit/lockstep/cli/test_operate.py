@@ -1,10 +1,10 @@
 """What the commands of operations hand on of their options."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pytest
 from rich.console import Console
@@ -26,6 +26,9 @@ bootstrap_servers = "nowhere:1"
 [sinks.search]
 type = "opensearch"
 urls = ["http://nowhere:1"]
+[sinks.cache]
+type = "redis"
+url = "redis://nowhere:1"
 """
 
 
@@ -178,12 +181,12 @@ class Collecting:
     def __init__(self, *_: object) -> None:
         self.asked = 0
 
-    def __enter__(self) -> "Collecting":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def collect(self) -> LagReport:
+    def collect(self, *, with_jobs: bool = True) -> LagReport:
         self.asked += 1
         if self.asked == 2:
             raise Unavailable("Kafka doesn't answer [/x]")
@@ -212,6 +215,29 @@ def test_a_server_that_is_gone_when_the_wait_is_over_does_not_hide_that_it_was_i
     monkeypatch.setattr("monitor.collector.LagCollector", Collecting)
     assert exit_code(["wait", "--config", config, "--timeout", "0"]) == 1
     assert capsys.readouterr().err.startswith("error: not everything up to 0/C8 was applied in 0 s: Kafka doesn't")
+
+
+def test_a_wait_asks_only_its_sinks_and_about_jobs_only_when_it_was_in_vain(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was killed takes seconds to tell from one that hangs, and may be another sink's."""
+    asked: list[object] = []
+
+    class Asked(Collecting):
+        def __init__(self, _: object, sinks: Collection[str]) -> None:
+            super().__init__()
+            asked.append(set(sinks))
+
+        def collect(self, *, with_jobs: bool = True) -> LagReport:
+            asked.append(with_jobs)
+            return report(SourceFacts(100, 100, 100, 1, True, 0), [], now_ms=1)
+
+    monkeypatch.setattr("cdc.postgres.connection.connect", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("cdc.postgres.slot.emit_heartbeat", lambda _: Lsn(200))
+    monkeypatch.setattr("monitor.collector.LagCollector", Asked)
+    assert exit_code(["wait", "--config", config, "--timeout", "0", "--sink", "cache"]) == 1
+    assert asked == [{"cache"}, False, True]
+    assert "not everything up to 0/C8" in capsys.readouterr().err
 
 
 def test_an_event_is_in_the_pipe_before_the_next_is_waited_for(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
