@@ -181,8 +181,8 @@ def _asking(pipeline: Pipeline) -> Iterator[psycopg.Connection[Any]]:
         slot = find_slot(connection, pipeline.slot)
         if slot is None:
             raise LockstepError(
-                f"slot {pipeline.slot} doesn't exist: capture has never run here",
-                hint="start it with `lockstep capture`, which copies every table first",
+                f"slot {pipeline.slot} doesn't exist: capture has never run here, or the slot was dropped",
+                hint="start it with `lockstep capture`, which copies every table first, or says what else to do",
             )
         require_own_slot(slot, connection.info.dbname)  # else a message in this database's WAL reaches no capture
         if slot.wal_status == "lost":
