@@ -169,7 +169,10 @@ class LagCollector:
         self.close()
 
     def _complete_lsn(self) -> Lsn | None:
-        """Up to where everything is in Kafka, as capture says. None where it doesn't run, or gives no sign of life."""
+        """Up to where everything is in Kafka, as capture says. None where it doesn't run, or gives no sign of life.
+
+        The time of its last sign is by the clock of its machine: PostgreSQL doesn't keep when one came.
+        """
         row = self._query(
             "select (select r.replay_lsn::text from pg_replication_slots s"
             " join pg_stat_replication r on r.pid = s.active_pid"
