@@ -16,11 +16,11 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.key_types import KeyType, after_key, key_types
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.copy_text import split_row
-from cdc.protocol.pgoutput import Field
+from cdc.protocol.pgoutput import Field, Fields
 from cdc.protocol.visibility import SourceSnapshot
 from snapshot.keys import KeyTexts
 from snapshot.ranges import ONLY
-from snapshot.table_reader import APPLICATION, FoundKey, RowReader, UnreadableKey, refusals
+from snapshot.table_reader import APPLICATION, FoundKey, NoRoomForLocks, RowReader, UnreadableKey, refusals
 
 _LOCK_TIMEOUT_MS: Final = 50
 """The stream stands still meanwhile."""
@@ -209,16 +209,32 @@ class ChunkReader(RowReader):
     def find_readable(
         self, table: Table, keys: Sequence[KeyTexts]
     ) -> tuple[list[FoundKey], list[tuple[KeyTexts, UnreadableKey]]]:
-        """(those of these keys that PostgreSQL can read, the others). Raises as ``find``."""
+        """(those of these keys that PostgreSQL can read, the others).
+
+        Raises as ``find``, and NoRoomForLocks where there is none for one key alone.
+        """
         try:
             return (self.find(table, keys) if keys else []), []
         except UnreadableKey as error:
             if len(keys) == 1:
                 return [], [(keys[0], error)]
+        except NoRoomForLocks:
+            if len(keys) == 1:
+                raise
         half = len(keys) // 2
         found, unreadable = self.find_readable(table, keys[:half])
         others, other_unreadable = self.find_readable(table, keys[half:])
         return found + others, unreadable + other_unreadable
+
+    def rows_in_parts(self, table: Table, keys: Sequence[KeyTexts]) -> list[Fields]:
+        """The rows of these keys, by as many at once as there are locks for. Raises as ``rows_of``, for one key."""
+        try:
+            return list(self.rows_of(table, keys)) if keys else []
+        except NoRoomForLocks:
+            if len(keys) == 1:
+                raise
+        half = len(keys) // 2
+        return self.rows_in_parts(table, keys[:half]) + self.rows_in_parts(table, keys[half:])
 
     def not_committing(self, since: object) -> set[int]:
         """Transactions, by their xids of 32 bits, that hadn't begun to commit at this time of the server."""

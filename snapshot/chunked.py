@@ -611,7 +611,7 @@ class ChunkedCopies:
         table = published.table
         positions = published.encoder.key_positions
         wanted = [tuple(_text(key.fields[position]) for position in positions) for key in found if key.has_row]
-        return list(self._reading().rows_of(table, wanted)) if wanted else []
+        return self._reading().rows_in_parts(table, wanted)
 
     def _send_answer(self, published: PublishedTable, answer: "_Answer", chunk: PendingChunk) -> None:
         # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.
