@@ -183,15 +183,22 @@ def spark_settings(config: Config) -> SparkSettings:
 
     Raises StackError when they have to be fetched and can't be.
     """
-    spark = config.spark
-    missing: dict[str, object] = {}
+    spark = with_java(config.spark)
+    if spark.jars:
+        return spark
     # Imported when needed: an installation that names its jars and its Java does without the local servers' packages.
-    if not spark.jars:
-        from stack.jars import jar_set
+    from stack.jars import jar_set
 
-        missing["jars"] = tuple(jar_set("spark"))
-    if spark.java_home is None:
-        from stack.java import java_home_for_spark
+    return spark.model_copy(update={"jars": tuple(jar_set("spark"))})
 
-        missing["java_home"] = java_home_for_spark()
-    return spark.model_copy(update=missing)
+
+def with_java(spark: SparkSettings) -> SparkSettings:
+    """The settings with the Java that runs every Spark of ours: the configured one, else that of this machine.
+
+    Raises StackError when it has to be fetched and can't be.
+    """
+    if spark.java_home is not None:
+        return spark
+    from stack.java import java_home_for_spark
+
+    return spark.model_copy(update={"java_home": java_home_for_spark()})

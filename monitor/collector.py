@@ -45,6 +45,9 @@ _RATE_LOOKS = 60
 _SILENT_S = 25.0
 """After so long without a status update, what capture said last counts for nothing: it sends one every ten seconds."""
 
+_STATE_EVERY_S = 3.0
+"""How often the state is read while a table lacks its copy: its topic holds a record for each range of a first copy."""
+
 _NOT_BEGUN = Generation(1, True, None)
 
 _Progresses = list[tuple[Generation, Progress | None, JobStatus | None]]
@@ -74,6 +77,7 @@ class LagCollector:
         self._still: dict[str, dict[int, LastBeat]] = {}
         self._open = OpenRejections(pipeline, self._cluster)
         self._state: tuple[int | None, CaptureState | None] = None, None
+        self._copying: tuple[float, CaptureState | None] = -math.inf, None
         self._identity: tuple[str | None, str] = None, ""
         self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
         self._complete_ms: dict[tuple[str, int], int] = {}
@@ -93,7 +97,8 @@ class LagCollector:
         facts_of_sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch)]
         open_rejections = self._open.counts()
         unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
-        source = self._source(published, complete_lsn)
+        copying = self._while_copying(published)
+        source = self._source(published, complete_lsn, copying)
         sinks = [self._since_when_complete(source, facts) for facts in facts_of_sinks]
         return replace(
             report(source, sinks, now_ms=time.time_ns() // 1_000_000),
@@ -102,7 +107,8 @@ class LagCollector:
             unreadable_dead_letters=self._open.unreadable,
             rebuild_needed={facts.label: names for facts in sinks if (names := self._changed_settings(facts))},
             unanswered=unanswered,
-            paused_copies=self._paused_copies(published),
+            paused_copies=_paused_copies(copying),
+            first_copy_paused=copying is not None and copying.first_copy_paused,
         )
 
     def _ask_sinks(self, *, with_jobs: bool) -> dict[str, _Answer]:
@@ -171,7 +177,10 @@ class LagCollector:
         self.close()
 
     def _complete_lsn(self) -> Lsn | None:
-        """Up to where everything is in Kafka, as capture says. None where it doesn't run, or gives no sign of life."""
+        """Up to where everything is in Kafka, as capture says. None where it doesn't run, or gives no sign of life.
+
+        The time of its last sign is by the clock of its machine: PostgreSQL doesn't keep when one came.
+        """
         row = self._query(
             "select (select r.replay_lsn::text from pg_replication_slots s"
             " join pg_stat_replication r on r.pid = s.active_pid"
@@ -188,7 +197,10 @@ class LagCollector:
             self._complete_ms[at] = max(source.complete_ms, self._complete_ms.get(at, 0))
         return replace(sink, complete_ms=self._complete_ms.get(at, 0))
 
-    def _source(self, newest: ProgressRecord | None, complete_lsn: Lsn | None) -> SourceFacts:
+    def _source(
+        self, newest: ProgressRecord | None, complete_lsn: Lsn | None, copying: CaptureState | None
+    ) -> SourceFacts:
+        """``copying`` was read before: what it says of the slot is so by now."""
         row = self._query(
             "select pg_current_wal_insert_lsn()::text, s.active, r.write_lsn::text,"
             " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
@@ -212,6 +224,9 @@ class LagCollector:
             *self._of_state(newest, is_slot_lost=wal_status in (None, "lost")),
             complete_lsn=complete_lsn,
             complete_ms=self._complete_as_of_ms(complete_lsn),
+            copied_from_lsn=(
+                copying.end_lsn if copying is not None and copying.phase is SnapshotPhase.COPYING else None
+            ),
         )
 
     def _complete_as_of_ms(self, complete_lsn: Lsn | None) -> int:
@@ -246,16 +261,18 @@ class LagCollector:
         )
         return gaps[-1] if gaps else None, elsewhere
 
-    def _paused_copies(self, newest: ProgressRecord | None) -> tuple[str, ...]:
-        """The tables whose copies are paused. The state is read only while a table lacks its copy."""
+    def _while_copying(self, newest: ProgressRecord | None) -> CaptureState | None:
+        """The state of a few seconds ago at most, while a configured table lacks its copy; else None."""
         pipeline = self._pipeline
-        if newest is None:
-            is_lacking = control_topic(pipeline.name, STATE) in self._cluster.partition_counts()
-        else:
-            is_lacking = bool(newest.uncopied)
-        state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot) if is_lacking else None
-        copying = {} if state is None else state.copying
-        return tuple(str(name) for name, copy in copying.items() if copy.paused)
+        if newest is not None and not set(newest.uncopied) & set(pipeline.topics().values()):
+            return None
+        read_s, state = self._copying
+        if time.monotonic() - read_s > _STATE_EVERY_S:
+            state = None
+            if newest is not None or control_topic(pipeline.name, STATE) in self._cluster.partition_counts():
+                state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+            self._copying = time.monotonic(), state
+        return state
 
     def _wal_end(self) -> Lsn:
         (wal_end,) = self._query("select pg_current_wal_insert_lsn()::text")
@@ -358,3 +375,8 @@ class LagCollector:
             return None
         ends = self._cluster.end_offsets(partitions_of(read, counts))
         return sum(max(0, end - next_offsets.get(at, 0)) for at, end in ends.items())
+
+
+def _paused_copies(state: CaptureState | None) -> tuple[str, ...]:
+    copying = {} if state is None else state.copying
+    return tuple(str(name) for name, copy in copying.items() if copy.paused)

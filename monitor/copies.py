@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -16,6 +16,7 @@ from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.stream.slot_guard import HeldWal, SlotLook, look_at_slot, wal_rate
@@ -62,6 +63,7 @@ class TableCopyStatus:
 class CopyReport:
     """``phase`` is the state's; None: capture never ran. ``rows_per_s`` and ``bytes_per_s`` are those of the ranges
     since the last start; None where there are none. ``held`` is the WAL that is kept; None where there is no slot.
+    ``is_slot_lost``: the slot is lost or gone, so neither the first copy nor the stream can go on.
     """
 
     phase: SnapshotPhase | None
@@ -69,13 +71,14 @@ class CopyReport:
     rows_per_s: float | None
     bytes_per_s: float | None
     held: HeldWal | None
+    is_slot_lost: bool = False
 
     @property
     def seconds_left(self) -> float | None:
-        """None where it isn't known, or where no first copy is under way."""
+        """None where it isn't known, or where no first copy is under way that can go on."""
         left = [table for table in self.tables if table.stage is not CopyStage.COPIED]
         is_paused = any(table.stage is CopyStage.PAUSED for table in left)
-        if not self.rows_per_s or self.phase is not SnapshotPhase.COPYING or is_paused:
+        if not self.rows_per_s or self.phase is not SnapshotPhase.COPYING or is_paused or self.is_slot_lost:
             return None
         if any(not table.rows_estimated for table in left):
             return None
@@ -92,6 +95,7 @@ class CopyReport:
             "wal_limit_bytes": None if held is None else held.limit_bytes,
             "wal_bytes_per_s": None if held is None else held.bytes_per_s,
             "minutes_until_full": None if held is None else held.minutes_until_full,
+            "slot_lost": self.is_slot_lost,
             "tables": [
                 {
                     "table": str(table.table),
@@ -178,6 +182,7 @@ class CopyStatusCollector:
             sql = self._source()
             rows = sql.execute(_ROWS_ESTIMATED, ([name.sql for name in names],)).fetchall()
             look = look_at_slot(sql, pipeline.slot, at_s=time.monotonic())
+            slot = find_slot(sql, pipeline.slot)
         except psycopg.Error as error:
             self.close()  # the next report opens another one
             raise connection_error(error) from error
@@ -187,7 +192,10 @@ class CopyStatusCollector:
         if look is not None:
             held = held_wal(look, self._first_look, state, now_ms=time.time_ns() // 1_000_000)
             self._first_look = self._first_look or look
-        return copy_report(names, state, ranges, estimated, held)
+        report = copy_report(names, state, ranges, estimated, held)
+        # The state was read before the slot was looked at: in these phases it was there by then.
+        had_slot = state is not None and state.phase in (SnapshotPhase.COPYING, SnapshotPhase.DONE)
+        return replace(report, is_slot_lost=had_slot and (slot is None or slot.wal_status == "lost"))
 
     def _source(self) -> psycopg.Connection[Any]:
         if self._connection is None:

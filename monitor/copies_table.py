@@ -45,7 +45,9 @@ def _remarks(report: CopyReport) -> list[str]:
             f"{report.rows_per_s:,.0f} rows/s, {wal_size(report.bytes_per_s)}/s"
             + ("" if left is None else f", about {_duration(left)} left")
         )
-    if report.held is not None:
+    if report.is_slot_lost:
+        remarks.append("the slot is lost or gone, so nothing is copied any more: `lockstep doctor` says what to do")
+    elif report.held is not None:
         remarks.append(str(report.held))
     return remarks
 

@@ -47,6 +47,8 @@ class SourceFacts:
 
     ``complete_lsn`` is what a living capture has said: all that commits before it is in Kafka. It was asked for before
     ``published_lsn``. What was committed before ``complete_ms`` lies before it.
+
+    ``copied_from_lsn`` is where the stream is to begin after a first copy that isn't complete.
     """
 
     wal_end: int
@@ -62,6 +64,7 @@ class SourceFacts:
     elsewhere: tuple[str, ...] = ()
     complete_lsn: int | None = None
     complete_ms: int = 0
+    copied_from_lsn: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class LagReport:
     sink's name, why it couldn't be asked; its stages are unknown.
 
     ``paused_copies`` are tables whose copies somebody has paused: no sink that has them gets further meanwhile.
+    ``first_copy_paused``: the first copy is, as a whole.
     """
 
     stages: tuple[Stage, ...]
@@ -111,11 +115,13 @@ class LagReport:
     minutes_until_full: float | None = None
     gap: Gap | None = None
     paused_copies: tuple[str, ...] = ()
+    first_copy_paused: bool = False
 
     @property
     def held_by_copies(self) -> list[str]:
         """A sentence for each paused copy."""
-        return [
+        first = "the first copy is paused, and the stream begins after it: `lockstep snapshot resume`"
+        return [first] * self.first_copy_paused + [
             f"the copy of {name} is paused, and sinks with this table get no further: `lockstep snapshot resume {name}`"
             for name in self.paused_copies
         ]
@@ -161,6 +167,7 @@ class LagReport:
             "minutes_until_full": self.minutes_until_full,
             "broken": list(self.broken),
             "paused_copies": list(self.paused_copies),
+            "first_copy_paused": self.first_copy_paused,
             "gap": None if self.gap is None else _gap_json(self.gap),
             "rejected": dict(self.rejected),
             "open_rejections": dict(self.open_rejections),
@@ -230,13 +237,14 @@ def _gap_json(gap: Gap) -> dict[str, Any]:
 
 
 def _broken(source: SourceFacts) -> Iterator[str]:
-    if source.published_lsn is None:
+    published_lsn = source.published_lsn if source.published_lsn is not None else source.copied_from_lsn
+    if published_lsn is None:
         return
-    published = format_lsn(source.published_lsn)
+    published = format_lsn(published_lsn)
     if source.elsewhere:  # its positions and its slots say nothing
         yield f"the source isn't the one that was published from: {'; '.join(source.elsewhere)}"
         return
-    if source.wal_end < source.published_lsn:
+    if source.wal_end < published_lsn:
         yield (
             f"the source's WAL ends at {format_lsn(source.wal_end)}, but {published} was published: it was put back to"
             " an earlier moment, or it is another server"
@@ -244,7 +252,10 @@ def _broken(source: SourceFacts) -> Iterator[str]:
     if source.wal_status is None:
         yield f"the slot is gone: changes after {published} can't be read any more"
     elif source.wal_status == "lost":
-        yield f"the slot is lost, since it held back too much WAL: changes after {published} can't be read any more"
+        yield (
+            "the slot is lost, since it held back too much WAL or was idle for too long:"
+            f" changes after {published} can't be read any more"
+        )
 
 
 def _age_s(commit_time_ms: int | None, complete_ms: int, now_ms: int) -> float | None:

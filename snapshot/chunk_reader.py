@@ -22,7 +22,7 @@ from cdc.protocol.visibility import SourceSnapshot
 from snapshot.chunks import BYTES_MAX
 from snapshot.keys import KeyTexts
 from snapshot.ranges import ONLY
-from snapshot.table_reader import APPLICATION, FoundKey, RowReader, UnreadableKey, refusals
+from snapshot.table_reader import APPLICATION, FoundKey, NoRoomForLocks, RowReader, UnreadableKey, refusals
 
 _LOCK_TIMEOUT_MS: Final = 50
 """The stream stands still meanwhile."""
@@ -240,12 +240,18 @@ class ChunkReader(RowReader):
     def find_readable(
         self, table: Table, keys: Sequence[KeyTexts]
     ) -> tuple[list[FoundKey], list[tuple[KeyTexts, UnreadableKey]]]:
-        """(those of these keys that PostgreSQL can read, the others). Raises as ``find``."""
+        """(those of these keys that PostgreSQL can read, the others).
+
+        Raises as ``find``, and NoRoomForLocks where there is none for one key alone.
+        """
         try:
             return (self.find(table, keys, while_waiting=self._while_waiting) if keys else []), []
         except UnreadableKey as error:
             if len(keys) == 1:
                 return [], [(keys[0], error)]
+        except NoRoomForLocks:
+            if len(keys) == 1:
+                raise
         half = len(keys) // 2
         found, unreadable = self.find_readable(table, keys[:half])
         others, other_unreadable = self.find_readable(table, keys[half:])
@@ -265,15 +271,26 @@ class ChunkReader(RowReader):
         return row[0], SourceSnapshot.parse(row[1]).running
 
     def rows_in_bounds(self, table: Table, keys: Sequence[KeyTexts]) -> list[Fields]:
-        """The rows of these keys, which ``find_readable`` has read. Raises TooLarge, and as ``lines``."""
+        """The rows of these keys, which ``find_readable`` has read, by as many at once as there are locks for.
+
+        Raises TooLarge, NoRoomForLocks for one key, and as ``lines``.
+        """
         rows: list[Fields] = []
         size = 0
-        with contextlib.closing(self.rows_of(table, keys, while_waiting=self._while_waiting)) as found:
-            for fields in found:
-                rows.append(fields)
-                size += sum(len(value) for value in fields if isinstance(value, bytes))
-                if size > BYTES_MAX and len(keys) > 1:
-                    raise TooLarge
+        unread = [keys]
+        while unread:
+            some = unread.pop()
+            try:
+                with contextlib.closing(self.rows_of(table, some, while_waiting=self._while_waiting)) as found:
+                    for fields in found:
+                        rows.append(fields)
+                        size += sum(len(value) for value in fields if isinstance(value, bytes))
+                        if size > BYTES_MAX and len(keys) > 1:
+                            raise TooLarge
+            except NoRoomForLocks:
+                if len(some) == 1:
+                    raise
+                unread += [some[len(some) // 2 :], some[: len(some) // 2]]
         return rows
 
     def _some(self, query: str, limit_s: float) -> tuple[list[bytes], bool]:

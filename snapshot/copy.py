@@ -300,8 +300,8 @@ def republish_keys(
 ) -> Republished:
     """Publish the rows of these keys at the stream's position, and a delete for each key without a row; commit all.
 
-    Raises UnreadableKey before anything is published, and Interrupted in the middle when ``stopping`` came first. Each
-    key that is published by then is complete, and the others are as they were.
+    Raises UnreadableKey and NoRoomForLocks before anything is published, and Interrupted in the middle when
+    ``stopping`` came first. Each key that is published by then is complete, and the others are as they were.
     """
     table, encoder = published.table, published.encoder
     copy = _TableCopy(

@@ -37,7 +37,7 @@ from snapshot.chunked import KEYS_AT_ONCE, ChunkedCopies
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
 from snapshot.preparation import require_keys
-from snapshot.table_reader import SnapshotReader, TableRefused, UnreadableKey
+from snapshot.table_reader import NoRoomForLocks, SnapshotReader, TableRefused, UnreadableKey
 from snapshot.waits import SAID_AFTER_S
 
 _SLOT_PATIENCE_S: Final = 3.0
@@ -380,7 +380,10 @@ class StreamCopies:
         keys: Sequence[KeyTexts],
         problems: collections.Counter[str],
     ) -> Republished:
-        """Those of the keys that PostgreSQL can read; the others count as problems. Raises Interrupted."""
+        """Those of the keys that PostgreSQL can read; the others count as problems. Raises Interrupted.
+
+        Raises NoRoomForLocks where there is none for one key alone.
+        """
         if self._stopping_after_status():
             raise Interrupted
         try:
@@ -400,6 +403,9 @@ class StreamCopies:
                 types = ", ".join(f"{column.name} {column.type_name}" for column in published.table.key_columns)
                 problems[f"PostgreSQL doesn't take them for a key ({types}): {error}"] += 1
                 return Republished(0, 0)
+        except NoRoomForLocks:
+            if len(keys) == 1:
+                raise
         half = len(keys) // 2
         first, second = (self._republish(point, published, part, problems) for part in (keys[:half], keys[half:]))
         return Republished(first.rows + second.rows, first.deletes + second.deletes)

@@ -10,7 +10,7 @@ import orjson
 import psycopg
 
 from cdc.kafka.control_topics import read_state
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import load_tables
@@ -92,17 +92,28 @@ def order_copies(pipeline: Pipeline, action: CopyAction, texts: Sequence[str]) -
     The first copy has no stream to read such an order from. So it is given until the state says that it is obeyed.
 
     Raises as ``request_copies``, and LockstepError for what can't be done to a first copy, and where no capture is at
-    work that would do it.
+    work that would do it. Raises Unavailable where Kafka doesn't answer, and the slot isn't read either.
     """
     names = _parsed(pipeline, texts, pipeline.source.table_names, "captured")
     with _asking(pipeline) as connection:
-        state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
-        if state is not None and state.is_first_copy:
+        if _is_first_copy(pipeline, connection):
             return _order_first_copy(pipeline, connection, action, names)
         tables: list[TableName | None] = [*names] or [None]
         for table in tables:
             send_order(connection, CopyOrder(pipeline.slot, action, table))
         return Requested(tuple(names), _capture_runs(connection, pipeline))
+
+
+def _is_first_copy(pipeline: Pipeline, connection: psycopg.Connection[Any]) -> bool:
+    """Whether the stream hasn't begun, so that nobody reads orders in the WAL. Raises as ``read_state``."""
+    try:
+        state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+    except Unavailable:
+        slot = find_slot(connection, pipeline.slot)
+        if slot is None or slot.active_pid is None or slot.confirmed is None:
+            raise
+        return False  # the slot is read, and nobody does that before the stream
+    return state is not None and state.is_first_copy
 
 
 def _order_first_copy(
@@ -181,8 +192,8 @@ def _asking(pipeline: Pipeline) -> Iterator[psycopg.Connection[Any]]:
         slot = find_slot(connection, pipeline.slot)
         if slot is None:
             raise LockstepError(
-                f"slot {pipeline.slot} doesn't exist: capture has never run here",
-                hint="start it with `lockstep capture`, which copies every table first",
+                f"slot {pipeline.slot} doesn't exist: capture has never run here, or the slot was dropped",
+                hint="start it with `lockstep capture`, which copies every table first, or says what else to do",
             )
         require_own_slot(slot, connection.info.dbname)  # else a message in this database's WAL reaches no capture
         if slot.wal_status == "lost":

@@ -94,6 +94,10 @@ class TableLocked(Unavailable):
     """Others have locked the table, or wait to do so."""
 
 
+class NoRoomForLocks(Unavailable):
+    """What is read at once has more partitions and indexes than the server has locks for, beside those of others."""
+
+
 class UnreadableKey(Exception):
     """A key isn't of the table's type, or can't be compared. Says which kind of error it was, never a value."""
 
@@ -219,8 +223,8 @@ class RowReader:
     ) -> list[FoundKey]:
         """Which of these keys have a row that is published, in no particular order.
 
-        Raises UnreadableKey when PostgreSQL can't read or compare one of them, TableRefused when we may not read the
-        table, and as ``lines``.
+        Raises UnreadableKey when PostgreSQL can't read or compare one of them, NoRoomForLocks when fewer may do,
+        TableRefused when we may not read the table, and as ``lines``.
         """
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
@@ -239,6 +243,8 @@ class RowReader:
         except psycopg.errors.InsufficientPrivilege as error:
             raise TableRefused(connection_error(error).message) from error
         except psycopg.Error as error:
+            if _lacks_locks(error):
+                raise _no_room(table) from error
             refused = connection_error(error)
             if isinstance(error, psycopg.OperationalError) and isinstance(refused, Unavailable):
                 raise refused from error
@@ -248,7 +254,10 @@ class RowReader:
     def rows_of(
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
     ) -> Generator[Fields, None, None]:
-        """The values of these keys' rows. ``find`` must have read the keys before. Raises as ``lines``."""
+        """The values of these keys' rows. ``find`` must have read the keys before.
+
+        Raises NoRoomForLocks, before the first row, when fewer may do, and as ``lines``.
+        """
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join {rows_sql} on {matches}"
@@ -460,7 +469,9 @@ def refusals(table: Table, *, whole: bool = False) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if whole and isinstance(error, psycopg.errors.OutOfMemory) and "max_locks_per_transaction" in str(error):
+        if _lacks_locks(error):
+            if not whole:
+                raise _no_room(table) from error
             raise LockstepError(
                 f"{table.name} can't be read: PostgreSQL has no room for the locks of all its partitions and indexes",
                 hint="`lockstep doctor` says which max_locks_per_transaction the server needs. Or let our role read"
@@ -480,6 +491,18 @@ def refusals(table: Table, *, whole: bool = False) -> Iterator[None]:
                 " column list of the publication (PostgreSQL 15 and later)"
             )
         raise LockstepError(f"{table.name} can't be read: {refused.message}", hint=hint) from error
+
+
+def _lacks_locks(error: psycopg.Error) -> bool:
+    return isinstance(error, psycopg.errors.OutOfMemory) and "max_locks_per_transaction" in str(error)
+
+
+def _no_room(table: Table) -> NoRoomForLocks:
+    return NoRoomForLocks(
+        f"{table.name} can't be read now: PostgreSQL has no room for the locks of its partitions and indexes;"
+        " `lockstep doctor` says which max_locks_per_transaction the server needs",
+        retry_after_s=1.0,
+    )
 
 
 def _any_of(table: Table, names: Sequence[str], types: Sequence[KeyType], literals: Sequence[Sequence[str]]) -> str:

@@ -57,6 +57,8 @@ from snapshot.worker import fence_workers
 _RETRY_MAX_S = 10.0
 _SAY_PAUSED_EVERY_S = 60.0
 """How often a first copy that waits says how much WAL is kept for it."""
+_REQUIRE_SLOT_EVERY_S = 1.0
+"""How often it looks whether its slot still holds all that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,11 +292,16 @@ class _Session:
     def _wait_while_paused(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> CaptureState:
         """The committed state once the first copy may go on, or when told to stop.
 
-        Nothing is open in the source meanwhile: no snapshot, and no lock. The slot keeps its WAL.
+        Nothing is open in the source meanwhile: no snapshot, and no lock. The slot keeps its WAL. Raises
+        PositionMismatch once it doesn't: to wait on would be for nothing.
         """
         said_s = -math.inf
+        required_s = -math.inf
         while not self._stopping_after_look():
             self._pause.look_if_due(sql)
+            if time.monotonic() - required_s >= _REQUIRE_SLOT_EVERY_S:
+                required_s = time.monotonic()
+                require_slot(sql, state)
             before, state = state, self._pause.obeyed(state)
             if state is not before:
                 publisher.commit(state)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.settings import SparkSettings
 from sinks.table_settings import Expressions
@@ -27,9 +28,15 @@ class SparkSql:
             return []
         # Imported when needed: to load PySpark takes as long as all that doctor does without it.
         from jobs.spark.computed_columns import TablePlan, expression_problems, session_here
+        from lockstep.apply import with_java
+        from stack.errors import StackError
 
         if self._session is None:
-            self._session = self._closing.enter_context(session_here(self._settings, bulk=False))
+            try:
+                settings = with_java(self._settings)
+            except StackError as error:
+                raise LockstepError(error.message, hint=error.hint) from error
+            self._session = self._closing.enter_context(session_here(settings, bulk=False))
         return expression_problems(
             self._session, {table.name: TablePlan(table, expressions[table.name]) for table in wanted}
         )

@@ -28,6 +28,7 @@ from jobs.executor.shape_history import newest_shapes
 from jobs.generations.prepared import load_prepared
 from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use
 from jobs.spark.computed_columns import opened_row_computer
+from lockstep.apply import with_java
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
 from lockstep.rejections.book import RejectionBook, no_such_rejection
@@ -155,7 +156,7 @@ def _evaluation(
     if not any(table in expressions for table in tables):
         return lambda events: events
     shapes = newest_shapes(read_schema_records(config.kafka.client(), config.pipeline.name))
-    computer = closing.enter_context(opened_row_computer(config.spark, expressions, shapes))
+    computer = closing.enter_context(opened_row_computer(with_java(config.spark), expressions, shapes))
     return partial(evaluated, projection=projection, compute=computer.compute)
 
 

@@ -17,7 +17,8 @@ from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.replication import ReplicationConnection
 from snapshot.chunk_reader import ChunkReader, Locked
-from snapshot.table_reader import SnapshotReader
+from snapshot.chunked import KEYS_AT_ONCE
+from snapshot.table_reader import NoRoomForLocks, SnapshotReader
 from stack import versions
 from stack.stack import Endpoints
 from tests.captured import Captured
@@ -129,9 +130,10 @@ def _check_everything(captured: Captured, database: Database, partitions: int, *
     expected = expected - {0} | {first} | {number * 10 + 5 for number in range(partitions)}
     _wait(captured, "partitions came", seconds=seconds)
     assert set(_ids(captured)) == expected
-    repaired = [{"id": number * 10 + row} for number in range(40) for row in range(_ROWS_EACH)]
+    # Of more partitions than can be locked together, though it is about no more keys than are read at once.
+    repaired = [{"id": number * 10} for number in range(KEYS_AT_ONCE)]
     request_repair(database.connection, M, repaired, slot=captured.config.slot)
-    _wait(captured, "published 79 rows and 1 deletes again", seconds=seconds)
+    _wait(captured, f"published {KEYS_AT_ONCE - 1} rows and 1 deletes again", seconds=seconds)
     assert set(_ids(captured)) == expected
     copied = sum(_COPYING in line for line in captured.said)
     request_repair(database.connection, M, None, slot=captured.config.slot)
@@ -214,6 +216,19 @@ def test_keys_that_are_looked_for_lock_their_own_partitions_alone(database: Data
         assert database.value(locked) == 1
         assert list(rows) == []
         assert database.value(locked) == 0
+
+
+def test_a_chunk_of_keys_takes_no_more_partitions_at_once_than_can_be_locked(small: Database) -> None:
+    shape = small.shape(M)
+    wanted = [(str(number * 10),) for number in range(KEYS_AT_ONCE)]
+    with ChunkReader(small.source(), lambda: None) as reader, reader.at_point(M):
+        with pytest.raises(NoRoomForLocks, match="max_locks_per_transaction"):
+            reader.find(shape, wanted)
+        found, unreadable = reader.find_readable(shape, wanted)
+        assert (sum(key.has_row for key in found), unreadable) == (len(wanted), [])
+        with pytest.raises(NoRoomForLocks):
+            list(reader.rows_of(shape, wanted))
+        assert len(reader.rows_in_bounds(shape, wanted)) == len(wanted)
 
 
 def test_a_chunk_waits_for_a_partition_that_is_locked(database: Database) -> None:

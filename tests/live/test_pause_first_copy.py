@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from cdc.kafka.control_topics import read_copied_ranges, read_state
+from cdc.model.errors import PositionMismatch
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from lockstep.cli.main import exit_code
+from lockstep.config import load
+from monitor.collector import LagCollector
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -22,8 +25,8 @@ ROWS = 2000
 FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"
 SLOWLY = """
 [snapshot]
-rows_per_s = 400
-range_bytes = 32768
+rows_per_s = 100
+range_bytes = 8192
 workers = {}
 [capture]
 batch_rows = 100
@@ -60,6 +63,15 @@ def _begin(captured: Captured) -> None:
     until(lambda: len(read_copied_ranges(captured.client, captured.name, captured.config.slot)) >= 2)
 
 
+def _restart_quickly(captured: Captured) -> None:
+    """Stop it, and start it with no limit any more, paused as it is."""
+    captured.stop()
+    captured.path.write_text(captured.path.read_text().replace("rows_per_s = 100", "rows_per_s = 0"))
+    captured.config = load(captured.path)
+    captured.begin()
+    captured.wait_for("the first copy is paused")
+
+
 def _order(captured: Captured, *words: str) -> int:
     return exit_code(["snapshot", *words, "--config", str(captured.path)])
 
@@ -89,9 +101,7 @@ def test_a_paused_copy_waits_over_a_restart_and_goes_on(
     database.execute("update t set a = 'paused' where id % 10 = 1", "delete from t where id % 10 = 2")
     database.execute(f"insert into t values ({ROWS + 1}, 'new')")
 
-    captured.stop()
-    captured.begin()
-    captured.wait_for("the first copy is paused")
+    _restart_quickly(captured)
     assert _order(captured, "status", "--json") == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (report["tables"][0]["stage"], report["seconds_left"]) == ("paused", None)
@@ -117,11 +127,46 @@ def test_rows_of_an_append_only_table_come_once(database: Database, make: Make, 
     _begin(captured)
     assert _order(captured, "pause") == 0
     assert 0 < len(_ids(captured)) < ROWS
+    assert not any("has ended" in line for line in captured.said)
+    _restart_quickly(captured)
     assert _order(captured, "resume") == 0
     captured.wait_for("streaming from")
     captured.settle()
     assert _ids(captured) == Counter(range(1, ROWS + 1))
-    assert not any("has ended" in line for line in captured.said)
+
+
+def test_a_copy_that_waits_ends_with_its_slot(
+    database: Database, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To wait on would be for nothing, and everybody who is asked says so."""
+    database.execute("create table t (id int primary key, a text)", FILL)
+    captured = make()
+    _begin(captured)
+    assert _order(captured, "pause") == 0
+    with LagCollector(captured.config.as_pipeline(), {}) as collector:
+        lag = collector.collect()
+        assert (lag.first_copy_paused, lag.broken) == (True, ())
+        database.execute(f"select pg_drop_replication_slot('{captured.config.slot}')")
+        for restarted in (False, True):
+            if restarted:
+                captured.begin()
+            error = captured.wait_error()
+            assert isinstance(error, PositionMismatch)
+            assert "is gone" in error.message
+            assert "lockstep recover" in (error.hint or "")
+        (broken,) = collector.collect().broken
+        assert "the slot is gone" in broken
+    capsys.readouterr()
+    assert _order(captured, "status", "--json") == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (report["slot_lost"], report["tables"][0]["stage"]) == (True, "paused")
+    assert _order(captured, "resume") == 1
+    assert "the slot was dropped" in capsys.readouterr().err
+
+    assert exit_code(["recover", "--yes", "--config", str(captured.path)]) == 0
+    captured.begin()
+    captured.wait_for("streaming from")
+    captured.assert_equal()
 
 
 def test_what_can_not_be_done_is_refused_with_the_way_out(

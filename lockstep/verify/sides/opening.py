@@ -10,6 +10,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import histories, newest_shapes
 from jobs.spark.computed_columns import opened_row_computer
+from lockstep.apply import with_java
 from lockstep.config import Config
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, generation_number
 from lockstep.verify.sides.compared_columns import ComparedTable, compared_table, has_all_columns
@@ -86,7 +87,8 @@ def open_sides(
 
         def open_computer() -> RowComputer:
             say("starting Spark: this sink's settings have expressions, which it evaluates")
-            return closing.enter_context(opened_row_computer(config.spark, settings.expressions(), shapes))
+            spark = with_java(config.spark)
+            return closing.enter_context(opened_row_computer(spark, settings.expressions(), shapes))
 
         view = SinkView(projection_of(settings), open_computer)
         state = read_state(client, config.pipeline.name, config.slot)

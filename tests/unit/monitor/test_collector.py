@@ -1,16 +1,75 @@
-"""What the sinks are asked for a report."""
+"""What the lag report asks of the sinks, and when it reads capture's state."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from cdc.protocol.control_records import ProgressRecord, SnapshotPhase
 from jobs.generations.lease import GenerationLease
 from jobs.generations.status import JobState
 from monitor.collector import LagCollector
 from sinks.memory import open_memory
 from sinks.redis.settings import RedisSettings
+from tests.builders import ORDERS
 from tests.generations import prepared_store
+from tests.history import state
+
+_TOPIC = "shop.public.orders"
+_PAUSED = replace(state(), phase=SnapshotPhase.COPYING, first_copy_paused=True)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the collector's clock shows, in one item."""
+    shown = [1000.0]
+    monkeypatch.setattr("monitor.collector.time.monotonic", lambda: shown[0])
+    return shown
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An item for each time that the state was read."""
+    read: list[str] = []
+    monkeypatch.setattr("monitor.collector.read_state", lambda *_: read.append("read") or _PAUSED)
+    return read
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[LagCollector]:
+    """Of a pipeline with one table."""
+    cluster = SimpleNamespace(partition_counts=lambda: {"shop.__state": 1})
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: cluster)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    kafka = SimpleNamespace(client=dict)
+    pipeline: Any = SimpleNamespace(name="shop", slot="s", topics=lambda: {ORDERS: _TOPIC}, kafka=kafka)
+    with LagCollector(pipeline, {}) as collector:
+        yield collector
+
+
+def _progress(*uncopied: str) -> ProgressRecord:
+    return ProgressRecord(800, 0, {}, 1, uncopied)
+
+
+def test_a_table_that_has_left_the_configuration_needs_no_copy(collector: LagCollector, reads: list[str]) -> None:
+    assert collector._while_copying(_progress("shop.public.left")) is None
+    assert collector._while_copying(_progress()) is None
+    assert reads == []
+
+
+@pytest.mark.parametrize("newest", [None, _progress(_TOPIC)], ids=["first copy", "copy beside the stream"])
+def test_while_a_table_lacks_its_copy_the_state_is_read_now_and_then(
+    collector: LagCollector, reads: list[str], now: list[float], newest: ProgressRecord | None
+) -> None:
+    for _ in range(5):
+        assert collector._while_copying(newest) == _PAUSED
+        now[0] += 0.5
+    assert len(reads) == 1
+    now[0] += 1.0
+    assert collector._while_copying(newest) == _PAUSED
+    assert len(reads) == 2
 
 
 def test_nobody_waits_for_signs_of_life_who_does_not_ask_about_jobs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,15 @@ def test_a_paused_first_copy_is_paused_as_a_whole() -> None:
     assert report.seconds_left is None
 
 
+def test_without_its_slot_no_copy_goes_on() -> None:
+    lost = replace(_report(), is_slot_lost=True)
+    assert (lost.seconds_left, lost.to_json()["slot_lost"], _report().to_json()["slot_lost"]) == (None, True, False)
+    console = Console(width=120, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(copies_table(lost))
+    assert "the slot is lost or gone" in capture.get()
+
+
 def _look(wal_mb: int, *, at_s: float) -> SlotLook:
     return SlotLook(at_s, Lsn(HANDOFF + wal_mb * MB), None, wal_mb * MB, "reserved", (100 - wal_mb) * MB, 100 * MB)
 

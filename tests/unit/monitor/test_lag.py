@@ -88,6 +88,8 @@ def test_what_keeps_capture_from_ever_going_on_is_reported() -> None:
     (back,) = broken(wal_end=700)
     assert back.startswith("the source's WAL ends at 0/2BC, but 0/320 was published")
     assert broken(wal_status=None, published_lsn=None) == (), "capture hasn't begun"
+    (of_first_copy,) = broken(wal_status=None, published_lsn=None, copied_from_lsn=800)
+    assert of_first_copy == gone
     (other,) = broken(elsewhere=("database was a, is b",), wal_status=None, wal_end=700)
     assert other == "the source isn't the one that was published from: database was a, is b"
 

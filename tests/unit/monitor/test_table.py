@@ -90,6 +90,14 @@ def test_a_paused_copy_is_told_with_what_lets_it_go_on() -> None:
     assert "paused" not in _shown(_lag())
 
 
+def test_a_paused_first_copy_is_told_as_a_whole() -> None:
+    lag = _lag(first_copy_paused=True)
+    assert "the first copy is paused" in _shown(lag)
+    assert "`lockstep snapshot resume`" in _shown(lag)
+    assert (lag.to_json()["first_copy_paused"], lag.to_json()["paused_copies"]) == (True, [])
+    assert _lag().to_json()["first_copy_paused"] is False
+
+
 def _idle(job: JobStatus, *, is_live: bool = True) -> LagReport:
     return _lag(Stage("applied", 5, 0, 0.0, 0, SinkFacts("cache", 2, is_live, 5, 0, 0, 0, job)))
 
