@@ -239,7 +239,13 @@ class SinkQuery:
 
     def _make_long_batches(self) -> LongBatches:
         spark = self._plan.spark
-        return LongBatches(self._gate, self._told, seconds=spark.continuous_s, rows_max=spark.small_batch_rows)
+        return LongBatches(
+            self._gate,
+            self._told,
+            is_behind=lambda: self._keeper.is_behind,
+            seconds=spark.continuous_s,
+            rows_max=spark.small_batch_rows,
+        )
 
     def _start(self) -> StreamingQuery:
         settings = self._plan.spark
@@ -384,7 +390,9 @@ class SinkQuery:
 
     def _told(self, told: Told) -> None:
         """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone."""
-        self._state.heard_at = time.monotonic()
+        # One that is behind and tells of nothing new may be deaf, or its destination hangs: that is to be reported.
+        if told.next_offsets or not self._keeper.is_behind:
+            self._state.heard_at = time.monotonic()
         if not told.next_offsets:
             return
         self._topics.heard_of({topic for topic, _ in told.next_offsets})

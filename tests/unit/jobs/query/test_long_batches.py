@@ -11,7 +11,7 @@ import pytest
 
 from jobs.executor.long_batch import END, GO_ON, SILENT_S, DriverLine, Told, is_applied
 from jobs.generations.batch_gate import BatchGate
-from jobs.query.long_batches import LongBatches, TaskSlots
+from jobs.query.long_batches import LongBatches, Standstill, TaskSlots
 from tests.databases import until
 
 P0, P1 = ("t", 0), ("t", 1)
@@ -25,7 +25,8 @@ class Driver:
         self.ended = threading.Event()
         self.arrived = threading.Condition()
         self.told = Told()
-        self.long_batches = LongBatches(self.gate, self.add, seconds=1, rows_max=1)
+        self.is_behind = False
+        self.long_batches = LongBatches(self.gate, self.add, is_behind=lambda: self.is_behind, seconds=1, rows_max=1)
 
     @property
     def path(self) -> str:
@@ -80,6 +81,27 @@ def test_somebody_at_the_gate_ends_the_batch() -> None:
                 wait_until_over(line)
             driver.gate.release()
             driver.told = Told()
+
+
+def test_a_task_that_reaches_nothing_of_what_is_published_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client may have gone deaf, and nothing that it expects is missing."""
+    monkeypatch.setattr("jobs.query.long_batches._STANDSTILL_S", 0.05)
+    with listening() as driver:
+        driver.is_behind = True
+        with DriverLine(driver.path) as line:
+            line.tell(Told())  # it lives, and that is all
+            wait_until_over(line)
+
+
+def test_a_standstill_is_to_be_behind_and_to_reach_nothing() -> None:
+    standstill = Standstill(100.0)
+    assert not standstill.is_too_long(900.0, is_behind=False), "all that was published is applied"
+    assert not standstill.is_too_long(914.0, is_behind=True)
+    standstill.has_moved(914.0)
+    assert not standstill.is_too_long(928.0, is_behind=True)
+    assert not standstill.is_too_long(929.0, is_behind=False)
+    assert not standstill.is_too_long(943.0, is_behind=True)
+    assert standstill.is_too_long(944.0, is_behind=True)
 
 
 def test_a_task_that_hangs_up_makes_room_for_the_next() -> None:

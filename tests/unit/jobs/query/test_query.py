@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import pytest
 
+from jobs.executor.long_batch import Told
 from jobs.generations.batch_gate import BatchGate
 from jobs.query.query import SinkQuery, told_topics
 from jobs.query.threads import QueryState
@@ -28,6 +29,24 @@ def test_what_was_told_does_not_grow_without_end() -> None:
 
 def test_a_batch_with_many_topics_has_all_of_them() -> None:
     assert told_topics(MANY, frozenset(FEW), MANY) == frozenset(MANY)
+
+
+def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one_at_work() -> None:
+    class Behind:
+        is_behind = True
+
+    class Listening(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._keeper = QueryState(), cast("Any", Behind())
+            self._state.under_way = (1, 0.0)
+
+    query = Listening()
+    query._told(Told())
+    assert query._state.heard_at == 0
+    assert query._state.is_overdue(1_000, told_at_s=0)
+    query._keeper = cast("Any", type("UpToDate", (), {"is_behind": False})())
+    query._told(Told())
+    assert query._state.heard_at > 0
 
 
 def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_makes_of_it() -> None:
