@@ -33,7 +33,7 @@ PAUSE_MAX_S: Final = 90.0
 HEARTBEAT_S: Final = 2.0
 """How often a job shows that it runs."""
 
-_SILENCE_S: Final = 3 * HEARTBEAT_S
+SILENCE_S: Final = 3 * HEARTBEAT_S
 """A job without a heartbeat for so long doesn't run."""
 
 _LOOKED_S: Final = HEARTBEAT_S + 1.0
@@ -113,7 +113,7 @@ class _Beats:
         self._moved = {
             run: known[run] if run in known and known[run][0] == beat else (beat, now) for run, beat in beats.items()
         }
-        return {run: beat for run, (beat, moved_at) in self._moved.items() if now - moved_at <= _SILENCE_S}
+        return {run: beat for run, (beat, moved_at) in self._moved.items() if now - moved_at <= SILENCE_S}
 
 
 def _now_ms() -> int:
@@ -294,7 +294,7 @@ def running_of(
     """Those of a sink's generations that a job applies to. As long as for one of them it takes for all."""
     first = {number: _load(records, _heartbeat_name(number)).beats for number in generations}
     doubtful, running = set(generations), set[int]()
-    deadline = clock.monotonic_s() + _SILENCE_S
+    deadline = clock.monotonic_s() + SILENCE_S
     while doubtful and clock.monotonic_s() < deadline:
         for number in list(doubtful):
             record = _load(records, _heartbeat_name(number))

@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.executor.long_batch import END, GO_ON, SILENT_S, DriverLine, Told, is_applied
+from jobs.executor.log_reader import _IDLE_WAIT_S
+from jobs.executor.long_batch import END, GO_ON, GO_ON_S, SILENT_S, DriverLine, Told, is_applied
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
 from jobs.query.long_batches import LongBatches, Standstill, TaskSlots
+from jobs.query.threads import TICK_S
 from tests.databases import until
 
 P0, P1 = ("t", 0), ("t", 1)
@@ -148,6 +151,12 @@ def test_a_batch_whose_driver_hangs_is_over() -> None:
             driver.sendall(GO_ON)
             assert line.is_over()
             driver.close()
+
+
+def test_the_task_of_a_driver_that_hangs_is_over_before_others_hold_its_job_for_dead() -> None:
+    assert 3 * GO_ON_S <= SILENT_S, "a word that comes late doesn't end a batch"
+    # The last beat may be as old as a beat is when the driver begins to hang; the task looks when nothing comes.
+    assert SILENT_S + _IDLE_WAIT_S < SILENCE_S - HEARTBEAT_S - TICK_S
 
 
 def test_a_driver_that_has_nothing_to_say_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
