@@ -13,7 +13,15 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Overtaken, PositionMismatch, Unavailable
+from cdc.model.errors import (
+    ConfigurationError,
+    DataLost,
+    Fenced,
+    LockstepError,
+    Overtaken,
+    PositionMismatch,
+    Unavailable,
+)
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.task_input import Task
@@ -85,7 +93,17 @@ class SinkJob:
                 # The older of two jobs learns from its lease that it is. The newer one begins again behind its last
                 # batch.
                 self._wait(Unavailable(error.message), backoff)
-            except (ConfigurationError, Fenced, PositionMismatch):
+            except Fenced:
+                # So says a destination that was put back too: its tasks find another fence than the job's.
+                if self._lease is None:
+                    raise
+                try:
+                    self._lease.check_fence()
+                except Unavailable as put_back:
+                    self._wait(put_back, backoff)
+                else:
+                    raise
+            except (ConfigurationError, PositionMismatch):
                 raise
             except LockstepError:
                 # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
@@ -98,7 +116,8 @@ class SinkJob:
         go_on_at = time.monotonic() + retry_in_s
         while (left_s := go_on_at - time.monotonic()) > 0 and not self._stop.wait(min(left_s, TICK_S)):
             if self._lease is not None:
-                beat(self._lease)
+                with suppress(DataLost):  # the next query finds out what that means
+                    beat(self._lease)
 
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
@@ -111,7 +130,7 @@ class SinkJob:
         try:
             require_in_use(opened.records, plan.name, plan.generation)
             lease = self._opened_lease()
-            lease.check()
+            lease.begin()
             with preparing(opened.records, plan.generation, log.tables):
                 columns, lacking = self._prepare(opened, log, lease)
             if plan.bulk:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError, Overtaken, Unavailable
+from cdc.model.errors import DataLost, Fenced, LockstepError, Overtaken, Unavailable
 from cdc.protocol.control_records import SchemaRecord
 from jobs.generations.lease import GenerationLease
 from jobs.query.job import SinkJob, _as_of_start, _keeper
@@ -20,6 +20,7 @@ from jobs.report import SinkWaiting
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
+from tests.generations import prepared_store
 
 _NOTHING = cast("Any", None)
 
@@ -104,6 +105,22 @@ def test_a_job_that_another_one_has_overtaken_begins_again_unless_it_is_the_olde
     with pytest.raises(Fenced, match="another job has begun"):
         older.run()
     assert older.queries == 1
+
+
+@pytest.mark.parametrize("error", [Fenced("another job has become the writer"), DataLost("it was put back")])
+def test_a_job_whose_destination_was_put_back_begins_again(
+    error: LockstepError, looks: list[bool | Unavailable]
+) -> None:
+    """Its next query finds what is missing, and names the way out."""
+    job, store = _Job(error), prepared_store(1)
+    opened = open_memory(store, 1)
+    job._lease = GenerationLease(opened, 1, monotonic=itertools.count(0.0, 10.0).__next__)
+    job._lease.claim(opened.sink.claim)
+    before = store.records["g1.heartbeat"]
+    job._lease.claim(opened.sink.claim)
+    store.records["g1.heartbeat"], store.generation(1).fence = before, 1
+    job.run()
+    assert job.queries == 2
 
 
 def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Unavailable]) -> None:
