@@ -63,20 +63,33 @@ class SinkJob:
         self._report = report
         self._lease_sink: OpenedSink | None = None  # the lease's own, which threads use beside the others
         self._lease: GenerationLease | None = None
+        self._has_query = False  # which then keeps the lease
         self._keeps_micro_batches: str | None = None  # why, as told
         self._known_shapes: Sequence[SchemaRecord] = ()
         self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
+        over = threading.Event()
+        beats = threading.Thread(target=self._keep_lease, args=(over,), name=f"lease-{self._plan.name}", daemon=True)
+        beats.start()
         try:
             self._run()
         finally:
+            over.set()
+            beats.join()
             if self._lease is not None:
                 with suppress(LockstepError):
                     self._lease.end()
             if self._lease_sink is not None:
                 self._lease_sink.sink.close()
+
+    def _keep_lease(self, over: threading.Event) -> None:
+        """Show that the job runs also while it has no query: it may wait for Kafka, or prepare tables for long."""
+        while not over.wait(TICK_S):
+            if self._lease is not None and not self._has_query:
+                with suppress(LockstepError):  # the job asks the lease before it claims the destination
+                    self._lease.heartbeat()
 
     def _run(self) -> None:
         backoff = Backoff()
@@ -122,6 +135,7 @@ class SinkJob:
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
         plan = self._plan
+        lease = self._opened_lease()
         cluster = TopicAdmin(plan.kafka.client())
         log = read_log_facts(plan, cluster)
         computed = checked_plans(self._spark, plan.settings.expressions(), log.tables, log.histories)
@@ -129,7 +143,6 @@ class SinkJob:
         opened = plan.opened()
         try:
             require_in_use(opened.records, plan.name, plan.generation)
-            lease = self._opened_lease()
             lease.begin()
             with preparing(opened.records, plan.generation, log.tables):
                 columns, lacking = self._prepare(opened, log, lease)
@@ -185,6 +198,7 @@ class SinkJob:
                     goes_on=self._goes_on(log),
                 )
                 try:
+                    self._has_query = True
                     SinkQuery(
                         query_plan,
                         self._spark,
@@ -195,6 +209,7 @@ class SinkJob:
                         report=self._report,
                     ).run()
                 finally:
+                    self._has_query = False
                     self._reached = (checkpoint.location, {**reached, **keeper.reached})
             if early.failure is not None:
                 raise early.failure
@@ -224,6 +239,7 @@ class SinkJob:
     def _opened_lease(self) -> GenerationLease:
         if self._lease is None:
             self._lease_sink = self._plan.opened()
+            require_in_use(self._lease_sink.records, self._plan.name, self._plan.generation)
             self._lease = GenerationLease(self._lease_sink, self._plan.generation)
         return self._lease
 

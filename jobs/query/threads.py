@@ -9,6 +9,8 @@ Spark's own               the checkpoint, the task's results     the destination
 ``SinkQuery._batch``                                             progress, ``QueryState``
 ``watermark-<sink>``      ``__progress``, after each batch and   progress (``ProgressKeeper``       ``ended``, after a
 ``follow_watermark``      when a rest wants it                   locks), ``failure``                last look
+``lease-<sink>``          the same as the next one, while the    the heartbeat                      the job is over
+``SinkJob._keep_lease``   job has no query
 ``heartbeat-<sink>``      the pause request, other claims        the heartbeat, the batch gate,     ``ended``
 ``keep_lease``                                                   ``failure``
 ``batches-<sink>``        ``under_way``                          reports                            ``ended``

@@ -8,9 +8,10 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from cdc.model.errors import DataLost, Fenced, LockstepError, Overtaken, Unavailable
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import ConfigurationError, DataLost, Fenced, LockstepError, Overtaken, Unavailable
 from cdc.protocol.control_records import SchemaRecord
-from jobs.generations.lease import GenerationLease
+from jobs.generations.lease import GenerationLease, is_running
 from jobs.query.job import SinkJob, _as_of_start, _keeper
 from jobs.query.log_facts import LogFacts
 from jobs.query.resume_check import TopicFacts
@@ -18,8 +19,9 @@ from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition
 from jobs.report import SinkWaiting
 from sinks.contract import Progress
-from sinks.memory import MemoryStore, open_memory
+from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.builders import table
+from tests.databases import until
 from tests.generations import prepared_store
 
 _NOTHING = cast("Any", None)
@@ -121,6 +123,39 @@ def test_a_job_whose_destination_was_put_back_begins_again(
     store.records["g1.heartbeat"], store.generation(1).fence = before, 1
     job.run()
     assert job.queries == 2
+
+
+def test_a_job_that_waits_for_the_log_shows_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, has_seen = prepared_store(1), threading.Event()
+    monkeypatch.setattr("jobs.query.job.TICK_S", 0.01)
+    monkeypatch.setattr("jobs.generations.lease.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("jobs.query.job.require_in_use", lambda *_: None)
+
+    def wait_for_capture(*_: object) -> LogFacts:
+        assert has_seen.wait(30)
+        raise ConfigurationError("it has no such table")
+
+    monkeypatch.setattr("jobs.query.job.read_log_facts", wait_for_capture)
+    kafka = KafkaSettings(bootstrap_servers="nowhere:1")
+    plan = SinkPlan("s", _NOTHING, 1, "p", kafka, (), _NOTHING, once=False, open=lambda *_: open_memory(store, 1))
+    job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            job.run()
+        except ConfigurationError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until(lambda: is_running(MemoryRecords(store), 1))
+    finally:
+        has_seen.set()
+        thread.join(30)
+    assert failures
+    assert not is_running(MemoryRecords(store), 1), "it has said goodbye"
 
 
 def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Unavailable]) -> None:
