@@ -137,8 +137,7 @@ class GenerationLease:
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = _now_ms,
     ) -> None:
-        self._records = opened.records
-        self._sink = opened.sink
+        self._records, self._sink = opened.records, opened.sink
         self._generation = generation
         self._heartbeat_name = _heartbeat_name(generation)
         self._request_name = pause_request_name(generation)
@@ -159,6 +158,14 @@ class GenerationLease:
         self._paused_at = 0.0
         self._expired = ""
         self._lock = threading.RLock()
+
+    def reopen(self, opened: OpenedSink) -> None:
+        """Go on by another connection. What this job has claimed and shown stays. The one before isn't used any more.
+
+        May wait as long as the one before doesn't answer.
+        """
+        with self._lock:
+            self._records, self._sink = opened.records, opened.sink
 
     def claim(self, claim_sink: Callable[[], int]) -> int:
         """Become the generation's newest job, or stay it. Returns the fence that ``claim_sink`` (``Sink.claim``) gives.

@@ -237,10 +237,20 @@ class SinkJob:
         return {at: min(offset, stored.next_offsets.get(at, 0)) for at, offset in reached.items()}
 
     def _opened_lease(self) -> GenerationLease:
+        """The job's lease, by a new connection: the password may be another one by now."""
+        opened, before = self._plan.opened(), self._lease_sink
+        try:
+            require_in_use(opened.records, self._plan.name, self._plan.generation)
+        except BaseException:
+            opened.sink.close()
+            raise
+        self._lease_sink = opened
         if self._lease is None:
-            self._lease_sink = self._plan.opened()
-            require_in_use(self._lease_sink.records, self._plan.name, self._plan.generation)
-            self._lease = GenerationLease(self._lease_sink, self._plan.generation)
+            self._lease = GenerationLease(opened, self._plan.generation)
+        else:
+            self._lease.reopen(opened)
+        if before is not None:
+            before.sink.close()
         return self._lease
 
     def _prepare(self, opened: OpenedSink, log: LogFacts, lease: GenerationLease) -> tuple[Columns, AddedValues]:

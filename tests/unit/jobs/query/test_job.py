@@ -158,6 +158,29 @@ def test_a_job_that_waits_for_the_log_shows_that_it_runs(monkeypatch: pytest.Mon
     assert not is_running(MemoryRecords(store), 1), "it has said goodbye"
 
 
+def test_each_query_begins_with_a_connection_of_its_own_for_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password may have been changed meanwhile. The job stays the one that it was."""
+    store, opened, closed = prepared_store(1), list[Any](), list[Any]()
+    monkeypatch.setattr("jobs.query.job.require_in_use", lambda *_: None)
+
+    def open_sink(*_: object) -> Any:
+        opened.append(open_memory(store, 1))
+        sink = opened[-1].sink
+        monkeypatch.setattr(sink, "close", lambda: closed.append(sink))
+        return opened[-1]
+
+    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False, open=open_sink)
+    job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
+    lease = job._opened_lease()
+    assert lease.claim(opened[0].sink.claim) == 1
+    assert job._opened_lease() is lease
+    assert closed == [opened[0].sink]
+    monkeypatch.setattr(opened[0].records, "load", _NOTHING)
+    lease.heartbeat()
+    assert lease.claim(opened[1].sink.claim) == 2
+    assert len(orjson.loads(store.records["g1.heartbeat"])["jobs"]) == 1
+
+
 def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Unavailable]) -> None:
     job = _Job(Unavailable("the brokers don't answer", retry_after_s=0.2))
     store = MemoryStore()
