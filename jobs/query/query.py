@@ -138,7 +138,7 @@ class SinkQuery:
         self._reads_again = plan.reads_again
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
         self._bell = ProgressBell(client, self._plan.pipeline)
-        self._owes_commit = False  # whether Spark may not have committed a batch that rested
+        self._owes_commit = False  # whether Spark may not have committed the last batch
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
@@ -303,10 +303,10 @@ class SinkQuery:
         self._gate.close(0)  # a column backfill ends there too, and a rest
         if query is None:
             return
-        if self._owes_commit:
-            self._wait_for_commit(query)
         while query.isActive:
             self._gate.close(limit_s)
+            if self._owes_commit:
+                self._wait_for_commit(query)
             try:
                 query.stop()
             except PySparkException:
@@ -317,7 +317,10 @@ class SinkQuery:
                 self._report(SinkWaiting(self._task.sink, message, limit_s))
 
     def _wait_for_commit(self, query: StreamingQuery) -> None:
-        """Let Spark commit the batch whose rest has ended: else the next start reads it again."""
+        """Let Spark commit the batch that has ended: else the next start reads it again.
+
+        It may be days old, as one that rested or a long one, and the log may have lost it since.
+        """
         deadline = time.monotonic() + _COMMIT_S
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(_COMMIT_LOOK_S)
@@ -331,6 +334,7 @@ class SinkQuery:
         self._owes_commit = may_rest = False
         try:
             may_rest = self._run_batch(frame, batch_id)
+            self._owes_commit = True
         except Exception as error:
             if not isinstance(error, _Stopping):
                 self._state.keep_failure(error)
@@ -341,10 +345,10 @@ class SinkQuery:
             self._gate.leave()
             self._state.batch_done.set()
         if may_rest:
-            self._owes_commit = True
             try:
                 self._rest()
             except Exception as error:
+                self._owes_commit = False
                 self._state.keep_failure(error)
                 raise _Stopping from None
 

@@ -1,5 +1,7 @@
 """What a query decides by itself."""
 
+import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -8,6 +10,7 @@ from jobs.executor.long_batch import Told
 from jobs.generations.batch_gate import BatchGate
 from jobs.query.query import SinkQuery, told_topics
 from jobs.query.threads import QueryState
+from tests.databases import until
 
 FEW = [f"t{number}" for number in range(64)]
 MANY = [f"t{number}" for number in range(2_000)]
@@ -47,6 +50,43 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
     query._keeper = cast("Any", type("UpToDate", (), {"is_behind": False})())
     query._told(Told())
     assert query._state.heard_at > 0
+
+
+def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_stopped() -> None:
+    """A long one may have begun days ago: who reads it again may not find it in the log any more."""
+    under_way = threading.Event()
+
+    class Going(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._gate, self._owes_commit = QueryState(), BatchGate(), False
+            self._plan = cast("Any", SimpleNamespace(spark=SimpleNamespace(stop_timeout_s=30)))
+
+        def _run_batch(self, *_: object) -> bool:
+            under_way.set()
+            until(lambda: self._gate.is_wanted)
+            return False
+
+    class Spark:
+        """It commits between two looks."""
+
+        isActive = True  # noqa: N815  Spark's name
+        is_committed = was_committed = False
+
+        @property
+        def status(self) -> dict[str, bool]:
+            is_active, self.is_committed = not self.is_committed, not batch.is_alive()
+            return {"isTriggerActive": is_active}
+
+        def stop(self) -> None:
+            self.isActive, self.was_committed = False, self.is_committed
+
+    query, spark = Going(), Spark()
+    batch = threading.Thread(target=query._batch, args=(None, 1))
+    batch.start()
+    assert under_way.wait(30)
+    query._end(cast("Any", spark))
+    batch.join(30)
+    assert spark.was_committed
 
 
 def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_makes_of_it() -> None:
