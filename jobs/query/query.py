@@ -469,9 +469,14 @@ class SinkQuery:
                 raise _Stopping
 
     def _keep_rejections(self, result: Result) -> None:
-        """Write dead letters, remove void ones, and let the next batch know. Raises LockstepError for too many."""
+        """Write dead letters, remove void ones, and let the next batch know.
+
+        Raises LockstepError for too many, and as ``GenerationLease.check``: a newer job may have applied these events
+        while this one hung, and somebody closed their rejections.
+        """
         if not (result.rejected or result.resolved):
             return
+        self._lease.check()
         check_rejections(self._task.sink, result.rejected)
         self._rejections = self._dead_letters.keep(
             result.rejected,

@@ -6,11 +6,16 @@ from typing import Any, cast
 
 import pytest
 
+from cdc.model.errors import Fenced
 from jobs.executor.long_batch import Told
+from jobs.executor.result import Result
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import GenerationLease
 from jobs.query.query import SinkQuery, told_topics
 from jobs.query.threads import QueryState
+from sinks.memory import open_memory
 from tests.databases import until
+from tests.generations import Time, prepared_store
 
 FEW = [f"t{number}" for number in range(64)]
 MANY = [f"t{number}" for number in range(2_000)]
@@ -87,6 +92,30 @@ def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_s
     query._end(cast("Any", spark))
     batch.join(30)
     assert spark.was_committed
+
+
+def test_a_job_that_wakes_up_writes_no_dead_letters_where_a_newer_one_runs() -> None:
+    """Rejections that somebody has closed meanwhile would be open again."""
+    store, now = prepared_store(1), Time()
+    lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: now.now)
+    lease.claim(lambda: 0)
+    kept: list[object] = []
+
+    class Hung(SinkQuery):
+        def __init__(self) -> None:
+            self._lease, self._rejections, self._writers = lease, {}, {}
+            self._dead_letters = cast("Any", SimpleNamespace(keep=lambda *_, **__: kept.append(1)))
+            self._task = cast("Any", SimpleNamespace(sink="s"))
+            self._plan = cast("Any", SimpleNamespace(settings=SimpleNamespace(max_open_rejections=1)))
+
+    query, result = Hung(), Result(resolved=cast("Any", [1]))
+    query._keep_rejections(result)
+    assert kept
+    now.now += 60
+    GenerationLease(open_memory(store, 1), 1).claim(lambda: 0)
+    with pytest.raises(Fenced):
+        query._keep_rejections(result)
+    assert len(kept) == 1
 
 
 def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_makes_of_it() -> None:
