@@ -52,6 +52,10 @@ from sinks.registry import history_tables, projection_of
 
 _MIB: Final = 1 << 20
 
+_OVERTAKEN_MAX: Final = 5
+"""So many queries in a row that another one with the same checkpoint has overtaken, and that have reached nothing: two
+jobs, each with a destination of its own, do that for ever."""
+
 
 class SinkJob:
     """Runs one sink until it is stopped, done (``once``) or failed. ``run`` is its thread."""
@@ -92,9 +96,9 @@ class SinkJob:
                     self._lease.heartbeat()
 
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff, overtaken = Backoff(), 0
         while not self._stop.is_set():
-            began = time.monotonic()
+            began, reached = time.monotonic(), self._reached
             try:
                 if not self._run_query():
                     return
@@ -104,7 +108,10 @@ class SinkJob:
                 self._wait(error, backoff)
             except Overtaken as error:
                 # The older of two jobs learns from its lease that it is. The newer one begins again behind its last
-                # batch.
+                # batch. Where they don't share a lease, neither may get on.
+                overtaken = overtaken + 1 if self._reached == reached else 0
+                if overtaken == _OVERTAKEN_MAX:
+                    raise
                 self._wait(Unavailable(error.message), backoff)
             except Fenced:
                 # So says a destination that was put back too: its tasks find another fence than the job's.

@@ -181,6 +181,31 @@ def test_each_query_begins_with_a_connection_of_its_own_for_the_lease(monkeypatc
     assert len(orjson.loads(store.records["g1.heartbeat"])["jobs"]) == 1
 
 
+@pytest.mark.parametrize("gets_on", [False, True])
+def test_two_jobs_that_overtake_each_other_do_not_do_so_for_ever(
+    gets_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Overtaking(_Job):
+        def _run_query(self) -> bool:
+            self.queries += 1
+            if self.queries == 20:
+                return False
+            if gets_on and self.queries % 3 == 0:
+                self._reached = ("g1", {("t", 0): self.queries})
+            raise self._error
+
+    monkeypatch.setattr("jobs.query.job.Backoff.next_s", lambda *_: 0.0)
+    job = Overtaking(Overtaken("another job has the same checkpoint", hint="stop one of the two jobs"))
+    if gets_on:
+        job.run()
+        assert job.queries == 20
+        return
+    with pytest.raises(Overtaken) as raised:
+        job.run()
+    assert raised.value.hint == "stop one of the two jobs"
+    assert job.queries == 5
+
+
 def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Unavailable]) -> None:
     job = _Job(Unavailable("the brokers don't answer", retry_after_s=0.2))
     store = MemoryStore()
