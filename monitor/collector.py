@@ -5,7 +5,7 @@ import contextlib
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -54,6 +54,15 @@ _Progresses = list[tuple[Generation, Progress | None, JobStatus | None]]
 _Answer = _Progresses | LockstepError
 
 
+@dataclass(frozen=True, slots=True)
+class _Complete:
+    """That a sink had everything of before ``at_ms`` when it was at this epoch and watermark."""
+
+    epoch: int
+    watermark_lsn: int
+    at_ms: int
+
+
 class LagCollector:
     """Collects reports, one after the other, until it is closed.
 
@@ -80,7 +89,7 @@ class LagCollector:
         self._copying: tuple[float, CaptureState | None] = -math.inf, None
         self._identity: tuple[str | None, str] = None, ""
         self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
-        self._complete_ms: dict[tuple[str, int], int] = {}
+        self._complete: dict[tuple[str, int], _Complete] = {}
 
     def collect(self, *, with_jobs: bool = True) -> LagReport:
         """The lag now. Raises Unavailable when the source or Kafka doesn't answer, LockstepError when one refuses.
@@ -99,7 +108,7 @@ class LagCollector:
         unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
         copying = self._while_copying(published)
         source = self._source(published, complete_lsn, copying)
-        sinks = [self._since_when_complete(source, facts) for facts in facts_of_sinks]
+        sinks = [self._since_when_complete(source, facts, epoch) for facts in facts_of_sinks]
         return replace(
             report(source, sinks, now_ms=time.time_ns() // 1_000_000),
             rejected={facts.label: facts.rejected for facts in sinks if facts.name not in unanswered},
@@ -190,12 +199,19 @@ class LagCollector:
         )
         return parse_lsn(row[0]) if row[0] else None
 
-    def _since_when_complete(self, source: SourceFacts, sink: SinkFacts) -> SinkFacts:
-        """The facts with the time before which everything was applied at the last look that found it so."""
+    def _since_when_complete(self, source: SourceFacts, sink: SinkFacts, epoch: int) -> SinkFacts:
+        """The facts with the time before which everything was applied at the last look that found it so.
+
+        Nothing is known so of a sink that has gone back since: its store was put back, or what is there was undone.
+        """
         at = (sink.name, sink.generation)
+        known = self._complete.get(at)
+        if known is not None and (known.epoch != epoch or sink.watermark_lsn < known.watermark_lsn):
+            known = None
         if has_all_of_kafka(source, sink):
-            self._complete_ms[at] = max(source.complete_ms, self._complete_ms.get(at, 0))
-        return replace(sink, complete_ms=self._complete_ms.get(at, 0))
+            before_ms = 0 if known is None else known.at_ms
+            known = self._complete[at] = _Complete(epoch, sink.watermark_lsn, max(source.complete_ms, before_ms))
+        return replace(sink, complete_ms=0 if known is None else known.at_ms)
 
     def _source(
         self, newest: ProgressRecord | None, complete_lsn: Lsn | None, copying: CaptureState | None

@@ -40,11 +40,12 @@ _ALIVE_S: Final = 5.0
 
 END: Final = b"\n"
 GO_ON: Final = b"+"
-GO_ON_S: Final = 2.0
+GO_ON_S: Final = 1.0
 """What the driver says: that the batch is over, and every so often that it isn't."""
 
-SILENT_S: Final = 10.0
-"""A driver that says nothing for so long hangs, and another one may apply in its place: its task ends."""
+SILENT_S: Final = 3.0
+"""A driver that says nothing for so long hangs: its task ends, before others hold the job for dead and apply in its
+place (``jobs.generations.lease.SILENCE_S``)."""
 
 
 _HEARD_AT_ONCE: Final = 1 << 10

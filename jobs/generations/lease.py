@@ -9,6 +9,8 @@ Both are coordination records of the destination, so there is one truth wherever
     It has the time too, for who looks only once and needn't be sure.
     It has the greatest claim as well. A job that finds a greater one than its own ends, however long it hung; one that
     finds a smaller one writes its own again. So of any number of jobs the newest is left, whatever was lost meanwhile.
+    Where the destination fences, its fence decides. One that is smaller than the job's own says that the destination
+    was put back. If nobody else is there, the job begins again, and finds what is missing.
 ``g<n>.pause_request``
     Asks all of them to let no batch begin until the record is gone. Each confirms it in its entry. None pauses longer
     than ``PAUSE_MAX_S``: whoever asked may have died.
@@ -23,7 +25,7 @@ from typing import Final
 
 import orjson
 
-from cdc.model.errors import Fenced, Unavailable
+from cdc.model.errors import DataLost, Fenced, Unavailable
 from jobs.generations.batch_gate import BatchGate
 from sinks.contract import CoordinationRecords, OpenedSink
 
@@ -33,7 +35,7 @@ PAUSE_MAX_S: Final = 90.0
 HEARTBEAT_S: Final = 2.0
 """How often a job shows that it runs."""
 
-_SILENCE_S: Final = 3 * HEARTBEAT_S
+SILENCE_S: Final = 3 * HEARTBEAT_S
 """A job without a heartbeat for so long doesn't run."""
 
 _LOOKED_S: Final = HEARTBEAT_S + 1.0
@@ -113,7 +115,7 @@ class _Beats:
         self._moved = {
             run: known[run] if run in known and known[run][0] == beat else (beat, now) for run, beat in beats.items()
         }
-        return {run: beat for run, (beat, moved_at) in self._moved.items() if now - moved_at <= _SILENCE_S}
+        return {run: beat for run, (beat, moved_at) in self._moved.items() if now - moved_at <= SILENCE_S}
 
 
 def _now_ms() -> int:
@@ -135,8 +137,7 @@ class GenerationLease:
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = _now_ms,
     ) -> None:
-        self._records = opened.records
-        self._sink = opened.sink
+        self._records, self._sink = opened.records, opened.sink
         self._generation = generation
         self._heartbeat_name = _heartbeat_name(generation)
         self._request_name = pause_request_name(generation)
@@ -148,6 +149,8 @@ class GenerationLease:
         self._fence = 0
         self._taken_over: Fenced | None = None
         self._looked_at: float | None = None
+        self._other: tuple[str, Beat, float] | None = None
+        self._may_be_another = False
         self._beats = 0
         self._seen = _Beats(monotonic)
         self._beat_at: float | None = None
@@ -155,6 +158,14 @@ class GenerationLease:
         self._paused_at = 0.0
         self._expired = ""
         self._lock = threading.RLock()
+
+    def reopen(self, opened: OpenedSink) -> None:
+        """Go on by another connection. What this job has claimed and shown stays. The one before isn't used any more.
+
+        May wait as long as the one before doesn't answer.
+        """
+        with self._lock:
+            self._records, self._sink = opened.records, opened.sink
 
     def claim(self, claim_sink: Callable[[], int]) -> int:
         """Become the generation's newest job, or stay it. Returns the fence that ``claim_sink`` (``Sink.claim``) gives.
@@ -173,6 +184,27 @@ class GenerationLease:
             self._save_beat(record, self._monotonic())
             return fence
 
+    def begin(self) -> None:
+        """Before a query: raises as ``check`` does, but gives up a claim that the destination has lost.
+
+        Raises DataLost while somebody else might have claimed the destination since it was put back.
+        """
+        with self._lock:
+            if self._taken_over is not None:
+                raise self._taken_over
+            try:
+                self._look()
+            except DataLost:
+                if self._may_be_another:
+                    raise
+                self._claim, self._fence = None, 0
+
+    def check_fence(self) -> None:
+        """Raise DataLost when the destination has forgotten this job's claim, and no other job is known of."""
+        with self._lock:
+            if self._taken_over is None and self._fence and self._sink.fence() < self._fence:
+                raise DataLost(_put_back(self._generation))
+
     def guard(self, gate: BatchGate) -> None:
         """From now on batches pass this gate."""
         with self._lock:
@@ -181,7 +213,7 @@ class GenerationLease:
                 gate.hold(0)
 
     def check(self) -> None:
-        """Raise Fenced when another job has claimed the generation since this one did.
+        """Raise Fenced when another job has claimed the generation since this one did, DataLost when it was put back.
 
         Looks only where the last look was long ago, as in a process that hung. No progress is stored without it.
         """
@@ -193,7 +225,7 @@ class GenerationLease:
                 self._look()
 
     def heartbeat(self) -> None:
-        """Pause or go on as a pause request says, and show that the job runs. Raises Fenced as ``check`` does."""
+        """Pause or go on as a pause request says, and show that the job runs. Raises as ``check`` does."""
         with self._lock:
             now = self._monotonic()
             # Before anything that may fail: a destination that doesn't answer must not keep the job paused.
@@ -238,13 +270,18 @@ class GenerationLease:
             self._gate.release()
 
     def _look(self) -> _Record:
-        """The record. Raises Fenced when it has a newer claim than ours."""
+        """The record. Raises Fenced when it has a newer claim than ours, DataLost when ours was lost."""
         began = self._monotonic()  # this process may hang before it has the answer
         record, claim = _load(self._records, self._heartbeat_name), self._claim
-        if claim is None or record.claim is None or record.claim == claim:
+        if claim is None or record.claim == claim:
             is_newest = True
-        elif self._fence and record.claim.number != self._fence:
-            is_newest = self._sink.fence() == self._fence
+        elif self._fence and record.number != self._fence:
+            fence = self._sink.fence()
+            is_newest = fence == self._fence
+            if fence < self._fence and not self._has_another_begun(record, began):
+                raise DataLost(_put_back(self._generation))
+        elif record.claim is None:
+            is_newest = True
         else:
             is_newest = record.claim < claim
         self._looked_at = began
@@ -255,6 +292,21 @@ class GenerationLease:
             )
             raise self._taken_over
         return record
+
+    def _has_another_begun(self, record: _Record, now: float) -> bool:
+        """Whether the job that has claimed a destination which was put back is at work.
+
+        ``_other`` is that job as it was seen first. It ``_may_be_another`` as long as nobody knows.
+        """
+        run = "" if record.claim is None else record.claim.run
+        beat = record.beats.get(run)
+        if run == self._run or beat is None:
+            self._may_be_another = False
+            return False
+        if self._other is None or self._other[0] != run:
+            self._other = run, beat, now
+        self._may_be_another = now - self._other[2] <= SILENCE_S
+        return self._other[1] != beat
 
     def _save_beat(self, record: _Record, now: float) -> None:
         self._beats += 1
@@ -294,7 +346,7 @@ def running_of(
     """Those of a sink's generations that a job applies to. As long as for one of them it takes for all."""
     first = {number: _load(records, _heartbeat_name(number)).beats for number in generations}
     doubtful, running = set(generations), set[int]()
-    deadline = clock.monotonic_s() + _SILENCE_S
+    deadline = clock.monotonic_s() + SILENCE_S
     while doubtful and clock.monotonic_s() < deadline:
         for number in list(doubtful):
             record = _load(records, _heartbeat_name(number))
@@ -326,6 +378,10 @@ def wait_for_pause(records: CoordinationRecords, generation: int, request: str, 
 def pause_request_name(generation: int) -> str:
     """The coordination record that asks a generation's jobs to pause; its text is the request's own id."""
     return f"g{generation}.pause_request"
+
+
+def _put_back(generation: int) -> str:
+    return f"the destination of generation {generation} was put back: it knows nothing of this job"
 
 
 def _heartbeat_name(generation: int) -> str:

@@ -13,7 +13,15 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Overtaken, PositionMismatch, Unavailable
+from cdc.model.errors import (
+    ConfigurationError,
+    DataLost,
+    Fenced,
+    LockstepError,
+    Overtaken,
+    PositionMismatch,
+    Unavailable,
+)
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.task_input import Task
@@ -44,6 +52,10 @@ from sinks.registry import history_tables, projection_of
 
 _MIB: Final = 1 << 20
 
+_OVERTAKEN_MAX: Final = 5
+"""So many queries in a row that another one with the same checkpoint has overtaken, and that have reached nothing: two
+jobs, each with a destination of its own, do that for ever."""
+
 
 class SinkJob:
     """Runs one sink until it is stopped, done (``once``) or failed. ``run`` is its thread."""
@@ -55,6 +67,7 @@ class SinkJob:
         self._report = report
         self._lease_sink: OpenedSink | None = None  # the lease's own, which threads use beside the others
         self._lease: GenerationLease | None = None
+        self._has_query = False  # which then keeps the lease
         self._keeps_micro_batches: str | None = None  # why, as told
         self._has_lacked_task = False
         self._known_shapes: Sequence[SchemaRecord] = ()
@@ -62,19 +75,31 @@ class SinkJob:
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
+        over = threading.Event()
+        beats = threading.Thread(target=self._keep_lease, args=(over,), name=f"lease-{self._plan.name}", daemon=True)
+        beats.start()
         try:
             self._run()
         finally:
+            over.set()
+            beats.join()
             if self._lease is not None:
                 with suppress(LockstepError):
                     self._lease.end()
             if self._lease_sink is not None:
                 self._lease_sink.sink.close()
 
+    def _keep_lease(self, over: threading.Event) -> None:
+        """Show that the job runs also while it has no query: it may wait for Kafka, or prepare tables for long."""
+        while not over.wait(TICK_S):
+            if self._lease is not None and not self._has_query:
+                with suppress(LockstepError):  # the job asks the lease before it claims the destination
+                    self._lease.heartbeat()
+
     def _run(self) -> None:
-        backoff = Backoff()
+        backoff, overtaken = Backoff(), 0
         while not self._stop.is_set():
-            began = time.monotonic()
+            began, reached = time.monotonic(), self._reached
             try:
                 if not self._run_query():
                     return
@@ -84,9 +109,22 @@ class SinkJob:
                 self._wait(error, backoff)
             except Overtaken as error:
                 # The older of two jobs learns from its lease that it is. The newer one begins again behind its last
-                # batch.
+                # batch. Where they don't share a lease, neither may get on.
+                overtaken = overtaken + 1 if self._reached == reached else 0
+                if overtaken == _OVERTAKEN_MAX:
+                    raise
                 self._wait(Unavailable(error.message), backoff)
-            except (ConfigurationError, Fenced, PositionMismatch):
+            except Fenced:
+                # So says a destination that was put back too: its tasks find another fence than the job's.
+                if self._lease is None:
+                    raise
+                try:
+                    self._lease.check_fence()
+                except Unavailable as put_back:
+                    self._wait(put_back, backoff)
+                else:
+                    raise
+            except (ConfigurationError, PositionMismatch):
                 raise
             except LockstepError:
                 # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
@@ -99,11 +137,13 @@ class SinkJob:
         go_on_at = time.monotonic() + retry_in_s
         while (left_s := go_on_at - time.monotonic()) > 0 and not self._stop.wait(min(left_s, TICK_S)):
             if self._lease is not None:
-                beat(self._lease)
+                with suppress(DataLost):  # the next query finds out what that means
+                    beat(self._lease)
 
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
         plan = self._plan
+        lease = self._opened_lease()
         cluster = TopicAdmin(plan.kafka.client())
         log = read_log_facts(plan, cluster)
         computed = checked_plans(self._spark, plan.settings.expressions(), log.tables, log.histories)
@@ -111,8 +151,7 @@ class SinkJob:
         opened = plan.opened()
         try:
             require_in_use(opened.records, plan.name, plan.generation)
-            lease = self._opened_lease()
-            lease.check()
+            lease.begin()
             with preparing(opened.records, plan.generation, log.tables):
                 columns, lacking = self._prepare(opened, log, lease)
             if plan.bulk:
@@ -168,6 +207,7 @@ class SinkJob:
                     on_no_task_left=self._tell_no_task_left,
                 )
                 try:
+                    self._has_query = True
                     SinkQuery(
                         query_plan,
                         self._spark,
@@ -178,6 +218,7 @@ class SinkJob:
                         report=self._report,
                     ).run()
                 finally:
+                    self._has_query = False
                     self._reached = (checkpoint.location, {**reached, **keeper.reached})
             if early.failure is not None:
                 raise early.failure
@@ -211,9 +252,20 @@ class SinkJob:
         return {at: min(offset, stored.next_offsets.get(at, 0)) for at, offset in reached.items()}
 
     def _opened_lease(self) -> GenerationLease:
+        """The job's lease, by a new connection: the password may be another one by now."""
+        opened, before = self._plan.opened(), self._lease_sink
+        try:
+            require_in_use(opened.records, self._plan.name, self._plan.generation)
+        except BaseException:
+            opened.sink.close()
+            raise
+        self._lease_sink = opened
         if self._lease is None:
-            self._lease_sink = self._plan.opened()
-            self._lease = GenerationLease(self._lease_sink, self._plan.generation)
+            self._lease = GenerationLease(opened, self._plan.generation)
+        else:
+            self._lease.reopen(opened)
+        if before is not None:
+            before.sink.close()
         return self._lease
 
     def _prepare(self, opened: OpenedSink, log: LogFacts, lease: GenerationLease) -> tuple[Columns, AddedValues]:

@@ -18,6 +18,10 @@ _LOOK_S: Final = 0.1
 
 _RECEIVED_AT_ONCE: Final = 1 << 16
 
+_STANDSTILL_S: Final = 15.0
+"""For how long a task may reach nothing of what is known to be published. Its client may get nothing from Kafka any
+more, and to have nothing is what it expects: only a planned range lets it notice."""
+
 
 class TaskSlots:
     """The slots that long batches have taken of this process's one Spark. One is left, so that others get on."""
@@ -41,15 +45,42 @@ class TaskSlots:
 SLOTS: Final = TaskSlots()
 
 
+class Standstill:
+    """Since when a task reaches nothing of what is known to be published, in seconds of the caller's clock."""
+
+    def __init__(self, began_s: float) -> None:
+        self._since_s = began_s
+
+    def is_too_long(self, now_s: float, *, is_behind: bool) -> bool:
+        """Whether it has lasted too long. Called again and again."""
+        if not is_behind:
+            self._since_s = now_s
+        return now_s - self._since_s >= _STANDSTILL_S
+
+    def has_moved(self, now_s: float) -> None:
+        self._since_s = now_s
+
+
 class LongBatches:
     """Listens to the task of one query's long batch, and ends the batch when somebody waits at the gate.
 
-    ``on_told`` is called with what a task has applied, in the thread of ``serve``.
+    A batch at a standstill is ended too: Spark then plans what is there, and its task notices when it can't get that.
+    ``on_told`` is called with what a task has applied, in the thread of ``serve``. ``is_behind`` says whether more is
+    known to be published.
     """
 
-    def __init__(self, gate: BatchGate, on_told: Callable[[Told], None], *, seconds: float, rows_max: int) -> None:
+    def __init__(
+        self,
+        gate: BatchGate,
+        on_told: Callable[[Told], None],
+        *,
+        is_behind: Callable[[], bool],
+        seconds: float,
+        rows_max: int,
+    ) -> None:
         self._gate = gate
         self._on_told = on_told
+        self._is_behind = is_behind
         self._directory = Path(tempfile.mkdtemp(prefix="lockstep-"))  # nobody else may look into it
         path = str(self._directory / "s")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -78,14 +109,17 @@ class LongBatches:
         """Listen to one task until it hangs up. Raises ConnectionError."""
         connection.settimeout(_LOOK_S)
         is_told_to_end, told_at = False, time.monotonic()
+        standstill = Standstill(told_at)
         rest = b""
         while not ended.is_set():
-            if self._gate.is_wanted and not is_told_to_end:
+            now = time.monotonic()
+            is_stuck = standstill.is_too_long(now, is_behind=self._is_behind())
+            if (self._gate.is_wanted or is_stuck) and not is_told_to_end:
                 connection.sendall(END)
                 is_told_to_end = True
-            if time.monotonic() - told_at >= GO_ON_S:
+            if now - told_at >= GO_ON_S:
                 connection.sendall(GO_ON)
-                told_at = time.monotonic()
+                told_at = now
             try:
                 received = connection.recv(_RECEIVED_AT_ONCE)
             except TimeoutError:
@@ -98,3 +132,5 @@ class LongBatches:
                 told.add_json(line)
             if lines:
                 self._on_told(told)
+            if told.next_offsets:
+                standstill.has_moved(time.monotonic())

@@ -67,6 +67,7 @@ class ProgressKeeper:
         self._read_at_ms = self._complete_at_ms if stored is None else stored.read_at_ms or stored.updated_at_ms
         self._beyond = Watermark(self._topic_ids) if self._skipped else None
         self._learned_any = False
+        self._is_behind = False
         self._held = (watermark.epoch, watermark.lsn, watermark.commit_time_ms) if holds_watermark else None
         self._owes_watermark = False
 
@@ -84,9 +85,8 @@ class ProgressKeeper:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a progress record is known that isn't applied yet."""
-        with self._lock:
-            return (self._beyond or self._watermark).behind_since_ms is not None
+        """Whether a progress record is known that isn't applied yet. Doesn't wait for a destination that hangs."""
+        return self._is_behind
 
     def lacks(self, ends: Offsets) -> bool:
         """Whether anything below ``ends`` isn't applied yet. What a start position left out isn't counted."""
@@ -127,6 +127,7 @@ class ProgressKeeper:
             if self._beyond is not None:
                 self._beyond.advance({**self._applied, **self._skipped})
                 self._read_at_ms = self._beyond.behind_since_ms or self._read_at_ms
+            self._note_whether_behind()
             progress = self._save()
             for at, end in ends.items():
                 self._reached[at] = max(end, self._reached.get(at, 0))
@@ -150,9 +151,13 @@ class ProgressKeeper:
                 self._beyond.advance({**self._applied, **self._skipped})
                 behind_since_ms = self._beyond.behind_since_ms
                 self._read_at_ms = now_ms if behind_since_ms is None else behind_since_ms
+            self._note_whether_behind()
             if raised or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
                 return self._save()
             return None
+
+    def _note_whether_behind(self) -> None:
+        self._is_behind = (self._beyond or self._watermark).behind_since_ms is not None
 
     def _check_deletes(self, ends: Offsets) -> None:
         # Nothing is stored before this, so that the next start finds the same.

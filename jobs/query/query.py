@@ -140,7 +140,7 @@ class SinkQuery:
         self._reads_again = plan.reads_again
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
         self._bell = ProgressBell(client, self._plan.pipeline)
-        self._owes_commit = False  # whether Spark may not have committed a batch that rested
+        self._owes_commit = False  # whether Spark may not have committed the last batch
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
@@ -242,7 +242,13 @@ class SinkQuery:
 
     def _make_long_batches(self) -> LongBatches:
         spark = self._plan.spark
-        return LongBatches(self._gate, self._told, seconds=spark.continuous_s, rows_max=spark.small_batch_rows)
+        return LongBatches(
+            self._gate,
+            self._told,
+            is_behind=lambda: self._keeper.is_behind,
+            seconds=spark.continuous_s,
+            rows_max=spark.small_batch_rows,
+        )
 
     def _start(self) -> StreamingQuery:
         settings = self._plan.spark
@@ -300,10 +306,10 @@ class SinkQuery:
         self._gate.close(0)  # a column backfill ends there too, and a rest
         if query is None:
             return
-        if self._owes_commit:
-            self._wait_for_commit(query)
         while query.isActive:
             self._gate.close(limit_s)
+            if self._owes_commit:
+                self._wait_for_commit(query)
             try:
                 query.stop()
             except PySparkException:
@@ -314,7 +320,10 @@ class SinkQuery:
                 self._report(SinkWaiting(self._task.sink, message, limit_s))
 
     def _wait_for_commit(self, query: StreamingQuery) -> None:
-        """Let Spark commit the batch whose rest has ended: else the next start reads it again."""
+        """Let Spark commit the batch that has ended: else the next start reads it again.
+
+        It may be days old, as one that rested or a long one, and the log may have lost it since.
+        """
         deadline = time.monotonic() + _COMMIT_S
         while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
             time.sleep(_COMMIT_LOOK_S)
@@ -328,6 +337,7 @@ class SinkQuery:
         self._owes_commit = may_rest = False
         try:
             may_rest = self._run_batch(frame, batch_id)
+            self._owes_commit = True
         except Exception as error:
             if not isinstance(error, _Stopping):
                 self._state.keep_failure(error)
@@ -338,10 +348,10 @@ class SinkQuery:
             self._gate.leave()
             self._state.batch_done.set()
         if may_rest:
-            self._owes_commit = True
             try:
                 self._rest()
             except Exception as error:
+                self._owes_commit = False
                 self._state.keep_failure(error)
                 raise _Stopping from None
 
@@ -390,7 +400,9 @@ class SinkQuery:
 
     def _told(self, told: Told) -> None:
         """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone."""
-        self._state.heard_at = time.monotonic()
+        # One that is behind and tells of nothing new may be deaf, or its destination hangs: that is to be reported.
+        if told.next_offsets or not self._keeper.is_behind:
+            self._state.heard_at = time.monotonic()
         if not told.next_offsets:
             return
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
@@ -463,9 +475,14 @@ class SinkQuery:
                 raise _Stopping
 
     def _keep_rejections(self, result: Result) -> None:
-        """Write dead letters, remove void ones, and let the next batch know. Raises LockstepError for too many."""
+        """Write dead letters, remove void ones, and let the next batch know.
+
+        Raises LockstepError for too many, and as ``GenerationLease.check``: a newer job may have applied these events
+        while this one hung, and somebody closed their rejections.
+        """
         if not (result.rejected or result.resolved):
             return
+        self._lease.check()
         check_rejections(self._task.sink, result.rejected)
         self._rejections = self._dead_letters.keep(
             result.rejected,

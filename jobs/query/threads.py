@@ -9,6 +9,8 @@ Spark's own               the checkpoint, the task's results     the destination
 ``SinkQuery._batch``                                             progress, ``QueryState``
 ``watermark-<sink>``      ``__progress``, after each batch and   progress (``ProgressKeeper``       ``ended``, after a
 ``follow_watermark``      when a rest wants it                   locks), ``failure``                last look
+``lease-<sink>``          the same as the next one, while the    the heartbeat                      the job is over
+``SinkJob._keep_lease``   job has no query
 ``heartbeat-<sink>``      the pause request, other claims        the heartbeat, the batch gate,     ``ended``
 ``keep_lease``                                                   ``failure``
 ``batches-<sink>``        ``under_way``                          reports                            ``ended``
@@ -144,7 +146,7 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], N
 def keep_lease(state: QueryState, lease: GenerationLease) -> None:
     """Show others that a job applies to this generation, and pause when they ask for it.
 
-    Ends the query when another job has taken over.
+    Ends the query when another job has taken over, or the destination was put back.
     """
     while not state.ended.wait(TICK_S):
         try:
@@ -154,10 +156,10 @@ def keep_lease(state: QueryState, lease: GenerationLease) -> None:
 
 
 def beat(lease: GenerationLease) -> None:
-    """The lease's heartbeat. Raises Fenced when another job has taken over, and no other LockstepError."""
+    """The lease's heartbeat. Raises Fenced and DataLost as it does, and no other LockstepError."""
     try:
         lease.heartbeat()
-    except Fenced:
+    except (Fenced, DataLost):
         raise
     except LockstepError:
         pass  # The batches have the same destination, and tell what is wrong with it.

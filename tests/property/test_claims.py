@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.model.errors import Fenced
+from cdc.model.errors import DataLost, Fenced
 from jobs.generations.lease import HEARTBEAT_S, Claim, GenerationLease
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.generations import prepared_store
@@ -33,8 +33,9 @@ class _Job:
         self.now = 0.0
         self.records = _Records(store)
         opened = replace(open_memory(store), records=self.records)
+        self._claim_sink = opened.sink.claim if fences else lambda: 0
         self.lease = GenerationLease(opened, 1, monotonic=lambda: self.now, now_ms=lambda: now_ms)
-        self.lease.claim(opened.sink.claim if fences else lambda: 0)
+        self.lease.claim(self._claim_sink)
 
     def goes_on(self) -> bool:
         self.now += HEARTBEAT_S
@@ -42,6 +43,19 @@ class _Job:
             self.lease.heartbeat()
         except Fenced:
             return False
+        except DataLost:
+            return self._begins_again()
+        return True
+
+    def _begins_again(self) -> bool:
+        """As a job does whose destination was put back; one that has still to wait goes on too."""
+        try:
+            self.lease.begin()
+            self.lease.claim(self._claim_sink)
+        except Fenced:
+            return False
+        except DataLost:
+            pass
         return True
 
     def wake(self) -> None:
@@ -124,6 +138,24 @@ def test_where_the_destination_fences_no_job_is_left_that_it_refuses(steps: list
         jobs = [job for job in jobs if job.goes_on()]
     assert len(jobs) == 1
     assert _claim(jobs[0]).number == store.generation(1).fence
+
+
+@given(st.integers(0, 3), st.integers(1, 4), st.booleans())
+def test_the_only_job_of_a_destination_that_was_put_back_begins_again(
+    killed: int, queries: int, was_known: bool
+) -> None:
+    store = prepared_store(1)
+    for _ in range(killed):
+        _Job(store, now_ms=0, fences=True).goes_on()
+    before = dict(store.records), store.generation(1).fence
+    job = _Job(store, now_ms=0, fences=True)
+    if was_known:
+        before = dict(store.records), store.generation(1).fence
+    for _ in range(queries):
+        job.lease.claim(job._claim_sink)
+    store.records, store.generation(1).fence = before
+    assert all(job.goes_on() for _ in range(10))
+    assert _claim(job).number == store.generation(1).fence
 
 
 def _claim(job: _Job) -> Claim:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cdc.model.errors import Fenced, Unavailable
+from cdc.model.errors import DataLost, Fenced, Unavailable
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, PAUSE_MAX_S, GenerationLease, is_running, wait_for_pause
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
@@ -295,6 +295,52 @@ def test_where_the_destination_fences_its_order_counts() -> None:
     assert leases[1].claim(opened[1].sink.claim) == 3
     leases[1]._beat_at = None
     assert _passes(leases[1].heartbeat)
+
+
+def _passed(store: MemoryStore) -> tuple[GenerationLease, Callable[[], int], Time]:
+    now, opened = Time(), open_memory(store, 1)
+    lease = GenerationLease(opened, 1, monotonic=lambda: now.now)
+    lease.claim(opened.sink.claim)
+    return lease, opened.sink.claim, now
+
+
+def test_a_destination_that_was_put_back_is_no_other_job() -> None:
+    store = prepared_store(1)
+    lease, claim_sink, now = _passed(store)
+    before = dict(store.records), store.generation(1).fence
+    assert lease.claim(claim_sink) == 2
+    store.records, store.generation(1).fence = before
+    now.now += HEARTBEAT_S
+    for call in (lease.heartbeat, lease.check, lease.check_fence):
+        now.now += 60
+        with pytest.raises(DataLost, match="put back: it knows nothing of this job"):
+            call()
+    lease.begin()
+    assert lease.claim(claim_sink) == 2
+    lease.heartbeat()
+
+
+def test_who_was_put_back_with_the_destination_is_looked_for_before_it_is_claimed_again() -> None:
+    store = prepared_store(1)
+    for lives in (True, False):
+        other, _, others = _passed(store)
+        before = dict(store.records), store.generation(1).fence
+        lease, claim_sink, now = _passed(store)
+        store.records, store.generation(1).fence = before
+        with pytest.raises(DataLost):
+            lease.begin()
+        now.now += 5
+        if lives:
+            others.now += HEARTBEAT_S
+            other.heartbeat()
+            with pytest.raises(Fenced):
+                lease.begin()
+            continue
+        with pytest.raises(DataLost):
+            lease.begin()
+        now.now += 2
+        lease.begin()
+        lease.claim(claim_sink)
 
 
 def test_an_older_job_claims_nothing_again() -> None:

@@ -8,9 +8,10 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError, Overtaken, Unavailable
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import ConfigurationError, DataLost, Fenced, LockstepError, Overtaken, Unavailable
 from cdc.protocol.control_records import SchemaRecord
-from jobs.generations.lease import GenerationLease
+from jobs.generations.lease import GenerationLease, is_running
 from jobs.query.job import SinkJob, _as_of_start, _keeper
 from jobs.query.log_facts import LogFacts
 from jobs.query.resume_check import TopicFacts
@@ -18,8 +19,10 @@ from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition
 from jobs.report import SinkWaiting
 from sinks.contract import Progress
-from sinks.memory import MemoryStore, open_memory
+from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.builders import table
+from tests.databases import until
+from tests.generations import prepared_store
 
 _NOTHING = cast("Any", None)
 
@@ -104,6 +107,103 @@ def test_a_job_that_another_one_has_overtaken_begins_again_unless_it_is_the_olde
     with pytest.raises(Fenced, match="another job has begun"):
         older.run()
     assert older.queries == 1
+
+
+@pytest.mark.parametrize("error", [Fenced("another job has become the writer"), DataLost("it was put back")])
+def test_a_job_whose_destination_was_put_back_begins_again(
+    error: LockstepError, looks: list[bool | Unavailable]
+) -> None:
+    """Its next query finds what is missing, and names the way out."""
+    job, store = _Job(error), prepared_store(1)
+    opened = open_memory(store, 1)
+    job._lease = GenerationLease(opened, 1, monotonic=itertools.count(0.0, 10.0).__next__)
+    job._lease.claim(opened.sink.claim)
+    before = store.records["g1.heartbeat"]
+    job._lease.claim(opened.sink.claim)
+    store.records["g1.heartbeat"], store.generation(1).fence = before, 1
+    job.run()
+    assert job.queries == 2
+
+
+def test_a_job_that_waits_for_the_log_shows_that_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, has_seen = prepared_store(1), threading.Event()
+    monkeypatch.setattr("jobs.query.job.TICK_S", 0.01)
+    monkeypatch.setattr("jobs.generations.lease.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("jobs.query.job.require_in_use", lambda *_: None)
+
+    def wait_for_capture(*_: object) -> LogFacts:
+        assert has_seen.wait(30)
+        raise ConfigurationError("it has no such table")
+
+    monkeypatch.setattr("jobs.query.job.read_log_facts", wait_for_capture)
+    kafka = KafkaSettings(bootstrap_servers="nowhere:1")
+    plan = SinkPlan("s", _NOTHING, 1, "p", kafka, (), _NOTHING, once=False, open=lambda *_: open_memory(store, 1))
+    job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
+    failures: list[Exception] = []
+
+    def run() -> None:
+        try:
+            job.run()
+        except ConfigurationError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        until(lambda: is_running(MemoryRecords(store), 1))
+    finally:
+        has_seen.set()
+        thread.join(30)
+    assert failures
+    assert not is_running(MemoryRecords(store), 1), "it has said goodbye"
+
+
+def test_each_query_begins_with_a_connection_of_its_own_for_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password may have been changed meanwhile. The job stays the one that it was."""
+    store, opened, closed = prepared_store(1), list[Any](), list[Any]()
+    monkeypatch.setattr("jobs.query.job.require_in_use", lambda *_: None)
+
+    def open_sink(*_: object) -> Any:
+        opened.append(open_memory(store, 1))
+        sink = opened[-1].sink
+        monkeypatch.setattr(sink, "close", lambda: closed.append(sink))
+        return opened[-1]
+
+    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False, open=open_sink)
+    job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
+    lease = job._opened_lease()
+    assert lease.claim(opened[0].sink.claim) == 1
+    assert job._opened_lease() is lease
+    assert closed == [opened[0].sink]
+    monkeypatch.setattr(opened[0].records, "load", _NOTHING)
+    lease.heartbeat()
+    assert lease.claim(opened[1].sink.claim) == 2
+    assert len(orjson.loads(store.records["g1.heartbeat"])["jobs"]) == 1
+
+
+@pytest.mark.parametrize("gets_on", [False, True])
+def test_two_jobs_that_overtake_each_other_do_not_do_so_for_ever(
+    gets_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Overtaking(_Job):
+        def _run_query(self) -> bool:
+            self.queries += 1
+            if self.queries == 20:
+                return False
+            if gets_on and self.queries % 3 == 0:
+                self._reached = ("g1", {("t", 0): self.queries})
+            raise self._error
+
+    monkeypatch.setattr("jobs.query.job.Backoff.next_s", lambda *_: 0.0)
+    job = Overtaking(Overtaken("another job has the same checkpoint", hint="stop one of the two jobs"))
+    if gets_on:
+        job.run()
+        assert job.queries == 20
+        return
+    with pytest.raises(Overtaken) as raised:
+        job.run()
+    assert raised.value.hint == "stop one of the two jobs"
+    assert job.queries == 5
 
 
 def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Unavailable]) -> None:

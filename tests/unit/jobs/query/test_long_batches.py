@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from jobs.executor.long_batch import END, GO_ON, SILENT_S, DriverLine, Told, is_applied
+from jobs.executor.log_reader import _IDLE_WAIT_S
+from jobs.executor.long_batch import END, GO_ON, GO_ON_S, SILENT_S, DriverLine, Told, is_applied
 from jobs.generations.batch_gate import BatchGate
-from jobs.query.long_batches import LongBatches, TaskSlots
+from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
+from jobs.query.long_batches import LongBatches, Standstill, TaskSlots
+from jobs.query.threads import TICK_S
 from tests.databases import until
 
 P0, P1 = ("t", 0), ("t", 1)
@@ -25,7 +28,8 @@ class Driver:
         self.ended = threading.Event()
         self.arrived = threading.Condition()
         self.told = Told()
-        self.long_batches = LongBatches(self.gate, self.add, seconds=1, rows_max=1)
+        self.is_behind = False
+        self.long_batches = LongBatches(self.gate, self.add, is_behind=lambda: self.is_behind, seconds=1, rows_max=1)
 
     @property
     def path(self) -> str:
@@ -82,6 +86,27 @@ def test_somebody_at_the_gate_ends_the_batch() -> None:
             driver.told = Told()
 
 
+def test_a_task_that_reaches_nothing_of_what_is_published_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client may have gone deaf, and nothing that it expects is missing."""
+    monkeypatch.setattr("jobs.query.long_batches._STANDSTILL_S", 0.05)
+    with listening() as driver:
+        driver.is_behind = True
+        with DriverLine(driver.path) as line:
+            line.tell(Told())  # it lives, and that is all
+            wait_until_over(line)
+
+
+def test_a_standstill_is_to_be_behind_and_to_reach_nothing() -> None:
+    standstill = Standstill(100.0)
+    assert not standstill.is_too_long(900.0, is_behind=False), "all that was published is applied"
+    assert not standstill.is_too_long(914.0, is_behind=True)
+    standstill.has_moved(914.0)
+    assert not standstill.is_too_long(928.0, is_behind=True)
+    assert not standstill.is_too_long(929.0, is_behind=False)
+    assert not standstill.is_too_long(943.0, is_behind=True)
+    assert standstill.is_too_long(944.0, is_behind=True)
+
+
 def test_a_task_that_hangs_up_makes_room_for_the_next() -> None:
     with listening() as driver:
         for number in range(1, 4):
@@ -126,6 +151,12 @@ def test_a_batch_whose_driver_hangs_is_over() -> None:
             driver.sendall(GO_ON)
             assert line.is_over()
             driver.close()
+
+
+def test_the_task_of_a_driver_that_hangs_is_over_before_others_hold_its_job_for_dead() -> None:
+    assert 3 * GO_ON_S <= SILENT_S, "a word that comes late doesn't end a batch"
+    # The last beat may be as old as a beat is when the driver begins to hang; the task looks when nothing comes.
+    assert SILENT_S + _IDLE_WAIT_S < SILENCE_S - HEARTBEAT_S - TICK_S
 
 
 def test_a_driver_that_has_nothing_to_say_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,21 @@
 """What a query decides by itself."""
 
+import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from cdc.model.errors import Fenced
+from jobs.executor.long_batch import Told
+from jobs.executor.result import Result
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import GenerationLease
 from jobs.query.query import SinkQuery, told_topics
 from jobs.query.threads import QueryState
+from sinks.memory import open_memory
+from tests.databases import until
+from tests.generations import Time, prepared_store
 
 FEW = [f"t{number}" for number in range(64)]
 MANY = [f"t{number}" for number in range(2_000)]
@@ -28,6 +37,85 @@ def test_what_was_told_does_not_grow_without_end() -> None:
 
 def test_a_batch_with_many_topics_has_all_of_them() -> None:
     assert told_topics(MANY, frozenset(FEW), MANY) == frozenset(MANY)
+
+
+def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one_at_work() -> None:
+    class Behind:
+        is_behind = True
+
+    class Listening(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._keeper = QueryState(), cast("Any", Behind())
+            self._state.under_way = (1, 0.0)
+
+    query = Listening()
+    query._told(Told())
+    assert query._state.heard_at == 0
+    assert query._state.is_overdue(1_000, told_at_s=0)
+    query._keeper = cast("Any", type("UpToDate", (), {"is_behind": False})())
+    query._told(Told())
+    assert query._state.heard_at > 0
+
+
+def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_stopped() -> None:
+    """A long one may have begun days ago: who reads it again may not find it in the log any more."""
+    under_way = threading.Event()
+
+    class Going(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._gate, self._owes_commit = QueryState(), BatchGate(), False
+            self._plan = cast("Any", SimpleNamespace(spark=SimpleNamespace(stop_timeout_s=30)))
+
+        def _run_batch(self, *_: object) -> bool:
+            under_way.set()
+            until(lambda: self._gate.is_wanted)
+            return False
+
+    class Spark:
+        """It commits between two looks."""
+
+        isActive = True  # noqa: N815  Spark's name
+        is_committed = was_committed = False
+
+        @property
+        def status(self) -> dict[str, bool]:
+            is_active, self.is_committed = not self.is_committed, not batch.is_alive()
+            return {"isTriggerActive": is_active}
+
+        def stop(self) -> None:
+            self.isActive, self.was_committed = False, self.is_committed
+
+    query, spark = Going(), Spark()
+    batch = threading.Thread(target=query._batch, args=(None, 1))
+    batch.start()
+    assert under_way.wait(30)
+    query._end(cast("Any", spark))
+    batch.join(30)
+    assert spark.was_committed
+
+
+def test_a_job_that_wakes_up_writes_no_dead_letters_where_a_newer_one_runs() -> None:
+    """Rejections that somebody has closed meanwhile would be open again."""
+    store, now = prepared_store(1), Time()
+    lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: now.now)
+    lease.claim(lambda: 0)
+    kept: list[object] = []
+
+    class Hung(SinkQuery):
+        def __init__(self) -> None:
+            self._lease, self._rejections, self._writers = lease, {}, {}
+            self._dead_letters = cast("Any", SimpleNamespace(keep=lambda *_, **__: kept.append(1)))
+            self._task = cast("Any", SimpleNamespace(sink="s"))
+            self._plan = cast("Any", SimpleNamespace(settings=SimpleNamespace(max_open_rejections=1)))
+
+    query, result = Hung(), Result(resolved=cast("Any", [1]))
+    query._keep_rejections(result)
+    assert kept
+    now.now += 60
+    GenerationLease(open_memory(store, 1), 1).claim(lambda: 0)
+    with pytest.raises(Fenced):
+        query._keep_rejections(result)
+    assert len(kept) == 1
 
 
 def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_makes_of_it() -> None:
