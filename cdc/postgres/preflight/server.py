@@ -115,8 +115,8 @@ def _limits(connection: psycopg.Connection[Any]) -> list[Finding]:
             warning(
                 "idle_replication_slot_timeout",
                 f"is {setting(connection, 'idle_replication_slot_timeout')}",
-                "when capture is down for longer than that, PostgreSQL invalidates its slot, and everything has to be"
-                " copied again",
+                "when capture is down, or its first copy is paused, for longer than that, PostgreSQL invalidates its"
+                " slot, and everything has to be copied again",
                 f"alter system set idle_replication_slot_timeout = 0;\n{_RELOAD}",
             )
         )
