@@ -220,7 +220,7 @@ class RowReader:
         """Which of these keys have a row that is published, in no particular order.
 
         Raises UnreadableKey when PostgreSQL can't read or compare one of them, TableRefused when we may not read the
-        table, and as ``lines``.
+        table, TableLocked when others have locked it or a partition of it, and as ``lines``.
         """
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
@@ -238,6 +238,8 @@ class RowReader:
                     found_keys.append(FoundKey(tuple(fields), is_there == b"t"))
         except psycopg.errors.InsufficientPrivilege as error:
             raise TableRefused(connection_error(error).message) from error
+        except psycopg.errors.LockNotAvailable as error:
+            raise TableLocked(connection_error(error).message, retry_after_s=1.0) from error
         except psycopg.Error as error:
             refused = connection_error(error)
             if isinstance(error, psycopg.OperationalError) and isinstance(refused, Unavailable):
