@@ -22,7 +22,7 @@ from cdc.protocol.visibility import SourceSnapshot
 from snapshot.chunks import BYTES_MAX
 from snapshot.keys import KeyTexts
 from snapshot.ranges import ONLY
-from snapshot.table_reader import APPLICATION, FoundKey, RowReader, UnreadableKey, refusals
+from snapshot.table_reader import APPLICATION, FoundKey, RowReader, TableMoved, UnreadableKey, refusals
 
 _LOCK_TIMEOUT_MS: Final = 50
 """The stream stands still meanwhile."""
@@ -76,7 +76,7 @@ PARTITIONS_MAX: Final = 256
 
 
 class Locked(Exception):
-    """Somebody has locked the table, or another one of its publication."""
+    """Somebody has locked the table, or another one of its publication, or has moved a partition meanwhile."""
 
 
 class Gone(Exception):
@@ -178,7 +178,8 @@ class ChunkReader(RowReader):
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
         except Unavailable as error:
-            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):  # of a partition, which is read later
+            # Of a partition, which is locked when it is read.
+            if isinstance(error, TableMoved) or isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise Locked from error
             raise
         finally:

@@ -10,7 +10,9 @@ are published there, tagged (H, 0). Why the order of the log is the order of the
 * A row that the stream changes later is older than that, and one that it changed before the chunk was read is seen as
   it became, if its transaction is visible. That is not so for a while after a commit, which is in the WAL before. So
   the xids of published transactions are kept until a snapshot sees them. Before that, no chunk is read.
-* Nobody alters or empties the table between snapshot and H: it is locked. Whoever did that before is visible.
+* Nobody alters or empties the table between the snapshot and its reading: it is locked. Whoever did that before is
+  visible. Partitions are locked later, when they are read. Where one was moved to another file in between, no key is
+  taken for gone, and a copy that has read it begins again at the next look at the table.
 
 Keys that the topic holds and the source doesn't have are found at the end. They are those whose newest event is older
 than the copy, and a chunk of chosen keys says of each what the source has.

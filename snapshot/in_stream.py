@@ -37,7 +37,7 @@ from snapshot.chunked import KEYS_AT_ONCE, ChunkedCopies
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
 from snapshot.preparation import require_keys
-from snapshot.table_reader import SnapshotReader, TableLocked, TableRefused, UnreadableKey
+from snapshot.table_reader import SnapshotReader, TableLocked, TableMoved, TableRefused, UnreadableKey
 from snapshot.waits import SAID_AFTER_S
 
 _SLOT_PATIENCE_S: Final = 3.0
@@ -323,11 +323,11 @@ class StreamCopies:
     def _repair_or_put_off(self, point: _Point, name: TableName) -> None:
         """As ``_repair``. What keeps the keys of one table from being found keeps no others.
 
-        Nothing of them is published then: all that is open in Kafka is committed with the keys before them.
+        They are looked for before anything of them is published. What was published of those before is committed.
         """
         try:
             self._repair(point, name)
-        except (TableRefused, TableLocked) as error:
+        except (TableRefused, TableLocked, TableMoved) as error:
             self._put_off_repairs(error)
 
     def _repair(self, point: _Point, name: TableName) -> None:

@@ -1,6 +1,6 @@
 """A partitioned table with more partitions than its server has locks for: copies, repairs, and what stops them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.replication import ReplicationConnection
 from snapshot.chunk_reader import ChunkReader, Locked
-from snapshot.table_reader import SnapshotReader
+from snapshot.table_reader import SnapshotReader, TableMoved
 from stack import versions
 from stack.stack import Endpoints
 from tests.captured import Captured
@@ -234,6 +234,52 @@ def test_a_chunk_waits_for_a_partition_that_is_locked(database: Database) -> Non
                 reader.find_readable(shape, [("1",)])
         with reader.at_point(M):
             assert reader.rows_after(shape, order, None, rows=10, limit_s=60.0).lines == [b"1\n"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("truncate m0", "insert into m values (1)"),
+        ("alter table m0 set unlogged",),
+    ],
+    ids=["emptied", "rewritten"],
+)
+def test_no_key_of_a_partition_that_is_another_one_since_the_snapshot_is_taken_for_gone(
+    database: Database, change: Sequence[str]
+) -> None:
+    """A rewrite gives all rows new transactions, so an old snapshot shows none of them."""
+    database.execute(
+        "create table m (id int primary key) partition by range (id)",
+        "create table m0 partition of m for values from (0) to (10)",
+        "create table m1 partition of m for values from (10) to (20)",
+        "insert into m values (1), (11)",
+    )
+    shape = database.shape(M)
+    with _reader(database) as reader:
+        database.execute(*change)
+        assert [found.has_row for found in reader.find(shape, [("11",)])] == [True]
+        with pytest.raises(TableMoved, match="m0"):
+            reader.find(shape, [("1",), ("11",)])
+        with pytest.raises(TableMoved, match="m0"):
+            list(reader.rows_of(shape, [("1",)]))
+        assert [found.has_row for found in reader.find(shape, [("11",)])] == [True]
+    with _reader(database) as reader:
+        assert [found.has_row for found in reader.find(shape, [("1",)])] == [True]
+
+
+def test_a_chunk_waits_for_a_partition_that_is_rewritten_meanwhile(database: Database) -> None:
+    database.execute(
+        "create table m (id int primary key) partition by range (id)",
+        "create table m0 partition of m for values from (0) to (10)",
+        "insert into m values (1)",
+    )
+    shape = database.shape(M)
+    with ChunkReader(database.source(), lambda: None) as reader:
+        with pytest.raises(Locked), reader.at_point(M):
+            database.execute("alter table m0 set unlogged")
+            reader.find_readable(shape, [("1",)])
+        with reader.at_point(M):
+            assert [found.has_row for found in reader.find_readable(shape, [("1",)])[0]] == [True]
 
 
 @pytest.mark.parametrize("change", ["truncate m1", "vacuum full m1", "drop table m1"])
