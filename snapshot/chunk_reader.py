@@ -79,6 +79,10 @@ class Locked(Exception):
     """Somebody has locked the table, or another one of its publication, or has moved a partition meanwhile."""
 
 
+class NoRoom(Unavailable):
+    """The server has no room for the locks of all partitions that a chunk may read."""
+
+
 class Gone(Exception):
     """No table has the name, or it isn't published."""
 
@@ -153,8 +157,8 @@ class ChunkReader(RowReader):
         """A point of the source, for all that is read of the table inside. The lock comes before the snapshot, so what
         has altered or emptied the table is seen, or commits after the point.
 
-        Partitions are locked when they are read. Raises Locked, also for one of those, and Gone. PostgreSQL itself
-        locks all tables of a publication to say how it sends one, so a question about that may end so, too.
+        Partitions are locked when they are read. Raises Locked, also for one of those, NoRoom, and Gone. PostgreSQL
+        itself locks all tables of a publication to say how it sends one, so a question about that may end so, too.
         """
         execute = self._connection.execute
         try:
@@ -176,8 +180,11 @@ class ChunkReader(RowReader):
         except psycopg.errors.LockNotAvailable as error:
             raise Locked from error
         except psycopg.OperationalError as error:
-            raise connection_error(error) from error
+            refused = connection_error(error)
+            raise (NoRoom(refused.message, retry_after_s=1.0) if _is_for_locks(error) else refused) from error
         except Unavailable as error:
+            if _is_for_locks(error.__cause__):
+                raise NoRoom(error.message, retry_after_s=1.0) from error
             # Of a partition, which is locked when it is read.
             if isinstance(error, TableMoved) or isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise Locked from error
@@ -313,6 +320,11 @@ class ChunkReader(RowReader):
                         pass  # what was under way
         except psycopg.Error:
             self._connection.close()
+
+
+def _is_for_locks(error: BaseException | None) -> bool:
+    """Whether PostgreSQL's memory was too small for a lock."""
+    return isinstance(error, psycopg.errors.OutOfMemory) and "max_locks_per_transaction" in str(error)
 
 
 def _key(table: Table, line: bytes) -> KeyTexts:

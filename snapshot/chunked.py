@@ -61,7 +61,7 @@ from cdc.protocol.walsender import Frame
 from cdc.spilling import SpillingMap
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
-from snapshot.chunk_reader import ChunkReader, Gone, KeyOrder, Locked, NothingYet, Point, TooLarge
+from snapshot.chunk_reader import ChunkReader, Gone, KeyOrder, Locked, NoRoom, NothingYet, Point, TooLarge
 from snapshot.chunks import FIRST_ROWS, PendingChunk, next_chunk_rows
 from snapshot.copy import CopyProgress
 from snapshot.keys import key_texts
@@ -269,6 +269,10 @@ class ChunkedCopies:
             self._waits.later(name, _MUCH_LATER_S)
         except Locked:
             self._waits.later(name, _LATER_S, _LOCKED)
+        except NoRoom:
+            if repaired is not None:
+                raise
+            self._leave(name)
         except TooLarge:
             self._keys_at_once = max(1, self._keys_at_once // 8)
         # Under a backlog the stream gets as much time as the chunk took.
@@ -392,6 +396,19 @@ class ChunkedCopies:
         self._put_down()
         self._assembler.distrust(name)
         self._loop.adopt(self._loop.state.to_be_copied([name]))
+
+    def _leave(self, name: TableName) -> None:
+        """Have the stream stop for the table's copy, which begins again there: that locks one partition at a time."""
+        self._say(
+            f"{name}: PostgreSQL has no room for the locks that a chunk takes, of all partitions and their indexes;"
+            " the table is copied as a whole, and the stream stops for that"
+        )
+        self._unserved.add(name)
+        self._put_down()
+        copy = self._loop.state.copying.get(name)
+        if copy is not None and copy.has_begun:
+            self._assembler.distrust(name)
+            self._loop.adopt(self._loop.state.to_be_copied([name]))
 
     def _next_range(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
         name = active.name

@@ -263,7 +263,10 @@ class RowReader:
     def rows_of(
         self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = _nothing
     ) -> Generator[Fields, None, None]:
-        """The values of these keys' rows. ``find`` must have read the keys before. Raises TableMoved, and as ``lines``."""
+        """The values of these keys' rows. ``find`` must have read the keys before.
+
+        Raises TableMoved after the last row, and as ``lines``.
+        """
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join {rows_sql} on {matches}"

@@ -254,7 +254,7 @@ class CaptureState:
         return name in self.copied or (asked is not None and not asked.has_begun and asked.copied_before >= 0)
 
     def outdated(self, published: Collection[TableName]) -> set[TableName]:
-        """Those of these tables whose topics say nothing of values that an update leaves out, before their next copy."""
+        """Those of these tables whose topics say nothing of values that an update leaves out before their next copy."""
         begun = {name for name, copy in self.copying.items() if copy.has_begun}
         return {name for name in published if name not in begun and not self.has_copy(name)}
 

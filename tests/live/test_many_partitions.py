@@ -16,7 +16,7 @@ from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.replication import ReplicationConnection
-from snapshot.chunk_reader import ChunkReader, Locked
+from snapshot.chunk_reader import PARTITIONS_MAX, ChunkReader, Locked
 from snapshot.table_reader import SnapshotReader, TableMoved
 from stack import versions
 from stack.stack import Endpoints
@@ -151,6 +151,25 @@ def test_more_partitions_than_the_server_has_locks_are_followed(
         _check_everything(captured, small, 600)
 
 
+def test_a_table_for_whose_locks_there_is_no_room_in_a_chunk_is_copied_as_a_whole(
+    small_server: str, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Few enough to be read in chunks, as far as their number goes."""
+    database = Database(small_server)
+    chunks = "[snapshot]\nchunk_ms = 50"
+    try:
+        _make(database, PARTITIONS_MAX)
+        with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.m"], sections=chunks) as captured:
+            captured.start()
+            request_repair(database.connection, M, None, slot=captured.config.slot)
+            _wait(captured, "the table is copied as a whole", seconds=60)
+            _wait(captured, _COPYING, times=2, seconds=60)
+            assert set(_ids(captured)) == _filled(*range(PARTITIONS_MAX))
+            assert not any("starting over" in line for line in captured.said)
+    finally:
+        database.drop()
+
+
 @pytest.mark.soak
 def test_ten_thousand_partitions_are_followed_with_the_locks_of_a_default_server(
     endpoints: Endpoints, tmp_path: Path
@@ -275,11 +294,15 @@ def test_a_chunk_waits_for_a_partition_that_is_rewritten_meanwhile(database: Dat
     )
     shape = database.shape(M)
     with ChunkReader(database.source(), lambda: None) as reader:
-        with pytest.raises(Locked), reader.at_point(M):
-            database.execute("alter table m0 set unlogged")
-            reader.find_readable(shape, [("1",)])
-        with reader.at_point(M):
-            assert [found.has_row for found in reader.find_readable(shape, [("1",)])[0]] == [True]
+
+        def found(*before: str) -> list[bool]:
+            with reader.at_point(M):
+                database.execute(*before)
+                return [key.has_row for key in reader.find_readable(shape, [("1",)])[0]]
+
+        with pytest.raises(Locked):
+            found("alter table m0 set unlogged")
+        assert found() == [True]
 
 
 @pytest.mark.parametrize("change", ["truncate m1", "vacuum full m1", "drop table m1"])
