@@ -22,7 +22,17 @@ from cdc.protocol.visibility import SourceSnapshot
 from snapshot.chunks import BYTES_MAX
 from snapshot.keys import KeyTexts
 from snapshot.ranges import ONLY
-from snapshot.table_reader import APPLICATION, FoundKey, NoRoomForLocks, RowReader, UnreadableKey, refusals
+from snapshot.table_reader import (
+    APPLICATION,
+    FoundKey,
+    NoRoomForLocks,
+    RowReader,
+    TableMoved,
+    UnreadableKey,
+    lacks_locks,
+    no_room,
+    refusals,
+)
 
 _LOCK_TIMEOUT_MS: Final = 50
 """The stream stands still meanwhile."""
@@ -76,7 +86,7 @@ PARTITIONS_MAX: Final = 256
 
 
 class Locked(Exception):
-    """Somebody has locked the table, or another one of its publication."""
+    """Somebody has locked the table, or another one of its publication, or has moved a partition meanwhile."""
 
 
 class Gone(Exception):
@@ -153,8 +163,8 @@ class ChunkReader(RowReader):
         """A point of the source, for all that is read of the table inside. The lock comes before the snapshot, so what
         has altered or emptied the table is seen, or commits after the point.
 
-        Partitions are locked when they are read. Raises Locked, also for one of those, and Gone. PostgreSQL itself
-        locks all tables of a publication to say how it sends one, so a question about that may end so, too.
+        Partitions are locked when they are read. Raises Locked, also for one of those, NoRoomForLocks, and Gone.
+        PostgreSQL itself locks all tables of a publication to say how it sends one: a question about that may end so.
         """
         execute = self._connection.execute
         try:
@@ -176,9 +186,10 @@ class ChunkReader(RowReader):
         except psycopg.errors.LockNotAvailable as error:
             raise Locked from error
         except psycopg.OperationalError as error:
-            raise connection_error(error) from error
+            raise (no_room(name) if lacks_locks(error) else connection_error(error)) from error
         except Unavailable as error:
-            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):  # of a partition, which is read later
+            # Of a partition, which is locked when it is read.
+            if isinstance(error, TableMoved) or isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise Locked from error
             raise
         finally:

@@ -10,7 +10,9 @@ are published there, tagged (H, 0). Why the order of the log is the order of the
 * A row that the stream changes later is older than that, and one that it changed before the chunk was read is seen as
   it became, if its transaction is visible. That is not so for a while after a commit, which is in the WAL before. So
   the xids of published transactions are kept until a snapshot sees them. Before that, no chunk is read.
-* Nobody alters or empties the table between snapshot and H: it is locked. Whoever did that before is visible.
+* Nobody alters or empties the table between the snapshot and its reading: it is locked. Whoever did that before is
+  visible. Partitions are locked later, when they are read. Where one was moved to another file in between, no key is
+  taken for gone, and a copy that has read it begins again at the next look at the table.
 
 Keys that the topic holds and the source doesn't have are found at the end. They are those whose newest event is older
 than the copy, and a chunk of chosen keys says of each what the source has.
@@ -66,7 +68,7 @@ from snapshot.keys import key_texts
 from snapshot.preparation import require_keys
 from snapshot.row_events import RowEvents
 from snapshot.row_rate import RowRate
-from snapshot.table_reader import FoundKey
+from snapshot.table_reader import FoundKey, NoRoomForLocks
 from snapshot.waits import Waits
 
 KEYS_AT_ONCE: Final = 500
@@ -267,6 +269,11 @@ class ChunkedCopies:
             self._waits.later(name, _MUCH_LATER_S)
         except Locked:
             self._waits.later(name, _LATER_S, _LOCKED)
+        except NoRoomForLocks as error:
+            if repaired is None:
+                self._leave(name)
+            else:
+                self._waits.later(name, _MUCH_LATER_S, error.message)
         except TooLarge:
             self._keys_at_once = max(1, self._keys_at_once // 8)
         # Under a backlog the stream gets as much time as the chunk took.
@@ -390,6 +397,19 @@ class ChunkedCopies:
         self._put_down()
         self._assembler.distrust(name)
         self._loop.adopt(self._loop.state.to_be_copied([name]))
+
+    def _leave(self, name: TableName) -> None:
+        """Have the stream stop for the table's copy, which begins again there: that locks one partition at a time."""
+        self._say(
+            f"{name}: PostgreSQL has no room for the locks that a chunk takes, of all partitions and their indexes;"
+            " the table is copied as a whole, and the stream stops for that"
+        )
+        self._unserved.add(name)
+        self._put_down()
+        copy = self._loop.state.copying.get(name)
+        if copy is not None and copy.has_begun:
+            self._assembler.distrust(name)
+            self._loop.adopt(self._loop.state.to_be_copied([name]))
 
     def _next_range(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:
         name = active.name

@@ -37,7 +37,7 @@ from snapshot.chunked import KEYS_AT_ONCE, ChunkedCopies
 from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
 from snapshot.keys import KeyTexts, key_texts
 from snapshot.preparation import require_keys
-from snapshot.table_reader import NoRoomForLocks, SnapshotReader, TableRefused, UnreadableKey
+from snapshot.table_reader import NoRoomForLocks, SnapshotReader, TableLocked, TableMoved, TableRefused, UnreadableKey
 from snapshot.waits import SAID_AFTER_S
 
 _SLOT_PATIENCE_S: Final = 3.0
@@ -241,11 +241,9 @@ class StreamCopies:
                     if names:
                         self._copy_table(point, name)
                     else:
-                        self._repair(point, name)
+                        self._repair_or_put_off(point, name)
             except Interrupted:
                 return None
-            except TableRefused as error:
-                self._put_off_repairs(error)  # those that were done before are forgotten already
             return pause
 
     def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:
@@ -322,8 +320,20 @@ class StreamCopies:
         if not leaves:
             self._repairs.done(name)
 
+    def _repair_or_put_off(self, point: _Point, name: TableName) -> None:
+        """As ``_repair``. What keeps the keys of one table from being found keeps no others.
+
+        They are looked for before anything of them is published. What was published of those before is committed.
+        """
+        try:
+            self._repair(point, name)
+        except (TableRefused, TableLocked, TableMoved, NoRoomForLocks) as error:
+            self._put_off_repairs(error)
+
     def _repair(self, point: _Point, name: TableName) -> None:
-        """Publish the rows of the keys that wait. Raises Interrupted."""
+        """Publish the rows of the keys that wait. Raises Interrupted, and what ``republish_keys`` raises before that
+        publishes anything.
+        """
         published = self._current(point, name)
         if published is None:
             return

@@ -11,7 +11,7 @@ from psycopg import pq, sql
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
-from cdc.postgres.catalogue import load_tables, row_filters
+from cdc.postgres.catalogue import FIRST_USER_OID, load_tables, row_filters
 from cdc.postgres.connection import LOCK_TIMEOUT_MS, connect, connection_error
 from cdc.postgres.key_types import KeyType, key_types
 from cdc.postgres.memberships import memberships
@@ -70,6 +70,14 @@ _FILE_NOW: Final = """
 """
 """The same text of a relation's file as of now, also inside a snapshot."""
 
+_MOVED: Final = """
+    select c.relname from pg_locks l join pg_class c on c.oid = l.relation
+    where l.locktype = 'relation' and l.pid = pg_backend_pid() and c.relkind = 'r' and c.oid >= %s
+      and c.relfilenode <> 0 and c.relfilenode is distinct from pg_relation_filenode(c.oid)
+    limit 1
+"""
+"""A table that we hold locked whose file in the snapshot isn't that of now."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
@@ -96,6 +104,10 @@ class TableLocked(Unavailable):
 
 class NoRoomForLocks(Unavailable):
     """What is read at once has more partitions and indexes than the server has locks for, beside those of others."""
+
+
+class TableMoved(Unavailable):
+    """A table or a partition was emptied or rewritten after the snapshot, which may show it empty."""
 
 
 class UnreadableKey(Exception):
@@ -224,7 +236,8 @@ class RowReader:
         """Which of these keys have a row that is published, in no particular order.
 
         Raises UnreadableKey when PostgreSQL can't read or compare one of them, NoRoomForLocks when fewer may do,
-        TableRefused when we may not read the table, and as ``lines``.
+        TableRefused when we may not read the table, TableLocked when others have locked it or a partition of it,
+        TableMoved, and as ``lines``.
         """
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         names = [quote_identifier(name) for name in table.key]
@@ -240,11 +253,14 @@ class RowReader:
                     for index, value in zip(indexes, key, strict=True):
                         fields[index] = value
                     found_keys.append(FoundKey(tuple(fields), is_there == b"t"))
+                self._require_unmoved(table)
         except psycopg.errors.InsufficientPrivilege as error:
             raise TableRefused(connection_error(error).message) from error
+        except psycopg.errors.LockNotAvailable as error:
+            raise TableLocked(connection_error(error).message, retry_after_s=1.0) from error
         except psycopg.Error as error:
-            if _lacks_locks(error):
-                raise _no_room(table) from error
+            if lacks_locks(error):
+                raise no_room(table.name) from error
             refused = connection_error(error)
             if isinstance(error, psycopg.OperationalError) and isinstance(refused, Unavailable):
                 raise refused from error
@@ -256,13 +272,25 @@ class RowReader:
     ) -> Generator[Fields, None, None]:
         """The values of these keys' rows. ``find`` must have read the keys before.
 
-        Raises NoRoomForLocks, before the first row, when fewer may do, and as ``lines``.
+        Raises NoRoomForLocks, before the first row, when fewer may do, TableMoved after the last row, and as ``lines``.
         """
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join {rows_sql} on {matches}"
         with refusals(table), self._connection.transaction(force_rollback=True):
             yield from self._values(query, while_waiting)
+            self._require_unmoved(table)
+
+    def _require_unmoved(self, table: Table) -> None:
+        """Raises TableMoved where what was read, and is locked since then, may have looked empty.
+
+        Partitions are locked by the query that reads them, which is after the snapshot was taken.
+        """
+        moved = self._connection.execute(_MOVED, (FIRST_USER_OID,)).fetchone()
+        if moved is not None:
+            raise TableMoved(
+                f"{table.name}: {moved[0]} was emptied or rewritten while keys of it were looked for", retry_after_s=1.0
+            )
 
     def keys_where(self, table: Table, where: str, most: int) -> list[Fields]:
         """The keys of the rows for which this SQL holds, not more than so many. Raises psycopg's errors."""
@@ -469,9 +497,9 @@ def refusals(table: Table, *, whole: bool = False) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if _lacks_locks(error):
+        if lacks_locks(error):
             if not whole:
-                raise _no_room(table) from error
+                raise no_room(table.name) from error
             raise LockstepError(
                 f"{table.name} can't be read: PostgreSQL has no room for the locks of all its partitions and indexes",
                 hint="`lockstep doctor` says which max_locks_per_transaction the server needs. Or let our role read"
@@ -493,13 +521,15 @@ def refusals(table: Table, *, whole: bool = False) -> Iterator[None]:
         raise LockstepError(f"{table.name} can't be read: {refused.message}", hint=hint) from error
 
 
-def _lacks_locks(error: psycopg.Error) -> bool:
+def lacks_locks(error: psycopg.Error) -> bool:
+    """Whether PostgreSQL's memory was too small for a lock."""
     return isinstance(error, psycopg.errors.OutOfMemory) and "max_locks_per_transaction" in str(error)
 
 
-def _no_room(table: Table) -> NoRoomForLocks:
+def no_room(name: TableName) -> NoRoomForLocks:
+    """What to raise then."""
     return NoRoomForLocks(
-        f"{table.name} can't be read now: PostgreSQL has no room for the locks of its partitions and indexes;"
+        f"{name} can't be read now: PostgreSQL has no room for the locks of its partitions and indexes;"
         " `lockstep doctor` says which max_locks_per_transaction the server needs",
         retry_after_s=1.0,
     )

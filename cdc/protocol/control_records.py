@@ -245,13 +245,18 @@ class CaptureState:
         copied = {name: rows for name, rows in self.copied.items() if name not in names}
         return replace(self, copied=copied, copying=copying)
 
-    def outdated(self, published: Collection[TableName]) -> set[TableName]:
-        """Those of these tables whose topics say nothing of values that an update leaves out, before their next copy.
+    def has_copy(self, name: TableName) -> bool:
+        """Whether a table's topic is complete, and the table what ``memberships`` says of it as far as is known.
 
-        Not one whose copy somebody asks for: it is as complete as it was, and stays so when the copy is cancelled.
+        So it is where somebody asks for another copy, until that begins: it stays so when the copy is cancelled.
         """
-        copying = {name for name, copy in self.copying.items() if copy.has_begun or copy.copied_before >= 0}
-        return set(published) - self.copied.keys() - copying
+        asked = self.copying.get(name)
+        return name in self.copied or (asked is not None and not asked.has_begun and asked.copied_before >= 0)
+
+    def outdated(self, published: Collection[TableName]) -> set[TableName]:
+        """Those of these tables whose topics say nothing of values that an update leaves out before their next copy."""
+        begun = {name for name, copy in self.copying.items() if copy.has_begun}
+        return {name for name in published if name not in begun and not self.has_copy(name)}
 
     def asked_to_copy(self, name: TableName) -> Self:
         """The same for a copy that somebody asks for; until something else speaks for it, it can be cancelled."""

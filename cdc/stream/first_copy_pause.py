@@ -60,11 +60,18 @@ class FirstCopyPause:
         return self._ordered is True
 
     def obeyed(self, state: CaptureState) -> CaptureState:
-        """The state with what was ordered; the same one where that changes nothing."""
-        ordered, self._ordered = self._ordered, None
-        if ordered is None or ordered == state.first_copy_paused:
+        """The state with what was ordered; the same one where that changes nothing.
+
+        The order counts until the state is ``committed``: a session that is lost before has the next one obey.
+        """
+        if self._ordered is None or self._ordered == state.first_copy_paused:
             return state
-        return replace(state, first_copy_paused=ordered)
+        return replace(state, first_copy_paused=self._ordered)
+
+    def committed(self, state: CaptureState) -> None:
+        """The state is in Kafka: what was ordered has been obeyed, unless another order has come since."""
+        if self._ordered == state.first_copy_paused:
+            self._ordered = None
 
     def over(self) -> None:
         """The first copy is complete: an order that came too late is told of, and later ones are in the WAL."""

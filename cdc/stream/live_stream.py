@@ -307,7 +307,7 @@ def _outbox_channel(pipeline: Pipeline, say: Callable[[str], None]) -> OutboxCha
 
 def _membership(state: CaptureState, name: TableName) -> str | None:
     """What was recorded of a table that is followed; None for one that is to be copied anyway."""
-    if name in state.copied:
+    if state.has_copy(name):
         return state.memberships.get(name)
     copy = state.copying.get(name)
     return copy.membership if copy is not None and copy.has_begun else None

@@ -64,7 +64,7 @@ class TableWatch:
         changed = set()
         refreshed = dict(state.memberships)
         for name, recorded in state.memberships.items():
-            if name not in state.copied or name not in self._pipeline.topics():
+            if not state.has_copy(name) or name not in self._pipeline.topics():
                 continue
             if name not in now:
                 self._say_absent(name)
@@ -77,6 +77,8 @@ class TableWatch:
                 if assembler is not None:
                     assembler.distrust(name)
                 self._say(f"{name}: rows may have changed without an event: {change.whole}; copying it again")
+            elif name not in state.copied:
+                continue  # all of it is to be copied; if that is cancelled, the next look finds the same
             elif change.partitions:
                 changed.add(name)
                 if not change.altered:
@@ -187,7 +189,7 @@ class TableWatch:
         """Captured tables that have another name now, under the one that they are captured by."""
         renamed = {}
         for name, recorded in state.memberships.items():
-            if name in present or name not in state.copied or name not in self._pipeline.topics():
+            if name in present or not state.has_copy(name) or name not in self._pipeline.topics():
                 continue
             before = Recorded.from_text(recorded)
             called = name_of_oid(self._sql, before.oid) if before is not None else None

@@ -305,6 +305,7 @@ class _Session:
             before, state = state, self._pause.obeyed(state)
             if state is not before:
                 publisher.commit(state)
+            self._pause.committed(state)
             if not state.first_copy_paused:
                 break
             if time.monotonic() - said_s >= _SAY_PAUSED_EVERY_S:

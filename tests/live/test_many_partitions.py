@@ -1,6 +1,6 @@
 """A partitioned table with more partitions than its server has locks for: copies, repairs, and what stops them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.replication import ReplicationConnection
-from snapshot.chunk_reader import ChunkReader, Locked
+from snapshot.chunk_reader import PARTITIONS_MAX, ChunkReader, Locked
 from snapshot.chunked import KEYS_AT_ONCE
-from snapshot.table_reader import NoRoomForLocks, SnapshotReader
+from snapshot.table_reader import NoRoomForLocks, SnapshotReader, TableMoved
 from stack import versions
 from stack.stack import Endpoints
 from tests.captured import Captured
@@ -153,6 +153,25 @@ def test_more_partitions_than_the_server_has_locks_are_followed(
         _check_everything(captured, small, 600)
 
 
+def test_a_table_for_whose_locks_there_is_no_room_in_a_chunk_is_copied_as_a_whole(
+    small_server: str, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Few enough to be read in chunks, as far as their number goes."""
+    database = Database(small_server)
+    chunks = "[snapshot]\nchunk_ms = 50"
+    try:
+        _make(database, PARTITIONS_MAX)
+        with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.m"], sections=chunks) as captured:
+            captured.start()
+            request_repair(database.connection, M, None, slot=captured.config.slot)
+            _wait(captured, "the table is copied as a whole", seconds=60)
+            _wait(captured, _COPYING, times=2, seconds=60)
+            assert set(_ids(captured)) == _filled(*range(PARTITIONS_MAX))
+            assert not any("starting over" in line for line in captured.said)
+    finally:
+        database.drop()
+
+
 @pytest.mark.soak
 def test_ten_thousand_partitions_are_followed_with_the_locks_of_a_default_server(
     endpoints: Endpoints, tmp_path: Path
@@ -249,6 +268,56 @@ def test_a_chunk_waits_for_a_partition_that_is_locked(database: Database) -> Non
                 reader.find_readable(shape, [("1",)])
         with reader.at_point(M):
             assert reader.rows_after(shape, order, None, rows=10, limit_s=60.0).lines == [b"1\n"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("truncate m0", "insert into m values (1)"),
+        ("alter table m0 set unlogged",),
+    ],
+    ids=["emptied", "rewritten"],
+)
+def test_no_key_of_a_partition_that_is_another_one_since_the_snapshot_is_taken_for_gone(
+    database: Database, change: Sequence[str]
+) -> None:
+    """A rewrite gives all rows new transactions, so an old snapshot shows none of them."""
+    database.execute(
+        "create table m (id int primary key) partition by range (id)",
+        "create table m0 partition of m for values from (0) to (10)",
+        "create table m1 partition of m for values from (10) to (20)",
+        "insert into m values (1), (11)",
+    )
+    shape = database.shape(M)
+    with _reader(database) as reader:
+        database.execute(*change)
+        assert [found.has_row for found in reader.find(shape, [("11",)])] == [True]
+        with pytest.raises(TableMoved, match="m0"):
+            reader.find(shape, [("1",), ("11",)])
+        with pytest.raises(TableMoved, match="m0"):
+            list(reader.rows_of(shape, [("1",)]))
+        assert [found.has_row for found in reader.find(shape, [("11",)])] == [True]
+    with _reader(database) as reader:
+        assert [found.has_row for found in reader.find(shape, [("1",)])] == [True]
+
+
+def test_a_chunk_waits_for_a_partition_that_is_rewritten_meanwhile(database: Database) -> None:
+    database.execute(
+        "create table m (id int primary key) partition by range (id)",
+        "create table m0 partition of m for values from (0) to (10)",
+        "insert into m values (1)",
+    )
+    shape = database.shape(M)
+    with ChunkReader(database.source(), lambda: None) as reader:
+
+        def found(*before: str) -> list[bool]:
+            with reader.at_point(M):
+                database.execute(*before)
+                return [key.has_row for key in reader.find_readable(shape, [("1",)])[0]]
+
+        with pytest.raises(Locked):
+            found("alter table m0 set unlogged")
+        assert found() == [True]
 
 
 @pytest.mark.parametrize("change", ["truncate m1", "vacuum full m1", "drop table m1"])

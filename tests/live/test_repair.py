@@ -18,6 +18,7 @@ from cdc.model.table import TableName
 from cdc.postgres.repair_messages import KEYS_MAX, REPAIR_PREFIX, RepairRequest, request_repair
 from cdc.protocol.control_records import CaptureState
 from cdc.toast.store import ToastStore
+from snapshot.table_reader import SnapshotReader
 from stack.stack import Endpoints
 from tests.captured import Captured, Published
 from tests.databases import Database, until
@@ -463,6 +464,39 @@ def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Databas
     assert sum("a repair waits" in line for line in captured.said) == 1
     assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
     assert not any("starting over" in line for line in captured.said)
+
+
+def test_a_partition_that_is_locked_puts_the_repair_of_its_keys_off_and_holds_up_nothing_else(
+    database: Database, repairs: Repairing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(
+        "create table t (id int primary key, a text) partition by range (id)",
+        "create table t0 partition of t for values from (0) to (10)",
+        "create table t1 partition of t for values from (10) to (20)",
+        "insert into t values (1, 'x'), (11, 'x')",
+        "create table u (id int primary key)",
+    )
+    captured = repairs.capture("public.t", "public.u")
+    with database.reading() as holder:
+        unchanged = SnapshotReader.lock_unchanged
+
+        def then_locked(reader: SnapshotReader, *arguments: Any) -> None:
+            """A lock from before its snapshot would be waited for."""
+            unchanged(reader, *arguments)
+            monkeypatch.undo()
+            holder.execute("begin; lock table t0 in access exclusive mode")
+
+        monkeypatch.setattr(SnapshotReader, "lock_unchanged", then_locked)
+        repairs.ask(captured, [{"id": 1}])
+        captured.wait_for("a repair waits: a table is locked")
+        database.execute("insert into u values (1)")
+        wait(captured, lambda: [event.op for event in captured.events("public.u")] == ["c"])
+        assert not any(_DONE in line for line in captured.said)
+        holder.execute("commit")
+    captured.wait_for(_DONE)
+    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
+    assert not any("starting over" in line for line in captured.said)
+    captured.assert_equal()
 
 
 def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, repairs: Repairing) -> None:

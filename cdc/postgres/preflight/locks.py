@@ -46,7 +46,8 @@ def lock_findings(relations: Iterable[Relation], table: LockTable) -> list[Findi
             f"reading all of it takes {needed} locks: {len(relation.leaves)} partitions, with their indexes",
             f"PostgreSQL has room for {table.size} of all sessions. "
             + (
-                "Copies lock one partition at a time. `lockstep verify`, and queries over all of them, may fail"
+                "Copies lock one partition at a time, so later ones aren't made in chunks. `lockstep verify`, and"
+                " queries over all of them, may fail"
                 if is_read_alone
                 else "Our role reads the partitions only through the table, so a copy needs all locks at once"
             ),

@@ -252,6 +252,16 @@ def test_a_table_whose_copy_somebody_asks_for_completes_updates_until_something_
     assert state().to_be_copied([name]).outdated([name]) == {name}
 
 
+def test_a_table_has_its_copy_until_another_one_begins_or_has_to() -> None:
+    name = table().name
+    asked = state().asked_to_copy(name)
+    assert state().has_copy(name)
+    assert asked.has_copy(name)
+    assert not asked.to_be_copied([name]).has_copy(name)
+    assert not asked.to_be_copied([name]).asked_to_copy(name).has_copy(name)
+    assert not asked.with_copy(name, TableCopy(since=7, copied_before=3)).has_copy(name)
+
+
 def test_a_table_that_is_being_copied_beside_the_stream_isnt_outdated() -> None:
     name = table().name
     begun = state().to_be_copied([name]).with_copy(name, TableCopy(since=7))

@@ -36,8 +36,24 @@ def test_the_last_order_counts() -> None:
 def test_an_order_counts_once() -> None:
     heard = Heard(CopyAction.PAUSE)
     assert heard.pause.obeyed(COPYING) == PAUSED
+    heard.pause.committed(PAUSED)
     assert not heard.pause.is_ordered
     assert heard.pause.obeyed(PAUSED) is PAUSED
+
+
+def test_an_order_counts_until_the_state_that_obeys_it_is_committed() -> None:
+    heard = Heard(CopyAction.PAUSE)
+    assert heard.pause.obeyed(COPYING) == PAUSED
+    assert heard.pause.is_ordered  # the session is lost meanwhile
+    assert heard.pause.obeyed(COPYING) == PAUSED
+
+
+def test_an_order_that_comes_while_another_is_committed_counts() -> None:
+    heard = Heard(CopyAction.PAUSE)
+    assert heard.pause.obeyed(COPYING) == PAUSED
+    heard.hear(CopyAction.RESUME)
+    heard.pause.committed(PAUSED)
+    assert heard.pause.obeyed(PAUSED) == COPYING
 
 
 def test_what_is_so_already_changes_nothing() -> None:
