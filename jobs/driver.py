@@ -24,7 +24,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
-from jobs.generations.lease import is_running
+from jobs.generations.lease import NewerJob, is_running
 from jobs.generations.record import (
     Generation,
     Phase,
@@ -34,7 +34,7 @@ from jobs.generations.record import (
     list_generations,
     save_record,
 )
-from jobs.generations.status import clear_stop, save_stop
+from jobs.generations.status import clear_stop, clear_takeover, has_error, save_stop, save_takeover
 from jobs.query.job import SinkJob
 from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_no_long_batches
 from jobs.report import (
@@ -240,11 +240,15 @@ def look_every_s(tables: int) -> float:
 
 
 class JobThread:
-    """A SinkJob in a thread of its own. ``failure`` is what it ended with, once it isn't alive any more."""
+    """A SinkJob in a thread of its own. ``failure`` is what it ended with, once it isn't alive any more.
+
+    ``newer`` is then the job that has ended it, if one has.
+    """
 
     def __init__(self, plan: SinkPlan, spark: SparkSession, *, report: Reporter) -> None:
         self.plan = plan
         self.failure: LockstepError | None = None
+        self.newer: NewerJob | None = None
         self._stop = threading.Event()
         self._job = SinkJob(plan, spark, stop=self._stop, report=self._tell)
         self._report = report
@@ -265,6 +269,10 @@ class JobThread:
 
     def ask_to_stop(self) -> None:
         self._stop.set()
+
+    def forget_takeover(self) -> None:
+        """It was told to stop after a newer one had ended it: nobody need start it again."""
+        self._note(clear_takeover)
 
     def stop(self) -> None:
         """End it after the running batch."""
@@ -296,14 +304,21 @@ class JobThread:
         if self.failure is None:
             self._report(SinkStopped(self.plan.name, self.plan.generation))
         else:
-            if not isinstance(self.failure, Fenced):  # another job applies in its place
-                self._note(partial(save_stop, error=self.failure, now_ms=time.time_ns() // 1_000_000))
+            now_ms = time.time_ns() // 1_000_000
+            if not isinstance(self.failure, Fenced):
+                self._note(partial(save_stop, error=self.failure, now_ms=now_ms))
+            elif self.plan.go_live and not self.plan.once:  # else it is over with the command that it belongs to
+                self._note(partial(save_takeover, now_ms=now_ms))
+                self.newer = NewerJob()
             self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
 
 
 @dataclass(slots=True)
 class _Member:
-    """A sink: its jobs by generation, those that have failed included."""
+    """A sink: its jobs by generation, those that have failed included.
+
+    ``standing_by`` has the generations that were said to wait for a newer job's end.
+    """
 
     name: str
     settings: SinkSettings
@@ -312,6 +327,7 @@ class _Member:
     started: bool = False
     failure: LockstepError | None = None
     waiting: str = ""
+    standing_by: set[int] = field(default_factory=set)
 
 
 class _Group:
@@ -355,6 +371,8 @@ class _Group:
                 job.ask_to_stop()
             for job in jobs:
                 job.stop()
+                if job.newer is not None and self._stop.is_set():
+                    job.forget_takeover()
             for member in self._members:
                 member.opened.sink.close()
         failures = [member.failure for member in self._members] + [job.failure for job in jobs]
@@ -366,7 +384,11 @@ class _Group:
         """Nothing of it runs, and nothing will that wouldn't at the next start."""
         if any(job.is_alive for job in member.jobs.values()):
             return False
-        return member.failure is not None or (member.started and bool(member.jobs))
+        if member.failure is not None:
+            return True
+        if any(job.newer is not None and job.newer.ends_by_itself is not False for job in member.jobs.values()):
+            return False
+        return member.started and bool(member.jobs)
 
     def _look(self, member: _Member) -> None:
         """Start and stop what the sink's generations ask for."""
@@ -388,13 +410,40 @@ class _Group:
         for number, job in list(member.jobs.items()):
             if number not in wanted_settings:
                 job.ask_to_stop()
-            if not job.is_alive and job.failure is None and (job.was_asked_to_stop or number not in wanted_settings):
+            if not job.is_alive and self._is_done_with(member, number, is_wanted=number in wanted_settings):
                 del member.jobs[number]
         for number, settings in wanted_settings.items():
             if number not in member.jobs:
                 plan = self._source.plan(member.name, settings, number, once=self._once, open_sink=self._open)
                 member.jobs[number] = JobThread(plan, self._spark, report=self._report)
         member.started = True
+
+    def _is_done_with(self, member: _Member, number: int, *, is_wanted: bool) -> bool:
+        """Whether another job may come in the place of this one, which has ended."""
+        job = member.jobs[number]
+        if job.newer is not None:
+            return not is_wanted or self._goes_on_after(member, job.newer, number)
+        return job.failure is None and (job.was_asked_to_stop or not is_wanted)
+
+    def _goes_on_after(self, member: _Member, newer: NewerJob, number: int) -> bool:
+        """Whether a job is to start again that a newer one had ended.
+
+        It never is while that one may run: the two would take over from each other without end. One that has ended by
+        an error may come again by itself, unless it was one of ``apply --once``.
+        """
+        if newer.ends_by_itself is not None and number not in member.standing_by:
+            message = f"another job applies to generation {number} in its place, and it goes on once that one is done"
+            self._report(SinkWaiting(member.name, message, _LOOK_S))
+            member.standing_by.add(number)
+        records = member.opened.records
+        try:
+            newer.look(records, number)
+            if not newer.has_ended or (not newer.ends_by_itself and has_error(records, number)):
+                return False
+        except LockstepError:  # the next look at the sink tells
+            return False
+        member.standing_by.discard(number)
+        return True
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""

@@ -11,6 +11,7 @@ Both are coordination records of the destination, so there is one truth wherever
     finds a smaller one writes its own again. So of any number of jobs the newest is left, whatever was lost meanwhile.
     Where the destination fences, its fence decides. One that is smaller than the job's own says that the destination
     was put back. If nobody else is there, the job begins again, and finds what is missing.
+    Beside the claim it says whether that job is one of ``apply --once``: whom such a one has ended goes on afterwards.
 ``g<n>.pause_request``
     Asks all of them to let no batch begin until the record is gone. Each confirms it in its entry. None pauses longer
     than ``PAUSE_MAX_S``: whoever asked may have died.
@@ -20,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import orjson
@@ -89,11 +90,12 @@ class LastBeat:
 class _Record:
     """The heartbeat record. ``claim`` is the greatest one, None where no job of this version has written it.
 
-    ``is_known``: a job has written it, as far as this version knows.
+    ``once``: the job that has it ends by itself. ``is_known``: a job has written it, as far as this version knows.
     """
 
     beats: Mapping[str, Beat]
     claim: Claim | None
+    once: bool
     is_known: bool
 
     @property
@@ -126,7 +128,7 @@ class GenerationLease:
     """A job's side: claims the generation, shows that the job runs, and pauses when it is asked to.
 
     ``heartbeat`` is called about twice a second while the job runs. Safe for several threads; ``opened`` is the lease's
-    own. Every method raises what the destination raises.
+    own. ``once``: the job ends by itself. Every method raises what the destination raises.
     """
 
     def __init__(
@@ -134,11 +136,13 @@ class GenerationLease:
         opened: OpenedSink,
         generation: int,
         *,
+        once: bool = False,
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = _now_ms,
     ) -> None:
         self._records, self._sink = opened.records, opened.sink
         self._generation = generation
+        self._once = once
         self._heartbeat_name = _heartbeat_name(generation)
         self._request_name = pause_request_name(generation)
         self._gate: BatchGate | None = None
@@ -224,6 +228,13 @@ class GenerationLease:
             if self._looked_at is None or now - self._looked_at > _LOOKED_S:
                 self._look()
 
+    def look(self) -> None:
+        """As ``check``, but look in any case."""
+        with self._lock:
+            if self._taken_over is not None:
+                raise self._taken_over
+            self._look()
+
     def heartbeat(self) -> None:
         """Pause or go on as a pause request says, and show that the job runs. Raises as ``check`` does."""
         with self._lock:
@@ -259,7 +270,8 @@ class GenerationLease:
             if not self._beats:
                 return
             record = _load(self._records, self._heartbeat_name)
-            self._save({run: beat for run, beat in record.beats.items() if run != self._run}, record.claim)
+            left = {run: beat for run, beat in record.beats.items() if run != self._run}
+            self._save(replace(record, beats=left))
 
     def _go_on(self) -> None:
         self._expired, self._paused_for = self._paused_for or "", None
@@ -312,15 +324,46 @@ class GenerationLease:
         self._beats += 1
         self._beat_at = now
         living = self._seen.living(record.beats)
-        self._save({**living, self._run: Beat(self._beats, self._paused_for)}, self._claim or record.claim)
+        record = replace(record, beats={**living, self._run: Beat(self._beats, self._paused_for)})
+        self._save(record if self._claim is None else replace(record, claim=self._claim, once=self._once))
 
-    def _save(self, beats: Mapping[str, Beat], claim: Claim | None) -> None:
+    def _save(self, record: _Record) -> None:
         facts = {
-            "jobs": {run: asdict(beat) for run, beat in beats.items()},
+            "jobs": {run: asdict(beat) for run, beat in record.beats.items()},
             "at_ms": self._now_ms(),
-            "claim": None if claim is None else asdict(claim),
+            "claim": None if record.claim is None else asdict(record.claim),
+            "once": record.once,
         }
         self._records.save(self._heartbeat_name, orjson.dumps(facts).decode())
+
+
+class NewerJob:
+    """The job that has ended an older one of the same generation, for who looks at it again and again."""
+
+    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic_s = monotonic_s
+        self._seen: tuple[str | None, float] | None = None
+        self.ends_by_itself: bool | None = None
+        """As one of ``apply --once`` does. None before the first look."""
+        self.has_ended = False
+        """In order; one that ends by itself in any way."""
+
+    def look(self, records: CoordinationRecords, generation: int) -> None:
+        """Raises what the destination raises."""
+        now, text = self._monotonic_s(), records.load(_heartbeat_name(generation))
+        if self._seen is None or self._seen[0] != text:
+            self._seen = text, now
+        record = _parsed(text)
+        self.ends_by_itself = record.once
+        # Of two that write at the same moment one is lost: a goodbye counts once no sign of life has come after it.
+        is_silent = now - self._seen[1] > SILENCE_S
+        self.has_ended = is_silent and (record.once or not record.beats)
+
+
+def newest_run(records: CoordinationRecords, generation: int) -> str | None:
+    """Which job has the greatest claim to a generation; None where none has made one."""
+    claim = _load(records, _heartbeat_name(generation)).claim
+    return None if claim is None else claim.run
 
 
 def last_beat(records: CoordinationRecords, generation: int) -> LastBeat | None:
@@ -389,11 +432,15 @@ def _heartbeat_name(generation: int) -> str:
 
 
 def _load(records: CoordinationRecords, name: str) -> _Record:
-    text = records.load(name)
+    return _parsed(records.load(name))
+
+
+def _parsed(text: str | None) -> _Record:
     fields = {} if text is None else orjson.loads(text)
     claim = fields.get("claim")
     return _Record(
         {run: Beat(**entry) for run, entry in fields.get("jobs", {}).items()},
         None if claim is None else Claim(**claim),
+        once=bool(fields.get("once")),
         is_known="jobs" in fields,
     )

@@ -2,6 +2,9 @@
 
 ``g<n>.stopped`` is a coordination record of the destination. A job that ends by an error leaves there what the error
 was, and the next one that gets to work removes it. So the reason outlives its process, wherever that ran.
+
+A job that a newer one has ended leaves that there too: nobody told it to stop, and once the newer one is gone, somebody
+has to start one. The newer one lets it be, and the one after that removes it.
 """
 
 from collections.abc import Collection, MutableMapping
@@ -13,15 +16,19 @@ from typing import Any, Final
 import orjson
 
 from cdc.model.errors import LockstepError
-from jobs.generations.lease import SYSTEM_CLOCK, Clock, LastBeat, is_running, last_beat, running_of
+from jobs.generations.lease import SYSTEM_CLOCK, Clock, LastBeat, is_running, last_beat, newest_run, running_of
 from sinks.contract import CoordinationRecords
+
+_NEWER: Final = "newer_run"
+"""The field that has the newer job, where one has ended the job."""
 
 _FRESH_MS: Final = 15_000
 """A sign of life from about now is enough. The clocks of two machines may differ, so any other needs a second look."""
 
 
 class JobState(StrEnum):
-    """``RUNNING``: a job applies to the generation. ``STOPPED``: it ended by an error, and somebody has to act.
+    """``RUNNING``: a job applies to the generation. ``STOPPED``: it ended by an error, or a newer one ended it that has
+    ended since, and somebody has to act.
 
     ``SILENT``: it ended without a word. ``ABSENT``: none runs, since none was started or the last was told to stop.
     """
@@ -103,9 +110,9 @@ def job_statuses(
 
 
 def _ended(records: CoordinationRecords, generation: int, beat: LastBeat | None) -> JobStatus:
-    text = records.load(_name(generation))
-    if text is not None:
-        stop: dict[str, Any] = orjson.loads(text)
+    stop = _load_stop(records, generation)
+    # Of a newer job that gave no word, the last sign of life says more.
+    if stop is not None and not (_NEWER in stop and beat is not None and beat.is_alive):
         return JobStatus(JobState.STOPPED, stop["since_ms"], stop["reason"], stop["hint"])
     if beat is None:
         return JobStatus(JobState.ABSENT)
@@ -122,17 +129,51 @@ def save_stop(
     beat = last_beat(records, generation)
     if beat is not None and beat.is_alive and is_running(records, generation, clock):
         return
-    text = records.load(_name(generation))
-    before: dict[str, Any] = {} if text is None else orjson.loads(text)
+    before = _load_stop(records, generation) or {}
     since_ms = before["since_ms"] if before.get("reason") == error.message else now_ms
     stop = {"since_ms": since_ms, "reason": error.message, "hint": error.hint}
     records.save(_name(generation), orjson.dumps(stop).decode())
 
 
 def clear_stop(records: CoordinationRecords, generation: int) -> None:
-    """A job is at work again. Raises what the destination raises."""
-    if records.load(_name(generation)) is not None:
+    """The newest job is at work. What it has ended itself stays kept. Raises what the destination raises."""
+    stop = _load_stop(records, generation)
+    if stop is not None and (_NEWER not in stop or stop[_NEWER] != newest_run(records, generation)):
         records.save(_name(generation), None)
+
+
+def save_takeover(records: CoordinationRecords, generation: int, *, now_ms: int) -> None:
+    """Keep that the newest job has ended an older one. An error counts more: that is what ended the newest one.
+
+    Raises what the destination raises.
+    """
+    if has_error(records, generation):
+        return
+    stop = {
+        "since_ms": now_ms,
+        "reason": "a newer job had taken its place, and doesn't run any more",
+        "hint": "a `lockstep apply` that still runs goes on with it within seconds; stop a `lockstep run` whose `apply`"
+        " has ended",
+        _NEWER: newest_run(records, generation),
+    }
+    records.save(_name(generation), orjson.dumps(stop).decode())
+
+
+def clear_takeover(records: CoordinationRecords, generation: int) -> None:
+    """The job that a newer one had ended was told to stop. Raises what the destination raises."""
+    if _NEWER in (_load_stop(records, generation) or {}):
+        records.save(_name(generation), None)
+
+
+def has_error(records: CoordinationRecords, generation: int) -> bool:
+    """Whether an error of a generation's job is kept. Raises what the destination raises."""
+    stop = _load_stop(records, generation)
+    return stop is not None and _NEWER not in stop
+
+
+def _load_stop(records: CoordinationRecords, generation: int) -> dict[str, Any] | None:
+    text = records.load(_name(generation))
+    return None if text is None else orjson.loads(text)
 
 
 def _name(generation: int) -> str:

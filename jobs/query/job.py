@@ -127,9 +127,22 @@ class SinkJob:
             except (ConfigurationError, PositionMismatch):
                 raise
             except LockstepError:
+                # A newer job has the same checkpoint, and its query may end this one's before the claims are looked at.
+                self._look_at_claims()
                 # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
                 if not self._have_shapes_changed():
                     raise
+
+    def _look_at_claims(self) -> None:
+        """Raise Fenced when another job has claimed the generation since this one did, as far as can be seen."""
+        if self._lease is None:
+            return
+        try:
+            self._lease.look()
+        except Fenced:
+            raise
+        except LockstepError:
+            pass  # the error that has ended the query counts
 
     def _wait(self, error: Unavailable, backoff: Backoff) -> None:
         retry_in_s = backoff.next_s(error)
@@ -261,7 +274,7 @@ class SinkJob:
             raise
         self._lease_sink = opened
         if self._lease is None:
-            self._lease = GenerationLease(opened, self._plan.generation)
+            self._lease = GenerationLease(opened, self._plan.generation, once=self._plan.once)
         else:
             self._lease.reopen(opened)
         if before is not None:

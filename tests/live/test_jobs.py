@@ -129,6 +129,13 @@ class Pipeline:
         finally:
             sink.close()
 
+    def job_status(self) -> JobStatus:
+        opened = open_sink("cache", self.cache, 1)
+        try:
+            return job_status(opened.records, 1, now_ms=time.time_ns() // 1_000_000)
+        finally:
+            opened.sink.close()
+
     def progress(self) -> Progress:
         opened = open_sink("cache", self.cache, 1)
         try:
@@ -556,7 +563,25 @@ def test_the_older_of_two_jobs_ends_and_the_newer_one_goes_on(
             newer.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
             assert pipeline.rows() == pipeline.expected
             assert newer.stop() == 0
+    status = pipeline.job_status()  # nobody has told the older one to stop
+    assert (status.state, "newer job had taken its place" in (status.reason or "")) == (JobState.STOPPED, True)
     assert "another job has begun to apply" in older.wait_for("SinkFailed")["error"]
+
+
+@pytest.mark.crash
+def test_apply_once_beside_a_job_leaves_the_sink_with_that_job(pipeline: Pipeline, spark: SparkSession) -> None:
+    lsn = pipeline.write(put(1))
+    with pipeline.process() as job:
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert pipeline.apply_once(spark).poll() == 0
+        since = job.reports.index(job.wait_for("SinkFailed"))
+        job.wait_for("SinkStarted", since=since)
+        lsn = pipeline.write(put(2))
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        assert pipeline.job_status().state is JobState.RUNNING
+        assert job.stop() == 0
+    assert pipeline.job_status().state is JobState.ABSENT
+    assert pipeline.rows() == pipeline.expected
 
 
 def test_a_checkpoint_that_another_job_has_written_to_does_not_end_the_newest_one(
@@ -635,26 +660,19 @@ def test_a_topic_that_was_recreated_is_refused_and_the_other_sinks_go_on(
 
 
 def test_why_a_job_has_stopped_outlives_it_until_one_is_at_work_again(pipeline: Pipeline, spark: SparkSession) -> None:
-    def job_now() -> JobStatus:
-        opened = open_sink("cache", pipeline.cache, 1)
-        try:
-            return job_status(opened.records, 1, now_ms=time.time_ns() // 1_000_000)
-        finally:
-            opened.sink.close()
-
     pipeline.write(put(1))
     assert pipeline.apply_once(spark).poll() == 0
-    assert job_now().state is JobState.ABSENT
+    assert pipeline.job_status().state is JobState.ABSENT
     pipeline.log.recreate_topic(ORDERS)
     began_ms = time.time_ns() // 1_000_000
     assert pipeline.apply_once(spark).poll() == 1
-    stopped = job_now()
+    stopped = pipeline.job_status()
     assert (stopped.state, stopped.needs_somebody) == (JobState.STOPPED, True)
     assert "was recreated since sink" in (stopped.reason or "")
     assert stopped.since_ms is not None
     assert stopped.since_ms >= began_ms
     assert pipeline.apply_once(spark).poll() == 1
-    assert job_now().since_ms == stopped.since_ms
+    assert pipeline.job_status().since_ms == stopped.since_ms
 
 
 def test_a_slip_of_the_pen_at_the_first_start_is_mended_in_the_file_alone(

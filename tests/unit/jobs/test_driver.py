@@ -6,22 +6,25 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError
 from cdc.model.table import TableName
-from jobs.driver import Source, _Group, long_batches, look_every_s, session, tables_of
-from jobs.generations.lease import GenerationLease
-from jobs.generations.record import Phase, Record, begin_generation, list_generations
+from jobs.driver import TAKEN_OVER, Source, _Group, long_batches, look_every_s, session, tables_of
+from jobs.generations.lease import GenerationLease, NewerJob
+from jobs.generations.record import Phase, Record, begin_generation, list_generations, save_record
+from jobs.generations.status import save_stop
 from jobs.query.sink_plan import PARTITIONS_MAX
+from jobs.report import Report, SinkWaiting
 from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, definition
+from tests.generations import prepared_store
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
 
@@ -189,6 +192,109 @@ def test_settings_that_another_job_is_at_work_with_stay() -> None:
     finally:
         ended.set()
         thread.join()
+
+
+class _Taken:
+    """A job that a newer one has ended at once."""
+
+    made: ClassVar[list["_Taken"]]
+    now: ClassVar[float]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.failure = Fenced("another job has begun")
+        self.newer = NewerJob(lambda: self.now)
+        self.is_alive = self.was_asked_to_stop = self.is_forgotten = False
+        self.made.append(self)
+
+    def ask_to_stop(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def forget_takeover(self) -> None:
+        self.is_forgotten = True
+
+
+def _older(store: MemoryStore, monkeypatch: pytest.MonkeyPatch, reports: list[Report]) -> _Group:
+    """A driver whose job a newer one has ended."""
+    _Taken.made, _Taken.now = [], 0.0
+    monkeypatch.setattr("jobs.driver.JobThread", _Taken)
+    group = _Group(
+        Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings()),
+        {"cache": RedisSettings()},
+        cast(Any, None),
+        once=False,
+        stop=threading.Event(),
+        report=reports.append,
+        open_sink=lambda *_: open_memory(store),
+    )
+    group._look(group._members[0])
+    assert not group._is_over(group._members[0])  # before it knows what has ended it
+    return group
+
+
+def test_a_job_that_apply_once_had_ended_goes_on_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, reports = prepared_store(1), list[Report]()
+    once = GenerationLease(open_memory(store), 1, once=True)
+    once.claim(lambda: 0)
+    group = _older(store, monkeypatch, reports)
+    [member] = group._members
+    for _ in range(5):  # that one gives signs of life
+        _Taken.now += 4.0
+        once._save_beat(once._look(), 0.0)
+        group._look(member)
+        assert not group._is_over(member)
+    assert len(_Taken.made) == 1
+    assert [type(report) for report in reports] == [SinkWaiting]
+    once.end()
+    group._look(member)
+    assert len(_Taken.made) == 1
+    _Taken.now += 10.0
+    save_stop(open_memory(store).records, 1, LockstepError("refused"), now_ms=0)  # its own error doesn't matter
+    group._look(member)
+    assert len(_Taken.made) == 2
+
+
+@pytest.mark.parametrize("ends", ["not", "in order", "by an error"])
+def test_a_job_that_another_one_had_ended_goes_on_when_that_one_is_told_to_stop(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the driver still has other sinks: else it is over at once, and two drivers don't take turns."""
+    store = prepared_store(1)
+    newer = GenerationLease(open_memory(store), 1)
+    newer.claim(lambda: 0)
+    group = _older(store, monkeypatch, [])
+    [member] = group._members
+    group._look(member)
+    assert group._is_over(member)
+    if ends != "not":
+        newer.end()
+    if ends == "by an error":
+        save_stop(open_memory(store).records, 1, LockstepError("refused"), now_ms=0)
+    for _ in range(2):
+        _Taken.now += 10.0
+        group._look(member)
+    assert len(_Taken.made) == (2 if ends == "in order" else 1)
+
+
+def test_who_is_told_to_stop_while_a_newer_job_has_its_place_needs_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for is_told in (True, False):
+        store = prepared_store(1)
+        GenerationLease(open_memory(store), 1).claim(lambda: 0)
+        group = _older(store, monkeypatch, [])
+        if is_told:
+            group._stop.set()
+        assert group.run() == TAKEN_OVER
+        assert [job.is_forgotten for job in _Taken.made] == [is_told]
+
+
+def test_a_job_that_was_ended_is_forgotten_with_its_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = prepared_store(1)
+    group = _older(store, monkeypatch, [])
+    [member] = group._members
+    save_record(open_memory(store).records, 1, _record(Phase.BUILDING))
+    monkeypatch.setattr(group, "_was_left_live", lambda *_: False)
+    group._look(member)
+    assert not member.jobs
 
 
 @pytest.mark.parametrize(("tables", "seconds"), [(1, 2), (400, 2), (1_000, 5), (5_000, 10)])

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.model.errors import DataLost, Fenced, Unavailable
 from jobs.generations.batch_gate import BatchGate
-from jobs.generations.lease import HEARTBEAT_S, PAUSE_MAX_S, GenerationLease, is_running, wait_for_pause
+from jobs.generations.lease import HEARTBEAT_S, PAUSE_MAX_S, GenerationLease, NewerJob, is_running, wait_for_pause
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.generations import Time, lease_of, prepared_store
 
@@ -351,6 +351,44 @@ def test_an_older_job_claims_nothing_again() -> None:
     with pytest.raises(Fenced):
         older.lease.claim(lambda: claimed.append(1) or 1)  # type: ignore[func-returns-value]
     assert not claimed
+
+
+@pytest.mark.parametrize(("once", "is_killed"), [(True, False), (True, True), (False, False), (False, True)])
+def test_who_was_ended_by_a_newer_job_sees_that_one_end(once: bool, is_killed: bool) -> None:
+    """A job that goes on may hang and come back. One that ends by itself ends no other for ever."""
+    now, records = Time(), MemoryRecords(MemoryStore())
+    opened = replace(open_memory(MemoryStore()), records=records)
+    newer = GenerationLease(opened, 1, once=once, monotonic=lambda: now.now, now_ms=lambda: round(now.now * 1000))
+    newer.claim(lambda: 0)
+    seen = NewerJob(lambda: now.now)
+    assert seen.ends_by_itself is None
+    for _ in range(10):
+        now.sleep(HEARTBEAT_S)
+        newer.heartbeat()
+        seen.look(records, 1)
+        assert (seen.ends_by_itself, seen.has_ended) == (once, False)
+    if not is_killed:
+        newer.end()
+    seen.look(records, 1)
+    assert not seen.has_ended  # a sign of life that was written over comes back
+    now.sleep(4 * HEARTBEAT_S)
+    seen.look(records, 1)
+    assert seen.has_ended is (once or not is_killed)
+
+
+def test_whether_the_newest_job_ends_by_itself_outlives_what_others_write() -> None:
+    records = MemoryRecords(MemoryStore())
+    opened = replace(open_memory(MemoryStore()), records=records)
+    older, newest = GenerationLease(opened, 1), GenerationLease(opened, 1, once=True)
+    older.claim(lambda: 0)
+    newest.claim(lambda: 0)
+    older.end()
+    seen = NewerJob()
+    seen.look(records, 1)
+    assert seen.ends_by_itself
+    GenerationLease(opened, 1).claim(lambda: 0)
+    seen.look(records, 1)
+    assert seen.ends_by_itself is False
 
 
 def test_a_job_of_an_earlier_version_makes_no_claim() -> None:

@@ -8,7 +8,16 @@ import orjson
 
 from cdc.model.errors import LockstepError
 from jobs.generations.lease import HEARTBEAT_S, GenerationLease, LastBeat
-from jobs.generations.status import JobState, JobStatus, clear_stop, job_status, job_statuses, save_stop
+from jobs.generations.status import (
+    JobState,
+    JobStatus,
+    clear_stop,
+    clear_takeover,
+    job_status,
+    job_statuses,
+    save_stop,
+    save_takeover,
+)
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.generations import Time
 
@@ -110,6 +119,52 @@ def test_the_error_of_a_second_job_is_not_kept_while_the_first_one_goes_on() -> 
     now.every = lambda: None
     save_stop(records, 1, LockstepError("mine"), now_ms=MINUTE_MS, clock=now.clock())
     assert job_status(records, 1, now_ms=2 * MINUTE_MS, clock=now.clock()).state is JobState.STOPPED
+
+
+def _claimed(records: MemoryRecords) -> GenerationLease:
+    lease = _lease(records, MINUTE_MS)
+    lease.claim(lambda: 0)
+    return lease
+
+
+def test_a_job_that_a_newer_one_has_ended_needs_somebody_once_that_one_is_gone() -> None:
+    records = MemoryRecords(MemoryStore())
+    older, newer = _claimed(records), _claimed(records)
+    older.end()
+    save_takeover(records, 1, now_ms=2 * MINUTE_MS)
+    clear_stop(records, 1)  # the newer one gets to work, maybe later than the older one has noticed
+    assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.RUNNING
+    killed = job_status(records, 1, now_ms=3 * MINUTE_MS, clock=Time().clock())
+    assert (killed.state, killed.since_ms) == (JobState.SILENT, MINUTE_MS)
+    newer.end()
+    stopped = job_status(records, 1, now_ms=3 * MINUTE_MS)
+    assert (stopped.state, stopped.since_ms) == (JobState.STOPPED, 2 * MINUTE_MS)
+    assert "a newer job had taken its place" in (stopped.sentence("cache") or "")
+    next_one = _claimed(records)
+    clear_stop(records, 1)
+    next_one.end()
+    assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.ABSENT
+
+
+def test_a_job_that_is_told_to_stop_after_a_newer_one_had_ended_it_needs_nobody() -> None:
+    records = MemoryRecords(MemoryStore())
+    _claimed(records).end()
+    save_takeover(records, 1, now_ms=MINUTE_MS)
+    clear_takeover(records, 1)
+    assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.ABSENT
+
+
+def test_what_ended_the_newer_job_counts_more_than_that_it_had_ended_another() -> None:
+    for ended_first in (True, False):
+        records = MemoryRecords(MemoryStore())
+        _claimed(records).end()
+        if ended_first:
+            save_takeover(records, 1, now_ms=MINUTE_MS)
+        save_stop(records, 1, LockstepError("refused"), now_ms=MINUTE_MS)
+        if not ended_first:
+            save_takeover(records, 1, now_ms=MINUTE_MS)
+        clear_takeover(records, 1)
+        assert job_status(records, 1, now_ms=MINUTE_MS).reason == "refused"
 
 
 def test_a_job_of_an_earlier_version_that_was_told_to_stop_is_absent() -> None:

@@ -206,6 +206,22 @@ def test_two_jobs_that_overtake_each_other_do_not_do_so_for_ever(
     assert job.queries == 5
 
 
+def test_whatever_ends_a_job_that_a_newer_one_has_overtaken_is_that_one(looks: list[bool | Unavailable]) -> None:
+    """Their queries share a checkpoint, and what Spark says of that is of many kinds."""
+    older, store = _Job(LockstepError("the query failed")), MemoryStore()
+    older._lease = GenerationLease(open_memory(store), 1)
+    older._lease.claim(lambda: 0)
+    GenerationLease(open_memory(store), 1).claim(lambda: 0)
+    with pytest.raises(Fenced, match="another job has begun"):
+        older.run()
+    looks.append(False)
+    newest = _Job(LockstepError("no room"))
+    newest._lease = GenerationLease(open_memory(store), 1)
+    newest._lease.claim(lambda: 0)
+    with pytest.raises(LockstepError, match="no room"):
+        newest.run()
+
+
 def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Unavailable]) -> None:
     job = _Job(Unavailable("the brokers don't answer", retry_after_s=0.2))
     store = MemoryStore()
