@@ -350,6 +350,17 @@ url = "{self.endpoints.warehouse_url}"
             for at, events in events_of_partition.items()
         }
 
+    def change_accounts(self, text: str) -> None:
+        """Have rows of its table ``account`` change, go and come."""
+        table = f"{self.name}.account"
+        with self.sql() as connection:
+            for statement in (
+                f"update {table} set owner = '{text}' where id % 10 = 1",
+                f"delete from {table} where id % 97 = 5",
+                f"insert into {table} (id, owner) select max(id) + 1, '{text}' from {table}",
+            ):
+                connection.execute(statement.encode())
+
     def newest_rows(self) -> dict[tuple[str, bytes], Any]:
         """What compaction would leave: the last event of every key, if it isn't a delete."""
         newest: dict[tuple[str, bytes], Any] = {}

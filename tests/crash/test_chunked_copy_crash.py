@@ -62,18 +62,6 @@ def _wait_for_rows(pipeline: Pipeline, capture: Process, rows: int) -> int:
     return seen
 
 
-def _change(pipeline: Pipeline, text: str) -> None:
-    """Rows change, move, come and go."""
-    table = f"{pipeline.name}.account"
-    with pipeline.sql() as connection:
-        for statement in (
-            f"update {table} set owner = '{text}' where id % 10 = 1",
-            f"delete from {table} where id % 97 = 5",
-            f"insert into {table} (id, owner) select max(id) + 1, '{text}' from {table}",
-        ):
-            connection.execute(statement.encode())
-
-
 def _finish(pipeline: Pipeline, capture: Process) -> None:
     """Let it go on to its end: the topic has the source's rows."""
     pipeline.wait_streaming(capture)
@@ -94,7 +82,7 @@ def test_kill_9_of_capture(pipeline: Pipeline) -> None:
         copy = _copy(pipeline)
         assert copy is not None
         assert copy.rows >= done
-        _change(pipeline, f"turn {turn}")
+        pipeline.change_accounts(f"turn {turn}")
         capture = pipeline.start_capture()
     _finish(pipeline, capture)
 
@@ -107,7 +95,7 @@ def test_kill_9_of_a_server(pipeline: Pipeline, stack: Any, server: str) -> None
     done = _wait_for_rows(pipeline, capture, 300)
     stack.kill(server)
     stack.start(server)
-    _change(pipeline, "meanwhile")
+    pipeline.change_accounts("meanwhile")
     if (copy := _copy(pipeline)) is not None:
         assert copy.rows >= done
     _finish(pipeline, capture)

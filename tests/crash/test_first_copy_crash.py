@@ -63,18 +63,6 @@ def _wait_for_ranges(pipeline: Pipeline, process: Process, count: int) -> int:
     return len(_ranges(pipeline))
 
 
-def _change(pipeline: Pipeline, text: str) -> None:
-    """Rows change, move, come and go."""
-    table = f"{pipeline.name}.account"
-    with pipeline.sql() as connection:
-        for statement in (
-            f"update {table} set owner = '{text}' where id % 10 = 1",
-            f"delete from {table} where id % 97 = 5",
-            f"insert into {table} (id, owner) select max(id) + 1, '{text}' from {table}",
-        ):
-            connection.execute(statement.encode())
-
-
 def _finish(pipeline: Pipeline, capture: Process) -> None:
     """Let it go on to its end: the topic has the source's rows, and most of them were copied once."""
     pipeline.wait_streaming(capture)
@@ -112,7 +100,7 @@ def test_kill_9_of_capture(pipeline: Pipeline) -> None:
         capture.wait()
         psutil.wait_procs(workers, timeout=60)
         assert len(_ranges(pipeline)) >= done
-        _change(pipeline, f"turn {turn}")
+        pipeline.change_accounts(f"turn {turn}")
     _finish(pipeline, pipeline.start_capture())
 
 
@@ -122,7 +110,7 @@ def test_a_frozen_capture_that_wakes_up_publishes_nothing(pipeline: Pipeline) ->
     frozen = [psutil.Process(old.pid), *psutil.Process(old.pid).children()]
     for process in frozen:
         process.suspend()
-    _change(pipeline, "meanwhile")
+    pipeline.change_accounts("meanwhile")
     new = pipeline.start_capture()
     try:
         _wait_for_ranges(pipeline, new, len(_ranges(pipeline)) + 1)
@@ -138,11 +126,11 @@ def test_kill_9_of_kafka_and_of_postgresql(stack: Any, pipeline: Pipeline) -> No
     """Rows are written before, while Kafka is away, and after both are back."""
     capture = pipeline.start_capture()
     _wait_for_ranges(pipeline, capture, 2)
-    _change(pipeline, "before")
+    pipeline.change_accounts("before")
     stack.kill("kafka")
-    _change(pipeline, "without Kafka")
+    pipeline.change_accounts("without Kafka")
     stack.kill("postgres")
     stack.start("kafka")
     stack.start("postgres")
-    _change(pipeline, "after")
+    pipeline.change_accounts("after")
     _finish(pipeline, capture)

@@ -42,6 +42,13 @@ _DEFAULT_LOCKS = {"max_locks_per_transaction": "64", "max_connections": "100"}
 _ROWS_EACH = 2
 _COPYING = "copying public.m at"
 
+_TWO_PARTITIONS = (
+    "create table m (id int primary key) partition by range (id)",
+    "create table m0 partition of m for values from (0) to (10)",
+    "create table m1 partition of m for values from (10) to (20)",
+    "insert into m values (1), (11)",
+)
+
 
 @contextmanager
 def _database(directory: Path, settings: dict[str, str]) -> Iterator[Database]:
@@ -283,10 +290,7 @@ def test_no_key_of_a_partition_that_is_another_one_since_the_snapshot_is_taken_f
 ) -> None:
     """A rewrite gives all rows new transactions, so an old snapshot shows none of them."""
     database.execute(
-        "create table m (id int primary key) partition by range (id)",
-        "create table m0 partition of m for values from (0) to (10)",
-        "create table m1 partition of m for values from (10) to (20)",
-        "insert into m values (1), (11)",
+        *_TWO_PARTITIONS,
     )
     shape = database.shape(M)
     with _reader(database) as reader:
@@ -326,10 +330,7 @@ def test_a_partition_that_is_emptied_or_moved_before_it_is_read_is_copied_later(
     database: Database, change: str
 ) -> None:
     database.execute(
-        "create table m (id int primary key) partition by range (id)",
-        "create table m0 partition of m for values from (0) to (10)",
-        "create table m1 partition of m for values from (10) to (20)",
-        "insert into m values (1), (11)",
+        *_TWO_PARTITIONS,
     )
     shape = database.shape(M)
     with _reader(database) as reader:
