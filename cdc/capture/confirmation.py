@@ -30,7 +30,8 @@ _TELL_S = 0.25
 class Confirmation:
     """Sends status updates. ``confirmed`` grows only by ``committed``; keepalives never raise it.
 
-    ``complete`` is what monitoring reads: everything that commits before it is in Kafka, and readers can know so.
+    ``complete`` is what monitoring reads: everything that commits before it is in Kafka. The progress record that says
+    so to readers may come a moment later.
     """
 
     def __init__(self, stream: StatusReceiver, clock: Clock, *, interval_s: float, confirmed: Lsn) -> None:

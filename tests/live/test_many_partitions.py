@@ -42,11 +42,15 @@ _DEFAULT_LOCKS = {"max_locks_per_transaction": "64", "max_connections": "100"}
 _ROWS_EACH = 2
 _COPYING = "copying public.m at"
 
-_TWO_PARTITIONS = (
+_ONE_PARTITION = (
     "create table m (id int primary key) partition by range (id)",
     "create table m0 partition of m for values from (0) to (10)",
+    "insert into m values (1)",
+)
+_TWO_PARTITIONS = (
+    *_ONE_PARTITION,
     "create table m1 partition of m for values from (10) to (20)",
-    "insert into m values (1), (11)",
+    "insert into m values (11)",
 )
 
 
@@ -259,9 +263,7 @@ def test_a_chunk_of_keys_takes_no_more_partitions_at_once_than_can_be_locked(sma
 
 def test_a_chunk_waits_for_a_partition_that_is_locked(database: Database) -> None:
     database.execute(
-        "create table m (id int primary key) partition by range (id)",
-        "create table m0 partition of m for values from (0) to (10)",
-        "insert into m values (1)",
+        *_ONE_PARTITION,
     )
     shape = database.shape(M)
     with ChunkReader(database.source(), lambda: None) as reader:
@@ -308,9 +310,7 @@ def test_no_key_of_a_partition_that_is_another_one_since_the_snapshot_is_taken_f
 
 def test_a_chunk_waits_for_a_partition_that_is_rewritten_meanwhile(database: Database) -> None:
     database.execute(
-        "create table m (id int primary key) partition by range (id)",
-        "create table m0 partition of m for values from (0) to (10)",
-        "insert into m values (1)",
+        *_ONE_PARTITION,
     )
     shape = database.shape(M)
     with ChunkReader(database.source(), lambda: None) as reader:
