@@ -15,7 +15,7 @@ def _sink(name: str, kind: str, **changes: Any) -> Document:
         "kind": kind,
         "generation": 3,
         "live": True,
-        "state": "running",
+        "state": "current",
         "since_ms": NOW_MS - 3_600_000,
         "reason": None,
         "next_step": None,
@@ -39,7 +39,6 @@ def state(**changes: Any) -> Document:
             "server": "db.internal:5432",
             "database": "shop",
             "slot": "lockstep_shop",
-            "slot_state": "running",
             "wal_status": "reserved",
             "wal_end": "0/5BFAFD8",
             "confirmed_lsn": "0/5BF9C60",
@@ -49,7 +48,7 @@ def state(**changes: Any) -> Document:
             "minutes_until_full": 433.5,
         },
         "capture": {
-            "state": "running",
+            "state": "current",
             "since_ms": NOW_MS - 86_400_000,
             "reason": None,
             "next_step": None,
@@ -105,7 +104,7 @@ def slot_lost() -> Document:
     reason = "the server has removed WAL that the slot lockstep_shop needed"
     step = "Copy every table again: `lockstep recover`"
     document = state(problems=[_problem("slot", "lost", reason, step)], open_alerts=1)
-    document["source"] |= {"slot_state": "lost", "wal_status": "lost", "safe_wal_bytes": 0, "minutes_until_full": 0.0}
+    document["source"] |= {"wal_status": "lost", "safe_wal_bytes": 0, "minutes_until_full": 0.0}
     document["capture"] |= {"state": "stopped", "reason": reason, "next_step": step, "events_per_s": 0.0}
     return document
 
@@ -114,7 +113,6 @@ def empty() -> Document:
     """Nothing has ever run."""
     document = state(sinks=[], topics={"count": 0, "events_per_s": None, "bytes": None})
     document["source"] |= {name: None for name in document["source"] if name not in ("server", "database", "slot")}
-    document["source"]["slot_state"] = "unknown"
     nothing = dict.fromkeys(document["capture"])
     document["capture"] = {**nothing, "state": "unknown"}
     return document

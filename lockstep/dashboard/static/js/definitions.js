@@ -11,6 +11,9 @@ export const DEFINITIONS = {
   "Rate": "Events a second, as measured between two samples.",
   "WAL rate": "Bytes of WAL a second that the server writes, for all of its databases.",
   "Retained WAL": "WAL that the slot makes the server keep.",
+  "WAL status":
+    "PostgreSQL's word for the slot: reserved is well, extended holds more than max_wal_size, unreserved is about to be " +
+    "lost, lost is over.",
   "Room left": "WAL that can still be written before the slot may be lost. Unknown where the server sets no limit.",
   "WAL end": "The position that the server writes at now.",
   "Confirmed": "The position up to which capture has confirmed to the server: everything before it is in Kafka.",

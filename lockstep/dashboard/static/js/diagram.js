@@ -21,7 +21,7 @@ function box({ x, y, width, height = BOX_HEIGHT, name, note, state, href, label,
   const room = width - 24;
   const inside = [
     h("title", null, label ?? name),
-    h("rect", { class: `box ${kind}`, x, y, width, height, rx: 9 }),
+    h("rect", { class: `box ${kind} ${state ?? ""}`, x, y, width, height, rx: 9 }),
     h("text", { class: "name", x: x + 12, y: y + 23 }, fitted(name, room, 7.6)),
     h("text", { class: "note", x: x + 12, y: y + 40 }, fitted(note, room, 6)),
     state !== undefined &&
@@ -65,9 +65,9 @@ function sourceParts(state) {
       name: source.database ?? "source",
       note: source.server,
       href: "#/source",
-      label: `Source ${source.database} at ${source.server}, slot ${source.slot}: ${source.slot_state}`,
+      label: `Source ${source.database} at ${source.server}, slot ${source.slot}: ${source.wal_status}`,
     },
-    slot: { name: source.slot, note: `holds ${format.bytes(source.retained_bytes)}`, state: source.slot_state },
+    slot: { name: source.slot, note: `holds ${format.bytes(source.retained_bytes)}`, state: source.wal_status },
     capture: { name: "capture", note: format.rate(capture.events_per_s, "events"), state: capture.state },
     topics: {
       name: format.plural(topics.count, "topic"),

@@ -5,20 +5,22 @@ import { h } from "./dom.js";
 import * as format from "./format.js";
 
 const CLASSES = {
-  good: ["running", "ok", "ready", "equal", "streaming", "copied", "reserved", "live", "right", "extended", "done"],
-  warn: ["behind", "warning", "stalled", "older", "differs", "overdue", "unreserved", "missing", "pending", "unanswered"],
-  bad: ["stopped", "error", "lost", "refused", "failed", "wrong", "rejected", "resurrected"],
-  rest: ["building", "copying", "paused", "waiting", "waits", "queued", "in the stream"],
+  good: ["current", "running", "ok", "ready", "equal", "streaming", "copied", "reserved", "right", "done"],
+  busy: ["behind", "building", "copying", "in the stream"],
+  rest: ["paused", "waiting", "waits", "queued", "extended"],
+  warn: ["warning", "stalled", "absent", "older", "differs", "overdue", "unreserved", "missing", "unanswered"],
+  bad: ["stopped", "silent", "error", "lost", "refused", "failed", "wrong", "rejected", "resurrected"],
 };
 const SHAPES = {
   good: "M2 6.2 5 9 10 3",
+  busy: "M2 1 11 6 2 11z",
+  rest: "M2 1h3v10H2z M7 1h3v10H7z",
   warn: "M6 1 11.5 11H.5z",
   bad: "M1 1h10v10H1z",
-  rest: "M2 1h3v10H2z M7 1h3v10H7z",
   none: "M6 1a5 5 0 1 0 .01 0z",
 };
 
-/** How bad a state is: good, warn, bad, rest or none. */
+/** How bad a state is: good, busy, rest, warn, bad, or none where nobody knows. */
 export function severity(state) {
   const word = String(state ?? "").toLowerCase();
   return Object.keys(CLASSES).find((name) => CLASSES[name].includes(word)) ?? "none";

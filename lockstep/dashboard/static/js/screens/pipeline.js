@@ -3,14 +3,27 @@
 import { diagram } from "../diagram.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { headline, lsn, panel, problem, stateOf, table, title } from "../parts.js";
+import { headline, lsn, panel, problem, sentence, severity, stateOf, table, title } from "../parts.js";
 
 /** The live sink that is worst off: one that doesn't get further, else the one that is furthest behind. */
 function worstSink(sinks) {
   const live = sinks.filter((sink) => sink.live);
-  const isStill = (sink) => !["running", "behind"].includes(sink.state);
+  const isStill = (sink) => ["warn", "bad"].includes(severity(sink.state));
   const behind = (sink) => sink.seconds_behind ?? Infinity;
   return [...live].sort((a, b) => isStill(b) - isStill(a) || behind(b) - behind(a))[0];
+}
+
+function roomLeft(source) {
+  if (source.retained_bytes === null) return "there is no slot yet";
+  return source.safe_wal_bytes === null ? "the server sets no limit" : `${format.bytes(source.safe_wal_bytes)} left`;
+}
+
+/** One line where no problem is listed. It says that all is well only where everything is known to run. */
+function summary({ capture, sinks }) {
+  const known = [capture, ...sinks].every((one) => ["good", "busy"].includes(severity(one.state)));
+  if (known && sinks.length) return [stateOf("ok", "all well"), "Capture runs, and every sink gets further."];
+  if (capture.lsn === null) return [stateOf("unknown", "nothing runs"), sentence("Nothing was captured yet: `lockstep run` starts it.")];
+  return [stateOf("unknown", "not everything runs"), "The table of stages says what is known."];
 }
 
 function figures(state) {
@@ -25,8 +38,8 @@ function figures(state) {
     ],
     [
       "Slot is full in",
-      source.slot_state === "lost" ? "lost" : full === null ? "no limit known" : format.minutes(full),
-      source.safe_wal_bytes === null ? "the server sets no limit" : `${format.bytes(source.safe_wal_bytes)} left`,
+      source.wal_status === "lost" ? "lost" : format.minutes(full),
+      roomLeft(source),
     ],
     ["Retained WAL", format.bytes(source.retained_bytes), `slot ${source.slot}`],
     ["Rate", format.rate(topics.events_per_s, "events"), `${format.byteRate(source.wal_bytes_per_s)} of WAL`],
@@ -86,7 +99,7 @@ export default {
       figures(state),
       problems.length > 0
         ? h("ul", { class: "problems", "aria-label": "What isn't well" }, problems.map((one) => problem(one, state.sampled_ms)))
-        : h("p", { class: "fine" }, stateOf("ok", state.sinks.length ? "all well" : "nothing runs"), "Nothing needs you."),
+        : h("p", { class: "fine" }, summary(state)),
       h("section", { class: "panel drawing", "aria-label": "Drawing of the pipeline" }, diagram(state, width - 18)),
       stages(state),
     ];

@@ -42,8 +42,7 @@ export default {
       panel(
         `Slot ${source.slot}`,
         facts([
-          ["State", stateOf(source.slot_state)],
-          ["WAL status", format.text(source.wal_status)],
+          ["WAL status", stateOf(source.wal_status)],
           ["Confirmed", lsn(source.confirmed_lsn)],
           ["Retained WAL", format.bytes(source.retained_bytes)],
           ["Room left", format.bytes(source.safe_wal_bytes)],
