@@ -256,3 +256,15 @@ _DOCUMENTS: dict[str, Document] = {
         ],
     },
 }  # fmt: skip
+
+
+def tail_event() -> Document:
+    return {
+        "table": "public.customer",
+        "op": "u",
+        "key": '{"id":42}',
+        "tag": "0000000005bf37780001",
+        "partition": 1,
+        "offset": 7,
+        "time_ms": NOW_MS,
+    }

@@ -95,8 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _tail(self) -> None:
         self._begin_events()
-        event = {"table": "public.customer", "op": "u", "key": '{"id":42}', "tag": "0000000005bf37780001"}
-        self._event("event", event | {"partition": 1, "offset": 7, "time_ms": example.NOW_MS})
+        self._event("event", example.tail_event())
 
     def _begin_events(self) -> None:
         self.send_response(200)

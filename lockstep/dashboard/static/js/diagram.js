@@ -71,9 +71,9 @@ function sourceParts(state) {
     capture: { name: "capture", note: format.rate(capture.events_per_s, "events"), state: capture.state },
     topics: {
       name: format.plural(topics.count, "topic"),
-      note: format.bytes(topics.bytes),
+      note: topics.bytes === null ? format.rate(topics.events_per_s, "events") : format.bytes(topics.bytes),
       href: "#/tables",
-      label: `${format.plural(topics.count, "topic")}, ${format.bytes(topics.bytes)}`,
+      label: `${format.plural(topics.count, "topic")}, ${format.rate(topics.events_per_s, "events")}`,
     },
   };
 }

@@ -6,7 +6,7 @@ import * as format from "./format.js";
 
 const CLASSES = {
   good: ["current", "running", "ok", "ready", "equal", "streaming", "copied", "reserved", "right", "done"],
-  busy: ["behind", "building", "copying", "in the stream"],
+  busy: ["behind", "building", "copying", "in stream"],
   rest: ["paused", "waiting", "waits", "queued", "extended"],
   warn: ["warning", "stalled", "absent", "older", "differs", "overdue", "unreserved", "missing", "unanswered"],
   bad: ["stopped", "silent", "error", "lost", "refused", "failed", "wrong", "rejected", "resurrected"],

@@ -67,8 +67,15 @@ export default {
   title: () => "Copies and rebuilds",
   load: { path: () => "api/copies", every: 2000 },
   render({ document, error }) {
-    const copyColumns = [["table", "wraps"], ["state"], ["done"], ["", "number"], ["rows", "number"], ["bytes", "number"], ["actions", "actions"]];
-    copyColumns[3][0] = "share";
+    const copyColumns = [
+      ["table", "wraps"],
+      ["state"],
+      ["done"],
+      ["share", "number"],
+      ["rows", "number"],
+      ["bytes", "number"],
+      ["actions", "actions"],
+    ];
     const buildColumns = [["build"], ["state"], ["done"], ["share", "number"], ["events", "number"]];
     if (!document) return [title("Copies and rebuilds"), panel(null, error ?? waiting("the copies"))];
     return [

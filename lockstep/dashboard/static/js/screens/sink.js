@@ -104,7 +104,7 @@ export default {
         document?.lag.length ? h("div", { class: "chart", own: true, key: `chart of ${name}` }) : (error ?? waiting("the last hour")),
       ),
       document && panel("Generations", generations(document.generations), { flush: true }),
-      document && panel("Batches", batches(document.batches), { flush: true }),
+      document?.batches.length > 0 && panel("Batches", batches(document.batches), { flush: true }),
     ];
   },
   after({ document }, root) {
