@@ -21,12 +21,13 @@ class FakeApi:
     """What it answers can be changed while a page looks at it."""
 
     def __init__(self) -> None:
-        """Everything is well, and no action was asked for."""
+        """All is well, and no action was asked for. While it isn't ``is_sampled``, the same sample is sent again."""
         self.state: Callable[[], example.Document] = example.state
         self.documents = example.documents()
         self.actions: list[tuple[str, Any]] = []
         self.token: str | None = None
         self.address = ""
+        self.is_sampled = True
         self.is_open = threading.Event()
         self.is_open.set()
         self.changed = threading.Condition()
@@ -85,9 +86,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(503, "text/plain", b"")
             return
         self._begin_events()
+        looks = 0
         try:
             while self._api.is_open.is_set():
-                self._event("state", self._api.state())
+                looks += self._api.is_sampled
+                document = self._api.state()
+                self._event("state", document | {"sampled_ms": document["sampled_ms"] + 1000 * looks})
                 with self._api.changed:
                     self._api.changed.wait(1)
         except OSError:

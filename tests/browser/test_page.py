@@ -122,6 +122,15 @@ def test_a_lost_connection_is_told_with_since_when_and_found_again(browser: Brow
         expect(page.locator(".problem")).to_contain_text("search")
 
 
+def test_figures_that_get_no_newer_are_said_to_be_old(browser: Browser, api: FakeApi) -> None:
+    with opened(browser, api.address) as shown:
+        expect(shown.page.locator("#connection")).to_have_text("live")
+        api.is_sampled = False
+        expect(shown.page.locator("#connection")).to_contain_text("old", timeout=20_000)
+        api.is_sampled = True
+        expect(shown.page.locator("#connection")).to_have_text("live")
+
+
 def test_an_action_is_done_only_after_it_was_confirmed(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/sink/search") as shown:
         page = shown.page

@@ -18,12 +18,14 @@ import verify from "./screens/verify.js";
 import { follow } from "./stream.js";
 
 const SCREENS = { "": pipeline, source, tables, sink, copies, key, rejections, verify, alerts, tail, figures };
+const OLD_S = 5; // samples are taken once a second
 const NARROWEST = 260; // before the style sheet is there, nothing has a width
 const ROOT = document.documentElement;
 const main = document.getElementById("main");
 
 let state = null;
 let lostMs = null;
+let movedMs = Date.now(); // when a newer sample than the one before came, by this browser's clock
 let shown = { screen: null, parameters: [], address: null };
 let documentShown = null;
 let failure = null;
@@ -150,6 +152,14 @@ function context() {
   };
 }
 
+/** One word about the figures. A server of the pipeline that hangs holds the next sample up: then it says how old. */
+function connection() {
+  if (lostMs !== null) return stateOf("lost", "not connected");
+  if (!state) return "connecting";
+  const ageS = (Date.now() - movedMs) / 1000;
+  return ageS > OLD_S ? stateOf("warning", `${format.seconds(ageS)} old`) : stateOf("running", "live");
+}
+
 function drawConnection() {
   const lost = document.getElementById("lost");
   if (lostMs === null) {
@@ -159,8 +169,7 @@ function drawConnection() {
     ROOT.dataset.connection = "lost";
     patch(lost, `No connection since ${format.clock(lostMs)}. The figures are from then. The page connects again by itself.`);
   }
-  const word = lostMs !== null ? stateOf("lost", "not connected") : state ? stateOf("running", "live") : "connecting";
-  patch(document.getElementById("connection"), word);
+  patch(document.getElementById("connection"), connection());
 }
 
 function draw() {
@@ -212,6 +221,7 @@ route();
 drawConnection();
 follow("api/events", {
   onState(document) {
+    if (document.sampled_ms !== state?.sampled_ms) movedMs = Date.now();
     state = document;
     if (lostMs === null) drawConnection();
     draw();
