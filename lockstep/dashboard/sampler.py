@@ -8,11 +8,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
-from lockstep.config import Config
+from lockstep.config import Config, load
 from lockstep.dashboard.documents import APPLIED, Rates, Subject, label_of, pipeline_state
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector
@@ -54,9 +55,13 @@ class Sampler:
     ``on_state`` is called in the thread with each. A watcher that fails is logged, and the others are called.
     """
 
-    def __init__(self, config: Config, subject: Subject, log: Log, *, watchers: Sequence[Watcher] = ()) -> None:
-        """Nothing is looked at before ``start``."""
+    def __init__(
+        self, config: Config, subject: Subject, log: Log, *, path: Path | None = None, watchers: Sequence[Watcher] = ()
+    ) -> None:
+        """Nothing is looked at before ``start``. ``path`` is the file of the configuration, which may change."""
         self._config = config
+        self._path = path
+        self._written_ns = self._file_time_ns()
         self._subject = subject
         self._log = log
         self._watchers = tuple(watchers)
@@ -104,12 +109,33 @@ class Sampler:
         }
 
     def _run(self) -> None:
-        with LagCollector(self._config.as_pipeline(), self._config.sinks) as collector:
-            cluster = TopicAdmin(self._config.kafka.client())
-            while not self._stopping.is_set():
-                began = time.monotonic()
-                self._look(collector, cluster)
-                self._stopping.wait(max(0.05, began + EVERY_S - time.monotonic()))
+        while not self._stopping.is_set():
+            with LagCollector(self._config.as_pipeline(), self._config.sinks) as collector:
+                cluster = TopicAdmin(self._config.kafka.client())
+                while not self._stopping.is_set() and not self._has_other_configuration():
+                    began = time.monotonic()
+                    self._look(collector, cluster)
+                    self._stopping.wait(max(0.05, began + EVERY_S - time.monotonic()))
+
+    def _has_other_configuration(self) -> bool:
+        """Whether the file was changed, and is taken up: what a rebuild has built is compared with today's settings."""
+        written_ns = self._file_time_ns()
+        if self._path is None or written_ns == self._written_ns:
+            return False
+        self._written_ns = written_ns
+        try:
+            self._config = load(self._path)
+        except LockstepError:  # it is being written, or wrong: who starts the next process is told
+            return False
+        self._looks.clear()
+        self._log.add("state", "the configuration has changed")
+        return True
+
+    def _file_time_ns(self) -> int | None:
+        try:
+            return None if self._path is None else self._path.stat().st_mtime_ns
+        except OSError:
+            return None
 
     def _look(self, collector: LagCollector, cluster: TopicAdmin) -> None:
         trouble: str | None = None
@@ -145,8 +171,9 @@ class Sampler:
         now = time.monotonic()
         if self._looks and now - self._looks[-1][0] < _ENDS_EVERY_S:
             return
-        topics = set(self._config.topics().values())
-        partitions = partitions_of(topics, cluster.partition_counts())
+        counts = cluster.partition_counts()
+        # Before capture has run for the first time there are none.
+        partitions = partitions_of(set(self._config.topics().values()) & counts.keys(), counts)
         ends: dict[str, int] = collections.Counter()
         for (topic, _), end in cluster.end_offsets(partitions).items():
             ends[topic] += end

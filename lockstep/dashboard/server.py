@@ -134,7 +134,7 @@ def look_once(config: Config) -> model.PipelineState:
 def dashboard_app(config: Config, path: Path, access: Access, streams: EventStreams) -> Guard:
     """The application, behind what guards it. It looks at the pipeline while it is served."""
     log = Log()
-    sampler = Sampler(config, subject_of(config), log)
+    sampler = Sampler(config, subject_of(config), log, path=path)
     questions = Questions(config, path, sampler)
     running = Actions(path, log, known=config)
 

@@ -274,6 +274,19 @@ def test_events_are_followed_without_their_rows(captured: Captured, dashboard: D
     connection.close()
 
 
+def test_nothing_that_has_run_is_no_failure(captured: Captured, tmp_path: Path) -> None:
+    dashboard = Dashboard(captured.path, tmp_path)
+    until(lambda: _has_looked(dashboard))
+    state = _state(dashboard)
+    assert [(problem.where, problem.state) for problem in state.problems] == [
+        ("capture", "absent"),
+        ("cache", "absent"),
+    ]
+    assert state.capture.lsn is None
+    assert dashboard.get("/api/tables")["tables"][0]["state"] == "waiting"
+    dashboard.stop()
+
+
 @pytest.mark.parametrize("what", ["source", "kafka", "store"])
 def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Path, what: str) -> None:
     captured.start().settle()
