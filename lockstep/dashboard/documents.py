@@ -107,7 +107,7 @@ def _capture(stage: Known, lag: Known, rates: Rates) -> CaptureState:
     state, reason, step = stage.get("state"), stage.get("reason"), stage.get("hint")
     if lag.get("broken"):
         state, reason, step = "stopped", " ".join(lag["broken"]), _DOCTOR
-    elif stage and not lag.get("slot_active") and state in (None, "current", "behind"):
+    elif stage and lag.get("slot_active") is False and state in (None, "current", "behind"):
         state, reason, step = "absent", "no capture reads the slot", "`lockstep run` or `lockstep capture` starts it"
     elif stage and state is None:
         state = "behind" if stage["bytes_behind"] else "current"

