@@ -27,8 +27,9 @@ class Refusal(Document):
 class SourceState(Document):
     """The source's server and the slot. ``wal_status`` is PostgreSQL's word for the slot, null where there is none.
 
-    What commits before ``confirmed_lsn`` is in Kafka: the slot needn't keep it. ``safe_wal_bytes`` can be written before the slot may be lost, null where the server sets no limit. At the rate of
-    now that takes ``minutes_until_full``.
+    What commits before ``confirmed_lsn`` is in Kafka: the slot needn't keep it. ``safe_wal_bytes`` can be written
+    before the slot may be lost, null where the server sets no limit. At the rate of now that takes
+    ``minutes_until_full``.
     """
 
     server: str
