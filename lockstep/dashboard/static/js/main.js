@@ -219,11 +219,12 @@ addEventListener("hashchange", route);
 new ResizeObserver(() => requestAnimationFrame(draw)).observe(main);
 route();
 drawConnection();
+setInterval(drawConnection, 1000); // the figures get older also while nothing comes
 follow("api/events", {
   onState(document) {
     if (document.sampled_ms !== state?.sampled_ms) movedMs = Date.now();
     state = document;
-    if (lostMs === null) drawConnection();
+    drawConnection();
     draw();
   },
   onConnection(ms) {

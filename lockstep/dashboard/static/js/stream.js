@@ -1,6 +1,6 @@
 // The sampled state as it comes, and whether it still comes.
 
-const SILENT_MS = 8000; // a sample comes each second: after so long without one, what is shown is old
+const SILENT_MS = 20_000; // a look may wait ten seconds for a server that hangs: nothing comes meanwhile
 const RETRY_MS = 2000;
 
 /**
