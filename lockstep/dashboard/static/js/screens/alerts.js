@@ -10,7 +10,7 @@ export default {
   load: { path: () => "api/alerts", every: 3000 },
   render({ state, document, error }) {
     if (!document) return [title("Alerts and log"), panel(null, error ?? waiting("the log"))];
-    const open = document.open.map((one) => ({ where: one.where, state: "warning", since_ms: one.since_ms, reason: one.message }));
+    const open = document.open.map((one) => ({ where: one.where, state: one.condition, since_ms: one.since_ms, reason: one.message }));
     return [
       title("Alerts and log"),
       panel(
