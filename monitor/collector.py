@@ -107,6 +107,7 @@ class LagCollector:
         self._stalls = Stalls()
         self._whole: Question[LagReport] | None = None
         self._asking: _Asking = "source"
+        self._hangs: _Asking | None = None
         self._last: LagReport | None = None
         self._answered: dict[str, bool] = {}
         self._ends: dict[tuple[str, int], int] = {}
@@ -117,7 +118,7 @@ class LagCollector:
 
         ``with_jobs`` says of each sink whether a job applies to it. That takes seconds where one was killed.
         """
-        is_open = self._whole is not None
+        is_open = self._whole is not None and self._asking == self._hangs
         whole = self._whole = self._whole or Question(partial(self._collect, with_jobs=with_jobs))
         answer = whole.wait(0.0) if is_open else self._wait(whole)
         if answer is None:
@@ -125,12 +126,17 @@ class LagCollector:
         else:
             self._whole = None
         if isinstance(answer, LagReport):
-            self._last = answer
+            self._last, self._hangs = answer, None
             return answer
         if not isinstance(answer, Unavailable):
             raise answer
-        stages = unreachable(self._last, self._asking, answer.message, now_ms=time.time_ns() // 1_000_000)
+        if self._asking != "sinks" and not answer.message.startswith(self._server()):
+            answer = Unavailable(f"{self._server()}: {answer.message}", hint=answer.hint)
+        stages = unreachable(
+            self._last, self._settings, self._asking, answer.message, now_ms=time.time_ns() // 1_000_000
+        )
         last = self._last or LagReport((), None, None, {})
+        self._hangs = self._asking if self._whole is not None else None
         self._last = replace(last, stages=stages, silent_servers={})
         return replace(self._last, silent_servers={self._asking: answer})
 
@@ -243,7 +249,7 @@ class LagCollector:
                 answers[name] = Unavailable(f"its server{address} hasn't answered for {question.age_s:.0f} s")
                 continue
             del self._questions[name]
-            answers[name] = answer
+            answers[name] = _with_address(answer, _address(self._settings[name]))
             if not isinstance(answer, LockstepError):
                 self._known[name] = [generation for generation, *_ in answer]
         return answers
@@ -528,6 +534,13 @@ def _address(settings: SinkSettings) -> str:
             return f" at {host}" if host else ""
         case _:
             return ""
+
+
+def _with_address(answer: _Answer, address: str) -> _Answer:
+    """The answer, where it is that a server can't be reached with where that is: not every client says so."""
+    if not isinstance(answer, Unavailable) or not address or address.removeprefix(" at ") in answer.message:
+        return answer
+    return Unavailable(f"its server{address}: {answer.message}", hint=answer.hint)
 
 
 def _paused_copies(state: CaptureState | None) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ A large batch moves only at its end. It has a time by its rows, but not where a 
 a lock.
 """
 
-from collections.abc import Hashable, Mapping, Set
+from collections.abc import Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from jobs.generations.status import JobState, JobStatus
-from monitor.lag import IN_KAFKA, RECEIVED, LagReport, SourceFacts, Stage, StageState
+from monitor.lag import IN_KAFKA, RECEIVED, WAL_END, LagReport, SinkFacts, SourceFacts, Stage, StageState
 
 STALLED_S: Final = 5.0
 """A stage that lacks something and doesn't move for so long hangs."""
@@ -51,11 +51,15 @@ class Look:
 
 @dataclass(slots=True)
 class _Seen:
-    """``moved_s``: when the sign was last seen to change, or the stage to lack nothing."""
+    """``moved_s``: when the sign was last seen to change, or the stage to lack nothing.
+
+    ``blocker`` has held a lock since then that the stage waited for. Who gives up and tries again waits only at times.
+    """
 
     sign: Hashable
     moved_s: float
     moved_ms: int
+    blocker: str | None = None
     life: int | None = None
     life_s: float = 0.0
 
@@ -100,11 +104,14 @@ class Stalls:
                 return _as(stage, StageState.ABSENT, reason="capture has never published anything", hint=_START)
             return _as(stage, StageState.ABSENT, reason=f"no capture reads slot {look.slot}", hint=_START)
         is_at_work = look.source.walsender == ""
-        still_s = self._still(stage, look, lacks=bool(stage.bytes_behind) and not is_at_work)
+        still_s = self._still(
+            stage, look, lacks=bool(stage.bytes_behind) and not is_at_work, blocker=look.source.blocked_by
+        )
         if still_s < STALLED_S:
             return _moving(stage)
-        if look.source.blocked_by is not None:
-            reason = f"capture waits for a lock at the source that is held by {look.source.blocked_by}"
+        blocker = self._seen[stage.name].blocker
+        if blocker is not None:
+            reason = f"capture waits for a lock at the source that is held by {blocker}"
             return _as(stage, StageState.STALLED, reason=reason, hint="end that transaction: capture goes on by itself")
         reason = f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s: its process hangs"
         return _as(stage, StageState.STALLED, reason=reason, hint=_CAPTURE_AGAIN)
@@ -138,8 +145,8 @@ class Stalls:
         lacks = has_rows_left or (
             silent_s >= STALLED_S and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
         )
-        still_s = self._still(stage, look, lacks=lacks)
-        blocker = look.blocked.get(sink.label)
+        still_s = self._still(stage, look, lacks=lacks, blocker=look.blocked.get(sink.label))
+        blocker = self._seen[stage.name].blocker
         rows = min(stage.events_behind or 0, _ROWS_MAX)
         patience_s = STALLED_S + (0 if blocker or silent_s >= STALLED_S else rows / _ROWS_PER_S)
         if still_s >= patience_s:
@@ -154,14 +161,15 @@ class Stalls:
             return _as(stage, StageState.BUILDING, reason="nothing is known to be complete yet")
         return _moving(stage)
 
-    def _still(self, stage: Stage, look: Look, *, lacks: bool) -> float:
+    def _still(self, stage: Stage, look: Look, *, lacks: bool, blocker: str | None = None) -> float:
         """For how many seconds the stage has lacked something and not moved."""
         sign = look.signs.get(stage.name, stage.lsn)
         seen = self._seen.get(stage.name)
         if seen is None:
             seen = self._seen[stage.name] = _Seen(sign, look.at_s, look.now_ms)
         if seen.sign != sign or not lacks:
-            seen.sign, seen.moved_s, seen.moved_ms = sign, look.at_s, look.now_ms
+            seen.sign, seen.moved_s, seen.moved_ms, seen.blocker = sign, look.at_s, look.now_ms, None
+        seen.blocker = blocker or seen.blocker
         return look.at_s - seen.moved_s
 
     def _silent_s(self, stage: Stage, look: Look, job: JobStatus | None) -> float:
@@ -188,29 +196,39 @@ class Stalls:
         return stage if stage.since_ms is not None else replace(stage, since_ms=known[1])
 
 
-def unreachable(last: LagReport | None, server: str, error_text: str, *, now_ms: int) -> tuple[Stage, ...]:
-    """The stages where ``source`` or ``kafka`` couldn't be asked: those before it as they were last, if ever. Pure."""
+def unreachable(
+    last: LagReport | None, sinks: Iterable[str], server: str, error_text: str, *, now_ms: int
+) -> tuple[Stage, ...]:
+    """The stages where ``source`` or ``kafka`` couldn't be asked: those before it as they were last, if ever. Pure.
+
+    Every one of ``sinks`` has its stage, also where nobody has ever answered.
+    """
     first = 0 if server == "source" else 2
-    stages = last.stages if last is not None else tuple(Stage(name, None, None, None, None) for name in _CAPTURES)
+    stages = () if last is None else last.stages
+    if not stages:
+        facts = [SinkFacts(name, 1, True, 0, 0, None, 0) for name in sinks]
+        stages = (
+            *(Stage(name, None, None, None, None) for name in (WAL_END, RECEIVED, IN_KAFKA)),
+            *(Stage(f"applied: {sink.label}", None, None, None, None, sink) for sink in facts),
+        )
     blamed = stages[first]
     since_ms = blamed.since_ms if blamed.state is StageState.UNKNOWN and blamed.since_ms else now_ms
     unknown = [
-        replace(
-            stage,
-            bytes_behind=None,
-            seconds_behind=None,
-            events_behind=None,
-            state=StageState.UNKNOWN,
-            since_ms=since_ms,
+        Stage(
+            stage.name,
+            None,
+            None,
+            None,
+            None,
+            stage.sink,
+            StageState.UNKNOWN,
+            since_ms,
             reason=error_text,
             hint=_LOOK_AT_SERVERS,
         )
         for stage in stages[first:]
     ]
     return (*stages[:first], *unknown)
-
-
-_CAPTURES: Final = ("WAL end", RECEIVED, IN_KAFKA)
 
 
 def _as(stage: Stage, state: StageState, *, reason: str | None = None, hint: str | None = None) -> Stage:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
-from monitor.lag import LagReport, StageState
+from monitor.lag import LagReport, Stage, StageState
 
 _KIB, _MIB = 1024, 1024 * 1024
 
@@ -33,7 +33,7 @@ def lag_table(lag: LagReport) -> Group:
 def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
     """Sentences about what needs attention, each with its style."""
     worst = lag.worst
-    if worst is not None and worst.state in (StageState.STALLED, StageState.UNKNOWN) and not lag.unanswered:
+    if worst is not None and _is_told_nowhere_else(worst):
         yield worst.sentence, "red"
     for sentence in lag.broken:
         yield f"{sentence}: `lockstep doctor` says what to do", "red"
@@ -65,6 +65,11 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
             yield f"{label}: {count:,} rejections open, {ever:,} ever: `lockstep rejections list`", "red"
         elif ever:
             yield f"{label}: no rejection open, {ever:,} ever", "dim"
+
+
+def _is_told_nowhere_else(stage: Stage) -> bool:
+    """Of a job that has ended, and of a sink that can't be asked, there are sentences of their own."""
+    return stage.state is StageState.STALLED or (stage.state is StageState.UNKNOWN and stage.sink is None)
 
 
 def _is_soon_full(lag: LagReport) -> bool:

@@ -105,6 +105,7 @@ def wait(
     from cdc.postgres.slot import emit_heartbeat
     from lockstep.config import load
     from monitor.collector import LagCollector
+    from monitor.lag import StageState
     from monitor.wait import wait_for_lsn
 
     if math.isnan(timeout):  # it is less than nothing, and nothing is less than it
@@ -122,8 +123,10 @@ def wait(
             raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
         if report is not None:
             idle = [job.sentence(label) for label, job in report.idle.items()]
+            stalled = [stage.sentence for stage in report.stages if stage.state is StageState.STALLED]
+            silent = [error.message for error in report.silent_servers.values()]
             raise LockstepError(
-                "\n".join([late, *report.held_by_copies, *filter(None, idle)]),
+                "\n".join([late, *silent, *report.held_by_copies, *filter(None, idle), *stalled]),
                 hint="`lockstep lag` shows how far each sink is",
             )
     print(format_lsn(lsn))  # noqa: T201  the result

@@ -159,6 +159,15 @@ def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> Non
     assert "a lock in the store that is held by pid 9 (dbt)" in (worst.reason or "")
 
 
+def test_a_lock_is_named_also_between_two_tries_and_no_more_once_the_sink_moves() -> None:
+    watching = Watching()
+    watching.look(_source(), _behind())
+    watching.look(_source(), _behind(), blocked={"cache": "pid 9 (dbt)"})
+    assert "pid 9 (dbt)" in (_worst(watching.watch(_source(), _behind())).reason or "")
+    moved = _behind(watermark_lsn=950)
+    assert "pid 9" not in (_worst(watching.watch(_source(), moved, seconds=2 * _LONG_S)).reason or "")
+
+
 def test_a_job_without_a_sign_of_life_hangs_also_where_only_its_watermark_lags() -> None:
     def facts(sign_ms: int) -> SinkFacts:
         job = JobStatus(JobState.RUNNING, last_sign_ms=sign_ms)
@@ -197,13 +206,14 @@ def test_a_sink_that_waits_for_a_copy_or_leaves_out_a_part_is_no_stall() -> None
 @pytest.mark.parametrize(("server", "name"), [("source", "WAL end"), ("kafka", "in Kafka")])
 def test_a_server_that_does_not_answer_is_to_blame_from_its_first_stage_on(server: str, name: str) -> None:
     last = Watching().look(_source(), _sink())
-    lag = replace(last, stages=unreachable(last, server, "no answer", now_ms=_NOW_MS))
+    lag = replace(last, stages=unreachable(last, [], server, "no answer", now_ms=_NOW_MS))
     worst = _worst(lag)
     assert (worst.name, worst.state, worst.reason, worst.since_ms) == (name, StageState.UNKNOWN, "no answer", _NOW_MS)
-    again = unreachable(lag, server, "no answer for 9 s", now_ms=_NOW_MS + 9)
+    again = unreachable(lag, [], server, "no answer for 9 s", now_ms=_NOW_MS + 9)
     assert [stage.since_ms for stage in again if stage.name == name] == [_NOW_MS], "since the first time"
-    never = LagReport(unreachable(None, server, "no answer", now_ms=_NOW_MS), None, None, {})
+    never = LagReport(unreachable(None, ["cache"], server, "no answer", now_ms=_NOW_MS), None, None, {})
     assert _worst(never).name == name
+    assert never.stages[3].name == "applied: cache", "no sink may pass for one that isn't there"
 
 
 def _histories() -> st.SearchStrategy[list[tuple[int, int]]]:
