@@ -33,8 +33,8 @@ def lag(
 ) -> None:
     """Show how far each stage is behind.
 
-    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a sink has stopped or
-    can't be asked, or capture can't go on.
+    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a stage has stopped or
+    is stalled, or a server can't be asked, or capture can't go on.
     """
     from lockstep.config import load
     from lockstep.terminal import out
@@ -53,6 +53,7 @@ def lag(
         else:
             out.print(lag_table(report))
         stopped = any(job.needs_somebody for job in report.idle.values())
+        stopped = stopped or (report.worst is not None and report.worst.state.needs_somebody)
         raise typer.Exit(1 if report.unanswered or report.broken or stopped else 0)
 
 
@@ -104,6 +105,7 @@ def wait(
     from cdc.postgres.slot import emit_heartbeat
     from lockstep.config import load
     from monitor.collector import LagCollector
+    from monitor.lag import StageState
     from monitor.wait import wait_for_lsn
 
     if math.isnan(timeout):  # it is less than nothing, and nothing is less than it
@@ -121,8 +123,10 @@ def wait(
             raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
         if report is not None:
             idle = [job.sentence(label) for label, job in report.idle.items()]
+            stalled = [stage.sentence for stage in report.stages if stage.state is StageState.STALLED]
+            silent = [error.message for error in report.silent_servers.values()]
             raise LockstepError(
-                "\n".join([late, *report.held_by_copies, *filter(None, idle)]),
+                "\n".join([late, *silent, *report.held_by_copies, *filter(None, idle), *stalled]),
                 hint="`lockstep lag` shows how far each sink is",
             )
     print(format_lsn(lsn))  # noqa: T201  the result
