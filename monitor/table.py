@@ -8,19 +8,20 @@ from rich.text import Text
 
 from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
-from monitor.lag import LagReport
+from monitor.lag import LagReport, StageState
 
 _KIB, _MIB = 1024, 1024 * 1024
 
 
 def lag_table(lag: LagReport) -> Group:
     """A table of the stages, and below it a sentence for each sink that needs attention."""
-    table = Table(title=None, expand=False)
-    for heading in ("stage", "seconds\nbehind", "events\nbehind", "bytes\nbehind", "LSN"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    table = Table(title=None, expand=False, pad_edge=False)  # for all columns to fit into 80 characters
+    for heading in ("stage", "state", "seconds\nbehind", "events\nbehind", "bytes\nbehind", "LSN"):
+        table.add_column(heading, justify="left" if heading in ("stage", "state") else "right")
     for stage in lag.stages:
         table.add_row(
             stage.name,
+            Text(stage.state.value, style="red" if stage.state.needs_somebody else ""),
             "-" if stage.seconds_behind is None else f"{stage.seconds_behind:.1f}",
             "-" if stage.events_behind is None else f"{stage.events_behind:,}",
             "-" if stage.bytes_behind is None else readable_bytes(stage.bytes_behind),
@@ -31,6 +32,9 @@ def lag_table(lag: LagReport) -> Group:
 
 def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
     """Sentences about what needs attention, each with its style."""
+    worst = lag.worst
+    if worst is not None and worst.state in (StageState.STALLED, StageState.UNKNOWN) and not lag.unanswered:
+        yield worst.sentence, "red"
     for sentence in lag.broken:
         yield f"{sentence}: `lockstep doctor` says what to do", "red"
     if lag.gap is not None and lag.gap.is_open:

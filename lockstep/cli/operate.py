@@ -33,8 +33,8 @@ def lag(
 ) -> None:
     """Show how far each stage is behind.
 
-    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a sink has stopped or
-    can't be asked, or capture can't go on.
+    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a stage has stopped or
+    is stalled, or a server can't be asked, or capture can't go on.
     """
     from lockstep.config import load
     from lockstep.terminal import out
@@ -53,6 +53,7 @@ def lag(
         else:
             out.print(lag_table(report))
         stopped = any(job.needs_somebody for job in report.idle.values())
+        stopped = stopped or (report.worst is not None and report.worst.state.needs_somebody)
         raise typer.Exit(1 if report.unanswered or report.broken or stopped else 0)
 
 

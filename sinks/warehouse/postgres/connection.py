@@ -112,6 +112,18 @@ class WarehouseConnection:
         )
         return str(self.execute(query).scalar())
 
+    def blocked_by(self) -> str | None:
+        # Sinks of one role in one database look the same here: whoever is told of a lock that isn't in his way moves.
+        query = (
+            "select b.pid || ' (' || coalesce(nullif(b.application_name, ''), 'no name') || ')' from pg_stat_activity a"
+            " cross join lateral unnest(pg_blocking_pids(a.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"
+            " where a.datname = current_database() and a.application_name = :application and a.wait_event_type = 'Lock'"
+            " and b.application_name <> :application limit 1"
+        )
+        with self.transaction():
+            blocker = self.execute(query, application=_APPLICATION).scalar()
+        return None if blocker is None else f"pid {blocker}"
+
     def copy(self, into: str, blocks: Iterator[bytes]) -> int:
         """Returns how many bytes the blocks have."""
         driver: Any = self.connected.connection.driver_connection
@@ -183,6 +195,9 @@ class WarehouseConnection:
             raise ours from error
 
 
+_APPLICATION: Final = "lockstep"
+
+
 def lines_of(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The lines of COPY's output without their newlines, wherever its blocks end."""
     rest = b""
@@ -216,7 +231,7 @@ def _engine(settings: WarehouseSettings) -> "Engine":
         url = url.set(password=password)
     connect: dict[str, Any] = {
         "connect_timeout": settings.connect_timeout_s,
-        "application_name": "lockstep",
+        "application_name": _APPLICATION,
         # A machine that is gone without a word is noticed in a minute. A server that hangs is not: its machine still
         # answers.
         "keepalives_idle": 30,
