@@ -1,4 +1,4 @@
-"""Each metric's one definition. Prometheus, OpenTelemetry, the documentation and the dashboard's test read this table."""
+"""The one definition of each metric: Prometheus, OpenTelemetry, the docs and the dashboard read this table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -103,6 +103,4 @@ def _meter(definition: Definition, registry: CollectorRegistry) -> Any:
         case Kind.GAUGE:
             return Gauge(definition.name, definition.help, definition.labels, registry=registry)
         case Kind.HISTOGRAM:
-            return Histogram(
-                definition.name, definition.help, definition.labels, buckets=SECONDS, registry=registry
-            )
+            return Histogram(definition.name, definition.help, definition.labels, buckets=SECONDS, registry=registry)

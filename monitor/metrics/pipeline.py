@@ -1,7 +1,6 @@
 """The lag report as metrics: gauges that are whole at each look. Pure."""
 
 from monitor.lag import LagReport, Stage, StageState
-
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
 
@@ -21,9 +20,7 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
             generation = str(sink.generation)
             if sink.label in report.open_rejections:
                 gauges.set("lockstep_open_rejections", report.open_rejections[sink.label], sink.name, generation)
-            gauges.set(
-                "lockstep_rebuild_needed", float(sink.label in report.rebuild_needed), sink.name, generation
-            )
+            gauges.set("lockstep_rebuild_needed", float(sink.label in report.rebuild_needed), sink.name, generation)
     for name in dict.fromkeys(stage.sink.name for stage in report.stages if stage.sink is not None):
         gauges.set("lockstep_sink_answers", float(name not in report.unanswered), name)
     minutes = report.minutes_until_full

@@ -1,6 +1,15 @@
 """What the jobs of the sinks count: per batch, never per row."""
 
-from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkStopped, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.report import (
+    Report,
+    Reporter,
+    SinkFailed,
+    SinkStarted,
+    SinkStopped,
+    SinkWaiting,
+    StatusReport,
+    WatermarkRaised,
+)
 from monitor.metrics.meters import Meters
 
 
