@@ -20,6 +20,7 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
+from monitor.metrics.settings import MetricsSettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.warehouse.settings import WarehouseSettings
@@ -54,6 +55,7 @@ class Config(Settings):
     capture: CaptureSettings = CaptureSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     spark: SparkSettings = SparkSettings()
+    metrics: MetricsSettings = MetricsSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
 
     @field_validator("sinks")

@@ -105,6 +105,12 @@ min_insync_replicas = 2                    # 1 for a single broker
 # rows_per_s = 0                           # the most that is copied a second, by all together; 0: no limit
 # chunk_ms = 0                             # 50: later copies come in chunks, for which the stream waits so long
 
+# [metrics]
+# capture = "127.0.0.1:9464"               # where Prometheus finds capture's metrics; none by default
+# apply = "127.0.0.1:9465"                 # and the jobs'
+# otlp_endpoint = "http://127.0.0.1:4318/v1/metrics"    # the same to an OpenTelemetry collector
+# otlp_interval_s = 15                     # time between two deliveries to it
+
 [spark]
 master = "local[2]"
 checkpoint_directory = ".lockstep/checkpoints"

@@ -2,6 +2,7 @@
 
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,15 +32,23 @@ def capture(
     Takes the initial snapshot first where there is none. Stops cleanly on SIGTERM and Ctrl-C.
     """
     from lockstep.capture.display import observer
+    from lockstep.capture.metrics import measured
     from lockstep.capture.run import capture as run_capture
     from lockstep.capture.standby import capture_in_turn
     from lockstep.config import load
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.terminal import err
+    from monitor.metrics.definitions import Part
+    from monitor.metrics.endpoint import open_meters
 
     log_to_stderr()
     run_or_wait = capture_in_turn if standby else run_capture
-    run_or_wait(load(config).as_pipeline(), stopping=StopOnSignals(), observer=observer(err))
+    loaded = load(config)
+    watching = observer(err)
+    with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
+        if opened is not None:
+            watching = measured(watching, opened, Path(loaded.capture.values_directory))
+        run_or_wait(loaded.as_pipeline(), stopping=StopOnSignals(), observer=watching)
 
 
 def recover(
@@ -120,9 +129,14 @@ def apply(
     time_ms = None if from_time is None else _milliseconds(from_time)
 
     from cdc.model.errors import ConfigurationError
+    from jobs.report import log_report
     from lockstep.apply import apply_sinks, read_from
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, log_to_stderr, say
+    from monitor.metrics.definitions import Part
+    from monitor.metrics.endpoint import open_meters
+    from monitor.metrics.settings import MetricsSettings
+    from monitor.metrics.sinks import measured
 
     def agreed(question: str) -> bool:
         if not yes and not sys.stdin.isatty():
@@ -135,7 +149,12 @@ def apply(
     loaded = load(config)
     if is_moved and not read_from(loaded, names[0], lsn=lsn, time_ms=time_ms, agreed=agreed, say=say):
         raise typer.Exit(EXIT_FAILED)
-    raise typer.Exit(apply_sinks(loaded, sinks=names, once=once))
+    # Whoever applies once ends before anybody looks, and may run beside a process that has the address.
+    settings = MetricsSettings() if once else loaded.metrics
+    with open_meters(settings, Part.APPLY, pipeline=loaded.pipeline.name) as opened:
+        report = log_report if opened is None else measured(log_report, opened.meters)
+        code = apply_sinks(loaded, sinks=names, once=once, report=report)
+    raise typer.Exit(code)
 
 
 def _lsn(text: str) -> int:

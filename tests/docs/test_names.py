@@ -20,6 +20,7 @@ from cdc.kafka.settings import KafkaSettings, TopicSettings
 from jobs.settings import SparkSettings
 from lockstep.cli.main import app
 from lockstep.config import Config
+from monitor.metrics.settings import MetricsSettings
 from sinks.access import Login, Tls
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -37,6 +38,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
     "docs/events.md": (TopicSettings,),
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
+    "docs/metrics.md": (MetricsSettings,),
     "docs/sinks/README.md": (Tls,),
     "docs/sinks/opensearch.md": (OpenSearchSettings,),
     "docs/sinks/redis.md": (RedisSettings,),
@@ -65,6 +67,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
     "capture": CaptureSettings,
     "spark": SparkSettings,
+    "metrics": MetricsSettings,
     "login": Login,
     "tls": Tls,
 }
