@@ -40,7 +40,7 @@ class RedisConnection:
                 self._format_is_checked = True
             yield self._client
         except RedisError as error:
-            raise translated(error) from error
+            raise translated(error, f"redis at {self._settings.server}") from error
 
     def close(self) -> None:
         if self._client is not None:

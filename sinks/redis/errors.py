@@ -3,7 +3,7 @@
 from typing import Final
 
 from cdc.model.errors import LockstepError, Unavailable
-from sinks.access import certificate_refused
+from sinks.access import certificate_refused, untrusted
 
 # How a server in cluster mode says that a key of the script is on another one.
 _OTHER_NODE: Final = "non local key"
@@ -14,8 +14,8 @@ _CANT_SAVE: Final = "MISCONF"
 _RETRY_AFTER_S: Final = 0.5
 
 
-def translated(error: Exception) -> LockstepError:
-    """redis-py's error as ours.
+def translated(error: Exception, server: str = "redis") -> LockstepError:
+    """redis-py's error as ours. ``server`` says which one it is.
 
     The code that a reply begins with is in the class, or in the text where there is none.
     """
@@ -48,11 +48,8 @@ def translated(error: Exception) -> LockstepError:
             return LockstepError("redis forgets scripts at once", hint="find out who runs SCRIPT FLUSH all the time")
         case exceptions.ConnectionError() | exceptions.TimeoutError():
             if "certificate verify failed" in str(error):
-                return LockstepError(
-                    "the certificate of redis isn't trusted",
-                    hint="set tls.ca_file of this sink to its authority's certificate",
-                )
-            ours = certificate_refused("redis", error)
+                return untrusted(server, error)
+            ours = certificate_refused(server, error)
             return ours or Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
         case exceptions.ReadOnlyError() | exceptions.TryAgainError():
             return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
