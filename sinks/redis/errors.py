@@ -43,7 +43,7 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
         case (
             exceptions.AskError() | exceptions.ClusterDownError() | exceptions.ClusterCrossSlotError()
         ):  # MOVED is an AskError too
-            return _cluster()
+            return is_cluster()
         case exceptions.NoScriptError():
             return LockstepError("redis forgets scripts at once", hint="find out who runs SCRIPT FLUSH all the time")
         case exceptions.ConnectionError() | exceptions.TimeoutError():
@@ -54,7 +54,7 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
         case exceptions.ReadOnlyError() | exceptions.TryAgainError():
             return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
     if _OTHER_NODE in words:
-        return _cluster()
+        return is_cluster()
     if words.startswith(_CANT_SAVE):
         return LockstepError(
             "redis can't save to its disk", hint="free space, or mend the server's persistence settings"
@@ -64,7 +64,8 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
     return LockstepError(f"redis refuses: {words}", hint="look at the server's log")
 
 
-def _cluster() -> LockstepError:
+def is_cluster() -> LockstepError:
+    """The error for a server that holds a part of the keys."""
     return LockstepError(
         "redis is a cluster, over which this sink can't write a batch",
         hint="give this sink the address of a single server (cluster-enabled no), or of a proxy",
