@@ -71,6 +71,7 @@ bootstrap_servers = "127.0.0.1:9092"
 # ca_file = "/etc/ssl/kafka-ca.pem"        # authorities to trust instead of the system's
 # certificate_file = "/etc/ssl/me.pem"     # what we show of ourselves
 # key_file = "/etc/ssl/me.key"
+# librdkafka = { "client.rack" = "eu-1a" } # more of the client's settings that belong to the connection
 
 # How topics are created; one that exists is never changed.
 [kafka.topics]

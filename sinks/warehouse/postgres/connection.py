@@ -206,6 +206,22 @@ def lines_of(blocks: Iterable[bytes]) -> Iterator[bytes]:
         yield from lines
 
 
+def _refuse_pooler(connection: Any, cursor: Any) -> None:
+    """Raises ConfigurationError where the process that answers isn't the one that was connected to.
+
+    A pooler gives the next transaction to another connection of its own. The settings of the session, its temporary
+    tables and its locks are on the one before then, without a word.
+    """
+    cursor.execute("select pg_backend_pid()")
+    (answering,) = cursor.fetchone()
+    if answering != connection.info.backend_pid:
+        raise ConfigurationError(
+            f"a pooler is between this sink and the warehouse at {connection.info.host}:{connection.info.port}, and a"
+            " session's settings, temporary tables and locks don't pass it",
+            hint="let url of this sink be the address of PostgreSQL itself; then run `lockstep doctor`",
+        )
+
+
 def _engine(settings: WarehouseSettings) -> "Engine":
     from sqlalchemy import create_engine, event, make_url
     from sqlalchemy.exc import ArgumentError
@@ -259,6 +275,7 @@ def _engine(settings: WarehouseSettings) -> "Engine":
 
     def pin(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
+            _refuse_pooler(connection, cursor)
             for name, value in session.items():
                 cursor.execute("select set_config(%s, %s, false)", (name, value))
             for statement in _SESSION:
