@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import parse_lsn
 from cdc.model.table import TableName
-from lockstep.client import Client, commit_token, commit_token_async
+from lockstep.client.client import Client
+from lockstep.client.token import commit_token, commit_token_async
 from monitor.waits import Waits
 from sinks.opensearch.names import alias_name
 from stack.stack import Endpoints

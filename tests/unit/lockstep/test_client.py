@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
-from lockstep.client import Client
+from lockstep.client.client import Client
 
 
 class Server:
