@@ -116,16 +116,8 @@ def find_conditions(
     """What is wrong. ``report`` is the error where the source or Kafka couldn't be asked."""
     of_facts = [*_certificates(facts, settings, now_ms), *_disks(facts, settings)]
     if isinstance(report, LockstepError):
-        unreachable = Condition(
-            "unreachable",
-            SERVERS,
-            Severity.CRITICAL,
-            f"the pipeline can't be looked at: {report.message}",
-            "`lockstep doctor` looks at every server",
-            passes=True,
-        )
         known = frozenset({"unreachable", "certificate-expires", "disk-filling"})
-        return Findings((unreachable, *of_facts), known_names=known)
+        return Findings((_unreachable(report.message), *of_facts), known_names=known)
     found = [
         *_slot(report, settings),
         *_capture(report, facts, settings),
@@ -136,7 +128,23 @@ def find_conditions(
     unknown = {
         stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.name in report.unanswered
     }
+    unknown |= {stage.name for stage in report.stages if getattr(stage, "state", None) == "unknown"}
+    silent: Mapping[str, LockstepError] = getattr(report, "silent_servers", {})
+    if silent:
+        found.append(_unreachable("; ".join(error.message for error in silent.values())))
+        unknown.add(CAPTURE)
     return Findings(tuple(found), frozenset(unknown))
+
+
+def _unreachable(reason: str) -> Condition:
+    return Condition(
+        "unreachable",
+        SERVERS,
+        Severity.CRITICAL,
+        f"the pipeline can't be looked at: {reason}",
+        "`lockstep doctor` looks at every server",
+        passes=True,
+    )
 
 
 def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
@@ -181,7 +189,7 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 
 
 def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
-    if not report.slot_active and not report.broken and not report.held_by_copies:
+    if report.slot_active is False and not report.broken and not report.held_by_copies:
         yield Condition(
             "capture-stopped",
             CAPTURE,
