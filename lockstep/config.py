@@ -20,6 +20,7 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
+from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
@@ -56,6 +57,7 @@ class Config(Settings):
     snapshot: SnapshotSettings = SnapshotSettings()
     spark: SparkSettings = SparkSettings()
     metrics: MetricsSettings = MetricsSettings()
+    alerts: AlertSettings = AlertSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
 
     @field_validator("sinks")
@@ -264,6 +266,8 @@ def _way_out(path: tuple[str, ...]) -> str:
             return f"use login.password_file or ${sink_password_variable(name)}"
         case ("source", *_):
             return f"use source.password_file or ${SOURCE_PASSWORD_VARIABLE}"
+        case ("alerts", *_):
+            return "use alerts.webhook.url_file"
         case ("kafka", *_):
             return f"use kafka.username, and kafka.password_file or ${KAFKA_PASSWORD_VARIABLE}"
         case _:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli import operate, rejections, run, servers, setup
+from lockstep.cli import alerts, operate, rejections, run, servers, setup
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 
 PROGRAM = "lockstep"
@@ -86,6 +86,11 @@ def _rejections(context: typer.Context) -> None:
     _help_without_a_command(context)
 
 
+def _alerts(context: typer.Context) -> None:
+    """What is wrong, and who is told."""
+    _help_without_a_command(context)
+
+
 def _help_without_a_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -122,6 +127,12 @@ def _app() -> typer.Typer:
     rejected.command()(rejections.retry)
     rejected.command()(rejections.discard)
     root.add_typer(rejected, name="rejections", rich_help_panel="Operate")
+    told = _group(_alerts)
+    told.command("list")(alerts.list_open)
+    told.command("test")(alerts.send_test)
+    told.command()(alerts.silence)
+    told.command()(alerts.watch)
+    root.add_typer(told, name="alerts", rich_help_panel="Operate")
     return root
 
 

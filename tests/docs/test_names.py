@@ -20,6 +20,7 @@ from cdc.kafka.settings import KafkaSettings, TopicSettings
 from jobs.settings import SparkSettings
 from lockstep.cli.main import app
 from lockstep.config import Config
+from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
 from monitor.metrics.settings import MetricsSettings
 from sinks.access import Login, Tls
 from sinks.delta.settings import DeltaSettings
@@ -35,6 +36,7 @@ GENERATED = {"bench/results"}
 """Paths that exist after the command that makes them."""
 
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
+    "docs/alerts.md": (AlertSettings, WebhookSettings, MailSettings),
     "docs/events.md": (TopicSettings,),
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
@@ -49,6 +51,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
 """Whose settings a page's tables are about."""
 
 COMPLETE = {
+    "docs/alerts.md": AlertSettings,
     "docs/events.md": TopicSettings,
     "docs/spark-cluster.md": SparkSettings,
     "docs/sinks/opensearch.md": OpenSearchSettings,
@@ -68,6 +71,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "capture": CaptureSettings,
     "spark": SparkSettings,
     "metrics": MetricsSettings,
+    "alerts": AlertSettings,
     "login": Login,
     "tls": Tls,
 }
