@@ -1,4 +1,4 @@
-"""What the shell offers for a word: sinks and tables as the configuration file has them.
+"""What the shell offers for a word: sinks and tables as the configuration file has them, and the local servers.
 
 Reads nothing but that file, and says nothing: where it is missing or wrong, nothing is offered.
 """
@@ -22,6 +22,13 @@ def table_names(context: typer.Context, incomplete: str) -> list[str]:
     source = _document(context).get("source")
     tables = source.get("tables") if isinstance(source, dict) else ()
     return _beginning(tables if isinstance(tables, list) else (), incomplete)
+
+
+def server_names(incomplete: str) -> list[str]:
+    """The local servers whose names begin so."""
+    from stack.stack import NAMES
+
+    return _beginning(NAMES, incomplete)
 
 
 def _document(context: typer.Context) -> dict[str, Any]:

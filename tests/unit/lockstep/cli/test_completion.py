@@ -56,6 +56,10 @@ def test_tables_complete_from_the_file(directory: Path) -> None:
     assert offered(directory, "lockstep", "verify", "search", "--table", "aud") == ["audit.log"]
 
 
+def test_local_servers_complete(tmp_path: Path) -> None:
+    assert offered(tmp_path, "lockstep", "up", "ka") == ["kafka"]
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_are_answered_too(directory: Path, shell: str) -> None:
     assert any("search" in word for word in offered(directory, "lockstep", "verify", "se", shell=shell))
