@@ -9,6 +9,7 @@ from cdc.model.lsn import format_lsn
 from cdc.protocol.control_records import Gap
 from cdc.stream.slot_guard import minutes_until_full
 from jobs.generations.status import JobState, JobStatus
+from monitor.verification import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ class LagReport:
 
     ``paused_copies`` are tables whose copies somebody has paused: no sink that has them gets further meanwhile.
     ``first_copy_paused``: the first copy is, as a whole.
+
+    ``verified`` has the last comparison of each live generation with the source, by its label.
     """
 
     stages: tuple[Stage, ...]
@@ -116,6 +119,7 @@ class LagReport:
     gap: Gap | None = None
     paused_copies: tuple[str, ...] = ()
     first_copy_paused: bool = False
+    verified: Mapping[str, Verification] = field(default_factory=dict)
 
     @property
     def held_by_copies(self) -> list[str]:
@@ -174,6 +178,7 @@ class LagReport:
             "unreadable_dead_letters": self.unreadable_dead_letters,
             "rebuild_needed": {label: list(names) for label, names in self.rebuild_needed.items()},
             "unanswered": {name: error.message for name, error in self.unanswered.items()},
+            "verified": {label: each.to_json() for label, each in self.verified.items()},
         }
 
 

@@ -21,6 +21,7 @@ from jobs.settings import SparkSettings
 from lockstep.cli.main import app
 from lockstep.config import Config
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
+from monitor.verification import VerifySettings
 from sinks.access import Login, Tls
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -36,6 +37,7 @@ GENERATED = {"bench/results"}
 
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
     "docs/alerts.md": (AlertSettings, WebhookSettings, MailSettings),
+    "docs/verify.md": (VerifySettings,),
     "docs/events.md": (TopicSettings,),
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
@@ -50,6 +52,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
 
 COMPLETE = {
     "docs/alerts.md": AlertSettings,
+    "docs/verify.md": VerifySettings,
     "docs/events.md": TopicSettings,
     "docs/spark-cluster.md": SparkSettings,
     "docs/sinks/opensearch.md": OpenSearchSettings,
@@ -69,6 +72,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "capture": CaptureSettings,
     "spark": SparkSettings,
     "alerts": AlertSettings,
+    "verify": VerifySettings,
     "login": Login,
     "tls": Tls,
 }
