@@ -1,6 +1,7 @@
 """What one process does at each look at the pipeline: it tells what is wrong, and compares sinks when that is due."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +26,9 @@ class Attendant:
         """What was wrong at the last look."""
         return self._alerts.open
 
-    def look(self, report: LagReport | LockstepError, *, now_ms: int) -> None:
+    def look(self, report: LagReport | LockstepError) -> None:
         """Take the next report, or the error that came in its place. Waits for nobody."""
+        now_ms = time.time_ns() // 1_000_000
         self._alerts.look(report, now_ms=now_ms)
         if isinstance(report, LagReport) and self._alerts.tells:
             self._schedule.look(report, now_ms=now_ms)

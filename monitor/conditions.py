@@ -10,7 +10,6 @@ from enum import IntEnum
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError
-from jobs.generations.status import JobState
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import LagReport
 from monitor.verification import OVERDUE_TIMES, VerifyOutcome, VerifySettings
@@ -204,7 +203,9 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 
 
 def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
-    if report.slot_active is False and not report.broken and not report.held_by_copies:
+    # Nobody reads the slot during the first copy, and nothing is published by then.
+    has_streamed = any(stage.name == "in Kafka" and stage.lsn is not None for stage in report.stages)
+    if report.slot_active is False and has_streamed and not report.broken and not report.held_by_copies:
         yield Condition(
             "capture-stopped",
             CAPTURE,
@@ -262,7 +263,7 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
                 (job.sentence(label) or "").partition("\n")[0],
                 job.hint or "`lockstep run` or `lockstep apply` starts it again",
                 job.since_ms,
-                passes=job.state is JobState.SILENT,
+                passes=True,  # after a restart the reason of the last end stays until the job is at work again
             )
     for label, count in report.open_rejections.items():
         if count:

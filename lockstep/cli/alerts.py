@@ -130,7 +130,7 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
                 report = collector.collect()
             except LockstepError as error:
                 report = error
-            attendant.look(report, now_ms=_now_ms())
+            attendant.look(report)
             stopping.wait(_LOOK_S)
 
 
