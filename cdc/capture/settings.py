@@ -67,7 +67,6 @@ class SnapshotSettings(Settings):
     rows_per_s: Annotated[int, Field(ge=0)] = Field(
         default=0, description="rows that are copied a second at most, by all workers together; 0: no limit"
     )
-    chunk_ms: Annotated[int, Field(ge=0, le=10_000)] = Field(
-        default=0,
-        description="copies in the stream take chunks for which it waits about so long; 0: it waits until they end",
+    chunk_ms: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=50, description="copies beside the stream take chunks for which it waits about so long"
     )
