@@ -141,8 +141,8 @@ def _check_everything(captured: Captured, database: Database, partitions: int, *
 
 @pytest.mark.parametrize(
     "sections",
-    ["", "[snapshot]\nworkers = 2\nrange_bytes = 65536", "[snapshot]\nchunk_ms = 50"],
-    ids=["capture alone", "workers", "chunks"],
+    ["", "[snapshot]\nworkers = 2\nrange_bytes = 65536"],
+    ids=["capture alone", "workers"],
 )
 def test_more_partitions_than_the_server_has_locks_are_followed(
     small: Database, endpoints: Endpoints, tmp_path: Path, sections: str
