@@ -76,7 +76,7 @@ PARTITIONS_MAX: Final = 256
 
 
 class Locked(Exception):
-    """Somebody has locked the table, by an ALTER TABLE that isn't committed for instance."""
+    """Somebody has locked the table, or another one of its publication."""
 
 
 class Gone(Exception):
@@ -153,7 +153,8 @@ class ChunkReader(RowReader):
         """A point of the source, for all that is read of the table inside. The lock comes before the snapshot, so what
         has altered or emptied the table is seen, or commits after the point.
 
-        Partitions are locked when they are read. Raises Locked, also for one of those, and Gone.
+        Partitions are locked when they are read. Raises Locked, also for one of those, and Gone. PostgreSQL itself
+        locks all tables of a publication to say how it sends one, so a question about that may end so, too.
         """
         execute = self._connection.execute
         try:
@@ -172,6 +173,8 @@ class ChunkReader(RowReader):
             if row is None:
                 raise Gone
             yield Point(SourceSnapshot.parse(row[0]), parse_lsn(row[1]), row[2], row[3])
+        except psycopg.errors.LockNotAvailable as error:
+            raise Locked from error
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
         except Unavailable as error:

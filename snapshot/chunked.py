@@ -93,6 +93,8 @@ _RATE_PORTION_S: Final = 0.1
 _SCAN_WAIT_S: Final = 0.005
 """How long a record of the topic is waited for, before the stream goes on."""
 
+_LOCKED: Final = "it is locked, or another published table is, by an ALTER TABLE that isn't committed for instance"
+
 _UNSEEN: Final = "transactions that are committed aren't visible to others so far: see synchronous_standby_names"
 
 
@@ -263,7 +265,7 @@ class ChunkedCopies:
             self._put_down()
             self._waits.later(name, _MUCH_LATER_S)
         except Locked:
-            self._waits.later(name, _LATER_S, "it is locked, by an ALTER TABLE that isn't committed for instance")
+            self._waits.later(name, _LATER_S, _LOCKED)
         except TooLarge:
             self._keys_at_once = max(1, self._keys_at_once // 8)
         # Under a backlog the stream gets as much time as the chunk took.

@@ -359,6 +359,29 @@ def test_a_table_that_leaves_in_the_middle_of_its_copy_is_copied_when_it_is_back
     assert sum("not in publication" in line for line in captured.said) == 1
 
 
+_LOCK_WAITS = (
+    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    " and application_name = 'lockstep snapshot'"
+)
+
+
+def test_a_lock_of_another_table_holds_up_no_stream(copying: Copying) -> None:
+    """PostgreSQL waits for it before it says how a table is published, so no copy begins meanwhile."""
+    captured = copying.captured
+    captured.start()
+    captured.settle()
+    with copying.database.reading() as holder:
+        holder.execute("begin; lock table other in access exclusive mode")
+        copying.ask()
+        copying.wait(lambda: copying.database.value(_LOCK_WAITS) > 0)
+        copying.database.execute("insert into big values ('new', 1, 1)")
+        copying.wait(lambda: any(event.op == "c" for event in captured.events("public.big")))
+        holder.execute("commit")
+    copying.wait_whole()
+    captured.assert_equal()
+    assert not any("starting over" in line for line in captured.said)
+
+
 def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> None:
     """Not how fast it is, but what a chunk takes, and that no other begins before its time has come."""
     captured = copying.captured
