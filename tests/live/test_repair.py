@@ -448,7 +448,6 @@ def test_requests_that_wait_for_a_locked_table_are_merged(database: Database, re
         captured.settle()  # the stream goes on
         assert not any(_DONE in line for line in captured.said)
         assert [event.op for event in captured.events("public.u")] == ["c"]
-        repairs.repair(captured, [{"id": 1}], "public.u")  # so do the repairs of others
         holder.execute("commit")
     captured.wait_for("public.t: published")
     captured.wait_quiet()
