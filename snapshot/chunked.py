@@ -102,7 +102,7 @@ _UNSEEN: Final = "transactions that are committed aren't visible to others so fa
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A table as it is at a point of the source. ``order`` is None where it can't be read in chunks."""
+    """A table as it is at a point of the source. ``order`` is None where no index gives the order of its key."""
 
     point: Point
     shape: Table
@@ -230,8 +230,7 @@ class ChunkedCopies:
     def serves(self, name: TableName) -> bool:
         """Whether a table is copied in chunks, as far as that is known; else the stream has to stop for it."""
         return (
-            self._target_s > 0
-            and name in self._pipeline.source.keyed_names
+            name in self._pipeline.source.keyed_names
             and name not in self._unserved
             and not self._stream.watch.only_leaves(name)
         )
@@ -269,11 +268,8 @@ class ChunkedCopies:
             self._waits.later(name, _MUCH_LATER_S)
         except Locked:
             self._waits.later(name, _LATER_S, _LOCKED)
-        except NoRoomForLocks as error:
-            if repaired is None:
-                self._leave(name)
-            else:
-                self._waits.later(name, _MUCH_LATER_S, error.message)
+        except NoRoomForLocks:
+            self._leave(name)
         except TooLarge:
             self._keys_at_once = max(1, self._keys_at_once // 8)
         # Under a backlog the stream gets as much time as the chunk took.
@@ -297,14 +293,8 @@ class ChunkedCopies:
 
     def _next_repair(self, state: CaptureState) -> TableName | None:
         """A table of which rows are to be read again. One that lacks its copy gets that instead."""
-        return next(
-            (
-                name
-                for name in self._repairs.tables()
-                if name in state.copied and self.serves(name) and not self._waits.for_table(name)
-            ),
-            None,
-        )
+        names = (name for name in self._repairs.tables() if name in state.copied and not self._waits.for_table(name))
+        return next(names, None)
 
     def _put_down(self) -> None:
         if self._active is not None and self._active.scan is not None:
@@ -592,13 +582,11 @@ class ChunkedCopies:
         if look is None:
             self._ignore(name, f"it isn't in publication {self._pipeline.publication} under this name")
             return None
-        if look.order is None:
-            self._unserved.add(name)
-            return None
         known = self._assembler.tables.get(name)
         if known is None or known.table.key != look.shape.key:
             self._ignore(name, "its key is another one by now")
             return None
+        require_keys(self._pipeline, [look.shape])
         recorded = self._loop.state.memberships.get(name)
         whole = "it lacks its copy" if recorded is None else look.membership.since(recorded).whole
         if whole:
