@@ -1,9 +1,10 @@
 """Copies in the middle of the stream: whole tables that lack theirs.
 
 ``snapshot.chunked`` copies most of them, and the stream goes on meanwhile. That needs a key whose order an index gives,
-and that no two rows share. Here are those that have none, and new partitions, of which alone the rows are copied.
-They are published at the stream's position. First a snapshot is taken. Then everything that committed before its
-consistent point is published, and nothing after it. Then come the rows as the snapshot shows them.
+and that no two rows share, and not more partitions than a chunk can read together. Here are those that have none, or
+more, and new partitions, of which alone the rows are copied. They are published at the stream's position. First a
+snapshot is taken. Then everything that committed before its consistent point is published, and nothing after it. Then
+come the rows as the snapshot shows them.
 """
 
 import contextlib

@@ -17,7 +17,7 @@ from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.replication import ReplicationConnection
 from snapshot.chunk_reader import PARTITIONS_MAX, ChunkReader, Locked
-from snapshot.chunked import KEYS_AT_ONCE
+from snapshot.chunk_session import KEYS_AT_ONCE
 from snapshot.table_reader import NoRoomForLocks, SnapshotReader, TableMoved
 from stack import versions
 from stack.stack import Endpoints

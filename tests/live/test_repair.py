@@ -18,7 +18,7 @@ from cdc.model.table import Table, TableName
 from cdc.postgres.repair_messages import KEYS_MAX, REPAIR_PREFIX, RepairRequest, request_repair
 from cdc.protocol.control_records import CaptureState
 from cdc.toast.store import ToastStore
-from snapshot import chunked
+from snapshot import chunk_session
 from snapshot.chunk_reader import ChunkReader, KeyOrder
 from stack.stack import Endpoints
 from tests.captured import Captured, Published
@@ -684,7 +684,7 @@ def _dying(at: int, *, before: bool, error: type[BaseException]) -> Any:
 def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
     database: Database, repairs: Repairing, monkeypatch: pytest.MonkeyPatch, at: int, before: bool
 ) -> None:
-    monkeypatch.setattr(chunked, "KEYS_AT_ONCE", 2)
+    monkeypatch.setattr(chunk_session, "KEYS_AT_ONCE", 2)
     database.execute(*_LARGE)
     captured = repairs.capture("public.t")
     database.execute("update t set n = n + 1")

@@ -1,4 +1,4 @@
-"""Copies in the stream and rows of chosen keys, between a reader and a publisher in memory."""
+"""Copies for which the stream stops, between a reader and a publisher in memory."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
