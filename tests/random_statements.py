@@ -197,8 +197,9 @@ class Round:
     # The judge.
 
     def _settle(self) -> None:
-        """Wait until capture has done all; where it stops, do what it says."""
+        """Wait until capture has done all; where it stops, or waits for a table, do what it says."""
         self._rest()
+        self.operator.put_missing_back()
         for _ in range(10):
             try:
                 self._captured.wait_quiet()
