@@ -104,7 +104,7 @@ min_insync_replicas = 2                    # 1 for a single broker
 # range_bytes = 268435456                  # of a table, copied at once by one of them
 # lock_timeout_ms = 2000                   # how long a table's lock is waited for, then capture starts over
 # rows_per_s = 0                           # the most that is copied a second, by all together; 0: no limit
-# chunk_ms = 0                             # 50: later copies come in chunks, for which the stream waits so long
+# chunk_ms = 50                            # later copies come in chunks, for which the stream waits so long
 
 # [metrics]
 # capture = "127.0.0.1:9464"               # where Prometheus finds capture's metrics; none by default
