@@ -2,11 +2,14 @@
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lockstep.capture.standby import wait_for_turn
+from monitor.alerts.facts import has_capture_standby
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -49,3 +52,20 @@ def test_the_end_of_capture_is_told_once_and_its_return(captured: Captured, tmp_
     assert _told(tmp_path) == [("opened", "capture-stopped"), ("cleared", "capture-stopped")]
     assert "alert opened name=capture-stopped subject=capture" in watch.told()
     assert _SECRET not in watch.told() + (tmp_path / "told").read_text()
+
+
+def test_a_standby_is_found_where_it_waits(captured: Captured) -> None:
+    captured.start()
+    pipeline = captured.config.as_pipeline()
+    assert has_capture_standby(pipeline) is False
+    stop = threading.Event()
+    waiting = threading.Thread(
+        target=wait_for_turn, args=(pipeline,), kwargs={"stopping": stop.is_set, "say": lambda _: None}
+    )
+    waiting.start()
+    try:
+        until(lambda: has_capture_standby(pipeline))
+    finally:
+        stop.set()
+        waiting.join()
+    until(lambda: has_capture_standby(pipeline) is False)
