@@ -1,24 +1,51 @@
-"""The alerts of a configuration: what is looked at besides the lag, and who is told."""
+"""What one process does at each look at the pipeline: it tells what is wrong, and compares sinks when that is due."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from cdc.model.errors import LockstepError
 from lockstep.config import Config
+from lockstep.verify_schedule import VerifySchedule
 from monitor.alerts.facts import FactsCollector
 from monitor.alerts.watch import AlertWatch
+from monitor.conditions import Condition
+from monitor.lag import LagReport
+
+
+class Attendant:
+    """Is given each lag report. Of several processes of a machine one tells; the others only look."""
+
+    def __init__(self, alerts: AlertWatch, schedule: VerifySchedule) -> None:
+        self._alerts = alerts
+        self._schedule = schedule
+
+    @property
+    def open(self) -> tuple[Condition, ...]:
+        """What was wrong at the last look."""
+        return self._alerts.open
+
+    def look(self, report: LagReport | LockstepError) -> None:
+        """Take the next report, or the error that came in its place. Waits for nobody."""
+        now_ms = time.time_ns() // 1_000_000
+        self._alerts.look(report, now_ms=now_ms)
+        if isinstance(report, LagReport) and self._alerts.tells:
+            self._schedule.look(report, now_ms=now_ms)
 
 
 @contextlib.contextmanager
-def open_watch(config: Config) -> Iterator[AlertWatch]:
-    """What is given each lag report, until it is closed. One process of a machine tells; the others only look."""
+def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
+    """Until the end of the block, which may take seconds. ``path`` is the configuration's file."""
+    schedule = VerifySchedule(config, path)
     with (
+        contextlib.closing(schedule),
         FactsCollector(
             config.as_pipeline(), config.sinks, state_directories(config), with_standby=config.alerts.standby
         ) as facts,
-        AlertWatch(config.pipeline.name, config.alerts, facts=facts.latest) as watch,
+        AlertWatch(config.pipeline.name, config.alerts, facts=facts.latest, verify=config.verify) as alerts,
     ):
-        yield watch
+        yield Attendant(alerts, schedule)
 
 
 def state_directories(config: Config) -> list[Path]:

@@ -23,6 +23,7 @@ from jobs.settings import SparkSettings
 from lockstep.log import LogFormat
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
+from monitor.verification import VerifySettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.warehouse.settings import WarehouseSettings
@@ -66,6 +67,7 @@ class Config(Settings):
     log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
     alerts: AlertSettings = AlertSettings()
+    verify: VerifySettings = VerifySettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
 
     @field_validator("sinks")
@@ -75,6 +77,13 @@ class Config(Settings):
         if wrong:
             raise ValueError(f"names are lower-case letters, digits and underscores: {', '.join(map(repr, wrong))}")
         return sinks
+
+    @model_validator(mode="after")
+    def _verified_sinks_are_there(self) -> "Config":
+        unknown = [name for name in self.verify.sinks if name not in self.sinks]
+        if unknown:
+            raise ValueError(f"verify.sinks names sinks that aren't there: {', '.join(unknown)}")
+        return self
 
     @model_validator(mode="after")
     def _sinks_read_captured_tables(self) -> "Config":

@@ -32,6 +32,7 @@ from monitor.lag import IN_KAFKA, RECEIVED, LagReport, SinkFacts, SourceFacts, h
 from monitor.open_rejections import OpenRejections
 from monitor.question import Question
 from monitor.stalls import Look, Stalls, unreachable
+from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
@@ -97,6 +98,7 @@ class LagCollector:
         self._questions: dict[str, Question[_Progresses]] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
+        self._verified: dict[str, Verification | None] = {}
         self._still: dict[str, dict[int, LastBeat]] = {}
         self._open = OpenRejections(pipeline, self._cluster)
         self._state: tuple[int | None, CaptureState | None] = None, None
@@ -185,6 +187,11 @@ class LagCollector:
             unreadable_dead_letters=self._open.unreadable,
             rebuild_needed={facts.label: names for facts in sinks if (names := self._changed_settings(facts))},
             unanswered=unanswered,
+            verified={
+                facts.label: verification
+                for facts in sinks
+                if facts.is_live and (verification := self._verified.get(facts.name)) is not None
+            },
             paused_copies=_paused_copies(copying),
             first_copy_paused=copying is not None and copying.first_copy_paused,
         )
@@ -460,6 +467,7 @@ class LagCollector:
         if time.monotonic() - listed_at > _LIST_EVERY_S:
             generations = list_generations(self._opened(name, 1)) or [_NOT_BEGUN]
             generations.sort(key=lambda generation: not generation.is_live)
+            self._verified[name] = load_verification(self._opened(name, 1).records, generations[0].number)
             self._listed[name] = time.monotonic(), generations
         return generations
 

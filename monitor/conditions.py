@@ -10,9 +10,9 @@ from enum import IntEnum
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError
-from jobs.generations.status import JobState
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import LagReport
+from monitor.verification import OVERDUE_TIMES, VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
 _CRITICAL_CERTIFICATE_DAYS: Final = 3.0
@@ -39,6 +39,9 @@ NAMES: Final = (
     "rejections-open",
     "dead-letters-unreadable",
     "rebuild-needed",
+    "verify-differs",
+    "verify-failed",
+    "verify-overdue",
     "certificate-expires",
     "disk-filling",
 )
@@ -87,12 +90,14 @@ class Facts:
     """What no lag report says; each part is None, or lacks an entry, where nobody could tell.
 
     ``certificates``: whose -> the end of its validity in milliseconds since 1970. ``disks``: directory -> (free, all)
-    bytes. ``has_standby``: whether a capture stands by.
+    bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
+    due.
     """
 
     certificates: Mapping[str, int] = field(default_factory=dict)
     disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     has_standby: bool | None = None
+    since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +115,16 @@ class Findings:
         return subject in self.unknown_subjects or (self.known_names is not None and name not in self.known_names)
 
 
+_NEVER_VERIFIED: Final = VerifySettings()
+
+
 def find_conditions(
-    report: LagReport | LockstepError, facts: Facts, settings: AlertSettings, *, now_ms: int
+    report: LagReport | LockstepError,
+    facts: Facts,
+    settings: AlertSettings,
+    *,
+    now_ms: int,
+    verify: VerifySettings = _NEVER_VERIFIED,
 ) -> Findings:
     """What is wrong. ``report`` is the error where the source or Kafka couldn't be asked."""
     of_facts = [*_certificates(facts, settings, now_ms), *_disks(facts, settings)]
@@ -123,6 +136,7 @@ def find_conditions(
         *_capture(report, facts, settings),
         *_sinks(report, settings),
         *_stalled(report),
+        *_verified(report, facts, verify, now_ms),
         *of_facts,
     ]
     unknown = {
@@ -189,7 +203,9 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 
 
 def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
-    if report.slot_active is False and not report.broken and not report.held_by_copies:
+    # Nobody reads the slot during the first copy, and nothing is published by then.
+    has_streamed = any(stage.name == "in Kafka" and stage.lsn is not None for stage in report.stages)
+    if report.slot_active is False and has_streamed and not report.broken and not report.held_by_copies:
         yield Condition(
             "capture-stopped",
             CAPTURE,
@@ -247,7 +263,7 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
                 (job.sentence(label) or "").partition("\n")[0],
                 job.hint or "`lockstep run` or `lockstep apply` starts it again",
                 job.since_ms,
-                passes=job.state is JobState.SILENT,
+                passes=True,  # after a restart the reason of the last end stays until the job is at work again
             )
     for label, count in report.open_rejections.items():
         if count:
@@ -266,6 +282,44 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
             f"{label} was built with other {', '.join(names)}",
             f"`lockstep rebuild {label} --switch`",
         )
+
+
+def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: int) -> Iterator[Condition]:
+    for label, verification in report.verified.items():
+        if verification.outcome is VerifyOutcome.DIFFERENT:
+            yield Condition(
+                "verify-differs",
+                label,
+                Severity.CRITICAL,
+                f"{label} differs from the source in {verification.differing:,} keys",
+                f"`lockstep verify {label}` shows them, and `lockstep verify {label} --repair` mends them",
+                verification.ended_ms,
+            )
+        elif verification.outcome is VerifyOutcome.FAILED:
+            yield Condition(
+                "verify-failed",
+                label,
+                Severity.WARNING,
+                f"{label} couldn't be compared with the source: {verification.error}",
+                f"`lockstep verify {label}` tries again",
+                verification.ended_ms,
+            )
+    if verify.every_ms is None or facts.since_ms is None:
+        return
+    for stage in report.stages:
+        sink = stage.sink
+        if sink is None or not sink.is_live or (verify.sinks and sink.name not in verify.sinks):
+            continue
+        last = report.verified.get(sink.label)
+        began_ms = max(facts.since_ms, 0 if last is None else last.began_ms)
+        if now_ms - began_ms > OVERDUE_TIMES * verify.every_ms:
+            yield Condition(
+                "verify-overdue",
+                sink.label,
+                Severity.WARNING,
+                f"{sink.label} hasn't been compared with the source for {OVERDUE_TIMES} times verify.every",
+                f"`lockstep verify {sink.label}` does it now; the log says why none was begun",
+            )
 
 
 def _stalled(report: LagReport) -> Iterator[Condition]:

@@ -31,6 +31,7 @@ from cdc.model.lsn import format_lsn
 from cdc.protocol.control_records import Gap
 from cdc.stream.slot_guard import minutes_until_full
 from jobs.generations.status import JobState, JobStatus
+from monitor.verification import Verification
 
 
 class StageState(StrEnum):
@@ -174,6 +175,8 @@ class LagReport:
 
     ``paused_copies`` are tables whose copies somebody has paused: no sink that has them gets further meanwhile.
     ``first_copy_paused``: the first copy is, as a whole.
+
+    ``verified`` has the last comparison of each live generation with the source, by its label.
     """
 
     stages: tuple[Stage, ...]
@@ -193,6 +196,7 @@ class LagReport:
     paused_copies: tuple[str, ...] = ()
     first_copy_paused: bool = False
     silent_servers: Mapping[str, LockstepError] = field(default_factory=dict)
+    verified: Mapping[str, Verification] = field(default_factory=dict)
 
     @property
     def worst(self) -> Stage | None:
@@ -272,6 +276,7 @@ class LagReport:
             "rebuild_needed": {label: list(names) for label, names in self.rebuild_needed.items()},
             "unanswered": {name: error.message for name, error in self.unanswered.items()},
             "silent_servers": {name: error.message for name, error in self.silent_servers.items()},
+            "verified": {label: each.to_json() for label, each in self.verified.items()},
         }
 
 

@@ -9,6 +9,7 @@ from rich.text import Text
 from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
 from monitor.lag import LagReport, Stage, StageState
+from monitor.verification import VerifyOutcome
 
 _KIB, _MIB = 1024, 1024 * 1024
 
@@ -53,6 +54,9 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
             f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",
             "yellow",
         )
+    for label, verification in lag.verified.items():
+        is_fine = verification.outcome is VerifyOutcome.EQUAL
+        yield verification.sentence(label), "dim" if is_fine else "red"
     if lag.unreadable_dead_letters:
         yield (
             f"{lag.unreadable_dead_letters:,} records of the dead-letter topic can't be read, and aren't counted:"

@@ -139,7 +139,7 @@ def expressions() -> Iterator[str]:
 
     for _, panels in ROWS:
         yield from (expression for _, _, expression, _ in panels)
-    rules = yaml.safe_load((FILES / "alerts.yml").read_text(encoding="utf-8"))
+    rules = yaml.safe_load((FILES / "rules.yml").read_text(encoding="utf-8"))
     for group in rules["groups"]:
         yield from (rule["expr"] for rule in group["rules"])
 

@@ -109,13 +109,13 @@ def silence(
 
 
 def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Look at the pipeline every five seconds, and tell what is wrong.
+    """Look at the pipeline every five seconds, tell what is wrong, and compare sinks when that is due.
 
     For who runs capture and apply without `lockstep dashboard`, which does the same. Of several processes on one
     machine one tells.
     """
     from cdc.model.errors import LockstepError
-    from lockstep.alerts import open_watch
+    from lockstep.alerts import open_attendant
     from lockstep.config import load
     from lockstep.console import StopOnSignals, log_to_stderr
     from monitor.collector import LagCollector
@@ -123,14 +123,14 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
     log_to_stderr(config)
     loaded, stopping = load(config), StopOnSignals()
-    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector, open_watch(loaded) as told:
+    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector, open_attendant(loaded, config) as attendant:
         while not stopping():
             report: LagReport | LockstepError
             try:
                 report = collector.collect()
             except LockstepError as error:
                 report = error
-            told.look(report, now_ms=_now_ms())
+            attendant.look(report)
             stopping.wait(_LOOK_S)
 
 

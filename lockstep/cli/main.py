@@ -97,20 +97,22 @@ def _help_without_a_command(context: typer.Context) -> None:
         raise typer.Exit(EXIT_CONFIGURATION)
 
 
-def _group(callback: Callable[[typer.Context], None] | Callable[[typer.Context, bool], None]) -> typer.Typer:
+def _group(
+    callback: Callable[[typer.Context], None] | Callable[[typer.Context, bool], None], *, add_completion: bool = False
+) -> typer.Typer:
     return typer.Typer(
         cls=GroupedCommands,
         callback=callback,
         invoke_without_command=True,
         context_settings={"help_option_names": ["-h", "--help"]},
-        add_completion=False,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
 
 
 def _app() -> typer.Typer:
-    root = _group(_root)
+    root = _group(_root, add_completion=True)
     for title, commands in COMMANDS.items():
         for command in commands:
             root.command(rich_help_panel=title)(command)

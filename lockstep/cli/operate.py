@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import typer
 
 from cdc.model.visible import visible_lines
-from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
+from lockstep.cli.completion import table_names
+from lockstep.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    JsonOption,
+    SinkArgument,
+    SinksOption,
+    TablesOption,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -93,7 +102,7 @@ def _watch(collect: Callable[[], Shown], table: Callable[[Shown], "Group"], *, a
 def wait(
     config: ConfigOption = DEFAULT_CONFIG,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait at most.")] = 60.0,
-    sink: Annotated[list[str] | None, typer.Option(help="Only this sink; may be repeated.")] = None,
+    sink: SinksOption = None,
 ) -> None:
     """Wait until the sinks have applied what is committed now.
 
@@ -133,7 +142,7 @@ def wait(
 
 
 def tail(
-    table: Annotated[str, typer.Argument(help="schema.table")],
+    table: Annotated[str, typer.Argument(help="schema.table", autocompletion=table_names)],
     config: ConfigOption = DEFAULT_CONFIG,
     from_start: Annotated[
         bool, typer.Option("--from-start", help="Begin with the oldest event instead of the next.")
@@ -167,7 +176,7 @@ def _write_at_once(text: str) -> None:
 def verify(
     sink: SinkArgument,
     config: ConfigOption = DEFAULT_CONFIG,
-    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
+    table: TablesOption = None,
     key: Annotated[
         list[str] | None, typer.Option("--keys", help="Only this key of one table, as JSON; may be repeated.")
     ] = None,
@@ -304,7 +313,7 @@ def generations(
 
 
 def snapshot_table(
-    table: Annotated[list[str], typer.Argument(help="schema.table; several may be given.")],
+    table: Annotated[list[str], typer.Argument(help="schema.table; several may be given.", autocompletion=table_names)],
     config: ConfigOption = DEFAULT_CONFIG,
     where: Annotated[
         str | None,
@@ -359,7 +368,10 @@ def snapshot_status(
             out.print(copies_table(report))
 
 
-TablesArgument = Annotated[list[str] | None, typer.Argument(help="schema.table; default all that are being copied.")]
+TablesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="schema.table; default all that are being copied.", autocompletion=table_names),
+]
 
 
 def snapshot_pause(table: TablesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:

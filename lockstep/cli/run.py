@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli.completion import sink_names, table_names
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption
 
 
@@ -53,7 +54,10 @@ def capture(
 
 def recover(
     table: Annotated[
-        list[str] | None, typer.Option(help="Copy only this table again; may be repeated. Default: all with a key.")
+        list[str] | None,
+        typer.Option(
+            help="Copy only this table again; may be repeated. Default: all with a key.", autocompletion=table_names
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     config: ConfigOption = DEFAULT_CONFIG,
@@ -96,7 +100,8 @@ def recover(
 
 def apply(
     sink: Annotated[
-        list[str] | None, typer.Argument(help="Sinks to apply to; default all of the configuration.")
+        list[str] | None,
+        typer.Argument(help="Sinks to apply to; default all of the configuration.", autocompletion=sink_names),
     ] = None,
     once: Annotated[bool, typer.Option(help="Stop at the topics' end as of now.")] = False,
     from_lsn: Annotated[

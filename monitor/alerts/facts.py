@@ -45,7 +45,8 @@ class FactsCollector:
         self._sinks = sinks
         self._directories = directories
         self._with_standby = with_standby
-        self._latest = Facts()
+        self._since_ms = time.time_ns() // 1_000_000
+        self._latest = Facts(since_ms=self._since_ms)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="alert-facts", daemon=True)
         self._thread.start()
@@ -72,7 +73,7 @@ class FactsCollector:
                 asked_s = time.monotonic()
                 certificates |= expiries(certificates_of(self._pipeline, self._sinks))
             has_standby = has_capture_standby(self._pipeline) if self._with_standby else None
-            self._latest = Facts(dict(certificates), disks_of(self._directories), has_standby)
+            self._latest = Facts(dict(certificates), disks_of(self._directories), has_standby, self._since_ms)
             self._closed.wait(_LOOK_S)
 
 

@@ -14,6 +14,7 @@ from monitor.alerts.settings import AlertSettings
 from monitor.alerts.store import AlertStore, State
 from monitor.conditions import Condition, Facts, Severity, find_conditions
 from monitor.lag import LagReport
+from monitor.verification import VerifySettings
 
 logger = logging.getLogger("lockstep.alerts")
 
@@ -27,12 +28,14 @@ class AlertWatch:
         settings: AlertSettings,
         *,
         facts: Callable[[], Facts] = Facts,
+        verify: VerifySettings | None = None,
         retry_s: float = 1.0,
     ) -> None:
-        """``facts`` is what ``monitor.alerts.facts.FactsCollector.latest`` says."""
+        """``facts`` is what ``monitor.alerts.facts.FactsCollector.latest`` says, ``verify`` when sinks are compared."""
         self._pipeline = pipeline
         self._settings = settings
         self._facts = facts
+        self._verify = verify or VerifySettings()
         self._retry_s = retry_s
         self._store = AlertStore(settings.directory)
         self._saving = threading.Lock()
@@ -46,12 +49,17 @@ class AlertWatch:
         """What was wrong at the last look, whether it was told or not."""
         return self._open
 
+    @property
+    def tells(self) -> bool:
+        """Whether this is the process that tells, as of the last look."""
+        return self._outbox is not None
+
     def look(self, report: LagReport | LockstepError, *, now_ms: int) -> None:
         """Take the next report, or the error that came in its place. Waits for nobody who is told, and never raises.
 
         Where the directory can't be used, everything is told anyway, and maybe told again after a restart.
         """
-        findings = find_conditions(report, self._facts(), self._settings, now_ms=now_ms)
+        findings = find_conditions(report, self._facts(), self._settings, now_ms=now_ms, verify=self._verify)
         self._open = findings.open
         silences: Mapping[str, int] = {}
         try:

@@ -22,6 +22,7 @@ from lockstep.cli.main import app
 from lockstep.config import Config, LogSettings
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
 from monitor.metrics.settings import MetricsSettings
+from monitor.verification import VerifySettings
 from sinks.access import Login, Tls
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -37,6 +38,7 @@ GENERATED = {"bench/results"}
 
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
     "docs/alerts.md": (AlertSettings, WebhookSettings, MailSettings),
+    "docs/verify.md": (VerifySettings,),
     "docs/events.md": (TopicSettings,),
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
@@ -52,6 +54,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
 
 COMPLETE = {
     "docs/alerts.md": AlertSettings,
+    "docs/verify.md": VerifySettings,
     "docs/events.md": TopicSettings,
     "docs/spark-cluster.md": SparkSettings,
     "docs/sinks/opensearch.md": OpenSearchSettings,
@@ -73,6 +76,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "log": LogSettings,
     "metrics": MetricsSettings,
     "alerts": AlertSettings,
+    "verify": VerifySettings,
     "login": Login,
     "tls": Tls,
 }

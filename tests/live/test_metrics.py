@@ -46,8 +46,12 @@ def _prometheus(directory: Path, targets: list[str]) -> Iterator[str]:
     address = f"127.0.0.1:{pick(None, taken=())}"
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
-            [program, f"--config.file={path}", f"--storage.tsdb.path={directory / 'data'}"]
-            + [f"--web.listen-address={address}"],
+            [
+                program,
+                f"--config.file={path}",
+                f"--storage.tsdb.path={directory / 'data'}",
+                f"--web.listen-address={address}",
+            ],
             stdout=log,
             stderr=log,
         )

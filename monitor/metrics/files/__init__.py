@@ -5,4 +5,4 @@ from pathlib import Path
 
 def alert_rules() -> Path:
     """Rules for Prometheus."""
-    return Path(__file__).with_name("alerts.yml")
+    return Path(__file__).with_name("rules.yml")

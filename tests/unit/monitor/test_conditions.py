@@ -78,7 +78,13 @@ _OPEN_GAP = Gap(1, 0, 2, "why")
     ],
 )
 def test_what_a_report_opens(changes: dict[str, Any], expected: tuple[str, Severity] | None) -> None:
-    assert _found(_report(_applied(_sink()), **changes)) == dict([expected] if expected else [])
+    published = Stage("in Kafka", 10, 0, 0.0, None)
+    assert _found(_report(published, _applied(_sink()), **changes)) == dict([expected] if expected else [])
+
+
+def test_nobody_reads_the_slot_during_the_first_copy() -> None:
+    copying = _report(Stage("in Kafka", None, None, None, None), slot_active=False)
+    assert _found(copying) == {}
 
 
 def test_an_open_gap_is_a_condition_and_a_closed_one_is_not() -> None:

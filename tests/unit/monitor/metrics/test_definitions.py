@@ -47,7 +47,7 @@ def test_an_expression_names_only_metrics_and_labels_that_there_are(expression: 
 
 def test_the_rules_are_rules_and_fire_when_they_should(tmp_path: Path) -> None:
     promtool = needs("promtool")
-    rules = metrics_files.FILES / "alerts.yml"
+    rules = metrics_files.FILES / "rules.yml"
     subprocess.run([promtool, "check", "rules", rules], check=True, capture_output=True)
     stage = 'stage="applied",sink="search",generation="1"'
     cases = {
@@ -104,7 +104,7 @@ def test_the_rules_are_rules_and_fire_when_they_should(tmp_path: Path) -> None:
 
 
 def _annotations(alert: str) -> dict[str, str]:
-    rules = yaml.safe_load((metrics_files.FILES / "alerts.yml").read_text(encoding="utf-8"))
+    rules = yaml.safe_load((metrics_files.FILES / "rules.yml").read_text(encoding="utf-8"))
     (found,) = [rule for group in rules["groups"] for rule in group["rules"] if rule["alert"] == alert]
     annotations: dict[str, str] = found["annotations"]
     return annotations
