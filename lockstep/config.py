@@ -20,6 +20,7 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
+from lockstep.log import LogFormat
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
@@ -48,6 +49,12 @@ class PipelineSettings(Settings):
         return name
 
 
+class LogSettings(Settings):
+    """How the messages of running processes look. ``lockstep.log.log_format`` says what wins over it."""
+
+    format: LogFormat = Field(default="console", description="console: lines for people; json: one object a record")
+
+
 class Config(Settings):
     """The whole configuration."""
 
@@ -57,6 +64,7 @@ class Config(Settings):
     capture: CaptureSettings = CaptureSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     spark: SparkSettings = SparkSettings()
+    log: LogSettings = LogSettings()
     metrics: MetricsSettings = MetricsSettings()
     alerts: AlertSettings = AlertSettings()
     verify: VerifySettings = VerifySettings()

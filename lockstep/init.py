@@ -106,6 +106,9 @@ min_insync_replicas = 2                    # 1 for a single broker
 # rows_per_s = 0                           # the most that is copied a second, by all together; 0: no limit
 # chunk_ms = 50                            # later copies come in chunks, for which the stream waits so long
 
+# [log]
+# format = "console"                       # "json": one object a record; $$LOCKSTEP_LOG_FORMAT wins
+
 # [metrics]
 # capture = "127.0.0.1:9464"               # where Prometheus finds capture's metrics; none by default
 # apply = "127.0.0.1:9465"                 # and the jobs'

@@ -121,7 +121,7 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     from monitor.collector import LagCollector
     from monitor.lag import LagReport
 
-    log_to_stderr()
+    log_to_stderr(config)
     loaded, stopping = load(config), StopOnSignals()
     with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector, open_attendant(loaded, config) as attendant:
         while not stopping():

@@ -190,6 +190,7 @@ def verify(
     Shows keys, columns and tags of what differs, and no other values. Exit code 1 when something differs.
     """
     from lockstep.config import load
+    from lockstep.console import log_to_stderr
     from lockstep.verify.command import run_verify
     from lockstep.verify.options import VerifyOptions
 
@@ -201,6 +202,7 @@ def verify(
         against=against,
         generation=generation,
     )
+    log_to_stderr(config)
     raise typer.Exit(run_verify(load(config), options, as_json=as_json))
 
 
@@ -233,7 +235,7 @@ def rebuild(
 
     if in_place and switch_over:
         raise typer.BadParameter("--in-place and --switch exclude each other: in place, readers see it all the time")
-    log_to_stderr()
+    log_to_stderr(config)
     raise typer.Exit(
         run_rebuild(load(config), sink, switch_over=switch_over, in_place=in_place, trimmed=trimmed, as_json=as_json)
     )

@@ -17,7 +17,7 @@ def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.supervisor import run_group
 
-    log_to_stderr()
+    log_to_stderr(config)
     load(config)  # A wrong configuration is reported here, once, instead of by every process of the group.
     raise typer.Exit(run_group(config, StopOnSignals(interrupts=False)))
 
@@ -42,7 +42,7 @@ def capture(
     from monitor.metrics.definitions import Part
     from monitor.metrics.endpoint import open_meters
 
-    log_to_stderr()
+    log_to_stderr(config)
     run_or_wait = capture_in_turn if standby else run_capture
     loaded = load(config)
     watching = observer(err)
@@ -150,7 +150,7 @@ def apply(
             )
         return yes or typer.confirm(question, err=True)
 
-    log_to_stderr()
+    log_to_stderr(config)
     loaded = load(config)
     if is_moved and not read_from(loaded, names[0], lsn=lsn, time_ms=time_ms, agreed=agreed, say=say):
         raise typer.Exit(EXIT_FAILED)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
-from lockstep.console import EXIT_FAILED, StopOnSignals, log_to_stderr
+from lockstep.console import EXIT_FAILED, StopOnSignals
 from lockstep.generations import describe, settings_of_generation
 from lockstep.terminal import out
 from lockstep.verify.options import VerifyOptions
@@ -27,7 +27,6 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
     Raises as ``verify``, as ``with_built_settings``, and ConfigurationError for options that mean nothing.
     """
     options.check()
-    log_to_stderr()
     due = time.monotonic() + _LINE_EVERY_S
 
     def progress(step: Step) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from cdc.model.errors import LockstepError
+from cdc.model.log_message import LogMessage
 from monitor.alerts.book import Message
 from monitor.alerts.channels import Channel
 
@@ -82,7 +83,9 @@ class Outbox:
                 if not has_said:
                     has_said = True
                     reason = error.message if isinstance(error, LockstepError) else type(error).__name__
-                    logger.warning("alert isn't delivered channel=%s: %s; it goes on trying", name, reason)
+                    logger.warning(
+                        LogMessage("alert isn't delivered", {"channel": name}, f"{reason}; it goes on trying")
+                    )
                 self._pause(wait_s)
                 wait_s = min(wait_s * 2, _WAIT_MAX_S)
                 continue

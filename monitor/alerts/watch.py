@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Self
 
 from cdc.model.errors import LockstepError
+from cdc.model.log_message import LogMessage
 from monitor.alerts.book import Entry, Key, Kind, Message, take
 from monitor.alerts.channels import channels_of
 from monitor.alerts.outbox import Outbox
@@ -135,10 +136,9 @@ def log_message(message: Message) -> None:
         level = logging.INFO
     logger.log(
         level,
-        "alert %s name=%s subject=%s: %s: %s",
-        message.kind.value,
-        condition.name,
-        condition.subject,
-        condition.sentence,
-        condition.step,
+        LogMessage(
+            f"alert {message.kind.value}",
+            {"name": condition.name, "subject": condition.subject},
+            f"{condition.sentence}: {condition.step}",
+        ),
     )

@@ -19,7 +19,7 @@ from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from jobs.settings import SparkSettings
 from lockstep.cli.main import app
-from lockstep.config import Config
+from lockstep.config import Config, LogSettings
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
@@ -73,6 +73,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
     "capture": CaptureSettings,
     "spark": SparkSettings,
+    "log": LogSettings,
     "metrics": MetricsSettings,
     "alerts": AlertSettings,
     "verify": VerifySettings,
