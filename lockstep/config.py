@@ -20,6 +20,7 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
+from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
@@ -68,6 +69,7 @@ class Config(Settings):
     metrics: MetricsSettings = MetricsSettings()
     alerts: AlertSettings = AlertSettings()
     verify: VerifySettings = VerifySettings()
+    dashboard: DashboardSettings = DashboardSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
 
     @field_validator("sinks")

@@ -170,6 +170,10 @@ checkpoint_directory = ".lockstep/checkpoints"
 # sender = "lockstep@example.com"
 # to = ["on-call@example.com"]
 
+# [dashboard]
+# listen = "127.0.0.1:8642"                # the web page; where others reach it, LOCKSTEP_DASHBOARD_TOKEN must be set
+# enabled = true                           # whether `lockstep run` starts it
+
 ${sinks}# One section per sink, of any name. Every sink may have these. A change of a setting with (rebuild) takes
 # effect with `lockstep rebuild SINK`, of any other with the next start.
 

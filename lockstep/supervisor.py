@@ -1,4 +1,4 @@
-"""``lockstep run``: capture and the jobs as child processes; one that dies is restarted, after longer and longer waits.
+"""``lockstep run``: capture, jobs and web page as child processes; one that dies is restarted, after longer waits.
 
 Separate processes, so that kill -9, a memory leak or a JVM that hangs in one can't take the other with it.
 """
@@ -47,29 +47,35 @@ class _Member:
     is_taken_over: bool = False
 
 
-def run_group(config: Path, stopping: Stopping) -> int:
+def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False) -> int:
     """Run until told to stop; returns 0 then, or 130 where that was urgent. No child is left behind in any case.
 
     A child that says its configuration is wrong ends the group with 2.
 
     One whose place another process has taken isn't started again: the two would take over from each other without end.
-    When that is so of both, the group ends with 3.
+    When that is so of both, the group ends with 3. Nobody's rows wait for the web page: no exit code of it ends the
+    group, and one that can't listen isn't started again.
     """
     base = [sys.executable, "-m", "lockstep"]
     group = [
         _Member("capture", [*base, "capture", "--config", str(config)]),
         _Member("apply", [*base, "apply", "--config", str(config)]),
     ]
+    extra = [_Member("dashboard", [*base, "dashboard", "--config", str(config)])] if with_dashboard else []
     try:
         while not stopping():
             for member in group:
                 if _look_after(member) == EXIT_CONFIGURATION:
                     return EXIT_CONFIGURATION
+            for member in list(extra):
+                if _look_after(member) == EXIT_CONFIGURATION:
+                    logger.error("the web page isn't started again: its message says what is wrong")
+                    extra.remove(member)
             if all(member.is_taken_over for member in group):
                 return EXIT_TAKEN_OVER
             stopping.wait(0.2)
     finally:
-        _stop(group, stopping)
+        _stop([*group, *extra], stopping)
     return EXIT_INTERRUPTED if stopping.is_urgent() else 0
 
 
@@ -125,7 +131,9 @@ def _stop(group: list[_Member], stopping: Stopping) -> None:
     for process in running.values():
         process.send_signal(signal.SIGTERM)
     with contextlib.suppress(OSError):  # a terminal that was closed must not keep us from stopping them
-        say(f"stopping {' and '.join(running)}, up to {_STOP_S:.0f} s; Ctrl-C again kills them")
+        *others, last = running
+        names = f"{', '.join(others)} and {last}" if others else last
+        say(f"stopping {names}, up to {_STOP_S:.0f} s; Ctrl-C again kills them")
     deadline = time.monotonic() + _STOP_S
     while time.monotonic() < deadline and not stopping.is_urgent():
         if all(process.poll() is not None for process in running.values()):

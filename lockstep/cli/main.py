@@ -23,7 +23,7 @@ _WHOLE_SENTENCE = 1_000
 COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     "Local servers": (servers.demo, servers.up, servers.status, servers.down),
     "Set up": (setup.init, setup.doctor, setup.package),
-    "Run": (run.run, run.capture, run.apply),
+    "Run": (run.run, run.capture, run.apply, run.dashboard),
     "Operate": (
         operate.lag,
         operate.wait,

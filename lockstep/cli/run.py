@@ -1,4 +1,4 @@
-"""Commands that run the pipeline until they are stopped: ``run``, ``capture`` and ``apply``."""
+"""Commands that run the pipeline until they are stopped: ``run``, ``capture``, ``apply`` and ``dashboard``."""
 
 import sys
 from datetime import UTC, datetime
@@ -8,18 +8,19 @@ from typing import Annotated
 import typer
 
 from lockstep.cli.completion import sink_names, table_names
-from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, print_json
 
 
 def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Run capture and all sinks on one machine, supervised."""
+    """Run capture, all sinks and the web page, supervised."""
     from lockstep.config import load
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.supervisor import run_group
 
     log_to_stderr(config)
-    load(config)  # A wrong configuration is reported here, once, instead of by every process of the group.
-    raise typer.Exit(run_group(config, StopOnSignals(interrupts=False)))
+    loaded = load(config)  # A wrong one is reported here, once, instead of by every process of the group.
+    stopping = StopOnSignals(interrupts=False)
+    raise typer.Exit(run_group(config, stopping, with_dashboard=loaded.dashboard.enabled))
 
 
 def capture(
@@ -50,6 +51,27 @@ def capture(
         if opened is not None:
             watching = measured(watching, opened, Path(loaded.capture.values_directory))
         run_or_wait(loaded.as_pipeline(), stopping=StopOnSignals(), observer=watching)
+
+
+def dashboard(
+    config: ConfigOption = DEFAULT_CONFIG,
+    once: Annotated[bool, typer.Option("--once", help="Print what the first screen shows as JSON, and end.")] = False,
+) -> None:
+    """Serve the pipeline's web page and its JSON API.
+
+    Looks at every server once a second, however many pages look. Listens where dashboard.listen says, by default only
+    for this machine.
+    """
+    from lockstep.config import load
+    from lockstep.console import log_to_stderr, say
+    from lockstep.dashboard.server import look_once, serve
+
+    loaded = load(config)
+    if once:
+        print_json(look_once(loaded).model_dump())
+        return
+    log_to_stderr(config)
+    serve(loaded, config.absolute(), say=say)
 
 
 def recover(

@@ -42,6 +42,7 @@ from lockstep.demo.traffic import Traffic
 from lockstep.demo.writer import Counts
 from lockstep.terminal import err, out
 from monitor.collector import LagCollector
+from stack import ports
 from stack.errors import StackError
 from stack.stack import Endpoints, Stack
 
@@ -50,7 +51,10 @@ INTERRUPTED = 130
 
 _SEED = 20
 
-_WRITER, _CAPTURE, _APPLY = "writer", "capture", "apply"
+_WRITER, _CAPTURE, _APPLY, _DASHBOARD = "writer", "capture", "apply", "dashboard"
+_PORT = 8642
+"""Of the web page, where it is free."""
+
 
 _SCREEN_EVERY_S = 0.5
 _LINE_EVERY_S = 5.0
@@ -149,8 +153,11 @@ class _Demo:
         # Spark takes longest to start, and the jobs wait for the topics by themselves.
         self._start(_APPLY, "lockstep", ["apply", "--config", str(self._config_file)])
         self._start(_CAPTURE, "lockstep", ["capture", "--config", str(self._config_file)])
+        self._start(_DASHBOARD, "lockstep", ["dashboard", "--config", str(self._config_file)])
         self._say(f"the writer writes {self._rate:g} transactions a second; taking the snapshot, starting Spark")
-        err.print(links(_addresses(endpoints), directory=self._directory, config=self._config_file))
+        err.print(
+            links(_addresses(endpoints, config.dashboard.listen), directory=self._directory, config=self._config_file)
+        )
         collector = self._closing.enter_context(LagCollector(config.as_pipeline(), config.sinks))
         traffic = Traffic(
             source,
@@ -211,7 +218,9 @@ class _Demo:
         """Empty servers, no checkpoints, and the configuration of this run."""
         empty(endpoints)
         rmtree(self._directory / "checkpoints", ignore_errors=True)
-        self._config_file.write_text(configuration(endpoints), encoding="utf-8")
+        port = _PORT if ports.is_free(_PORT) else ports.pick()
+        text = configuration(endpoints, listen=f"{ports.HOST}:{port}")
+        self._config_file.write_text(text, encoding="utf-8")
         return load(self._config_file)
 
     def _watch_in_lines(self, traffic: Traffic, endpoints: Endpoints) -> None:
@@ -272,8 +281,9 @@ class _Demo:
         return 0 if ok else EXIT_FAILED
 
 
-def _addresses(endpoints: Endpoints) -> dict[str, str]:
+def _addresses(endpoints: Endpoints, listen: str) -> dict[str, str]:
     return {
+        "web page": f"http://{listen}/",
         "source": endpoints.source_dsn,
         "Kafka": endpoints.kafka_bootstrap,
         "OpenSearch": f"{endpoints.opensearch_url}/_cat/indices/shop.*?v",

@@ -53,7 +53,9 @@ class SearchRebuild:
             after_s = _AFTER_S if self._seconds is None else self._seconds / 2
             if traffic_s is not None and traffic_s >= after_s:
                 self._began = time.monotonic()
-                self._config_file.write_text(configuration(endpoints, mapping_has_changed=True), encoding="utf-8")
+                listen = load(self._config_file).dashboard.listen
+                text = configuration(endpoints, listen=listen, mapping_has_changed=True)
+                self._config_file.write_text(text, encoding="utf-8")
                 command = ["rebuild", SEARCH, "--switch", "--config", str(self._config_file)]
                 self._say(f"{self._config_file} has another mapping for {SEARCH} now: lockstep {' '.join(command)}")
                 with self._interrupts.deferred():

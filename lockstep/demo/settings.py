@@ -35,6 +35,9 @@ master = "local[2]"
 trigger_ms = 500              # two batches a second: five servers share this machine, and a rebuild comes on top
 checkpoint_directory = "checkpoints"
 
+[dashboard]
+listen = "{listen}"
+
 [sinks.{search}]                # indexes {pipeline}.public.<table>
 type = "opensearch"
 urls = ["{opensearch_url}"]
@@ -60,10 +63,14 @@ fields = { "public.products.title" = { type = "search_as_you_type" } }
 """
 
 
-def configuration(endpoints: Endpoints, *, mapping_has_changed: bool = False) -> str:
-    """The file's content, at first or after its user has thought again about the search index."""
+def configuration(endpoints: Endpoints, *, listen: str, mapping_has_changed: bool = False) -> str:
+    """The file's content, at first or after its user has thought again about the search index.
+
+    ``listen`` is where the web page is.
+    """
     return _TEMPLATE.format(
         pipeline=PIPELINE,
+        listen=listen,
         mapping=_MAPPING if mapping_has_changed else "",
         source_dsn=_toml_string(endpoints.source_dsn),
         tables=", ".join(f'"{table}"' for table in TABLES),

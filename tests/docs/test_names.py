@@ -20,6 +20,7 @@ from cdc.kafka.settings import KafkaSettings, TopicSettings
 from jobs.settings import SparkSettings
 from lockstep.cli.main import app
 from lockstep.config import Config, LogSettings
+from lockstep.dashboard_settings import DashboardSettings
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
@@ -39,6 +40,7 @@ GENERATED = {"bench/results"}
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
     "docs/alerts.md": (AlertSettings, WebhookSettings, MailSettings),
     "docs/verify.md": (VerifySettings,),
+    "docs/dashboard.md": (DashboardSettings,),
     "docs/events.md": (TopicSettings,),
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
@@ -55,6 +57,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
 COMPLETE = {
     "docs/alerts.md": AlertSettings,
     "docs/verify.md": VerifySettings,
+    "docs/dashboard.md": DashboardSettings,
     "docs/events.md": TopicSettings,
     "docs/spark-cluster.md": SparkSettings,
     "docs/sinks/opensearch.md": OpenSearchSettings,
@@ -77,6 +80,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "metrics": MetricsSettings,
     "alerts": AlertSettings,
     "verify": VerifySettings,
+    "dashboard": DashboardSettings,
     "login": Login,
     "tls": Tls,
 }

@@ -22,6 +22,8 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
     made = Pipeline(stack.endpoints(), tmp_path, f"run{os.getpid()}_{next(_numbers)}", sinks=True)
+    with made.path.open("a") as file:
+        file.write('[dashboard]\nlisten = "127.0.0.1:0"\n')
     yield made
     made.close()
 
@@ -43,7 +45,7 @@ def test_a_member_that_is_killed_is_started_again_and_a_stop_ends_all(pipeline: 
     pipeline.wait_applied(group, timeout_s=300)
     pipeline.assert_sinks_equal()
     members = _children(group.pid)
-    assert len(members) == 2
+    assert len(members) == 3, "capture, jobs and the web page"
     assert pipeline.stop(group, timeout_s=120) == 0, log.read_text()
     assert [pid for pid in members if Path(f"/proc/{pid}").exists()] == []
     assert re.search(r"process ended process=capture exit_code=-9", log.read_text())
@@ -55,9 +57,7 @@ def test_kill_9_of_the_group_ends_its_members(pipeline: Pipeline) -> None:
     log = group.log  # type: ignore[attr-defined]
     wait_until(lambda: "streaming from" in log.read_text(), what="capture streams", timeout_s=300)
     members = _children(group.pid)
-    assert len(members) == 2
+    assert len(members) == 3, "capture, jobs and the web page"
     os.kill(group.pid, signal.SIGKILL)
     group.wait()
-    wait_until(
-        lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), what="capture and apply end", timeout_s=120
-    )
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), what="all of them end", timeout_s=120)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lockstep.console import EXIT_TAKEN_OVER
+from lockstep.console import EXIT_CONFIGURATION, EXIT_TAKEN_OVER
 from lockstep.supervisor import run_group
 
 
@@ -54,6 +54,21 @@ def test_what_was_taken_over_is_not_started_again_and_the_other_is(
     stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("apply") == 3)
     assert run_group(tmp_path / "lockstep.toml", stopping) == 0
     assert starts.read_text().split().count("capture") == 1
+
+
+def test_a_web_page_that_can_not_listen_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
+    starts = _members(tmp_path, monkeypatch, f"test $3 = dashboard && exit {EXIT_CONFIGURATION}", "exit 1")
+    stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("apply") == 3)
+    assert run_group(tmp_path / "lockstep.toml", stopping, with_dashboard=True) == 0
+    assert starts.read_text().split().count("dashboard") == 1
+
+
+def test_a_web_page_that_fails_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
+    starts = _members(tmp_path, monkeypatch, "exit 1")
+    stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("dashboard") == 2)
+    assert run_group(tmp_path / "lockstep.toml", stopping, with_dashboard=True) == 0
 
 
 ROOT = Path(__file__).parents[3]
@@ -108,7 +123,7 @@ class _Group:
         command.append("nohup" if nohup else "terminal")
         with self._messages.open("w") as messages:
             self.process = subprocess.Popen(command, stderr=messages, cwd=ROOT, start_new_session=True)
-        _wait(lambda: self._pids.exists() and len(self._pids.read_text().split()) == 2)
+        _wait(lambda: self._pids.exists() and len(self._pids.read_text().split()) == 3)
         time.sleep(0.3)  # until the scripts have set their traps
         children = [psutil.Process(int(pid)) for pid in self._pids.read_text().split()]
         self.family = [*children, *(below for child in children for below in child.children(recursive=True))]
@@ -158,7 +173,7 @@ def test_a_signal_leaves_no_child_behind(number: signal.Signals, started: Callab
     group.process.send_signal(number)
     assert group.process.wait(30) == 0, group.messages()
     assert group.living() == []
-    assert "stopping capture and apply, up to 60 s; Ctrl-C again kills them" in group.messages()
+    assert "stopping capture, apply and dashboard, up to 60 s; Ctrl-C again kills them" in group.messages()
 
 
 @pytest.mark.parametrize("first", SIGNALS, ids=lambda number: number.name)
@@ -166,11 +181,11 @@ def test_ctrl_c_after_a_signal_kills_the_children_and_what_they_started(
     first: signal.Signals, started: Callable[..., _Group]
 ) -> None:
     group = started(IGNORES_TERM)
-    assert len(group.family) == 4
+    assert len(group.family) == 6
     group.process.send_signal(first)
     _wait(lambda: "Ctrl-C again" in group.messages())
     time.sleep(0.5)
-    assert len(group.living()) == 4, "the first is a request"
+    assert len(group.living()) == 6, "the first is a request"
     group.process.send_signal(signal.SIGINT)
     assert group.process.wait(30) == 130, group.messages()
     assert group.living() == []
@@ -191,7 +206,7 @@ def test_a_terminal_that_closes_means_nothing_under_nohup(started: Callable[...,
     group.process.send_signal(signal.SIGHUP)
     time.sleep(0.5)
     assert group.process.poll() is None
-    assert len(group.living()) == 4
+    assert len(group.living()) == 6
     group.process.send_signal(signal.SIGTERM)
     assert group.process.wait(30) == 0
 
@@ -200,7 +215,7 @@ def test_a_terminal_that_closes_means_nothing_under_nohup(started: Callable[...,
 def test_kill_9_leaves_no_child_behind(tmp_path: Path, started: Callable[..., _Group]) -> None:
     asked = tmp_path / "asked"
     group = started(MEMBER.format(python=sys.executable, asked=asked))
-    _wait(lambda: asked.exists() and asked.read_text().count("asked") == 2)
+    _wait(lambda: asked.exists() and asked.read_text().count("asked") == 3)
     group.process.kill()
     group.process.wait()
     _wait(lambda: group.living() == [])

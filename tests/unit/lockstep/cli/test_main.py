@@ -17,7 +17,7 @@ from lockstep.cli.main import COMMANDS, app, exit_code
 GROUPS = {
     "Local servers": ["demo", "up", "status", "down"],
     "Set up": ["init", "doctor", "package"],
-    "Run": ["run", "capture", "apply"],
+    "Run": ["run", "capture", "apply", "dashboard"],
     "Operate": [
         *("lag", "wait", "tail", "verify", "rebuild", "switch", "generations", "recover", "snapshot", "rejections"),
         "alerts",

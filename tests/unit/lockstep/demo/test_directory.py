@@ -18,7 +18,8 @@ DEMOS = configuration(
         kafka_bootstrap="127.0.0.1:1",
         opensearch_url="http://127.0.0.1:2",
         redis_url="redis://127.0.0.1:3/0",
-    )
+    ),
+    listen="127.0.0.1:4",
 )
 
 

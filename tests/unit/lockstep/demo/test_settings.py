@@ -12,11 +12,12 @@ ENDPOINTS = Endpoints(
     opensearch_url="http://127.0.0.1:4",
     redis_url="redis://127.0.0.1:5/0",
 )
+LISTEN = "127.0.0.1:6"
 
 
 def test_it_loads_with_three_sinks_and_four_tables(tmp_path):
     file = tmp_path / "lockstep.toml"
-    file.write_text(configuration(ENDPOINTS))
+    file.write_text(configuration(ENDPOINTS, listen=LISTEN))
 
     config = load(file)
 
@@ -31,7 +32,7 @@ def test_it_loads_with_three_sinks_and_four_tables(tmp_path):
 
 def test_it_loads_with_another_mapping_too(tmp_path):
     file = tmp_path / "lockstep.toml"
-    file.write_text(configuration(ENDPOINTS, mapping_has_changed=True))
+    file.write_text(configuration(ENDPOINTS, listen=LISTEN, mapping_has_changed=True))
 
     config = load(file)
 
@@ -41,6 +42,6 @@ def test_it_loads_with_another_mapping_too(tmp_path):
 
 def test_checkpoints_are_beside_it(tmp_path):
     file = tmp_path / "lockstep.toml"
-    file.write_text(configuration(ENDPOINTS))
+    file.write_text(configuration(ENDPOINTS, listen=LISTEN))
 
     assert load(file).spark.checkpoint_directory == str(tmp_path / "checkpoints")

@@ -1,0 +1,154 @@
+"""Who may ask what: the token, the page's cookie, the names that the server goes by. Every answer's headers.
+
+A browser asks for the token by itself (HTTP Basic, any user name), and sends it with the page's streams too. The cookie
+is new at each start, and only pages of this server get browsers to send it.
+"""
+
+import base64
+import binascii
+import hmac
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+
+BODY_MAX: Final = 16 * 1024
+"""Bytes of a request's body."""
+
+PROBES: Final = frozenset({"/healthz", "/readyz"})
+"""Whoever starts and stops processes asks these without a token. They hold no names."""
+
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_HEADERS: Final = (
+    (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The status of the answer, and a sentence."""
+
+    status: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Decides by a request's headers alone. ``token`` is None where the server listens on loopback and has none."""
+
+    is_loopback: bool
+    token: str | None
+    host: str = "127.0.0.1"
+    session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+
+    def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refused | None:
+        """Why the request isn't answered; None where it is. ``headers`` are by names in lower case."""
+        if path in PROBES:
+            return None
+        if self.is_loopback and _host_name(headers.get("host", "")) not in {*_LOCAL_NAMES, self.host}:
+            return Refused(403, "The server doesn't go by that name: ask it as localhost.")
+        is_known = self._has_token(headers) or self._has_session(headers)
+        if self.token is not None and not is_known:
+            return Refused(401, "This needs the token that LOCKSTEP_DASHBOARD_TOKEN holds where the server runs.")
+        if path.startswith(("/api/actions/", "/api/key")) and not is_known:
+            return Refused(401, "This is for whoever has loaded the page since the server started: load it again.")
+        if method not in ("GET", "HEAD"):
+            origin = headers.get("origin")
+            if origin is not None and urlsplit(origin).netloc != headers.get("host"):
+                return Refused(403, "The request comes from a page of another server.")
+            length = headers.get("content-length", "")
+            if not length.isdecimal():
+                return Refused(411, "The request doesn't say how long it is.")
+            if int(length) > BODY_MAX:
+                return Refused(413, f"The request is longer than {BODY_MAX} bytes.")
+        return None
+
+    def _has_token(self, headers: Mapping[str, str]) -> bool:
+        if self.token is None:
+            return False
+        scheme, _, credentials = headers.get("authorization", "").partition(" ")
+        given = headers.get("x-lockstep-token", "")
+        if scheme.lower() == "bearer":
+            given = credentials.strip()
+        elif scheme.lower() == "basic":
+            given = _password(credentials)
+        return hmac.compare_digest(given.encode(), self.token.encode())
+
+    def _has_session(self, headers: Mapping[str, str]) -> bool:
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(self.cookie_name(headers.get("host", "")))
+        except CookieError:
+            return False
+        return cookie is not None and hmac.compare_digest(cookie.value.encode(), self.session.encode())
+
+    @staticmethod
+    def cookie_name(host: str) -> str:
+        """Cookies don't know of ports: two servers of one machine would take each other's."""
+        port = host.rpartition(":")[2]
+        return f"lockstep_session_{port}" if port.isdecimal() else "lockstep_session"
+
+    def cookie(self, host: str) -> str:
+        """What makes a browser send the session with every request of this server's pages."""
+        return f"{self.cookie_name(host)}={self.session}; HttpOnly; SameSite=Strict; Path=/"
+
+
+class Guard:
+    """ASGI: refuses what ``Access`` refuses, before anything is read, and adds the headers to every answer."""
+
+    def __init__(self, app: Any, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        method, path = scope["method"], scope["path"]
+        # The page that comes back after a restart gets the new session with its stream.
+        gives_session = method == "GET" and path in ("/", "/api/events")
+        added = list(_HEADERS)
+        if path.startswith("/api/"):
+            added.append((b"cache-control", b"no-store"))
+
+        async def send_guarded(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                if gives_session and message["status"] == 200:
+                    added.append((b"set-cookie", self._access.cookie(headers.get("host", "")).encode("latin-1")))
+                message = {**message, "headers": [*message.get("headers", ()), *added]}
+            await send(message)
+
+        refused = self._access.refusal(method, path, headers)
+        if refused is None:
+            await self._app(scope, receive, send_guarded)
+            return
+        body = orjson.dumps({"message": refused.message})
+        answer = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if refused.status == 401 and self._access.token is not None:
+            answer.append((b"www-authenticate", b'Basic realm="Lockstep", charset="UTF-8"'))
+        await send_guarded({"type": "http.response.start", "status": refused.status, "headers": answer})
+        await send_guarded({"type": "http.response.body", "body": body})
+
+
+def _host_name(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def _password(credentials: str) -> str:
+    try:
+        return base64.b64decode(credentials, validate=True).decode().partition(":")[2]
+    except (binascii.Error, ValueError):
+        return ""

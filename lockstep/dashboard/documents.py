@@ -1,0 +1,359 @@
+"""From what is known of a pipeline to the documents of the API. Pure: reports and facts in, documents out."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
+from cdc.protocol.control_records import SchemaRecord
+from jobs.dead_letters.limit import kind_of
+from jobs.dead_letters.record import DeadLetter
+from lockstep.dashboard.model import (
+    BuildState,
+    CaptureState,
+    Copies,
+    CopyState,
+    Finding,
+    Findings,
+    GenerationState,
+    PipelineState,
+    Problem,
+    RejectedExample,
+    RejectionReason,
+    Rejections,
+    Schemas,
+    SchemaVersion,
+    SinkDetail,
+    SinkState,
+    SourceState,
+    Tables,
+    TableState,
+    TopicsState,
+    VerifyRun,
+)
+
+Known = Mapping[str, Any]
+"""A document of ``lockstep lag --json``, or a piece of one."""
+
+APPLIED: Final = "applied: "
+_IN_KAFKA: Final = "in Kafka"
+_NOT_WELL: Final = frozenset({"stopped", "stalled", "silent", "absent", "paused", "unanswered", "lost"})
+_DOCTOR: Final = "`lockstep doctor` looks at every server and says what to do"
+_START: Final = "`lockstep run` or `lockstep apply` starts it"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Which pipeline it is, all from the configuration. ``kinds`` are the sinks' types by their names."""
+
+    pipeline: str
+    version: str
+    server: str
+    database: str | None
+    slot: str
+    topics: int
+    kinds: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Events a second over the last looks. ``sinks`` is by the label of a generation, ``topics`` by topic."""
+
+    topics: Mapping[str, float] = field(default_factory=dict)
+    sinks: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def published(self) -> float | None:
+        """Of all topics together."""
+        return sum(self.topics.values()) if self.topics else None
+
+
+def pipeline_state(
+    subject: Subject, lag: Known, rates: Rates, *, sampled_ms: int, trouble: str | None = None, running_copies: int = 0
+) -> PipelineState:
+    """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
+    stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
+    source = SourceState(
+        server=subject.server,
+        database=subject.database,
+        slot=subject.slot,
+        wal_status=lag.get("wal_status"),
+        wal_end=stages.get("WAL end", {}).get("lsn"),
+        confirmed_lsn=stages.get(_IN_KAFKA, {}).get("lsn"),
+        retained_bytes=lag.get("retained_bytes"),
+        safe_wal_bytes=lag.get("safe_wal_bytes"),
+        wal_bytes_per_s=lag.get("wal_bytes_per_s"),
+        minutes_until_full=lag.get("minutes_until_full"),
+    )
+    capture = _capture(stages.get(_IN_KAFKA, {}), lag, rates)
+    sinks = tuple(_sink(stage, lag, subject, rates) for stage in stages.values() if "sink" in stage)
+    return PipelineState(
+        pipeline=subject.pipeline,
+        version=subject.version,
+        sampled_ms=sampled_ms,
+        source=source,
+        capture=capture,
+        topics=TopicsState(count=subject.topics, events_per_s=rates.published),
+        sinks=sinks,
+        problems=tuple(_problems(lag, capture, sinks, trouble)),
+        running_copies=running_copies,
+    )
+
+
+def _capture(stage: Known, lag: Known, rates: Rates) -> CaptureState:
+    state, reason, step = stage.get("state"), stage.get("reason"), stage.get("hint")
+    if lag.get("broken"):
+        state, reason, step = "stopped", " ".join(lag["broken"]), _DOCTOR
+    elif stage and lag.get("slot_active") is False and state in (None, "current", "behind"):
+        state, reason, step = "absent", "no capture reads the slot", "`lockstep run` or `lockstep capture` starts it"
+    elif stage and state is None:
+        state = "behind" if stage["bytes_behind"] else "current"
+    return CaptureState(
+        state=state or "unknown",
+        since_ms=stage.get("since_ms"),
+        reason=reason,
+        next_step=step,
+        lsn=stage.get("lsn"),
+        seconds_behind=stage.get("seconds_behind"),
+        bytes_behind=stage.get("bytes_behind"),
+        events_per_s=rates.published,
+    )
+
+
+def _sink(stage: Known, lag: Known, subject: Subject, rates: Rates) -> SinkState:
+    label = stage["stage"].removeprefix(APPLIED)
+    job = stage.get("job") or {}
+    state = stage.get("state") or job.get("state") or "unknown"
+    reason, step = stage.get("reason") or job.get("reason"), stage.get("hint") or job.get("hint")
+    if state == "running":
+        state = "behind" if stage["events_behind"] else "current"
+    if state in ("absent", "silent") and reason is None:
+        reason, step = ("no job applies to it" if state == "absent" else "its job ended without a word"), _START
+    if stage["sink"] in lag.get("unanswered", {}):
+        state, reason, step = "unanswered", lag["unanswered"][stage["sink"]], _DOCTOR
+    return SinkState(
+        name=stage["sink"],
+        kind=subject.kinds.get(stage["sink"], ""),
+        generation=stage["generation"],
+        live=stage["live"],
+        state=state,
+        since_ms=stage.get("since_ms") or job.get("since_ms"),
+        reason=reason,
+        next_step=step,
+        lsn=stage["lsn"],
+        seconds_behind=stage["seconds_behind"],
+        bytes_behind=stage["bytes_behind"],
+        events_behind=stage["events_behind"],
+        events_per_s=rates.sinks.get(label),
+        open_rejections=lag.get("open_rejections", {}).get(label, 0),
+    )
+
+
+def label_of(sink: SinkState) -> str:
+    """As the lag report names a generation."""
+    return sink.name if sink.live else f"{sink.name} g{sink.generation}"
+
+
+def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], trouble: str | None) -> Iterator[Problem]:
+    """What isn't well; what stops most comes first."""
+    if trouble is not None:
+        yield Problem(where="pipeline", state="unanswered", reason=trouble, next_step=_DOCTOR)
+    for server, why in lag.get("silent_servers", {}).items():
+        yield Problem(where=server, state="unanswered", reason=why, next_step=_DOCTOR)
+    if capture.state in _NOT_WELL:
+        yield _problem("capture", capture)
+    for sink in sinks:
+        if sink.state in _NOT_WELL and (sink.live or sink.state == "stopped"):
+            yield _problem(label_of(sink), sink)
+    asked = {sink.name for sink in sinks}
+    for name, why in lag.get("unanswered", {}).items():
+        if name not in asked:
+            yield Problem(where=name, state="unanswered", reason=why, next_step=_DOCTOR)
+    for label, names in lag.get("rebuild_needed", {}).items():
+        why = f"the configuration has changed since it was built: {', '.join(names)}"
+        yield Problem(where=label, state="outdated", reason=why, next_step=f"`lockstep rebuild {label.split()[0]}`")
+    for label, count in lag.get("open_rejections", {}).items():
+        if count:
+            step = f"`lockstep rejections list {label.split()[0]}` shows them"
+            yield Problem(where=label, state="rejected", reason=f"open rejections: {count}", next_step=step)
+    if lag.get("first_copy_paused"):
+        why = "the first copy is paused, and the stream begins after it"
+        yield Problem(where="first copy", state="paused", reason=why, next_step="`lockstep snapshot resume`")
+    for table in lag.get("paused_copies", ()):
+        why = "its copy is paused, and sinks with this table get no further"
+        yield Problem(where=table, state="paused", reason=why, next_step=f"`lockstep snapshot resume {table}`")
+
+
+def _problem(where: str, stage: CaptureState | SinkState) -> Problem:
+    reason = stage.reason or f"it is {stage.state}"
+    return Problem(
+        where=where, state=stage.state, since_ms=stage.since_ms, reason=reason, next_step=stage.next_step or _DOCTOR
+    )
+
+
+def findings(listed: Iterable[Known], *, checked_ms: int) -> Findings:
+    """Of what ``lockstep doctor --json`` prints. What mends a finding is SQL where it ends like a statement."""
+    found = []
+    for one in listed:
+        why, fix = one.get("why") or "", one.get("fix") or ""
+        is_sql = fix.rstrip().endswith(";") and not fix[:1].isupper()
+        message = ". ".join(text.rstrip(".") for text in (one["what"], why, "" if is_sql else fix) if text)
+        found.append(
+            Finding(
+                severity=one["severity"], subject=one.get("subject") or "", message=message, sql=fix if is_sql else None
+            )
+        )
+    return Findings(checked_ms=checked_ms, findings=tuple(found))
+
+
+def tables(
+    topics: Mapping[TableName, str],
+    rates: Rates,
+    stages: Mapping[str, str],
+    partitions: Mapping[str, int],
+    records: Iterable[SchemaRecord],
+) -> Tables:
+    """All captured tables. ``stages`` has the stage of each table's copy, ``partitions`` counts those of topics."""
+    shapes: dict[TableName, list[SchemaRecord]] = {}
+    for record in records:
+        shapes.setdefault(record.table.name, []).append(record)
+    return Tables(
+        tables=tuple(
+            TableState(
+                table=str(name),
+                topic=topic,
+                state="streaming" if stages.get(str(name)) == "copied" else stages.get(str(name), "unknown"),
+                key=tuple(shapes[name][-1].table.key) if name in shapes else (),
+                partitions=partitions.get(topic),
+                events_per_s=rates.topics.get(topic),
+                schema_id=len(shapes.get(name, ())) or None,
+            )
+            for name, topic in topics.items()
+        )
+    )
+
+
+def schemas(name: TableName, records: Iterable[SchemaRecord]) -> Schemas:
+    """The shapes that a table has had, numbered from 1, and what is different from each to the next."""
+    versions: list[SchemaVersion] = []
+    before: SchemaRecord | None = None
+    for record in (record for record in records if record.table.name == name):
+        versions.append(
+            SchemaVersion(
+                schema_id=len(versions) + 1,
+                lsn=format_lsn(record.from_lsn),
+                columns=len(record.table.columns),
+                change=_change(before, record),
+            )
+        )
+        before = record
+    return Schemas(table=str(name), versions=tuple(versions))
+
+
+def _change(before: SchemaRecord | None, record: SchemaRecord) -> str:
+    if before is None:
+        return "first seen"
+    old, new = ({column.name for column in one.table.columns} for one in (before, record))
+    parts = [
+        f"{word}: {', '.join(sorted(names))}" for word, names in (("added", new - old), ("gone", old - new)) if names
+    ]
+    return "; ".join(parts) or "types, key or replica identity"
+
+
+def sink_detail(name: str, state: PipelineState, lag: Sequence[tuple[int, float | None]]) -> SinkDetail:
+    """A sink with its last hour and its generations, newest first."""
+    own = sorted((sink for sink in state.sinks if sink.name == name), key=lambda sink: -sink.generation)
+    return SinkDetail(
+        name=name,
+        lag=tuple(lag),
+        generations=tuple(
+            GenerationState(generation=sink.generation, live=sink.live, state=sink.state, lsn=sink.lsn) for sink in own
+        ),
+    )
+
+
+def copies(report: Known, state: PipelineState, ends: Mapping[str, int]) -> Copies:
+    """Of what ``lockstep snapshot status --json`` prints. ``ends`` has how many records the topics of a sink have."""
+    retained = report.get("wal_retained_bytes")
+    is_copying = any(table["stage"] != "copied" for table in report["tables"])
+    held = f"{retained / 2**20:,.0f} MiB of WAL are held" if is_copying and retained is not None else None
+    return Copies(
+        rows_per_s=report.get("rows_per_s"),
+        bytes_per_s=report.get("bytes_per_s"),
+        seconds_left=report.get("seconds_left"),
+        held=held,
+        copies=tuple(
+            CopyState(
+                table=table["table"],
+                state=table["stage"],
+                rows=table["rows"],
+                rows_estimated=table["rows_estimated"],
+                bytes=table["bytes"],
+            )
+            for table in report["tables"]
+        ),
+        builds=tuple(
+            BuildState(
+                sink=sink.name,
+                generation=sink.generation,
+                state=sink.state,
+                events=_applied(sink, ends),
+                events_total=ends.get(sink.name),
+            )
+            for sink in state.sinks
+            if not sink.live
+        ),
+    )
+
+
+def _applied(sink: SinkState, ends: Mapping[str, int]) -> int | None:
+    total = ends.get(sink.name)
+    return None if total is None or sink.events_behind is None else max(0, total - sink.events_behind)
+
+
+def rejections(dead_letters: Iterable[DeadLetter], named: Mapping[str, TableName]) -> Rejections:
+    """Open rejections by sink and kind of reason, with the newest of each as an example: its key, no other value."""
+    groups: dict[tuple[str, str], list[DeadLetter]] = {}
+    for dead_letter in dead_letters:
+        groups.setdefault((dead_letter.sink, kind_of(dead_letter.reason)), []).append(dead_letter)
+    reasons = []
+    for (sink, kind), members in groups.items():
+        newest = max(members, key=lambda one: one.rejected_at_ms)
+        at = newest.position
+        reasons.append(
+            RejectionReason(
+                sink=sink,
+                reason=kind,
+                count=len(members),
+                first_ms=min(one.rejected_at_ms for one in members),
+                last_ms=newest.rejected_at_ms,
+                example=RejectedExample(
+                    id=f"{at.partition}-{at.offset}",
+                    table=str(named.get(at.topic, at.topic)),
+                    key=newest.key.decode(errors="replace"),
+                    tag=newest.tag,
+                ),
+            )
+        )
+    return Rejections(reasons=tuple(sorted(reasons, key=lambda one: -one.count)))
+
+
+def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float) -> VerifyRun:
+    """A run of ``lockstep verify --json`` that has ended, from what it printed."""
+    try:
+        report = orjson.loads(output)
+        listed = report["tables"]
+        return VerifyRun(
+            sink=sink,
+            state="equal" if report["equal"] else "differs",
+            finished_ms=finished_ms,
+            rows=sum(table["rows"]["sink"] or 0 for table in listed),
+            differing=sum(table["missing"] + table["extra"] + table["different"] for table in listed),
+            verified_through=report["lsn"] if report["equal"] else None,
+            seconds=seconds,
+        )
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return VerifyRun(sink=sink, state="failed", finished_ms=finished_ms, seconds=seconds)

@@ -1,0 +1,389 @@
+"""The documents of the dashboard's API.
+
+Times are milliseconds since 1970. LSNs are text, as PostgreSQL writes them. Rates are by second, over the last seconds.
+What nobody knows is null, never 0.
+"""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Document(BaseModel):
+    """What all documents share."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Refusal(Document):
+    """Why something wasn't answered or done, and what to do about it."""
+
+    message: str
+
+
+# The pipeline, as it was sampled.
+
+
+class SourceState(Document):
+    """The source's server and the slot. ``wal_status`` is PostgreSQL's word for the slot, null where there is none.
+
+    What commits before ``confirmed_lsn`` is in Kafka: the slot needn't keep it. ``safe_wal_bytes`` can be written
+    before the slot may be lost, null where the server sets no limit. At the rate of now that takes
+    ``minutes_until_full``.
+    """
+
+    server: str
+    database: str | None
+    slot: str
+    wal_status: str | None = None
+    wal_end: str | None = None
+    confirmed_lsn: str | None = None
+    retained_bytes: int | None = None
+    safe_wal_bytes: int | None = None
+    wal_bytes_per_s: float | None = None
+    minutes_until_full: float | None = None
+
+
+class StageDocument(Document):
+    """A stage of the lag report: ``state`` is one of its words, ``next_step`` what to do where it isn't well."""
+
+    state: str
+    since_ms: int | None = None
+    reason: str | None = None
+    next_step: str | None = None
+    lsn: str | None = None
+    seconds_behind: float | None = None
+    bytes_behind: int | None = None
+    events_per_s: float | None = None
+
+
+class CaptureState(StageDocument):
+    """What capture has published: the stage ``in Kafka``."""
+
+
+class SinkState(StageDocument):
+    """A generation of a sink. Readers see the one that is ``live``."""
+
+    name: str
+    kind: str
+    generation: int
+    live: bool
+    events_behind: int | None = None
+    open_rejections: int = 0
+
+
+class TopicsState(Document):
+    """The topics of all captured tables together; ``events_per_s`` counts records, markers of transactions included."""
+
+    count: int
+    events_per_s: float | None = None
+    bytes: int | None = None
+
+
+class Problem(Document):
+    """Something that isn't well, and what to do about it."""
+
+    where: str
+    state: str
+    since_ms: int | None = None
+    reason: str
+    next_step: str | None = None
+
+
+class PipelineState(Document):
+    """All that the first screen shows. It is sent again with each sample."""
+
+    pipeline: str
+    version: str
+    sampled_ms: int
+    source: SourceState
+    capture: CaptureState
+    topics: TopicsState
+    sinks: tuple[SinkState, ...]
+    problems: tuple[Problem, ...]
+    open_alerts: int = 0
+    running_copies: int = 0
+
+
+# What is asked for by one screen.
+
+
+class Finding(Document):
+    """One of doctor's. ``sql`` is what mends it, where SQL does."""
+
+    severity: str
+    subject: str
+    message: str
+    sql: str | None = None
+
+
+class Findings(Document):
+    """What doctor found at ``checked_ms``."""
+
+    checked_ms: int
+    findings: tuple[Finding, ...]
+
+
+class TableState(Document):
+    """A captured table and its topic. ``schema_id`` counts the shapes that the log knows of it."""
+
+    table: str
+    topic: str
+    state: str
+    key: tuple[str, ...]
+    partitions: int | None = None
+    events_per_s: float | None = None
+    topic_bytes: int | None = None
+    last_event_ms: int | None = None
+    schema_id: int | None = None
+
+
+class Tables(Document):
+    """All captured tables."""
+
+    tables: tuple[TableState, ...]
+
+
+class SchemaVersion(Document):
+    """A shape that a table had from an LSN on. ``change`` says what is different from the one before."""
+
+    schema_id: int
+    lsn: str
+    columns: int
+    change: str
+
+
+class Schemas(Document):
+    """The shapes that a table had, oldest first."""
+
+    table: str
+    versions: tuple[SchemaVersion, ...]
+
+
+class GenerationState(Document):
+    """A build of a sink's data. ``rows`` is null: no store counts them cheaply."""
+
+    generation: int
+    live: bool
+    state: str
+    lsn: str | None = None
+    rows: int | None = None
+
+
+class BatchState(Document):
+    """A batch of a sink's job, and where its time went."""
+
+    batch: int
+    finished_ms: int
+    from_lsn: str | None = None
+    to_lsn: str | None = None
+    events: int | None = None
+    read_ms: int | None = None
+    write_ms: int | None = None
+    commit_ms: int | None = None
+
+
+class SinkDetail(Document):
+    """A sink with its last hour: pairs of a time (seconds since 1970) and the seconds that it was behind."""
+
+    name: str
+    lag: tuple[tuple[int, float | None], ...]
+    generations: tuple[GenerationState, ...]
+    batches: tuple[BatchState, ...] = ()
+
+
+class CopyState(Document):
+    """The copy of a table; see ``lockstep snapshot status``."""
+
+    table: str
+    state: str
+    rows: int
+    rows_estimated: int | None = None
+    bytes: int | None = None
+
+
+class BuildState(Document):
+    """A generation that is being built. ``events`` of ``events_total`` are applied."""
+
+    sink: str
+    generation: int
+    state: str
+    events: int | None = None
+    events_total: int | None = None
+
+
+class Copies(Document):
+    """Copies of tables and builds of generations."""
+
+    rows_per_s: float | None = None
+    bytes_per_s: float | None = None
+    seconds_left: float | None = None
+    held: str | None = None
+    copies: tuple[CopyState, ...]
+    builds: tuple[BuildState, ...]
+
+
+class SourceRow(Document):
+    """The row as it is at the source, null where there is none; ``lsn`` is where the WAL ended when it was read."""
+
+    row: dict[str, Any] | None = None
+    lsn: str | None = None
+
+
+class KeyEvent(Document):
+    """An event of a key on its topic, without its row."""
+
+    op: str
+    tag: str
+    time_ms: int | None = None
+    offset: int
+    partition: int
+
+
+class SinkRow(Document):
+    """What a generation of a sink holds under a key."""
+
+    sink: str
+    state: str
+    tag: str | None = None
+    row: dict[str, Any] | None = None
+
+
+class FollowedKey(Document):
+    """What became of one row. ``verdict`` is a sentence that says what is wrong and why."""
+
+    table: str
+    key: str
+    verdict: str
+    is_right: bool
+    source: SourceRow
+    events: tuple[KeyEvent, ...]
+    sinks: tuple[SinkRow, ...]
+
+
+class RejectedExample(Document):
+    """One of several rejected events."""
+
+    id: str
+    table: str
+    key: str
+    tag: str
+
+
+class RejectionReason(Document):
+    """Open rejections of a sink that have the same reason."""
+
+    sink: str
+    reason: str
+    count: int
+    first_ms: int
+    last_ms: int
+    example: RejectedExample
+
+
+class Rejections(Document):
+    """The open rejections by their reasons, most first."""
+
+    reasons: tuple[RejectionReason, ...]
+
+
+class VerifyRun(Document):
+    """A comparison of a sink with the source. ``state`` is equal, differs or failed."""
+
+    sink: str
+    state: str
+    finished_ms: int
+    rows: int | None = None
+    differing: int | None = None
+    verified_through: str | None = None
+    seconds: float | None = None
+
+
+class VerifyRuns(Document):
+    """The comparisons that the page was asked for since its server started, newest first."""
+
+    runs: tuple[VerifyRun, ...]
+
+
+class OpenCondition(Document):
+    """A condition that holds now."""
+
+    condition: str
+    where: str
+    since_ms: int | None = None
+    message: str
+
+
+class LogEntry(Document):
+    """Something that happened: ``kind`` is state, action or alert."""
+
+    time_ms: int
+    kind: str
+    message: str
+
+
+class Alerts(Document):
+    """The open conditions, and what happened since the server started, newest first."""
+
+    open: tuple[OpenCondition, ...]
+    log: tuple[LogEntry, ...]
+
+
+class TailEvent(Document):
+    """An event as it came to its topic, without its row. ``time_ms`` is when it was published."""
+
+    table: str
+    op: str
+    key: str
+    tag: str | None = None
+    partition: int
+    offset: int
+    time_ms: int | None = None
+
+
+# What is asked to be done.
+
+
+class OfTable(Document):
+    """An action on a captured table."""
+
+    table: str = Field(max_length=200)
+
+
+class OfSink(Document):
+    """An action on a sink."""
+
+    sink: str = Field(max_length=41)
+
+
+class OfRejections(OfSink):
+    """An action on the open rejections of a sink that have this text in their reason."""
+
+    reason: str = Field(min_length=1, max_length=2000)
+
+
+class Comparison(Document):
+    """Of a sink, or of a table in all sinks."""
+
+    sink: str | None = Field(None, max_length=41)
+    table: str | None = Field(None, max_length=200)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.sink is None) == (self.table is None):
+            raise ValueError("name either a sink or a table")
+        return self
+
+
+class Done(Document):
+    """What became of an action. One that takes long goes on, and the log says how it ends."""
+
+    ok: bool
+    message: str
+
+
+class Health(Document):
+    """Whether the pipeline is looked at, and nothing of it has stopped."""
+
+    ready: bool
+    message: str

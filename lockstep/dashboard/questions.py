@@ -1,0 +1,140 @@
+"""What takes longer than a look: asked when a page shows it, at most once in a while however many pages do."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Generic, TypeVar
+
+import orjson
+
+from cdc.kafka.control_topics import read_schema_records
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.table import TableName
+from jobs.dead_letters.limit import kind_of
+from jobs.dead_letters.record import DeadLetter
+from lockstep.config import Config
+from lockstep.dashboard import documents
+from lockstep.dashboard.model import Copies, Findings, PipelineState, Rejections, Schemas, SinkDetail, Tables
+from lockstep.dashboard.sampler import Sampler, now_ms
+from lockstep.rejections.book import RejectionBook
+from monitor.copies import CopyReport, CopyStatusCollector
+
+T = TypeVar("T")
+
+_FINDINGS_S: Final = 30.0
+_REJECTIONS_S: Final = 5.0
+_SHAPES_S: Final = 10.0
+_COPIES_S: Final = 2.0
+_DOCTOR_S: Final = 60.0
+
+
+class Remembered(Generic[T]):
+    """An answer, asked for again when it is older than ``seconds``. All who ask meanwhile wait for the same one."""
+
+    def __init__(self, ask: Callable[[], T], *, seconds: float) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._answer: tuple[float, T] | None = None
+
+    def __call__(self) -> T:
+        """The answer. Raises what asking raises, and keeps nothing then."""
+        with self._lock:
+            if self._answer is None or time.monotonic() - self._answer[0] > self._seconds:
+                answer = self._ask()
+                self._answer = time.monotonic(), answer
+            return self._answer[1]
+
+
+class Questions:
+    """All of them. Each raises LockstepError where a server doesn't answer."""
+
+    def __init__(self, config: Config, path: Path, sampler: Sampler) -> None:
+        self._config = config
+        self._path = path
+        self._sampler = sampler
+        self._collector = CopyStatusCollector(config.as_pipeline())
+        self._book: RejectionBook | None = None
+        self.findings = Remembered(self._ask_findings, seconds=_FINDINGS_S)
+        self._copies: Remembered[CopyReport] = Remembered(self._collector.collect, seconds=_COPIES_S)
+        self._open = Remembered(self._ask_rejections, seconds=_REJECTIONS_S)
+        self._partitions = Remembered(lambda: TopicAdmin(config.kafka.client()).partition_counts(), seconds=_SHAPES_S)
+        self._shapes = Remembered(
+            lambda: read_schema_records(config.kafka.client(), config.pipeline.name), seconds=_SHAPES_S
+        )
+
+    def state(self) -> PipelineState:
+        """The newest one. Raises Unavailable before the first look is over."""
+        if self._sampler.state is None:
+            raise Unavailable("the pipeline is looked at for the first time just now")
+        return self._sampler.state
+
+    def tables(self) -> Tables:
+        """Every captured table."""
+        stages = {table["table"]: table["stage"] for table in self._copies().to_json()["tables"]}
+        partitions = self._partitions()
+        has_shapes = any(name.endswith("__schema") for name in partitions)
+        records = self._shapes() if has_shapes else []
+        return documents.tables(self._config.topics(), self._sampler.rates, stages, partitions, records)
+
+    def schemas(self, text: str) -> Schemas:
+        """The shapes of a captured table. Raises ConfigurationError for any other."""
+        return documents.schemas(self.table(text), self._shapes())
+
+    def table(self, text: str) -> TableName:
+        """The name of a captured table. Raises ConfigurationError for any other."""
+        name = next((name for name in self._config.source.table_names if str(name) == text), None)
+        if name is None:
+            raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
+        return name
+
+    def sink(self, name: str) -> SinkDetail:
+        """One sink. Raises ConfigurationError where there is none of that name."""
+        if name not in self._config.sinks:
+            raise ConfigurationError("there is no such sink", hint="`lockstep.toml` names those that there are")
+        return documents.sink_detail(name, self.state(), self._sampler.last_hour(name))
+
+    def copies(self) -> Copies:
+        """Copies of tables and builds of generations."""
+        return documents.copies(self._copies().to_json(), self.state(), self._sampler.ends)
+
+    def rejections(self) -> Rejections:
+        """The open ones."""
+        named = {topic: name for name, topic in self._config.topics().items()}
+        return documents.rejections(self._open(), named)
+
+    def check_reason(self, sink: str, reason: str) -> None:
+        """Raise LockstepError where the commands would take more than the page has shown for this reason."""
+        kinds = {kind_of(one.reason) for one in self._open() if one.sink == sink}
+        others = [kind for kind in kinds if kind != reason and reason.lower() in kind.lower()]
+        if reason not in kinds:
+            raise LockstepError("no open rejection of this sink has that reason", hint="it was closed meanwhile")
+        if others:
+            raise LockstepError(
+                "another reason has this text in it too",
+                hint=f"`lockstep rejections list {sink}` shows keys: retry or discard by --key",
+            )
+
+    def close(self) -> None:
+        self._collector.close()
+
+    def _ask_findings(self) -> Findings:
+        """By a process of its own: what doctor needs would stay in our memory."""
+        command = [sys.executable, "-m", "lockstep", "doctor", "--json", "--config", str(self._path)]
+        try:
+            ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DOCTOR_S, check=False)
+            return documents.findings(orjson.loads(ran.stdout), checked_ms=now_ms())
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"doctor hasn't answered for {_DOCTOR_S:.0f} s") from None
+        except orjson.JSONDecodeError:
+            said = ran.stderr.decode(errors="replace").strip()[-500:]
+            raise LockstepError(f"doctor couldn't look: {said}", hint="run `lockstep doctor`") from None
+
+    def _ask_rejections(self) -> list[DeadLetter]:
+        if self._book is None:
+            self._book = RejectionBook(self._config)
+        return self._book.read(None)[0]

@@ -1,0 +1,484 @@
+"""The dashboard's HTTP: the page's files, the API, the state as server-sent events, and actions."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, Final
+
+import uvicorn
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.postgres.dsn import parse_dsn
+from lockstep.config import Config
+from lockstep.dashboard import actions, model
+from lockstep.dashboard.access import Access, Guard
+from lockstep.dashboard.actions import Actions
+from lockstep.dashboard.documents import Subject
+from lockstep.dashboard.follow_key import follow_key
+from lockstep.dashboard.questions import Questions
+from lockstep.dashboard.sampler import Log, Sampler, now_ms
+from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
+from lockstep.dashboard_settings import TOKEN_VARIABLE
+
+logger = logging.getLogger("lockstep.dashboard")
+
+STATIC: Final = Path(__file__).parent / "static"
+STREAMS_MAX: Final = 200
+_FRESH_S: Final = 15.0
+"""A look may wait for a server that hangs. After so long without one, nobody knows how the pipeline is."""
+
+_TAIL_QUEUE: Final = 500
+_REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
+    code: {"model": model.Refusal, "description": what}
+    for code, what in (
+        (400, "What was asked for is wrong."),
+        (401, "It needs the token."),
+        (403, "It comes from elsewhere."),
+        (409, "It can't be done now."),
+        (411, "Its length isn't said."),
+        (413, "It is too long."),
+        (422, "A value isn't of the kind that is asked for."),
+        (503, "A server doesn't answer."),
+    )
+}
+_EVENTS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+}
+
+
+class EventStreams:
+    """Gives every reader the newest state. One who reads slowly misses states: none waits in a queue."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._news = asyncio.Event()
+        self._frame: bytes | None = None
+        self._count = 0
+        self.readers = 0
+        self.is_closed = False
+
+    def open(self) -> None:
+        """Called in the loop that serves."""
+        self._loop = asyncio.get_running_loop()
+
+    def publish(self, state: model.PipelineState) -> None:
+        """Called in any thread."""
+        text = state.model_dump_json().encode()
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._set, text)
+
+    def close(self) -> None:
+        """End every stream. Called in the loop."""
+        self.is_closed = True
+        self._news.set()
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """The newest state at once, then each that comes; until the end of the server."""
+        self.readers += 1
+        sent = 0
+        try:
+            yield b"retry: 2000\n\n"
+            while not self.is_closed:
+                if self._frame is not None and sent != self._count:
+                    sent = self._count
+                    yield self._frame
+                    continue
+                await self._news.wait()
+        finally:
+            self.readers -= 1
+
+    def _set(self, text: bytes) -> None:
+        self._count += 1
+        self._frame = b"event: state\nid: %d\ndata: %b\n\n" % (self._count, text)
+        news, self._news = self._news, asyncio.Event()
+        if self.is_closed:
+            self._news.set()
+        news.set()
+
+
+def subject_of(config: Config) -> Subject:
+    """What the configuration says of the pipeline; no secret is in it."""
+    source = parse_dsn(config.source.dsn)
+    host, port = source.get("host", "local socket"), source.get("port", "5432")
+    return Subject(
+        pipeline=config.pipeline.name,
+        version=version("lockstep"),
+        server=f"{host}:{port}",
+        database=source.get("dbname") or source.get("user"),
+        slot=config.slot,
+        topics=len(config.topics()),
+        kinds={name: sink.type for name, sink in config.sinks.items()},
+    )
+
+
+def look_once(config: Config) -> model.PipelineState:
+    """What the first screen shows, without a server."""
+    return Sampler(config, subject_of(config), Log()).look_once()
+
+
+def dashboard_app(config: Config, path: Path, access: Access, streams: EventStreams) -> Guard:
+    """The application, behind what guards it. It looks at the pipeline while it is served."""
+    log = Log()
+    sampler = Sampler(config, subject_of(config), log, path=path)
+    questions = Questions(config, path, sampler)
+    running = Actions(path, log, known=config)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        streams.open()
+        sampler.start(streams.publish)
+        yield
+        sampler.stop()
+        running.close()
+        questions.close()
+
+    app = FastAPI(
+        title="Lockstep dashboard",
+        description="What `lockstep lag` and its neighbours say, as JSON, and the actions of the page.",
+        version=version("lockstep"),
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+        lifespan=lifespan,
+        responses=_REFUSALS,
+    )
+    _tell_errors(app)
+    _add_page(app)
+    _add_looks(app, sampler, questions, streams)
+    _add_answers(app, config, questions, running, log)
+    _add_tail(app, config, streams)
+    _add_actions(app, questions, running)
+    return Guard(app, access)
+
+
+def _tell_errors(app: FastAPI) -> None:
+    @app.exception_handler(LockstepError)
+    async def tell(_: Request, error: LockstepError) -> Response:
+        code = 400 if isinstance(error, ConfigurationError) else 503 if isinstance(error, Unavailable) else 409
+        text = error.message.rstrip(".") + "." + ("" if error.hint is None else f" {error.hint}")
+        return _refusal(code, text)
+
+    @app.exception_handler(HTTPException)
+    async def tell_http(_: Request, error: HTTPException) -> Response:
+        return _refusal(error.status_code, str(error.detail), dict(error.headers or {}))
+
+    @app.exception_handler(RequestValidationError)
+    async def tell_invalid(_: Request, error: RequestValidationError) -> Response:
+        # Where and what, but not the value: it may be a row's.
+        problems = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        return _refusal(422, "; ".join(problems)[:1000])
+
+    @app.exception_handler(Exception)
+    async def tell_bug(_: Request, __: Exception) -> Response:
+        return _refusal(500, "The dashboard failed to answer, and its log says why.")
+
+
+def _add_page(app: FastAPI) -> None:
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
+
+    app.mount("/static", StaticFiles(directory=STATIC))
+
+
+def _add_looks(app: FastAPI, sampler: Sampler, questions: Questions, streams: EventStreams) -> None:
+    @app.get("/healthz")
+    async def healthz() -> model.Health:
+        """Whether the process lives."""
+        return model.Health(ready=True, message="The dashboard's process lives.")
+
+    @app.get("/readyz", responses={503: {"model": model.Health}})
+    async def readyz() -> Response:
+        """Whether the last look is fresh, and nothing has stopped."""
+        health = health_of(sampler.state, now_ms())
+        return _json(health, 200 if health.ready else 503)
+
+    @app.get("/api/pipeline")
+    async def pipeline() -> model.PipelineState:
+        """All that the first screen shows."""
+        return questions.state()
+
+    @app.get("/api/lag")
+    async def lag() -> dict[str, Any]:
+        """The document of `lockstep lag --json`, as of the last look."""
+        questions.state()
+        if not sampler.lag:
+            raise Unavailable("the last look got no answer", hint="`/api/pipeline` says why")
+        return sampler.lag
+
+    @app.get("/api/events", response_class=StreamingResponse, responses=_EVENTS)
+    async def events() -> Response:
+        """The document of `/api/pipeline`, at once and after each look. Each is whole: none has to be caught up on."""
+        if streams.readers >= STREAMS_MAX:
+            raise Unavailable(f"{STREAMS_MAX} pages look at the pipeline already")
+        return StreamingResponse(streams.frames(), media_type="text/event-stream")
+
+
+def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
+    """Of the last look. Pure; it names nothing, since everybody may ask."""
+    if state is None:
+        return model.Health(ready=False, message="The first look isn't over.")
+    age_s = (at_ms - state.sampled_ms) / 1000
+    if age_s > _FRESH_S:
+        return model.Health(ready=False, message=f"The last look is {age_s:.0f} s old.")
+    stopped = sum(problem.state in ("stopped", "unanswered", "stalled", "silent") for problem in state.problems)
+    if stopped:
+        return model.Health(ready=False, message=f"Of the pipeline's parts, {stopped} stopped or don't answer.")
+    return model.Health(ready=True, message="The pipeline is looked at, and nothing has stopped.")
+
+
+def _add_answers(app: FastAPI, config: Config, questions: Questions, running: Actions, log: Log) -> None:
+    @app.get("/api/findings")
+    def findings() -> model.Findings:
+        """What `lockstep doctor` finds, of half a minute ago at most."""
+        return questions.findings()
+
+    @app.get("/api/tables")
+    def tables() -> model.Tables:
+        """All captured tables."""
+        return questions.tables()
+
+    @app.get("/api/schemas")
+    def schemas(table: Annotated[str, Query(max_length=200)]) -> model.Schemas:
+        """The shapes that a table has had."""
+        return questions.schemas(table)
+
+    @app.get("/api/sinks/{name}")
+    def sink(name: str) -> model.SinkDetail:
+        """A sink with its last hour."""
+        return questions.sink(name)
+
+    @app.get("/api/copies")
+    def copies() -> model.Copies:
+        """How far copies of tables and builds of generations are."""
+        return questions.copies()
+
+    @app.get("/api/key")
+    def key(
+        table: Annotated[str, Query(max_length=200)], key: Annotated[str, Query(min_length=1, max_length=2000)]
+    ) -> model.FollowedKey:
+        """What became of one row. The answer has its values."""
+        return follow_key(config, questions.table(table), key)
+
+    @app.get("/api/rejections")
+    def rejections() -> model.Rejections:
+        """The open rejections by reason."""
+        return questions.rejections()
+
+    @app.get("/api/verify")
+    async def verify() -> model.VerifyRuns:
+        """The comparisons that were asked for here."""
+        return model.VerifyRuns(runs=running.verified())
+
+    @app.get("/api/alerts")
+    async def alerts() -> model.Alerts:
+        """What isn't well, and what happened since the server started."""
+        open_now = tuple(
+            model.OpenCondition(condition=one.state, where=one.where, since_ms=one.since_ms, message=one.reason)
+            for one in questions.state().problems
+        )
+        return model.Alerts(open=open_now, log=log.newest())
+
+
+def _add_tail(app: FastAPI, config: Config, streams: EventStreams) -> None:
+    places = Places()
+
+    @app.get("/api/tail", response_class=StreamingResponse, responses=_EVENTS)
+    async def tail(
+        table: Annotated[str, Query(max_length=200)] = "",
+        key: Annotated[str, Query(max_length=500)] = "",
+        op: Annotated[str, Query(pattern="^[crudt]?$")] = "",
+    ) -> Response:
+        """Events as they come, without their rows. What comes faster than it is read is left out."""
+        if table and table not in map(str, config.source.table_names):
+            raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
+        if not places.take():
+            raise Unavailable(f"{FOLLOWERS_MAX} pages follow events already")
+        frames = _tailed(config, Wanted(table, key, op), streams, places)
+        return StreamingResponse(frames, media_type="text/event-stream")
+
+
+async def _tailed(config: Config, wanted: Wanted, streams: EventStreams, places: Places) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_TAIL_QUEUE)
+    gone = threading.Event()
+
+    def offer(frame: bytes | None) -> None:
+        if frame is None and waiting.full():
+            waiting.get_nowait()
+        with contextlib.suppress(asyncio.QueueFull):
+            waiting.put_nowait(frame)
+
+    def work() -> None:
+        try:
+            for event in follow(config, wanted, lambda: gone.is_set() or streams.is_closed):
+                loop.call_soon_threadsafe(offer, b"event: event\ndata: %b\n\n" % event.model_dump_json().encode())
+        except LockstepError as error:
+            logger.info("tail ended: %s", error.message)
+        finally:
+            places.give_back()
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(offer, None)
+
+    threading.Thread(target=work, name="tail", daemon=True).start()
+    try:
+        yield b": it begins\n\n"
+        while not streams.is_closed:
+            try:
+                frame = await asyncio.wait_for(waiting.get(), 0.5)
+            except TimeoutError:
+                continue
+            if frame is None:
+                return
+            yield frame
+    finally:
+        gone.set()
+
+
+def _add_actions(app: FastAPI, questions: Questions, running: Actions) -> None:
+    def done(request: Request, action: actions.Action) -> model.Done:
+        asked_by = "nobody known" if request.client is None else request.client.host
+        return running.run(action, asked_by=asked_by)
+
+    @app.post("/api/actions/copy")
+    def copy(body: model.OfTable, request: Request) -> model.Done:
+        """Copy a table anew."""
+        return done(request, actions.of_copy("table", running.table(body.table)))
+
+    @app.post("/api/actions/pause_copy")
+    def pause_copy(body: model.OfTable, request: Request) -> model.Done:
+        """Hold up the copy of a table."""
+        return done(request, actions.of_copy("pause", running.table(body.table)))
+
+    @app.post("/api/actions/resume_copy")
+    def resume_copy(body: model.OfTable, request: Request) -> model.Done:
+        """Let it go on."""
+        return done(request, actions.of_copy("resume", running.table(body.table)))
+
+    @app.post("/api/actions/cancel_copy")
+    def cancel_copy(body: model.OfTable, request: Request) -> model.Done:
+        """Give it up."""
+        return done(request, actions.of_copy("cancel", running.table(body.table)))
+
+    @app.post("/api/actions/rebuild")
+    def rebuild(body: model.OfSink, request: Request) -> model.Done:
+        """Build a sink's next generation."""
+        return done(request, actions.of_sink("rebuild", running.sink(body.sink)))
+
+    @app.post("/api/actions/switch")
+    def switch(body: model.OfSink, request: Request) -> model.Done:
+        """Let readers see the newest generation that is ready."""
+        return done(request, actions.of_sink("switch", running.sink(body.sink)))
+
+    @app.post("/api/actions/switch_back")
+    def switch_back(body: model.OfSink, request: Request) -> model.Done:
+        """Let readers see the generation before again."""
+        return done(request, actions.of_sink("switch", running.sink(body.sink), "--back"))
+
+    @app.post("/api/actions/verify")
+    def verify(body: model.Comparison, request: Request) -> model.Done:
+        """Compare a sink, or a table in every sink, with the source."""
+        if body.sink is not None:
+            return done(request, actions.of_verify(running.sink(body.sink)))
+        table = running.table(body.table or "")
+        answers = [done(request, actions.of_verify(sink, table)) for sink in running.sinks_of(table)]
+        texts = [
+            f"{sink}: {answer.message}" for sink, answer in zip(running.sinks_of(table), answers, strict=True)
+        ]  # fmt: skip
+        return model.Done(ok=all(answer.ok for answer in answers), message=" ".join(texts))
+
+    @app.post("/api/actions/repair")
+    def repair(body: model.OfSink, request: Request) -> model.Done:
+        """Have the rows that differ published again."""
+        return done(request, actions.of_verify(running.sink(body.sink), repair=True))
+
+    @app.post("/api/actions/retry")
+    def retry(body: model.OfRejections, request: Request) -> model.Done:
+        """Apply rejected events again."""
+        questions.check_reason(running.sink(body.sink), body.reason)
+        return done(request, actions.of_rejections("retry", body.sink, body.reason))
+
+    @app.post("/api/actions/discard")
+    def discard(body: model.OfRejections, request: Request) -> model.Done:
+        """Close rejections without applying them."""
+        questions.check_reason(running.sink(body.sink), body.reason)
+        return done(request, actions.of_rejections("discard", body.sink, body.reason))
+
+
+def _json(document: BaseModel, code: int, headers: dict[str, str] | None = None) -> Response:
+    return Response(document.model_dump_json(), code, headers, media_type="application/json")
+
+
+def _refusal(code: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return _json(model.Refusal(message=message), code, headers)
+
+
+class _Server(uvicorn.Server):
+    """Ends its streams when it is told to stop: it would wait for them else."""
+
+    def __init__(self, settings: uvicorn.Config, streams: EventStreams) -> None:
+        super().__init__(settings)
+        self._streams = streams
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._streams.close()
+        super().handle_exit(sig, frame)
+
+
+def access_of(config: Config, token: str | None) -> Access:
+    """Raises ConfigurationError where others than this machine would be let in without a token."""
+    settings = config.dashboard
+    if not settings.is_loopback and not token:
+        raise ConfigurationError(
+            f"dashboard.listen is {settings.listen}, which other machines reach, and there is no token",
+            hint=f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1",
+        )
+    return Access(settings.is_loopback, token or None, settings.host)
+
+
+def serve(config: Config, path: Path, *, say: Callable[[str], object]) -> None:
+    """Serve until SIGTERM or Ctrl-C, and say where. Raises ConfigurationError for an address that can't be had."""
+    settings = config.dashboard
+    access = access_of(config, os.environ.get(TOKEN_VARIABLE))
+    streams = EventStreams()
+    served = uvicorn.Config(
+        dashboard_app(config, path, access, streams),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=1,
+        limit_concurrency=500,
+        h11_max_incomplete_event_size=32 * 1024,
+    )
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((settings.host, settings.port))
+    except OSError as error:
+        listening.close()
+        raise ConfigurationError(
+            f"the dashboard can't listen on {settings.listen}: {error.strerror}",
+            hint="another process may have the port: set dashboard.listen",
+        ) from error
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    say(f"dashboard: http://{host}:{listening.getsockname()[1]}/")
+    _Server(served, streams).run(sockets=[listening])

@@ -1,0 +1,60 @@
+// The source's server, its slot, and what doctor finds.
+
+import { h } from "../dom.js";
+import * as format from "../format.js";
+import { facts, lsn, panel, sentence, sql, stateOf, title, waiting } from "../parts.js";
+
+const ORDER = ["error", "warning", "info", "ok"];
+
+function findings(found) {
+  const sorted = [...found].sort((a, b) => ORDER.indexOf(a.severity) - ORDER.indexOf(b.severity));
+  return h(
+    "ul",
+    { class: "problems" },
+    sorted.map((one) =>
+      h(
+        "li",
+        { class: `problem ${one.severity === "error" ? "bad" : one.severity === "warning" ? "warn" : ""}` },
+        stateOf(one.severity),
+        h("div", null, h("p", null, one.subject && h("strong", null, `${one.subject}: `), sentence(one.message)), one.sql && sql(one.sql)),
+      ),
+    ),
+  );
+}
+
+export default {
+  name: "Source and slot",
+  title: () => "Source and slot",
+  load: { path: () => "api/findings", every: 30_000 },
+  render({ state, document, error, reload }) {
+    const { source } = state;
+    const counts = (severity) => document.findings.filter((one) => one.severity === severity).length;
+    return [
+      title("Source and slot"),
+      panel(
+        source.database ?? "Source",
+        facts([
+          ["Server", source.server],
+          ["WAL end", lsn(source.wal_end)],
+          ["WAL rate", format.byteRate(source.wal_bytes_per_s)],
+        ]),
+      ),
+      panel(
+        `Slot ${source.slot}`,
+        facts([
+          ["WAL status", stateOf(source.wal_status)],
+          ["Confirmed", lsn(source.confirmed_lsn)],
+          ["Retained WAL", format.bytes(source.retained_bytes)],
+          ["Room left", format.bytes(source.safe_wal_bytes)],
+          ["Slot is full in", format.minutes(source.minutes_until_full)],
+        ]),
+      ),
+      panel("What doctor finds", error ?? (document ? findings(document.findings) : waiting("doctor's findings")), {
+        note:
+          document &&
+          `${format.plural(counts("error"), "error")}, ${format.plural(counts("warning"), "warning")}, looked at ${format.clock(document.checked_ms)}`,
+        buttons: h("button", { type: "button", class: "small", onclick: reload }, "Look again"),
+      }),
+    ];
+  },
+};

@@ -1,0 +1,79 @@
+"""Events as they come to the topics, for pages that follow them: keys and tags, no values."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+from confluent_kafka import Message
+
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.model.errors import ConfigurationError
+from lockstep.config import Config
+from lockstep.dashboard.model import TailEvent
+from monitor.tail import new_messages
+
+FOLLOWERS_MAX: Final = 8
+"""Each has a consumer and a thread of its own."""
+
+_KEY_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which events: of one table, of keys with this text in them, of one operation. "" means any."""
+
+    table: str = ""
+    key: str = ""
+    op: str = ""
+
+
+def follow(config: Config, wanted: Wanted, stopping: Callable[[], bool]) -> Iterator[TailEvent]:
+    """The events that come from now on. Raises ConfigurationError for a table that isn't captured, and Unavailable."""
+    tables = {topic: str(name) for name, topic in config.topics().items() if wanted.table in ("", str(name))}
+    if not tables:
+        raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
+    cluster = TopicAdmin(config.kafka.client())
+    counts = cluster.partition_counts()
+    positions = cluster.committed_ends(partitions_of([topic for topic in tables if topic in counts], counts))
+    for message in new_messages(config.kafka.client(), positions, stopping=stopping):
+        event = event_of(message, tables)
+        if event is not None and wanted.key in event.key and wanted.op in ("", event.op):
+            yield event
+
+
+def event_of(message: Message, tables: Mapping[str, str]) -> TailEvent | None:
+    """Without its row. None for a tombstone, which comes after its delete, and for what isn't an event of ours."""
+    key, value = message.key(), message.value()
+    if not isinstance(key, bytes) or not isinstance(value, bytes):
+        return None
+    try:
+        match orjson.loads(value):
+            case {"op": str(op), "tag": str(tag)}:
+                return TailEvent(
+                    table=tables[message.topic() or ""],
+                    op=op,
+                    key=key.decode()[:_KEY_MAX],
+                    tag=tag,
+                    partition=message.partition() or 0,
+                    offset=message.offset() or 0,
+                    time_ms=message.timestamp()[1],
+                )
+    except (orjson.JSONDecodeError, UnicodeDecodeError):
+        pass
+    return None
+
+
+class Places:
+    """Counts who follows."""
+
+    def __init__(self) -> None:
+        self._free = threading.Semaphore(FOLLOWERS_MAX)
+
+    def take(self) -> bool:
+        """False where all are taken."""
+        return self._free.acquire(blocking=False)
+
+    def give_back(self) -> None:
+        self._free.release()

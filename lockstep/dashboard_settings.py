@@ -1,0 +1,46 @@
+"""``[dashboard]``: where the web page and its API listen."""
+
+import ipaddress
+from typing import Final
+
+from pydantic import field_validator
+
+from cdc.settings import Settings
+
+TOKEN_VARIABLE: Final = "LOCKSTEP_DASHBOARD_TOKEN"  # noqa: S105  the name of a variable, not a token
+"""The environment variable that holds the token of page and API."""
+
+
+class DashboardSettings(Settings):
+    """Where it listens. ``enabled``: whether ``lockstep run`` starts it too."""
+
+    listen: str = "127.0.0.1:8642"
+    enabled: bool = True
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, listen: str) -> str:
+        host, colon, port = listen.rpartition(":")
+        if not colon or not host.strip("[]") or not port.isdecimal() or int(port) > 65_535:
+            raise ValueError("must be an address and a port, as in 127.0.0.1:8642 or [::1]:8642")
+        return listen
+
+    @property
+    def host(self) -> str:
+        """The address without its port and brackets."""
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        """0: one that is free."""
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False

@@ -1,0 +1,400 @@
+"""The API of ``lockstep dashboard`` over real servers."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from lockstep.cli.main import exit_code
+from lockstep.dashboard.model import FollowedKey, PipelineState, Tables
+from lockstep.dashboard_settings import TOKEN_VARIABLE
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = pytest.mark.live
+
+ROOT = Path(__file__).parents[2]
+SECRET = "recognisable-value-of-a-row"
+"""Of a row: it may be in no log."""
+
+
+class Dashboard:
+    """A server of the page as a process, and a client that has loaded the page."""
+
+    def __init__(self, path: Path, directory: Path, *, token: str | None = None) -> None:
+        self.messages = directory / "dashboard.log"
+        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+        self.token = token
+        with self.messages.open("a") as file:
+            began = self.messages.stat().st_size
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "lockstep", "dashboard", "--config", str(path)],
+                stderr=file,
+                cwd=ROOT,
+                env=environment if token is None else environment | {TOKEN_VARIABLE: token},
+            )
+        until(lambda: self._said(began) is not None or self.process.poll() is not None, seconds=60)
+        said = self._said(began)
+        assert said is not None, self.messages.read_text()
+        self.port = int(said[1])
+        self.cookie = ""
+        until(lambda: self.status("GET", "/healthz") == 200, seconds=60)
+
+    def _said(self, began: int) -> re.Match[str] | None:
+        return re.search(r"dashboard: http://\S+:(\d+)/", self.messages.read_text()[began:])
+
+    def ask(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Status, document (or text) and headers of the answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        given = {"Cookie": self.cookie, **(headers or {})}
+        if self.token is not None:
+            given.setdefault("Authorization", f"Bearer {self.token}")
+        text = None if body is None else json.dumps(body)
+        try:
+            connection.request(method, path, text, {**given, "Content-Type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+        except OSError:
+            return 0, None, {}
+        finally:
+            connection.close()
+        is_json = answer.headers.get_content_type() == "application/json"
+        return answer.status, json.loads(content) if is_json else content.decode(), dict(answer.headers)
+
+    def status(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> int:
+        return self.ask(method, path, body, headers)[0]
+
+    def get(self, path: str) -> Any:
+        code, document, _ = self.ask("GET", path)
+        assert code == 200, document
+        return document
+
+    def load_page(self) -> None:
+        """As a browser does: from then on it sends the cookie."""
+        code, _, headers = self.ask("GET", "/")
+        assert code == 200
+        self.cookie = headers["set-cookie"].partition(";")[0]
+
+    def act(self, name: str, body: Any) -> Any:
+        code, document, _ = self.ask("POST", f"/api/actions/{name}", body)
+        assert code == 200, document
+        return document
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(30) == 0, self.messages.read_text()
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    """Of one table, and a sink that nobody has begun to apply to."""
+    database.execute(
+        "create table t (id int primary key, word text)", f"insert into t values (1, 'one'), (2, '{SECRET}')"
+    )
+    name = f"page{os.getpid()}_{tmp_path.name[-2:].strip('_')}"
+    cache = f"type = 'redis'\nurl = '{endpoints.redis_url}'\nprefix = '{name}'"
+    sections = f"[dashboard]\nlisten = '127.0.0.1:0'\n[sinks.cache]\n{cache}"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], sections=sections) as captured:
+        yield captured
+
+
+@pytest.fixture
+def dashboard(captured: Captured, tmp_path: Path) -> Iterator[Dashboard]:
+    captured.start().settle()
+    dashboard = Dashboard(captured.path, tmp_path)
+    yield dashboard
+    dashboard.stop()
+    assert SECRET not in dashboard.messages.read_text()
+
+
+def _state(dashboard: Dashboard) -> PipelineState:
+    return PipelineState.model_validate(dashboard.get("/api/pipeline"))
+
+
+def _has_looked(dashboard: Dashboard) -> bool:
+    return dashboard.status("GET", "/api/pipeline") == 200
+
+
+def test_figures_are_those_of_the_lag_command(
+    captured: Captured, dashboard: Dashboard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    until(lambda: _has_looked(dashboard))
+    captured.stop()  # so that nothing moves any more
+
+    def agree() -> bool:
+        exit_code(["lag", "--json", "--config", str(captured.path)])
+        said, lag = json.loads(capsys.readouterr().out), dashboard.get("/api/lag")
+        state = _state(dashboard)
+        # The WAL's end moves on: other tests write to the same server.
+        stages, shown = (
+            [{name: stage[name] for name in ("stage", "lsn", "events_behind")} for stage in document["stages"][1:]]
+            for document in (said, lag)
+        )
+        return (
+            shown == stages
+            and lag["slot_active"] is said["slot_active"] is False
+            and state.capture.lsn == said["stages"][2]["lsn"]
+            and state.sinks[0].events_behind == said["stages"][3]["events_behind"]
+        )
+
+    until(agree, seconds=60)
+
+
+def test_once_prints_the_same_document(captured: Captured, capsys: pytest.CaptureFixture[str]) -> None:
+    captured.start().settle()
+    assert exit_code(["dashboard", "--once", "--config", str(captured.path)]) == 0
+    state = PipelineState.model_validate_json(capsys.readouterr().out)
+    assert state.pipeline == captured.name
+    assert [sink.name for sink in state.sinks] == ["cache"]
+
+
+def test_a_row_is_followed_to_where_it_lacks(captured: Captured, dashboard: Dashboard) -> None:
+    assert dashboard.status("GET", "/api/key?table=public.t&key=2") == 401, "its values are for who has the page"
+    dashboard.load_page()
+    captured.database.execute(f"update t set word = '{SECRET}!' where id = 2")
+    captured.settle()
+    for key in ("2", "%7B%22id%22:2%7D"):
+        code, document, _ = dashboard.ask("GET", f"/api/key?table=public.t&key={key}")
+        assert code == 200, document
+        followed = FollowedKey.model_validate(document)
+        assert followed.source.row == {"id": 2, "word": f"{SECRET}!"}
+        assert [event.op for event in followed.events] == ["u", "r"], "newest first"
+    code, document, _ = dashboard.ask("GET", f"/api/key?table=public.t&key={SECRET}")
+    assert code == 400
+    assert SECRET not in document["message"]
+
+
+def test_tables_and_shapes(captured: Captured, dashboard: Dashboard) -> None:
+    until(lambda: _has_looked(dashboard))
+    (table,) = Tables.model_validate(dashboard.get("/api/tables")).tables
+    assert (table.table, table.state, table.key) == ("public.t", "streaming", ("id",))
+    versions = dashboard.get("/api/schemas?table=public.t")["versions"]
+    assert [(one["schema_id"], one["columns"]) for one in versions] == [(1, 2)]
+    assert dashboard.get("/api/copies")["copies"][0]["state"] == "copied"
+    assert dashboard.get("/api/rejections") == {"reasons": []}
+
+
+def test_an_action_does_what_it_says_and_leaves_a_line(captured: Captured, dashboard: Dashboard) -> None:
+    assert dashboard.status("POST", "/api/actions/copy", {"table": "public.t"}) == 401
+    dashboard.load_page()
+    elsewhere = {"Origin": "http://evil.example"}
+    assert dashboard.status("POST", "/api/actions/copy", {"table": "public.t"}, elsewhere) == 403
+    assert "action=copy" not in dashboard.messages.read_text(), "what was refused was not begun"
+    done = dashboard.act("copy", {"table": "public.t"})
+    assert done["ok"], done
+    assert "asked capture to copy public.t" in done["message"]
+
+    def copies() -> int:
+        events = dashboard.get("/api/key?table=public.t&key=1")["events"]
+        return sum(event["op"] == "r" for event in events)
+
+    until(lambda: copies() == 2, seconds=60)
+    kinds = [entry["message"] for entry in dashboard.get("/api/alerts")["log"] if entry["kind"] == "action"]
+    assert len(kinds) == 2, "one when it was asked for, one when it ended"
+    assert "action=copy subject=public.t asked_by=127.0.0.1" in dashboard.messages.read_text()
+    for body in ({"table": "--help"}, {"table": "public.u"}):
+        assert dashboard.status("POST", "/api/actions/copy", body) == 400
+    assert dashboard.status("POST", "/api/actions/switch", {"sink": "--back"}) == 400
+
+
+def _frames(dashboard: Dashboard, count: int, headers: dict[str, str] | None = None) -> list[tuple[int, PipelineState]]:
+    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
+    connection.request("GET", "/api/events", headers={"Cookie": dashboard.cookie, **(headers or {})})
+    answer = connection.getresponse()
+    frames: list[tuple[int, PipelineState]] = []
+    number = 0
+    while len(frames) < count:
+        line = answer.readline().decode()
+        assert line, "the stream ended"
+        if line.startswith("id: "):
+            number = int(line.removeprefix("id: "))
+        elif line.startswith("data: "):
+            frames.append((number, PipelineState.model_validate_json(line.removeprefix("data: "))))
+    connection.close()
+    return frames
+
+
+def test_a_stream_begins_with_the_newest_state_and_goes_on(dashboard: Dashboard) -> None:
+    first = _frames(dashboard, 2)
+    assert first[0][0] < first[1][0]
+    again = _frames(dashboard, 1, {"Last-Event-ID": str(first[1][0])})
+    assert again[0][0] >= first[1][0], "who comes back gets the newest state, whatever it had"
+
+
+def test_a_stop_ends_open_streams_at_once_and_a_new_server_goes_on(
+    captured: Captured, dashboard: Dashboard, tmp_path: Path
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
+    connection.request("GET", "/api/events")
+    answer = connection.getresponse()
+    assert answer.readline()
+    tail = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
+    tail.request("GET", "/api/tail")
+    tailing = tail.getresponse()
+    assert tailing.readline()
+    dashboard.process.send_signal(signal.SIGTERM)
+    assert dashboard.process.wait(30) == 0, "nobody has to end the streams"
+    while answer.readline():
+        pass
+    again = Dashboard(captured.path, tmp_path)
+    until(lambda: _has_looked(again))
+    again.stop()
+
+
+def test_events_are_followed_without_their_rows(captured: Captured, dashboard: Dashboard) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
+    connection.request("GET", "/api/tail?table=public.t&op=u")
+    answer = connection.getresponse()
+    assert answer.status == 200
+    number, data = 0, ""
+    deadline = time.monotonic() + 60
+    connection.sock and connection.sock.settimeout(2)
+    while not data.startswith("data: ") and time.monotonic() < deadline:
+        number += 1
+        captured.database.execute(f"update t set word = '{SECRET}{number}' where id = 1")
+        try:
+            data = answer.readline().decode()
+        except TimeoutError:
+            break
+    while data and not data.startswith("data: "):
+        data = answer.readline().decode()
+    event = json.loads(data.removeprefix("data: "))
+    assert (event["table"], event["op"], event["key"]) == ("public.t", "u", '{"id":1}')
+    assert SECRET not in data
+    connection.close()
+
+
+def test_nothing_that_has_run_is_no_failure(captured: Captured, tmp_path: Path) -> None:
+    dashboard = Dashboard(captured.path, tmp_path)
+    until(lambda: _has_looked(dashboard))
+    state = _state(dashboard)
+    assert [(problem.where, problem.state) for problem in state.problems] == [
+        ("capture", "absent"),
+        ("cache", "absent"),
+    ]
+    assert state.capture.lsn is None
+    assert dashboard.get("/api/tables")["tables"][0]["state"] == "waiting"
+    dashboard.stop()
+
+
+@pytest.mark.parametrize("what", ["source", "kafka", "store"])
+def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Path, what: str) -> None:
+    captured.start().settle()
+    captured.stop()
+    text = captured.path.read_text()
+    broken = {
+        "source": text.replace(f"dsn = '{captured.database.dsn}'", "dsn = 'host=127.0.0.1 port=1 dbname=x user=x'"),
+        "kafka": text.replace("bootstrap_servers = '", "bootstrap_servers = '127.0.0.1:1' #"),
+        "store": re.sub("url = '.*'", "url = 'redis://127.0.0.1:1/0'", text),
+    }[what]
+    assert broken != text
+    captured.path.write_text(broken)
+    dashboard = Dashboard(captured.path, tmp_path)
+    until(lambda: _has_looked(dashboard), seconds=90)
+    state = _state(dashboard)
+    problem = next(problem for problem in state.problems if problem.state == "unanswered")
+    assert problem.where in (("cache",) if what == "store" else ("pipeline", what))
+    assert problem.next_step is not None
+    assert dashboard.status("GET", "/readyz") == 503
+    assert dashboard.status("GET", "/") == 200
+    if what != "store":
+        code, refusal, _ = dashboard.ask("GET", "/api/copies")
+        assert (code, list(refusal)) == (503, ["message"])
+    dashboard.stop()
+
+
+def test_beyond_loopback_nothing_is_had_without_the_token(captured: Captured, tmp_path: Path) -> None:
+    captured.path.write_text(captured.path.read_text().replace("'127.0.0.1:0'", "'0.0.0.0:0'"))
+    refused = subprocess.run(
+        [sys.executable, "-m", "lockstep", "dashboard", "--config", str(captured.path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE},
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert f"set {TOKEN_VARIABLE}" in refused.stderr
+    dashboard = Dashboard(captured.path, tmp_path, token="right")
+    for path in ("/", "/api/alerts", "/api/events", "/api/openapi.json", "/static/page.css"):
+        assert dashboard.status("GET", path, headers={"Authorization": "Bearer wrong"}) == 401
+    code, _, headers = dashboard.ask("GET", "/", headers={"Authorization": "Bearer wrong"})
+    assert (code, headers["www-authenticate"].split()[0]) == (401, "Basic"), "so that a browser asks for it"
+    assert "set-cookie" not in headers
+    assert dashboard.status("GET", "/api/alerts") in (200, 503)
+    assert "right" not in dashboard.messages.read_text().replace("rights", "")
+    dashboard.stop()
+
+
+def test_every_answer_has_the_headers_that_bind_a_browser(dashboard: Dashboard) -> None:
+    for path in ("/", "/api/verify", "/nosuch", "/static/page.css", "/api/key?table=a&key=1"):
+        headers = dashboard.ask("GET", path)[2]
+        assert headers["content-security-policy"].startswith("default-src 'self'; frame-ancestors 'none'")
+        assert headers["x-content-type-options"] == "nosniff"
+    assert dashboard.status("GET", "/static/../server.py") == 404
+    assert dashboard.status("GET", "/static/%2e%2e/server.py") == 404
+
+
+def test_the_api_is_as_it_is_described(dashboard: Dashboard) -> None:
+    """Whatever is asked: no answer is a failure of ours, and each is of the described kind."""
+    until(lambda: _has_looked(dashboard))
+    dashboard.load_page()
+    schema = schemathesis.openapi.from_dict(dashboard.get("/api/openapi.json"))
+    streams = ("/api/events", "/api/tail")
+    operations = [found.ok() for found in schema.get_all_operations() if found.ok().path not in streams]
+    assert len(operations) > 15
+    checks = [
+        schemathesis.checks.not_a_server_error,
+        schemathesis.specs.openapi.checks.response_schema_conformance,
+    ]
+
+    @given(data=st.data())
+    @settings(
+        max_examples=60,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def fuzz(data: st.DataObject) -> None:
+        operation = data.draw(st.sampled_from(operations))
+        if operation.path == "/api/findings":
+            return  # it asks doctor
+        case = data.draw(operation.as_strategy())
+        case.headers = {**(case.headers or {}), "Cookie": dashboard.cookie}
+        answer = case.call(base_url=f"http://127.0.0.1:{dashboard.port}")
+        if answer.status_code != 503:
+            case.validate_response(answer, checks=checks)
+
+    fuzz()
+
+
+def test_its_memory_does_not_grow_with_readers(dashboard: Dashboard) -> None:
+    until(lambda: _has_looked(dashboard))
+    connections = []
+    for _ in range(10):
+        connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
+        connection.request("GET", "/api/events")
+        connections.append((connection, connection.getresponse()))
+    before = psutil.Process(dashboard.process.pid).memory_info().rss
+    _frames(dashboard, 5)
+    assert psutil.Process(dashboard.process.pid).memory_info().rss - before < 8 * 2**20
+    for connection, _ in connections:
+        connection.close()

@@ -1,0 +1,113 @@
+"""lockstep.dashboard.access"""
+
+import base64
+from collections.abc import Mapping
+
+import pytest
+
+from lockstep.dashboard.access import BODY_MAX, Access
+
+LOCAL = Access(is_loopback=True, token=None)
+OPEN = Access(is_loopback=False, token="right", host="0.0.0.0")
+HOST = {"host": "127.0.0.1:8642"}
+
+
+def status(access: Access, method: str, path: str, headers: Mapping[str, str] = HOST) -> int | None:
+    refused = access.refusal(method, path, headers)
+    return None if refused is None else refused.status
+
+
+def session(access: Access) -> dict[str, str]:
+    return {"cookie": access.cookie(HOST["host"]).partition(";")[0]}
+
+
+POST = {**HOST, "content-length": "2"}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8642", "localhost:8642", "LOCALHOST", "[::1]:8642"])
+def test_this_machine_is_answered_by_its_own_names(host: str) -> None:
+    assert status(LOCAL, "GET", "/api/pipeline", {"host": host}) is None
+
+
+@pytest.mark.parametrize(
+    "host", ["", "evil.example", "evil.example:8642", "localhost.evil.example", "127.0.0.1.nip.io"]
+)
+def test_another_name_for_this_machine_is_refused(host: str) -> None:
+    assert status(LOCAL, "GET", "/", {"host": host}) == 403
+
+
+@pytest.mark.parametrize("path", ["/api/actions/switch", "/api/key"])
+def test_actions_and_rows_need_the_session(path: str) -> None:
+    method = "GET" if path == "/api/key" else "POST"
+    assert status(LOCAL, method, path, POST) == 401
+    assert status(LOCAL, method, path, POST | {"cookie": "lockstep_session_8642=wrong"}) == 401
+    assert status(LOCAL, method, path, POST | session(Access(True, None))) == 401, "another start's session"
+    assert status(LOCAL, method, path, POST | session(LOCAL)) is None
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", ""])
+def test_a_page_of_another_server_gets_nothing_done(origin: str) -> None:
+    assert status(LOCAL, "POST", "/api/actions/switch", POST | session(LOCAL) | {"origin": origin}) == 403
+
+
+def test_the_own_page_gets_something_done() -> None:
+    headers = POST | session(LOCAL) | {"origin": "http://127.0.0.1:8642"}
+    assert status(LOCAL, "POST", "/api/actions/switch", headers) is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"authorization": "Bearer right"},
+        {"authorization": "bearer right"},
+        {"authorization": "Basic " + base64.b64encode(b"anybody:right").decode()},
+        {"x-lockstep-token": "right"},
+    ],
+)
+def test_the_token_is_taken_in_each_form(given: dict[str, str]) -> None:
+    for method, path in (("GET", "/"), ("GET", "/api/key"), ("POST", "/api/actions/switch")):
+        assert status(OPEN, method, path, POST | given) is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": "Bearer "},
+        {"authorization": "Basic right"},
+        {"authorization": "Basic " + base64.b64encode(b"right:wrong").decode()},
+        {"x-lockstep-token": ""},
+        {"x-lockstep-token": "right "},
+        {"x-lockstep-token": "r\u00efght"},
+        {"cookie": "lockstep_session_8642=; lockstep_session="},
+    ],
+)
+def test_without_the_token_nothing_is_answered_but_probes(given: dict[str, str]) -> None:
+    for path in ("/", "/static/page.css", "/api/pipeline", "/api/events", "/api/openapi.json", "/metrics"):
+        assert status(OPEN, "GET", path, HOST | given) == 401
+    assert status(OPEN, "POST", "/api/actions/switch", POST | given) == 401
+    assert status(OPEN, "GET", "/healthz", HOST | given) is None
+    assert status(OPEN, "GET", "/readyz", HOST | given) is None
+
+
+def test_a_token_counts_on_loopback_as_well() -> None:
+    access = Access(is_loopback=True, token="right")
+    assert status(access, "GET", "/api/pipeline") == 401
+    assert status(access, "GET", "/api/pipeline", HOST | {"authorization": "Bearer right"}) is None
+
+
+def test_a_body_is_bounded_and_says_how_long_it_is() -> None:
+    known = HOST | session(LOCAL)
+    assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": str(BODY_MAX)}) is None
+    assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": str(BODY_MAX + 1)}) == 413
+    assert status(LOCAL, "POST", "/api/actions/copy", known) == 411
+    assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": "-1"}) == 411
+
+
+def test_two_servers_of_one_machine_have_cookies_of_their_own() -> None:
+    assert LOCAL.cookie_name("127.0.0.1:1") != LOCAL.cookie_name("127.0.0.1:2")
+
+
+def test_a_session_never_shows() -> None:
+    assert LOCAL.session not in repr(LOCAL)

@@ -1,0 +1,43 @@
+"""The files of the web page: what comes from elsewhere is what was locked, and nothing is asked of another server."""
+
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+STATIC = Path(__file__).parents[4] / "lockstep" / "dashboard" / "static"
+VENDOR = STATIC / "vendor"
+OURS = sorted(path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".html"} and path.parent != VENDOR)
+
+
+def locked() -> dict[str, str]:
+    """The hash of each file by its name."""
+    lines = (VENDOR / "vendor.lock").read_text(encoding="utf-8").splitlines()
+    entries = [line.split() for line in lines if line and not line.startswith("#")]
+    assert all(len(entry) == 5 for entry in entries)
+    return {name: sha256 for _, _, _, name, sha256 in entries}
+
+
+def test_every_vendored_file_is_the_locked_one() -> None:
+    here = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in VENDOR.iterdir() if path.suffix != ".lock"
+    }
+    assert here == locked()
+
+
+def test_every_vendored_package_has_its_licence() -> None:
+    packages = {name.split(".")[0] for name in locked()}
+    assert packages == {name.removesuffix(".LICENSE") for name in locked() if name.endswith(".LICENSE")}
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(STATIC)))
+def test_a_file_of_the_page_needs_no_other_server_and_no_inline_code(path: Path) -> None:
+    text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+    assert re.findall(r"https?://\S+|\bstyle=|innerHTML|\beval\(|<script>", text) == []
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(STATIC)))
+def test_what_a_module_imports_is_there(path: Path) -> None:
+    names = re.findall(r"""(?:from|import)\s*\(?\s*["'](\.[^"']+)["']|url\("([^"]+)"\)""", path.read_text("utf-8"))
+    assert [name for pair in names for name in pair if name and not (path.parent / name).is_file()] == []
