@@ -125,7 +125,7 @@ class Client:
             document = None
         if isinstance(document, Mapping) and isinstance(document.get("reached"), bool):
             return bool(document["reached"]) and status == 200
-        detail = document.get("detail") if isinstance(document, Mapping) else None
+        detail = document.get("message") if isinstance(document, Mapping) else None
         said = f": {detail}" if isinstance(detail, str) else ""
         raise LockstepError(f"the server at {self._host}:{self._port} answered with status {status}{said}")
 

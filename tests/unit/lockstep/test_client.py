@@ -84,7 +84,7 @@ def test_only_a_server_that_says_so_ends_the_wait(server: Server, status: int) -
 
 @pytest.mark.parametrize(
     "answer",
-    [(200, b"{}"), (200, b"true"), (200, b"<html>"), (200, b'{"reached": 1}'), (401, b'{"detail": "no token"}')],
+    [(200, b"{}"), (200, b"true"), (200, b"<html>"), (200, b'{"reached": 1}'), (401, b'{"message": "no token"}')],
 )
 def test_any_other_answer_is_an_error_and_never_taken_for_reached(server: Server, answer: tuple[int, bytes]) -> None:
     server.answer = answer
