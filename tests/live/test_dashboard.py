@@ -207,7 +207,7 @@ def test_a_wait_ends_at_its_time_and_says_who_is_late(dashboard: Dashboard) -> N
         assert says in refusal["message"]
     with Client(f"http://127.0.0.1:{dashboard.port}") as client:
         assert not client.wait("cache", "0/1", timeout_s=0.2)
-        with pytest.raises(LockstepError, match="status 400.*nothing"):
+        with pytest.raises(LockstepError, match=r"status 400.*nothing"):
             client.wait("nothing", "0/1")
 
 
