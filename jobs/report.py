@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from cdc.model.errors import LockstepError
+from cdc.model.log_message import LogMessage
 from cdc.model.lsn import format_lsn
 
 logger = logging.getLogger(__name__)
@@ -151,86 +152,97 @@ Reporter = Callable[[Report], None]
 
 
 def log_report(report: Report) -> None:
-    """The reporter for a job that nobody watches: one line per report, no values of rows."""
+    """The reporter for a job that nobody watches: one message per report, no values of rows."""
+    level, message = _message(report)
+    logger.log(level, message)
+
+
+def _message(report: Report) -> tuple[int, LogMessage]:
     match report:
         case SinkStarted():
-            logger.info(
-                "sink started sink=%s generation=%d checkpoint=%s", report.sink, report.generation, report.checkpoint
+            return logging.INFO, LogMessage(
+                "sink started",
+                {"sink": report.sink, "generation": report.generation, "checkpoint": report.checkpoint},
             )
         case KeepsMicroBatches():
-            logger.info(
-                "sink keeps micro-batches sink=%s generation=%d reason=%s",
-                report.sink,
-                report.generation,
-                report.reason,
+            return logging.INFO, LogMessage(
+                "sink keeps micro-batches",
+                {"sink": report.sink, "generation": report.generation, "reason": report.reason},
             )
         case StatusReport():
-            logger.info(
-                "batch applied sink=%s generation=%d batch=%d rows=%d applied=%d stale=%d rejected=%d duration_ms=%d "
-                "watermark=%s",
-                report.sink,
-                report.generation,
-                report.batch_id,
-                report.rows,
-                report.applied,
-                report.stale,
-                report.rejected,
-                report.duration_ms,
-                format_lsn(report.watermark_lsn),
+            return logging.INFO, LogMessage(
+                "batch applied",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "batch": report.batch_id,
+                    "rows": report.rows,
+                    "applied": report.applied,
+                    "stale": report.stale,
+                    "rejected": report.rejected,
+                    "duration_ms": report.duration_ms,
+                    "watermark": format_lsn(report.watermark_lsn),
+                },
             )
         case WatermarkRaised():
-            logger.debug("watermark raised sink=%s watermark=%s", report.sink, format_lsn(report.watermark_lsn))
+            return logging.DEBUG, LogMessage(
+                "watermark raised", {"sink": report.sink, "watermark": format_lsn(report.watermark_lsn)}
+            )
         case SinkWaiting():
-            logger.warning(
-                "sink waits sink=%s reason=%s retry_in_s=%.1f", report.sink, report.reason, report.retry_in_s
+            return logging.WARNING, LogMessage(
+                "sink waits",
+                {"sink": report.sink, "reason": report.reason, "retry_in_s": round(report.retry_in_s, 1)},
             )
         case BatchGoesOn():
-            logger.warning(
-                "batch goes on sink=%s generation=%d batch=%d elapsed_s=%.0f: the sink's server hangs, or is slow",
-                report.sink,
-                report.generation,
-                report.batch_id,
-                report.elapsed_s,
+            return logging.WARNING, LogMessage(
+                "batch goes on",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "batch": report.batch_id,
+                    "elapsed_s": round(report.elapsed_s),
+                },
+                "the sink's server hangs, or is slow",
             )
         case SinkFailed():
-            generation = "all" if report.generation is None else str(report.generation)
-            logger.error("sink failed sink=%s generation=%s error=%s", report.sink, generation, report.error)
+            generation = "all" if report.generation is None else report.generation
+            return logging.ERROR, LogMessage(
+                "sink failed", {"sink": report.sink, "generation": generation, "error": str(report.error)}
+            )
         case SinkStopped():
-            logger.info("sink stopped sink=%s generation=%d", report.sink, report.generation)
+            return logging.INFO, LogMessage("sink stopped", {"sink": report.sink, "generation": report.generation})
         case DefinitionDiffers():
-            logger.warning(
-                "sink was built with other settings sink=%s generation=%d differs_in=%s:"
-                " `lockstep rebuild %s` builds it with today's",
-                report.sink,
-                report.generation,
-                ",".join(report.settings),
-                report.sink,
+            return logging.WARNING, LogMessage(
+                "sink was built with other settings",
+                {"sink": report.sink, "generation": report.generation, "differs_in": report.settings},
+                f"`lockstep rebuild {report.sink}` builds it with today's",
             )
         case ColumnBackfillProgress():
-            logger.log(
-                logging.WARNING if report.refused else logging.INFO,
-                "rows get the values of new columns sink=%s generation=%d table=%s columns=%s rows=%d refused=%d"
-                " reason=%s done=%s",
-                report.sink,
-                report.generation,
-                report.table,
-                ",".join(report.columns),
-                report.rows,
-                report.refused,
-                report.reason or "none",
-                report.is_over,
+            return logging.WARNING if report.refused else logging.INFO, LogMessage(
+                "rows get the values of new columns",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "table": report.table,
+                    "columns": report.columns,
+                    "rows": report.rows,
+                    "refused": report.refused,
+                    "reason": report.reason or "none",
+                    "done": report.is_over,
+                },
             )
         case UnreadableDeadLetters():
-            logger.warning(
-                "dead letters can't be read and stay as they are sink=%s generation=%d topic=%s records=%d "
-                "first_offset=%d reason=%s: `lockstep rejections list %s` shows them",
-                report.sink,
-                report.generation,
-                report.topic,
-                report.records,
-                report.first_offset,
-                report.reason,
-                report.sink,
+            return logging.WARNING, LogMessage(
+                "dead letters can't be read and stay as they are",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "topic": report.topic,
+                    "records": report.records,
+                    "first_offset": report.first_offset,
+                    "reason": report.reason,
+                },
+                f"`lockstep rejections list {report.sink}` shows them",
             )
         case _:
             assert_never(report)

@@ -21,6 +21,10 @@ from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
 from lockstep.dashboard_settings import DashboardSettings
+from lockstep.log import LogFormat
+from monitor.alerts.settings import AlertSettings
+from monitor.metrics.settings import MetricsSettings
+from monitor.verification import VerifySettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.warehouse.settings import WarehouseSettings
@@ -46,6 +50,12 @@ class PipelineSettings(Settings):
         return name
 
 
+class LogSettings(Settings):
+    """How the messages of running processes look. ``lockstep.log.log_format`` says what wins over it."""
+
+    format: LogFormat = Field(default="console", description="console: lines for people; json: one object a record")
+
+
 class Config(Settings):
     """The whole configuration."""
 
@@ -55,6 +65,10 @@ class Config(Settings):
     capture: CaptureSettings = CaptureSettings()
     snapshot: SnapshotSettings = SnapshotSettings()
     spark: SparkSettings = SparkSettings()
+    log: LogSettings = LogSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    alerts: AlertSettings = AlertSettings()
+    verify: VerifySettings = VerifySettings()
     dashboard: DashboardSettings = DashboardSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
 
@@ -65,6 +79,13 @@ class Config(Settings):
         if wrong:
             raise ValueError(f"names are lower-case letters, digits and underscores: {', '.join(map(repr, wrong))}")
         return sinks
+
+    @model_validator(mode="after")
+    def _verified_sinks_are_there(self) -> "Config":
+        unknown = [name for name in self.verify.sinks if name not in self.sinks]
+        if unknown:
+            raise ValueError(f"verify.sinks names sinks that aren't there: {', '.join(unknown)}")
+        return self
 
     @model_validator(mode="after")
     def _sinks_read_captured_tables(self) -> "Config":
@@ -264,6 +285,8 @@ def _way_out(path: tuple[str, ...]) -> str:
             return f"use login.password_file or ${sink_password_variable(name)}"
         case ("source", *_):
             return f"use source.password_file or ${SOURCE_PASSWORD_VARIABLE}"
+        case ("alerts", *_):
+            return "use alerts.webhook.url_file"
         case ("kafka", *_):
             return f"use kafka.username, and kafka.password_file or ${KAFKA_PASSWORD_VARIABLE}"
         case _:

@@ -11,11 +11,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from types import FrameType
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TextIO
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
 from cdc.model.visible import visible_lines
+from lockstep.log import formatter, log_format
 from stack.errors import StackError
+
+_logger = logging.getLogger("lockstep")
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
@@ -30,25 +35,37 @@ SUPERVISOR_VARIABLE = "LOCKSTEP_SUPERVISOR_PID"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class _Lines(logging.Formatter):
-    """Only a record's first line begins at the margin: no text of others can pass for a record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return visible_lines(super().format(record)).replace("\n", "\n    ")
+class _JsonHandler(logging.StreamHandler[TextIO]):
+    """What is said to people becomes a record of the log too where this is set up: its readers are programs."""
 
 
-def log_to_stderr(level: int = logging.INFO) -> None:
-    """Plain lines with the time, for people and log collectors alike."""
-    to_stderr = logging.StreamHandler(sys.stderr)
-    to_stderr.setFormatter(_Lines("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(handlers=[to_stderr], level=level)
+def log_to_stderr(config: Path | None = None) -> None:
+    """Messages of this process go to standard error, as ``log.format`` of this file or the environment says.
+
+    Raises ConfigurationError as ``log_format``.
+    """
+    chosen = log_format(config)
+    to_stderr = _JsonHandler(sys.stderr) if chosen == "json" else logging.StreamHandler(sys.stderr)
+    to_stderr.setFormatter(formatter(chosen))
+    logging.basicConfig(handlers=[to_stderr], level=logging.INFO)
     for chatty in ("py4j", "opensearch", "urllib3", "alembic"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
+    if chosen == "json":
+        logging.captureWarnings(capture=True)
+        sys.excepthook = _log_bug
+        threading.excepthook = lambda bug: _log_bug(bug.exc_type, bug.exc_value, bug.exc_traceback)
 
 
-def say(message: str) -> None:
-    """A sentence for whoever runs the command, on standard error."""
-    print(visible_lines(message), file=sys.stderr, flush=True)  # noqa: T201  messages to people
+def _log_bug(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    _logger.critical("%s", kind.__name__, exc_info=(kind, error or kind(), trace))
+
+
+def say(message: str, *, level: int = logging.INFO) -> None:
+    """A sentence for whoever runs the command, on standard error; a record of this level in a log of JSON."""
+    if any(isinstance(handler, _JsonHandler) for handler in logging.getLogger().handlers):
+        _logger.log(level, "%s", message)
+    else:
+        print(visible_lines(message), file=sys.stderr, flush=True)  # noqa: T201  messages to people
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:
@@ -62,16 +79,16 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
             sys.stdout.flush()
         return code
     except ConfigurationError as error:
-        say(f"error: {error}")
+        _say_error(str(error))
         return EXIT_CONFIGURATION
     except Fenced as error:
-        say(f"error: {error}")
+        _say_error(str(error))
         return EXIT_TAKEN_OVER
     except Unavailable as error:
-        say(f"error: {error.message}\n{error.hint or '`lockstep doctor` looks at every server and says what to do'}")
+        _say_error(f"{error.message}\n{error.hint or '`lockstep doctor` looks at every server and says what to do'}")
         return EXIT_FAILED
     except (LockstepError, StackError) as error:
-        say(f"error: {error}")
+        _say_error(str(error))
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -82,13 +99,17 @@ def exit_code_of(run: Callable[[], int | None]) -> int:
         if error.errno in _FULL:
             # A write that fails doesn't name its file: most are of our output, or go where temporary files are.
             where = error.filename or f"standard output, or a file in {tempfile.gettempdir()}"
-            say(f"error: {where}: {error.strerror}")
+            _say_error(f"{where}: {error.strerror}")
             _discard_output()
             return EXIT_FAILED
         if error.filename is None:
             raise
-        say(f"error: {error.filename}: {error.strerror}\ncheck the path and its permissions")
+        _say_error(f"{error.filename}: {error.strerror}\ncheck the path and its permissions")
         return EXIT_FAILED
+
+
+def _say_error(message: str) -> None:
+    say(f"error: {message}", level=logging.ERROR)
 
 
 def _of_source(run: Callable[[], int | None]) -> int | None:

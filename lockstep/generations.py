@@ -22,6 +22,7 @@ from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
 from jobs.offsets import Offsets
 from lockstep.config import Config
+from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.wrappers.column_names import load_names
@@ -34,13 +35,14 @@ class Description:
     """A generation for people. ``differs`` is what a rebuild would change.
 
     These are settings that are different in today's configuration, and columns that the source has renamed since.
-    ``job`` says whether anybody applies to it.
+    ``job`` says whether anybody applies to it, ``verification`` how its last comparison with the source ended.
     """
 
     generation: Generation
     progress: Progress | None
     differs: tuple[str, ...]
     job: JobStatus
+    verification: Verification | None = None
 
     @property
     def needs_somebody(self) -> bool:
@@ -58,6 +60,7 @@ class Description:
             "rejected": 0 if progress is None else progress.rejected,
             "differs_in": list(self.differs),
             "job": self.job.to_json(),
+            "verified": None if self.verification is None else self.verification.to_json(),
         }
 
 
@@ -93,13 +96,14 @@ def describe(config: Config, name: str) -> list[Description]:
         try:
             progress = opened.generations.load_progress()
             column_names = load_names(opened.records, generation.number)
+            verification = load_verification(opened.records, generation.number)
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
         build_definition = definition(built_with)
         differs = sorted(key for key in today if today[key] != build_definition[key])
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
-        descriptions.append(Description(generation, progress, tuple(differs), jobs[generation.number]))
+        descriptions.append(Description(generation, progress, tuple(differs), jobs[generation.number], verification))
     return descriptions
 
 
@@ -132,8 +136,15 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
         for description in descriptions
         if description.needs_somebody or description.generation.is_live
     ]
+    verified = [
+        Text(description.verification.sentence(f"generation {description.generation.number} of {name}"), style="dim")
+        for description in descriptions
+        if description.verification is not None
+    ]
     return Group(
-        table, *(Text(text, style="red" if of.needs_somebody else "yellow") for text, of in told if text is not None)
+        table,
+        *verified,
+        *(Text(text, style="red" if of.needs_somebody else "yellow") for text, of in told if text is not None),
     )
 
 

@@ -71,6 +71,7 @@ bootstrap_servers = "127.0.0.1:9092"
 # ca_file = "/etc/ssl/kafka-ca.pem"        # authorities to trust instead of the system's
 # certificate_file = "/etc/ssl/me.pem"     # what we show of ourselves
 # key_file = "/etc/ssl/me.key"
+# librdkafka = { "client.rack" = "eu-1a" } # more of the client's settings that belong to the connection
 
 # How topics are created; one that exists is never changed.
 [kafka.topics]
@@ -103,7 +104,16 @@ min_insync_replicas = 2                    # 1 for a single broker
 # range_bytes = 268435456                  # of a table, copied at once by one of them
 # lock_timeout_ms = 2000                   # how long a table's lock is waited for, then capture starts over
 # rows_per_s = 0                           # the most that is copied a second, by all together; 0: no limit
-# chunk_ms = 0                             # 50: later copies come in chunks, for which the stream waits so long
+# chunk_ms = 50                            # later copies come in chunks, for which the stream waits so long
+
+# [log]
+# format = "console"                       # "json": one object a record; $$LOCKSTEP_LOG_FORMAT wins
+
+# [metrics]
+# capture = "127.0.0.1:9464"               # where Prometheus finds capture's metrics; none by default
+# apply = "127.0.0.1:9465"                 # and the jobs'
+# otlp_endpoint = "http://127.0.0.1:4318/v1/metrics"    # the same to an OpenTelemetry collector
+# otlp_interval_s = 15                     # time between two deliveries to it
 
 [spark]
 master = "local[2]"
@@ -125,6 +135,40 @@ checkpoint_directory = ".lockstep/checkpoints"
 # package = "lockstep-package.zip"         # on a cluster: what `lockstep package` has made
 # python = "python3"                       # of a cluster's workers
 # conf = { "spark.local.dir" = "/data/spark" }    # further settings of Spark's, which win
+
+# [verify]
+# every = "6h"                             # compares each sink with the source so often; else only by hand
+# between = "22:00-06:00"                  # when a comparison may begin, in UTC
+# sinks = ["search"]                       # which; else all
+# pause_ratio = 1.0                        # pause after each read of the source, in times what it took
+
+# [alerts]
+# lag_s = 300.0                            # readers of a sink may be so far behind
+# slot_minutes = 60.0                      # minutes until the slot is lost
+# retained_wal_bytes = 10737418240         # WAL that the slot may hold back
+# certificate_days = 21.0                  # days before a certificate expires
+# disk_free_percent = 5.0                  # of a disk that Lockstep writes to
+# standby = false                          # true: a `lockstep capture --standby` is meant to wait
+# open_after_s = 30.0                      # so long something has to hold before it is told
+# clear_after_s = 60.0                     # ... and to be gone
+# directory = ".lockstep/alerts"           # what was told, and silences
+# command = ["/usr/local/bin/page"]        # gets JSON on standard input
+
+# [alerts.webhook]
+# url = "https://hooks.example.com/x"      # gets JSON by POST
+# url_file = "/run/secrets/hook"           # ... an address that is a secret; or $$LOCKSTEP_ALERTS_WEBHOOK_URL
+# headers = { Authorization = "HOOK_TOKEN" }    # header = the environment variable that holds its value
+# ca_file = "/etc/ssl/ca.pem"              # else the system's authorities
+
+# [alerts.mail]
+# host = "mail.example.com"
+# port = 587
+# tls = "starttls"                         # or "tls", "none"
+# ca_file = "/etc/ssl/ca.pem"              # else the system's authorities
+# user = "lockstep"
+# password_file = "/run/secrets/mail"      # or $$LOCKSTEP_ALERTS_MAIL_PASSWORD
+# sender = "lockstep@example.com"
+# to = ["on-call@example.com"]
 
 # [dashboard]
 # listen = "127.0.0.1:8642"                # the web page; where others reach it, LOCKSTEP_DASHBOARD_TOKEN must be set

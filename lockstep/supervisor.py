@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from cdc.model.log_message import LogMessage
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_TAKEN_OVER, SUPERVISOR_VARIABLE, say
 
 logger = logging.getLogger("lockstep.run")
@@ -97,7 +98,7 @@ def _look_after(member: _Member) -> int | None:
         return None
     if member.process is None:
         if now >= member.restart_at:
-            logger.info("starting process=%s", member.name)
+            logger.info(LogMessage("starting", {"process": member.name}))
             # A session of its own: Ctrl-C reaches us alone, and we stop the children in order.
             environment = {**os.environ, SUPERVISOR_VARIABLE: str(os.getpid())}
             member.process = subprocess.Popen(member.command, env=environment, start_new_session=True)
@@ -107,14 +108,15 @@ def _look_after(member: _Member) -> int | None:
     if code is None:
         return None
     if code == EXIT_TAKEN_OVER:
-        logger.error(
-            "process ended process=%s: another one has taken its place, so it isn't started again", member.name
-        )
+        why = "another one has taken its place, so it isn't started again"
+        logger.error(LogMessage("process ended", {"process": member.name}, why))
         member.process, member.is_taken_over = None, True
         return code
     if now - member.started > _STEADY_S:
         member.wait_s = 1.0
-    logger.error("process ended process=%s exit_code=%d restart_in_s=%.0f", member.name, code, member.wait_s)
+    logger.error(
+        LogMessage("process ended", {"process": member.name, "exit_code": code, "restart_in_s": round(member.wait_s)})
+    )
     member.process = None
     member.restart_at = now + member.wait_s
     member.wait_s = min(member.wait_s * 2, _WAIT_MAX_S)

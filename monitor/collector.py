@@ -4,10 +4,11 @@ import collections
 import contextlib
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -19,25 +20,38 @@ from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
-from cdc.postgres.slot import system_identifier
+from cdc.postgres.dsn import parse_dsn
+from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
+from cdc.postgres.slot import emit_heartbeat, system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
-from monitor.lag import LagReport, SinkFacts, SourceFacts, has_all_of_kafka, report
+from monitor.lag import IN_KAFKA, RECEIVED, LagReport, SinkFacts, SourceFacts, has_all_of_kafka, report
 from monitor.open_rejections import OpenRejections
 from monitor.question import Question
+from monitor.stalls import Look, Stalls, unreachable
+from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.warehouse.settings import WarehouseSettings
 
 APPLICATION = "lockstep lag"
 
 _LIST_EVERY_S = 2.0
 """How often the sinks are asked which generations they have."""
 
-_ANSWER_TIMEOUT_S = 10.0
-"""How long a report waits for the sinks' answers."""
+_ANSWER_TIMEOUT_S = 4.0
+"""How long a report waits for each server. One that hangs is so named in time, and the others are shown."""
+
+_JOBS_TIMEOUT_S = 10.0
+"""The same where a sink has said how far it is, and only its jobs are still looked at."""
+
+_HEARTBEAT_S = 4.0
+"""Where nothing newer was committed, the source gets a heartbeat: who then hangs is seen to."""
 
 _RATE_LOOKS = 60
 """Over how many reports the WAL's rate is measured: about a minute of ``lag --watch``."""
@@ -50,8 +64,9 @@ _STATE_EVERY_S = 3.0
 
 _NOT_BEGUN = Generation(1, True, None)
 
-_Progresses = list[tuple[Generation, Progress | None, JobStatus | None]]
+_Progresses = list[tuple[Generation, Progress | None, JobStatus | None, str | None]]
 _Answer = _Progresses | LockstepError
+_Asking = Literal["source", "kafka", "sinks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +81,8 @@ class _Complete:
 class LagCollector:
     """Collects reports, one after the other, until it is closed.
 
-    A source or Kafka that is down is an error of ``collect``. A sink that is down is named in the report, beside the
-    stages of the others.
+    A server that is down or hangs is named in the report, and its stages are unknown. Each stage has a state by what
+    earlier reports have seen of it.
     """
 
     def __init__(self, pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> None:
@@ -83,6 +98,7 @@ class LagCollector:
         self._questions: dict[str, Question[_Progresses]] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
+        self._verified: dict[str, Verification | None] = {}
         self._still: dict[str, dict[int, LastBeat]] = {}
         self._open = OpenRejections(pipeline, self._cluster)
         self._state: tuple[int | None, CaptureState | None] = None, None
@@ -90,52 +106,159 @@ class LagCollector:
         self._identity: tuple[str | None, str] = None, ""
         self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
         self._complete: dict[tuple[str, int], _Complete] = {}
+        self._stalls = Stalls()
+        self._whole: Question[LagReport] | None = None
+        self._asking: _Asking = "source"
+        self._hangs: _Asking | None = None
+        self._last: LagReport | None = None
+        self._answered: dict[str, bool] = {}
+        self._ends: dict[tuple[str, int], int] = {}
+        self._heartbeat_at = -math.inf
 
     def collect(self, *, with_jobs: bool = True) -> LagReport:
-        """The lag now. Raises Unavailable when the source or Kafka doesn't answer, LockstepError when one refuses.
+        """The lag now. Raises LockstepError when the source or Kafka refuses.
 
         ``with_jobs`` says of each sink whether a job applies to it. That takes seconds where one was killed.
         """
+        is_open = self._whole is not None and self._asking == self._hangs
+        whole = self._whole = self._whole or Question(partial(self._collect, with_jobs=with_jobs))
+        answer = whole.wait(0.0) if is_open else self._wait(whole)
+        if answer is None:
+            answer = Unavailable(f"{self._server()} hasn't answered for {whole.age_s:.0f} s")
+        else:
+            self._whole = None
+        if isinstance(answer, LagReport):
+            self._last, self._hangs = answer, None
+            return answer
+        if not isinstance(answer, Unavailable):
+            raise answer
+        if self._asking != "sinks" and not answer.message.startswith(self._server()):
+            answer = Unavailable(f"{self._server()}: {answer.message}", hint=answer.hint)
+        stages = unreachable(
+            self._last, self._settings, self._asking, answer.message, now_ms=time.time_ns() // 1_000_000
+        )
+        last = self._last or LagReport((), None, None, {})
+        self._hangs = self._asking if self._whole is not None else None
+        self._last = replace(last, stages=stages, silent_servers={})
+        return replace(self._last, silent_servers={self._asking: answer})
+
+    def _wait(self, whole: Question[LagReport]) -> LagReport | LockstepError | None:
+        """Wait until it is answered, or one server hasn't for too long."""
+        asking, since = self._asking, time.monotonic()
+        while (answer := whole.wait(0.05)) is None:
+            if self._asking != asking or self._asking == "sinks":
+                asking, since = self._asking, time.monotonic()
+            elif time.monotonic() - since > _ANSWER_TIMEOUT_S:
+                break
+        return answer
+
+    def _server(self) -> str:
+        if self._asking == "kafka":
+            return f"Kafka at {self._pipeline.kafka.bootstrap_servers}"
+        dsn = parse_dsn(self._pipeline.source.dsn)
+        return f"the source at {dsn.get('host', 'its socket')}:{dsn.get('port', 5432)}"
+
+    def _collect(self, *, with_jobs: bool) -> LagReport:
+        self._asking = "source"
         if not self._looks:
             self._look(self._wal_end())  # so that the first report has a rate too
+        if with_jobs:
+            self._heartbeat()
+        self._asking = "sinks"
         # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
         answers = self._ask_sinks(with_jobs=with_jobs)
+        self._asking = "source"
         complete_lsn = self._complete_lsn()
+        self._asking = "kafka"
         published = self._newest_progress()
         epoch = 0 if published is None else published.epoch
         facts_of_sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch)]
         open_rejections = self._open.counts()
         unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
         copying = self._while_copying(published)
+        self._asking = "source"
         source = self._source(published, complete_lsn, copying)
         sinks = [self._since_when_complete(source, facts, epoch) for facts in facts_of_sinks]
-        return replace(
-            report(source, sinks, now_ms=time.time_ns() // 1_000_000),
+        now_ms = time.time_ns() // 1_000_000
+        lag = replace(
+            report(source, sinks, now_ms=now_ms),
             rejected={facts.label: facts.rejected for facts in sinks if facts.name not in unanswered},
             open_rejections={facts.label: open_rejections.get((facts.name, facts.generation), 0) for facts in sinks},
             unreadable_dead_letters=self._open.unreadable,
             rebuild_needed={facts.label: names for facts in sinks if (names := self._changed_settings(facts))},
             unanswered=unanswered,
+            verified={
+                facts.label: verification
+                for facts in sinks
+                if facts.is_live and (verification := self._verified.get(facts.name)) is not None
+            },
             paused_copies=_paused_copies(copying),
             first_copy_paused=copying is not None and copying.first_copy_paused,
         )
+        return self._stalls.judge(lag, self._judged_by(source, answers, now_ms, is_copying=copying is not None))
+
+    def _judged_by(self, source: SourceFacts, answers: Mapping[str, _Answer], now_ms: int, *, is_copying: bool) -> Look:
+        """What this look has seen move, and what holds others up."""
+        signs: dict[str, Hashable] = {}
+        in_kafka = source.published_lsn, source.complete_lsn, sum(self._ends.values())
+        signs[IN_KAFKA] = in_kafka
+        signs[RECEIVED] = source.received_lsn, in_kafka
+        left_out: set[str] = set()
+        blocked: dict[str, str] = {}
+        for name, answer in answers.items():
+            if isinstance(answer, LockstepError):
+                continue
+            for generation, progress, _, blocked_by in answer:
+                label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
+                if progress is not None:
+                    signs[f"applied: {label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
+                    if progress.skipped:
+                        left_out.add(label)
+                if blocked_by is not None:
+                    blocked[label] = blocked_by
+        return Look(
+            time.monotonic(), now_ms, source, signs, self._pipeline.slot, is_copying, frozenset(left_out), blocked
+        )
+
+    def _heartbeat(self) -> None:
+        """Have something committed where a stage could hang without anybody's noticing: nobody lacks anything.
+
+        Only while a capture reads the slot: nobody would see it, and the WAL would grow for nothing.
+        """
+        now = time.monotonic()
+        last_commit_ms = 0 if self._published is None else self._published.commit_time_ms
+        is_fresh = time.time_ns() // 1_000_000 - last_commit_ms < _HEARTBEAT_S * 1000
+        if now - self._heartbeat_at < _HEARTBEAT_S or is_fresh or self._connection is None:
+            return
+        (is_read,) = self._query(
+            "select exists (select from pg_replication_slots where slot_name = %s and active)", self._pipeline.slot
+        )
+        if is_read:
+            self._heartbeat_at = now
+            with contextlib.suppress(psycopg.Error, LockstepError):  # a server that only reads, for instance
+                emit_heartbeat(self._connection)
 
     def _ask_sinks(self, *, with_jobs: bool) -> dict[str, _Answer]:
-        """Ask all sinks at once, each in its own thread, so that one that hangs delays the report by 10 s at most."""
+        """Ask all sinks at once, each in its own thread, so that one that hangs delays the report by little."""
         for name in self._settings:
             if name not in self._questions:
                 self._questions[name] = Question(partial(self._ask, name, with_jobs=with_jobs))
-        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
+        began = time.monotonic()
         answers: dict[str, _Answer] = {}
         for name in self._settings:
-            answer = self._questions[name].wait(max(0.0, deadline - time.monotonic()))
+            question = self._questions[name]
+            # One that has been asked for long is known to hang: it isn't waited for again.
+            answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+            if answer is None and self._answered.get(name):
+                answer = question.wait(max(0.0, began + _JOBS_TIMEOUT_S - time.monotonic()))
             if answer is None:
-                answers[name] = Unavailable(f"its server hasn't answered for {self._questions[name].age_s:.0f} s")
+                address = _address(self._settings[name])
+                answers[name] = Unavailable(f"its server{address} hasn't answered for {question.age_s:.0f} s")
                 continue
             del self._questions[name]
-            answers[name] = answer
+            answers[name] = _with_address(answer, _address(self._settings[name]))
             if not isinstance(answer, LockstepError):
-                self._known[name] = [generation for generation, _, _ in answer]
+                self._known[name] = [generation for generation, *_ in answer]
         return answers
 
     def _ask(self, name: str, *, with_jobs: bool) -> _Progresses:
@@ -143,7 +266,9 @@ class LagCollector:
 
         Raises Unavailable or LockstepError.
         """
+        self._answered[name] = False
         generations = self._generations(name)
+        self._answered[name] = True
         for generation in generations:
             if generation.record is not None:
                 # Raises here, for this sink alone, where today's settings don't go with the generation's.
@@ -158,10 +283,12 @@ class LagCollector:
                 now_ms=time.time_ns() // 1_000_000,
                 still=self._still.setdefault(name, {}),
             )
-        return [
-            (generation, self._opened(name, generation.number).generations.load_progress(), jobs.get(generation.number))
-            for generation in generations
-        ]
+        answers: _Progresses = []
+        for generation in generations:
+            opened, job = self._opened(name, generation.number), jobs.get(generation.number)
+            progress = opened.generations.load_progress()
+            answers.append((generation, progress, job, opened.blocked_by() if job is not None else None))
+        return answers
 
     def refresh(self, sinks: Collection[str]) -> None:
         """Let readers of the live generations of these sinks find what is applied. Raises Unavailable or LockstepError.
@@ -177,7 +304,10 @@ class LagCollector:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.
             if name not in self._questions:  # A connection that a thread waits on ends with the process.
                 opened.sink.close()
-        self._closing.close()
+        if self._whole is None:  # the same
+            self._closing.close()
+            if self._connection is not None:
+                self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,12 +350,18 @@ class LagCollector:
         row = self._query(
             "select pg_current_wal_insert_lsn()::text, s.active, r.write_lsn::text,"
             " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
-            " case when s.slot_name is not null then coalesce(s.wal_status, 'reserved') end, s.safe_wal_size"
+            " case when s.slot_name is not null then coalesce(s.wal_status, 'reserved') end, s.safe_wal_size,"
+            " case when a.state = 'active' then coalesce(a.wait_event, '') else 'idle' end,"
+            " (select b.pid || ' (' || coalesce(b.application_name, '') || ')' from pg_stat_activity c"
+            " cross join lateral unnest(pg_blocking_pids(c.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"
+            " where c.application_name = %s and c.datname = current_database() and c.wait_event_type = 'Lock' limit 1)"
             " from (select 1) one left join pg_replication_slots s on s.slot_name = %s"
-            " left join pg_stat_replication r on r.pid = s.active_pid",
+            " left join pg_stat_replication r on r.pid = s.active_pid"
+            " left join pg_stat_activity a on a.pid = s.active_pid",
+            CAPTURE_APPLICATION,
             self._pipeline.slot,
         )
-        wal_end, active, received, retained, wal_status, safe_wal_size = row
+        wal_end, active, received, retained, wal_status, safe_wal_size, walsender, blocked_by = row
         (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
         return SourceFacts(
             last_end,
@@ -243,6 +379,8 @@ class LagCollector:
             copied_from_lsn=(
                 copying.end_lsn if copying is not None and copying.phase is SnapshotPhase.COPYING else None
             ),
+            walsender=walsender,
+            blocked_by=blocked_by and f"pid {blocked_by}",
         )
 
     def _complete_as_of_ms(self, complete_lsn: Lsn | None) -> int:
@@ -304,7 +442,6 @@ class LagCollector:
         try:
             if self._connection is None or self._connection.closed:
                 self._connection = connect(self._pipeline.source, application=APPLICATION)
-                self._closing.callback(self._connection.close)
                 self._identity = system_identifier(self._connection), self._connection.info.dbname
             row = self._connection.execute(sql.encode(), parameters).fetchone()
         except psycopg.OperationalError as error:
@@ -330,6 +467,7 @@ class LagCollector:
         if time.monotonic() - listed_at > _LIST_EVERY_S:
             generations = list_generations(self._opened(name, 1)) or [_NOT_BEGUN]
             generations.sort(key=lambda generation: not generation.is_live)
+            self._verified[name] = load_verification(self._opened(name, 1).records, generations[0].number)
             self._listed[name] = time.monotonic(), generations
         return generations
 
@@ -350,7 +488,7 @@ class LagCollector:
                 is_live = generation.is_live or len(generations) == 1
                 yield SinkFacts(name, generation.number, is_live, 0, 0, None, 0)
             return
-        for generation, progress, job in answer:
+        for generation, progress, job, _ in answer:
             # A sink's only generation goes by the sink's name, before readers see it too.
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
@@ -390,7 +528,27 @@ class LagCollector:
         if not read or not counts.keys() >= set(read):
             return None
         ends = self._cluster.end_offsets(partitions_of(read, counts))
+        self._ends |= ends
         return sum(max(0, end - next_offsets.get(at, 0)) for at, end in ends.items())
+
+
+def _address(settings: SinkSettings) -> str:
+    """Where a sink's server is, without a password."""
+    match settings:
+        case OpenSearchSettings():
+            return f" at {', '.join(settings.urls)}"
+        case RedisSettings() | WarehouseSettings():
+            host = urlsplit(settings.url.get_secret_value()).netloc.rpartition("@")[2]
+            return f" at {host}" if host else ""
+        case _:
+            return ""
+
+
+def _with_address(answer: _Answer, address: str) -> _Answer:
+    """The answer, where it is that a server can't be reached with where that is: not every client says so."""
+    if not isinstance(answer, Unavailable) or not address or address.removeprefix(" at ") in answer.message:
+        return answer
+    return Unavailable(f"its server{address}: {answer.message}", hint=answer.hint)
 
 
 def _paused_copies(state: CaptureState | None) -> tuple[str, ...]:

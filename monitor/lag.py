@@ -1,14 +1,76 @@
-"""How far each stage is behind the one before it, in WAL bytes, seconds and events. Pure: facts in, report out."""
+"""How far each stage is behind the end of the WAL, and whether it moves. Pure: facts in, report out.
+
+Each figure has one definition:
+
+``lsn``: all that commits before it, the stage has. None where nobody knows.
+
+``bytes_behind``: WAL between ``lsn`` and the WAL's end, whoever wrote it.
+
+``seconds_behind``: what was committed longer ago than that, the stage has. 0 where it has all that the WAL holds.
+Commit times say so, those of heartbeats among them, and looks that found that a stage had everything.
+
+``events_behind``: records between the sink's next offsets and the topics' ends, transaction markers included.
+
+``state``: what the stage does with what the stage before it has (``StageState``). Whoever has everything of a stage
+that hangs is ``current``: to blame is the one that hangs.
+
+``since_ms``: since when it is in that state, by the clock of who looks, in milliseconds since 1970. Where it hangs:
+when it was last seen to move. None where nobody knows.
+
+``reason`` and ``hint``: why, and the next step with the command to run. None where there is nothing to do.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.protocol.control_records import Gap
 from cdc.stream.slot_guard import minutes_until_full
 from jobs.generations.status import JobState, JobStatus
+from monitor.verification import Verification
+
+
+class StageState(StrEnum):
+    """``CURRENT``: it has all of the stage before it. ``BEHIND``: it lacks something, and moves or has just begun to.
+
+    ``STALLED``: it lacks something and doesn't move. ``BUILDING``: its first rows are being copied or loaded.
+    ``PAUSED``: somebody has paused that. ``STOPPED``, ``SILENT`` and ``ABSENT``: nobody is at work on it, as in
+    ``jobs.generations.status.JobState``. ``UNKNOWN``: it couldn't be asked.
+    """
+
+    CURRENT = "current"
+    BEHIND = "behind"
+    BUILDING = "building"
+    PAUSED = "paused"
+    ABSENT = "absent"
+    SILENT = "silent"
+    STALLED = "stalled"
+    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether it isn't over by itself, and nobody has wanted it so."""
+        return self in (StageState.STOPPED, StageState.STALLED, StageState.SILENT, StageState.UNKNOWN)
+
+
+_WORST_FIRST: Final = (
+    StageState.STOPPED,
+    StageState.STALLED,
+    StageState.SILENT,
+    StageState.UNKNOWN,
+    StageState.ABSENT,
+    StageState.PAUSED,
+)
+
+
+WAL_END: Final = "WAL end"
+RECEIVED: Final = "received"
+IN_KAFKA: Final = "in Kafka"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +107,9 @@ class SourceFacts:
     as measured between two looks. ``gap`` is the newest one that capture's state knows of. ``elsewhere`` says how this
     isn't the source that was published from, a phrase each.
 
+    ``walsender`` is what the server's process that sends the WAL to capture waits for, in PostgreSQL's words: "" while
+    it works, None where there is none. ``blocked_by`` names who holds a lock that capture waits for.
+
     ``complete_lsn`` is what a living capture has said: all that commits before it is in Kafka. It was asked for before
     ``published_lsn``. What was committed before ``complete_ms`` lies before it.
 
@@ -65,13 +130,14 @@ class SourceFacts:
     complete_lsn: int | None = None
     complete_ms: int = 0
     copied_from_lsn: int | None = None
+    walsender: str | None = None
+    blocked_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage. ``bytes_behind`` counts WAL, which other tables fill too; a few bytes are normal on an idle database.
+    """One stage; the module says what each figure means.
 
-    ``seconds_behind``: what was committed longer ago than that, the stage has; 0 when it has all that the WAL holds.
     ``sink`` is the generation that the stage is about, None for the stages of capture.
     """
 
@@ -81,6 +147,17 @@ class Stage:
     seconds_behind: float | None
     events_behind: int | None
     sink: SinkFacts | None = None
+    state: StageState = StageState.UNKNOWN
+    since_ms: int | None = None
+    reason: str | None = None
+    hint: str | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The state, and why; with the next step on a line of its own."""
+        since = "" if self.since_ms is None else f" since {time_text(self.since_ms)}"
+        reason = "" if self.reason is None else f": {self.reason}"
+        return f"{self.name}: {self.state.value}{since}{reason}" + ("" if self.hint is None else f"\n    {self.hint}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +175,12 @@ class LagReport:
 
     ``paused_copies`` are tables whose copies somebody has paused: no sink that has them gets further meanwhile.
     ``first_copy_paused``: the first copy is, as a whole.
+
+    ``verified`` has the last comparison of each live generation with the source, by its label.
     """
 
     stages: tuple[Stage, ...]
-    slot_active: bool
+    slot_active: bool | None
     retained_bytes: int | None
     rejected: Mapping[str, int]
     open_rejections: Mapping[str, int] = field(default_factory=dict)
@@ -116,6 +195,23 @@ class LagReport:
     gap: Gap | None = None
     paused_copies: tuple[str, ...] = ()
     first_copy_paused: bool = False
+    silent_servers: Mapping[str, LockstepError] = field(default_factory=dict)
+    verified: Mapping[str, Verification] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> Stage | None:
+        """The stage that needs somebody most, of several the first in the flow; None where all is well.
+
+        A generation that isn't live needs nobody as long as it hasn't stopped.
+        """
+        stages = [
+            stage
+            for stage in self.stages
+            if stage.state in _WORST_FIRST
+            and (stage.state is not StageState.UNKNOWN or stage.reason is not None)
+            and (stage.sink is None or stage.sink.is_live or stage.state is StageState.STOPPED)
+        ]
+        return min(stages, key=lambda stage: _WORST_FIRST.index(stage.state), default=None)
 
     @property
     def held_by_copies(self) -> list[str]:
@@ -146,6 +242,10 @@ class LagReport:
                     "bytes_behind": stage.bytes_behind,
                     "seconds_behind": stage.seconds_behind,
                     "events_behind": stage.events_behind,
+                    "state": stage.state.value,
+                    "since_ms": stage.since_ms,
+                    "reason": stage.reason,
+                    "hint": stage.hint,
                     **(
                         {}
                         if stage.sink is None
@@ -159,6 +259,7 @@ class LagReport:
                 }
                 for stage in self.stages
             ],
+            "worst": None if self.worst is None else self.worst.name,
             "slot_active": self.slot_active,
             "retained_bytes": self.retained_bytes,
             "wal_status": self.wal_status,
@@ -174,6 +275,8 @@ class LagReport:
             "unreadable_dead_letters": self.unreadable_dead_letters,
             "rebuild_needed": {label: list(names) for label, names in self.rebuild_needed.items()},
             "unanswered": {name: error.message for name, error in self.unanswered.items()},
+            "silent_servers": {name: error.message for name, error in self.silent_servers.items()},
+            "verified": {label: each.to_json() for label, each in self.verified.items()},
         }
 
 
@@ -187,9 +290,9 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
     if received is None or (in_kafka is not None and in_kafka > received):
         received = in_kafka  # what was published was received
     stages = [
-        Stage("WAL end", source.wal_end, 0, 0.0, None),
-        _stage("received", received, source.wal_end, age_s, None),
-        _stage("in Kafka", in_kafka, source.wal_end, age_s, None),
+        Stage(WAL_END, source.wal_end, 0, 0.0, None, state=StageState.CURRENT),
+        _stage(RECEIVED, received, source.wal_end, age_s, None),
+        _stage(IN_KAFKA, in_kafka, source.wal_end, age_s, None),
     ]
     for sink in sinks:
         is_known = sink.watermark_lsn > 0
@@ -225,6 +328,11 @@ def has_all_of_kafka(source: SourceFacts, sink: SinkFacts) -> bool:
     """Whether the sink has applied all that was in Kafka when capture was asked. Pure."""
     published = source.published_lsn
     return published is not None and 0 < published <= sink.watermark_lsn and sink.records_behind == 0
+
+
+def time_text(ms: int) -> str:
+    """A time in milliseconds since 1970 as messages have it."""
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:

@@ -22,6 +22,11 @@ class Question(Generic[T]):
         self._thread.start()
 
     @property
+    def asked_at(self) -> float:
+        """When it was asked, by ``time.monotonic``."""
+        return self._asked_at
+
+    @property
     def age_s(self) -> float:
         """Seconds since it was asked."""
         return time.monotonic() - self._asked_at

@@ -8,19 +8,21 @@ from rich.text import Text
 
 from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
-from monitor.lag import LagReport
+from monitor.lag import LagReport, Stage, StageState
+from monitor.verification import VerifyOutcome
 
 _KIB, _MIB = 1024, 1024 * 1024
 
 
 def lag_table(lag: LagReport) -> Group:
     """A table of the stages, and below it a sentence for each sink that needs attention."""
-    table = Table(title=None, expand=False)
-    for heading in ("stage", "seconds\nbehind", "events\nbehind", "bytes\nbehind", "LSN"):
-        table.add_column(heading, justify="left" if heading == "stage" else "right")
+    table = Table(title=None, expand=False, pad_edge=False)  # for all columns to fit into 80 characters
+    for heading in ("stage", "state", "seconds\nbehind", "events\nbehind", "bytes\nbehind", "LSN"):
+        table.add_column(heading, justify="left" if heading in ("stage", "state") else "right")
     for stage in lag.stages:
         table.add_row(
             stage.name,
+            Text(stage.state.value, style="red" if stage.state.needs_somebody else ""),
             "-" if stage.seconds_behind is None else f"{stage.seconds_behind:.1f}",
             "-" if stage.events_behind is None else f"{stage.events_behind:,}",
             "-" if stage.bytes_behind is None else readable_bytes(stage.bytes_behind),
@@ -31,6 +33,9 @@ def lag_table(lag: LagReport) -> Group:
 
 def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
     """Sentences about what needs attention, each with its style."""
+    worst = lag.worst
+    if worst is not None and _is_told_nowhere_else(worst):
+        yield worst.sentence, "red"
     for sentence in lag.broken:
         yield f"{sentence}: `lockstep doctor` says what to do", "red"
     if lag.gap is not None and lag.gap.is_open:
@@ -49,6 +54,9 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
             f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",
             "yellow",
         )
+    for label, verification in lag.verified.items():
+        is_fine = verification.outcome is VerifyOutcome.EQUAL
+        yield verification.sentence(label), "dim" if is_fine else "red"
     if lag.unreadable_dead_letters:
         yield (
             f"{lag.unreadable_dead_letters:,} records of the dead-letter topic can't be read, and aren't counted:"
@@ -61,6 +69,11 @@ def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
             yield f"{label}: {count:,} rejections open, {ever:,} ever: `lockstep rejections list`", "red"
         elif ever:
             yield f"{label}: no rejection open, {ever:,} ever", "dim"
+
+
+def _is_told_nowhere_else(stage: Stage) -> bool:
+    """Of a job that has ended, and of a sink that can't be asked, there are sentences of their own."""
+    return stage.state is StageState.STALLED or (stage.state is StageState.UNKNOWN and stage.sink is None)
 
 
 def _is_soon_full(lag: LagReport) -> bool:

@@ -35,6 +35,8 @@ def wait_for_lsn(
         silent: Unavailable | None = None
         try:
             lag = collector.collect(with_jobs=False)
+            if lag.silent_servers:
+                raise next(iter(lag.silent_servers.values()))
             if lag.broken:
                 raise LockstepError(lag.broken[0], hint="`lockstep doctor` says what to do")
             for name, error in lag.unanswered.items():

@@ -23,6 +23,28 @@ _OURS_REFUSED: Final = (
 _HUNG_UP: Final = "eof occurred in violation of protocol"
 
 
+# What OpenSSL finds wrong with a server's certificate, and what that means.
+_UNTRUSTED: Final = {
+    "has expired": "it has expired",
+    "not yet valid": "it isn't valid yet",
+    "hostname mismatch": "it is of another name",
+    "ip address mismatch": "it is of another name",
+    "does not match host name": "it is of another name",
+}
+
+
+def untrusted(server: str, error: BaseException) -> LockstepError:
+    """What to say of a server's certificate that the client doesn't take. Nothing was sent to the server."""
+    words = str(error).lower()
+    why = next((why for sign, why in _UNTRUSTED.items() if sign in words), None)
+    return LockstepError(
+        f"the certificate of {server} isn't trusted"
+        + (f": {why}" if why else ": it is from an authority that isn't known here, of another name, or has expired"),
+        hint="set tls.ca_file of this sink to the authority's certificate, or have the server's renewed with the name"
+        " in the sink's address; then run `lockstep doctor`",
+    )
+
+
 def certificate_refused(server: str, error: BaseException) -> LockstepError | None:
     """What to say when a server doesn't take the certificate that we show, or wants one.
 

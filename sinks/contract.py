@@ -1,6 +1,6 @@
 """The contract between the log and a destination: rows (``Sink``), builds of them (``Generations``), and agreements."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -311,8 +311,12 @@ class CoordinationRecords(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OpenedSink:
-    """A destination opened for one generation. Whoever reads or writes rows alone needs ``sink`` alone."""
+    """A destination opened for one generation. Whoever reads or writes rows alone needs ``sink`` alone.
+
+    ``blocked_by`` says who holds a lock that a writer of ours waits for, None where nobody does. It raises Unavailable.
+    """
 
     sink: Sink
     generations: Generations
     records: CoordinationRecords
+    blocked_by: Callable[[], str | None] = lambda: None

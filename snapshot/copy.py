@@ -2,7 +2,7 @@
 
 A table that joins later, or that changed without events, is copied in the middle of the stream. Everything committed
 before the consistent point has been published then, and nothing after it. So the order of the log is the order of the
-tags, also for the deletes of keys that the table no longer has. Rows of chosen keys are published again the same way.
+tags, also for the deletes of keys that the table no longer has.
 """
 
 import time
@@ -16,10 +16,7 @@ from cdc.capture.published_table import PublishedTable
 from cdc.capture.settings import CaptureSettings
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, SchemaRecord
-from cdc.protocol.pgoutput import Fields
-from snapshot.keys import KeyTexts
 from snapshot.row_events import EncodedRow, Line, RowEvents
-from snapshot.table_reader import FoundKey
 
 TRANSACTION_AGE_MAX_S: Final = 10.0
 """How long the Kafka transaction of a batch is open. Brokers abort one of a minute, and rows may be wide or rare."""
@@ -45,34 +42,6 @@ class LiveKeys(Protocol):
     def discard(self, key: bytes) -> None: ...
 
     def __iter__(self) -> Iterator[bytes]: ...
-
-
-class KeyReader(Reader, Protocol):
-    """The same by key."""
-
-    def find(
-        self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = ...
-    ) -> Sequence[FoundKey]:
-        """Which of the keys have a row."""
-        ...
-
-    def rows_of(
-        self, table: Table, keys: Sequence[KeyTexts], *, while_waiting: Callable[[], None] = ...
-    ) -> Iterable[Fields]: ...
-
-
-class RowMemory(Protocol):
-    """What is remembered of rows beside the log, and must follow when they are published again."""
-
-    def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
-        """A row is this one by now."""
-        ...
-
-    def forget(self, published: PublishedTable, key: bytes) -> None: ...
-
-    def commit(self) -> None:
-        """Keep what was remembered and forgotten; Kafka has committed the events that it was read from."""
-        ...
 
 
 class Publisher(Protocol):
@@ -123,7 +92,6 @@ class _TableCopy:
         settings: CaptureSettings,
         stopping: Callable[[], bool],
         report: Callable[[CopyProgress], None] = lambda _: None,
-        committed: Callable[[], None] = lambda: None,
     ) -> None:
         self._published = published
         self._reader = reader
@@ -132,7 +100,6 @@ class _TableCopy:
         self._settings = settings
         self._stopping = stopping
         self._report = report
-        self._committed = committed
         self._events = RowEvents(
             published.encoder,
             published.kernel,
@@ -163,12 +130,6 @@ class _TableCopy:
                 reported = rows
                 self._report(CopyProgress(name, rows, self._estimated, self._size, finished=False))
         return rows
-
-    def row(self, fields: Fields) -> bytes:
-        """Publish one row and return its key. Raises Interrupted."""
-        event = self._events.of_fields(fields)
-        self._send_rows([event])
-        return event[0]
 
     def delete(self, key: bytes) -> None:
         """Publish that a key is gone. Raises Interrupted."""
@@ -217,7 +178,6 @@ class _TableCopy:
 
     def _commit(self) -> None:
         self._publisher.commit(self._state, progress=False)
-        self._committed()
         self._pending = self._pending_bytes = 0
         if self._stopping():
             raise Interrupted
@@ -276,56 +236,3 @@ def copy_into_stream(
     publisher.commit(state, covering=[published.topic])
     copy.finished(rows)
     return state
-
-
-@dataclass(frozen=True, slots=True)
-class Republished:
-    """What was published of chosen keys: their rows, and that keys have none."""
-
-    rows: int
-    deletes: int
-
-
-def republish_keys(
-    published: PublishedTable,
-    keys: Sequence[KeyTexts],
-    *,
-    reader: KeyReader,
-    publisher: Publisher,
-    memory: RowMemory,
-    state: CaptureState,
-    consistent_point: int,
-    settings: CaptureSettings,
-    stopping: Callable[[], bool],
-) -> Republished:
-    """Publish the rows of these keys at the stream's position, and a delete for each key without a row; commit all.
-
-    Raises UnreadableKey and NoRoomForLocks before anything is published, and Interrupted in the middle when
-    ``stopping`` came first. Each key that is published by then is complete, and the others are as they were.
-    """
-    table, encoder = published.table, published.encoder
-    copy = _TableCopy(
-        published,
-        reader=reader,
-        publisher=publisher,
-        state=state,
-        consistent_point=consistent_point,
-        settings=settings,
-        stopping=stopping,
-        committed=memory.commit,
-    )
-    row_by_key = {encoder.key(key.fields): key.has_row for key in reader.find(table, keys, while_waiting=copy.wait)}
-    # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.
-    for key in row_by_key:
-        memory.forget(published, key)
-    memory.commit()
-    rows = 0
-    for fields in reader.rows_of(table, keys, while_waiting=copy.wait):
-        memory.remember(published, copy.row(fields), fields)
-        rows += 1
-    vanished = [key for key, has_row in row_by_key.items() if not has_row]
-    for key in vanished:
-        copy.delete(key)
-    publisher.commit(state, covering=[published.topic])
-    memory.commit()
-    return Republished(rows, len(vanished))

@@ -1,43 +1,38 @@
-"""Copies in the middle of the stream: whole tables that lack theirs, and the rows of keys that a repair asks for.
+"""Copies in the middle of the stream: whole tables that lack theirs.
 
-Where a table can be read in the order of its key, ``snapshot.chunked`` does both, and the stream goes on meanwhile.
-Here are the others. They are published at the stream's position. First a snapshot is taken. Then everything that
-committed before its consistent point is published, and nothing after it. Then come the rows as the snapshot shows them.
+``snapshot.chunked`` copies most of them, and the stream goes on meanwhile. That needs a key whose order an index gives,
+and that no two rows share, and not more partitions than a chunk can read together. Here are those that have none, or
+more, and new partitions, of which alone the rows are copied. They are published at the stream's position. First a
+snapshot is taken. Then everything that committed before its consistent point is published, and nothing after it. Then
+come the rows as the snapshot shows them.
 """
 
-import collections
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import psycopg
 
-from cdc.capture.assembler import Assembler
 from cdc.capture.loop import Pause
 from cdc.capture.published_table import PublishedTable
-from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
-from cdc.postgres.connection import connection_error
 from cdc.postgres.replication import ComingSlot, CreatedSlot
 from cdc.postgres.slot import emit_heartbeat, oldest_writer, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.membership import Membership
-from cdc.protocol.pgoutput import Fields
 from cdc.protocol.walsender import Frame
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.source_checks import not_published
-from cdc.stream.toast_cache import ToastCache
-from snapshot.chunked import KEYS_AT_ONCE, ChunkedCopies
-from snapshot.copy import CopyProgress, Interrupted, Republished, copy_into_stream, republish_keys
-from snapshot.keys import KeyTexts, key_texts
+from snapshot.chunked import ChunkedCopies
+from snapshot.copy import CopyProgress, Interrupted, copy_into_stream
 from snapshot.preparation import require_keys
-from snapshot.table_reader import NoRoomForLocks, SnapshotReader, TableLocked, TableMoved, TableRefused, UnreadableKey
+from snapshot.table_reader import SnapshotReader
 from snapshot.waits import SAID_AFTER_S
 
 _SLOT_PATIENCE_S: Final = 3.0
@@ -45,9 +40,6 @@ _SLOT_PATIENCE_S: Final = 3.0
 
 _SLOT_PATIENCE_MAX_S: Final = 60.0
 """And after many attempts: where some transaction that writes always lasts longer, the copy would never begin."""
-
-_LATER_S: Final = 5.0
-"""When a repair that couldn't begin is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +50,6 @@ class _Point:
     reader: SnapshotReader
     shapes: Mapping[TableName, Table]
     memberships: Mapping[TableName, Membership]
-
-
-class _RowMemory:
-    """What is remembered of rows beside the log, as ``republish_keys`` wants it."""
-
-    def __init__(self, assembler: Assembler, toast: ToastCache) -> None:
-        self._assembler = assembler
-        self._toast = toast
-
-    def remember(self, published: PublishedTable, key: bytes, fields: Fields) -> None:
-        self._assembler.remember(published, key, fields)
-
-    def forget(self, published: PublishedTable, key: bytes) -> None:
-        self._assembler.forget(published, key)
-
-    def commit(self) -> None:
-        self._toast.store.commit(self._assembler.position)
 
 
 class StreamCopies:
@@ -110,8 +85,6 @@ class StreamCopies:
         self._coming: ComingSlot | None = None
         self._coming_since_s = 0.0
         self._patience_s = _SLOT_PATIENCE_S
-        self._no_repair_before_s = 0.0
-        self._put_off_for = ""
         self._chunks = ChunkedCopies(
             pipeline,
             sql,
@@ -138,20 +111,18 @@ class StreamCopies:
         PostgreSQL makes none before every transaction that is writing has ended. That may take hours, and the stream
         goes on meanwhile. So the first one only shows that the wait is over: the stream may be past it.
 
-        Raises as ``connect`` when a table lacks its copy. Where only repairs wait, they are put off instead.
+        Raises as ``connect``.
         """
         if self._chunk_is_next():
             return True
-        lacking = self._lacking(state)
-        if not lacking and not self._repairable():
+        if not self._lacking(state):
             self._close_slot()  # somebody has paused or cancelled what it was for, and it holds back WAL
             return False
         if not self._copies_allowed():
             self._close_slot()  # one that waits holds back WAL as well
             return False
         if self._coming is None:
-            with self._putting_off_repairs(unless=lacking):
-                self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
+            self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
             self._coming_since_s = time.monotonic()
         if self._slot_is_ready():
             return True
@@ -185,38 +156,10 @@ class StreamCopies:
             and not (name in state.copying and state.copying[name].paused)
         ]
 
-    def _repairable(self) -> list[TableName]:
-        state = self._loop.state
-        names = [
-            name
-            for name in self._repairs.tables()
-            if (name not in state.copied or not self._chunks.serves(name))
-            and not (name in state.copying and state.copying[name].paused)
-        ]
-        return names if names and time.monotonic() >= self._no_repair_before_s else []
-
-    @contextlib.contextmanager
-    def _putting_off_repairs(self, *, unless: Sequence[TableName]) -> Iterator[None]:
-        """Without tables that have to be copied, what goes wrong before anything was published is no reason to stop."""
-        try:
-            yield
-        except (LockstepError, psycopg.Error) as error:
-            if unless:
-                raise
-            self._put_off_repairs(connection_error(error) if isinstance(error, psycopg.Error) else error)
-
-    def _put_off_repairs(self, error: LockstepError) -> None:
-        self._no_repair_before_s = time.monotonic() + _LATER_S
-        if error.message != self._put_off_for:
-            self._put_off_for = error.message
-            self._say(f"warning: a repair waits: {error.message}")
-
     def copy(self, frame: Frame | None) -> Pause | None:
         """Copy at one point of the stream what is to be copied. ``frame`` comes after it. None when told to stop.
 
-        Tables that lack their copy come first, which often answers their requests; repairs have their own turn.
-        An error before anything was published is raised when a table lacks its copy. Else the repairs are put off.
-        Raises what the stream, the snapshot and the publisher raise after that.
+        Raises what the stream, the snapshot and the publisher raise.
         """
         if self._chunk_is_next():
             return self._chunks.step(frame)
@@ -224,12 +167,10 @@ class StreamCopies:
             return Pause(self._loop.state, frame)
         waited, self._coming = self._coming, None
         names = self._lacking(self._loop.state)
-        point: _Point | None = None
         with contextlib.ExitStack() as opened:
-            with self._putting_off_repairs(unless=names):
-                with waited:
-                    waited.created()
-                point = self._point(names, opened)
+            with waited:
+                waited.created()
+            point = self._point(names, opened)
             if point is None:
                 return Pause(self._loop.state, frame)
             emit_heartbeat(self._sql)  # so that something after the snapshot comes, also when nobody writes
@@ -238,22 +179,15 @@ class StreamCopies:
                 return None
             try:
                 for name in point.shapes:
-                    if names:
-                        self._copy_table(point, name)
-                    else:
-                        self._repair_or_put_off(point, name)
+                    self._copy_table(point, name)
             except Interrupted:
                 return None
             return pause
 
     def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:
-        """A snapshot, for these tables or else for those of the repairs.
-
-        None when there is nothing to copy, or when another long transaction has begun.
-        """
+        """A snapshot for these tables; None when there are none, or when another long transaction has begun."""
         pipeline = self._pipeline
-        wanted_names = names or self._repairable()
-        if not wanted_names:
+        if not names:
             return None
         coming = opened.enter_context(ComingSlot(pipeline.source, temporary_slot_name(pipeline.slot)))
         if not coming.wait(self._patience_s, self._while_waiting):
@@ -263,19 +197,12 @@ class StreamCopies:
         self._patience_s = _SLOT_PATIENCE_S
         slot = coming.created()
         reader = opened.enter_context(SnapshotReader(pipeline.source, slot.snapshot_name))
-        shapes = reader.tables(wanted_names, pipeline.publication, pipeline.source.keys)
-        memberships = reader.memberships(pipeline.publication, wanted_names)
-        missing = [name for name in wanted_names if name not in shapes or name not in memberships]
-        if missing and names:
+        shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
+        memberships = reader.memberships(pipeline.publication, names)
+        missing = [name for name in names if name not in shapes or name not in memberships]
+        if missing:
             raise not_published(pipeline, self._sql, missing)
-        if names:
-            require_keys(pipeline, shapes.values())
-        for name in missing:
-            self._ignore(name, f"it isn't in publication {pipeline.publication} under this name")
-            shapes.pop(name, None)
-            memberships.pop(name, None)
-        if not shapes:
-            return None
+        require_keys(pipeline, shapes.values())
         reader.lock_unchanged(memberships, pipeline.publication, self._sql)
         return _Point(slot, reader, shapes, memberships)
 
@@ -319,110 +246,6 @@ class StreamCopies:
         self._stream.toast.reload(published, assembler.position)  # the copy went past it
         if not leaves:
             self._repairs.done(name)
-
-    def _repair_or_put_off(self, point: _Point, name: TableName) -> None:
-        """As ``_repair``. What keeps the keys of one table from being found keeps no others.
-
-        They are looked for before anything of them is published. What was published of those before is committed.
-        """
-        try:
-            self._repair(point, name)
-        except (TableRefused, TableLocked, TableMoved, NoRoomForLocks) as error:
-            self._put_off_repairs(error)
-
-    def _repair(self, point: _Point, name: TableName) -> None:
-        """Publish the rows of the keys that wait. Raises Interrupted, and what ``republish_keys`` raises before that
-        publishes anything.
-        """
-        published = self._current(point, name)
-        if published is None:
-            return
-        problems = collections.Counter[str]()
-        keys: list[KeyTexts] = []
-        for key in self._repairs.keys(name):
-            try:
-                keys.append(key_texts(published.table, key))
-            except ValueError as error:
-                problems[str(error)] += 1
-        rows = deletes = 0
-        for start in range(0, len(keys), KEYS_AT_ONCE):
-            done = self._republish(point, published, keys[start : start + KEYS_AT_ONCE], problems)
-            rows += done.rows
-            deletes += done.deletes
-        point_text = format_lsn(point.slot.consistent_point)
-        self._say(f"{name}: published {rows} rows and {deletes} deletes again at {point_text}, for a repair")
-        for reason, count in problems.items():
-            self._say(f"warning: keys of a repair of {name} are ignored ({count}): {reason}")
-        self._repairs.done(name)
-        self._put_off_for = ""
-
-    def _current(self, point: _Point, name: TableName) -> PublishedTable | None:
-        """How the table is published, in the snapshot's shape; None when the repair isn't to be done now."""
-        loop, assembler = self._loop, self._assembler
-        if name not in loop.state.copied:
-            return None  # by now it lacks its copy, which answers the repair as well
-        shape, published_before = point.shapes[name], assembler.tables.get(name)
-        if published_before is None or published_before.table.key != shape.key:
-            self._ignore(name, "its key is another one by now")
-            return None
-        recorded = loop.state.memberships.get(name)
-        whole = "it lacks its copy" if recorded is None else point.memberships[name].since(recorded).whole
-        if whole:
-            self._say(f"{name}: {whole}; copying it again instead of a repair")
-            loop.adopt(loop.state.to_be_copied([name]))
-        elif published_before.table.schema_id != shape.schema_id:
-            # The stream is past an ALTER TABLE, and has had no row of the table since.
-            relation = self._stream.shapes.current_relation(name)
-            adopted = self._stream.shapes.adopt(relation, published_before) if relation is not None else None
-            if adopted is not None and adopted.table.schema_id == shape.schema_id:  # else altered again since
-                assembler.record(adopted)
-                loop.commit()
-            published_before = assembler.tables[name]
-            if published_before.table.schema_id != shape.schema_id:
-                loop.adopt(loop.state.to_be_copied([name]))
-        # A copy of the whole table, which then is next, answers the repair as well.
-        return published_before if name in loop.state.copied else None
-
-    def _republish(
-        self,
-        point: _Point,
-        published: PublishedTable,
-        keys: Sequence[KeyTexts],
-        problems: collections.Counter[str],
-    ) -> Republished:
-        """Those of the keys that PostgreSQL can read; the others count as problems. Raises Interrupted.
-
-        Raises NoRoomForLocks where there is none for one key alone.
-        """
-        if self._stopping_after_status():
-            raise Interrupted
-        try:
-            return republish_keys(
-                published,
-                keys,
-                reader=point.reader,
-                publisher=self._publisher,
-                memory=_RowMemory(self._assembler, self._stream.toast),
-                state=self._loop.state,
-                consistent_point=point.slot.consistent_point,
-                settings=self._pipeline.capture,
-                stopping=self._stopping_after_status,
-            )
-        except UnreadableKey as error:
-            if len(keys) == 1:
-                types = ", ".join(f"{column.name} {column.type_name}" for column in published.table.key_columns)
-                problems[f"PostgreSQL doesn't take them for a key ({types}): {error}"] += 1
-                return Republished(0, 0)
-        except NoRoomForLocks:
-            if len(keys) == 1:
-                raise
-        half = len(keys) // 2
-        first, second = (self._republish(point, published, part, problems) for part in (keys[:half], keys[half:]))
-        return Republished(first.rows + second.rows, first.deletes + second.deletes)
-
-    def _ignore(self, name: TableName, why: str) -> None:
-        self._say(f"warning: a repair of {name} is ignored: {why}")
-        self._repairs.done(name)
 
     def _stopping_after_status(self) -> bool:
         """Whether to stop, after a status to PostgreSQL. Asked between batches, while nobody reads the stream.

@@ -272,18 +272,14 @@ class RowReader:
     ) -> Generator[Fields, None, None]:
         """The values of these keys' rows. ``find`` must have read the keys before.
 
-        Raises NoRoomForLocks, before the first row, when fewer may do, Unavailable after the last one where a
-        partition was moved, and as ``lines``.
+        Raises NoRoomForLocks, before the first row, when fewer may do, TableMoved after the last one, and as ``lines``.
         """
         wanted_sql, matches, rows_sql = self._wanted(table, keys)
         columns = ", ".join(f"t.{quote_identifier(column.name)}" for column in table.columns)
         query = f"select {columns} from {wanted_sql} join {rows_sql} on {matches}"
         with refusals(table), self._connection.transaction(force_rollback=True):
             yield from self._values(query, while_waiting)
-            try:
-                self._require_unmoved(table)
-            except TableMoved as error:  # by now rows may be published, so this can't be put off
-                raise Unavailable(error.message, retry_after_s=1.0) from error
+            self._require_unmoved(table)
 
     def _require_unmoved(self, table: Table) -> None:
         """Raises TableMoved where what was read, and is locked since then, may have looked empty.

@@ -95,7 +95,8 @@ class Pipeline:
         more: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """``replicas``: on how many brokers each topic is; one of several may be down. ``more`` are lines for
-        configuration sections: ``capture``, ``snapshot``, ``spark`` or a sink's (``search``, ``cache``, ``warehouse``).
+        configuration sections: ``kafka``, ``capture``, ``snapshot``, ``spark`` or a sink's (``search``, ``cache``,
+        ``warehouse``).
         """
         self.endpoints = endpoints
         self.directory = directory
@@ -131,6 +132,7 @@ heartbeat_interval_s = 0.5
 [kafka]
 bootstrap_servers = "{self.endpoints.kafka_bootstrap}"
 topics = {{ partitions = 3, replication_factor = {replicas}, min_insync_replicas = {in_sync} }}
+{more.get("kafka", "")}
 [capture]
 {more.get("capture", "")}
 [spark]

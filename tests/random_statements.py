@@ -197,8 +197,9 @@ class Round:
     # The judge.
 
     def _settle(self) -> None:
-        """Wait until capture has done all; where it stops, do what it says."""
+        """Wait until capture has done all; where it stops, or waits for a table, do what it says."""
         self._rest()
+        self.operator.put_missing_back()
         for _ in range(10):
             try:
                 self._captured.wait_quiet()
@@ -272,7 +273,7 @@ def _sections(chance: random.Random, directory: Path) -> str:
         f"[capture]\nbatch_rows = {chance.choice([20_000, 7])}\n{values_directory(directory)}\n"
         f"spool_transactions = {chance.choice(['true', 'false'])}\nspool_directory = '{directory / 'spool'}'\n"
         f"[snapshot]\nrange_bytes = {chance.choice([8192, 65_536, 268_435_456])}\n"
-        f"workers = {chance.choice([0, 0, 2])}\nchunk_ms = {chance.choice([0, 0, 50])}"
+        f"workers = {chance.choice([0, 0, 2])}\nchunk_ms = {chance.choice([1, 50])}"
     )
 
 

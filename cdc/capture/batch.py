@@ -1,8 +1,8 @@
 """The open batch: events that were sent since the last commit, and the commit that ends them. Nothing else confirms."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cdc.capture.assembler import Assembler, Event, OrdinaryRows
@@ -46,10 +46,12 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A batch that Kafka has committed, for whoever watches."""
+    """A batch that Kafka has committed, for whoever watches: how many events, by topic, and how long that took."""
 
     events: int
     state: CaptureState
+    records: Mapping[str, int] = field(default_factory=dict)
+    commit_s: float = 0.0
 
 
 class Batch:
@@ -80,6 +82,7 @@ class Batch:
         self._age_max_s = settings.batch_age_ms / 1000
         self._interval_s = settings.commit_interval_ms / 1000
         self._bytes = 0
+        self._records: dict[str, int] = {}
         self._opened_s = clock.monotonic_s()
         self._next_commit_s = -math.inf
         self.state = state
@@ -102,6 +105,7 @@ class Batch:
                 self.watch(topic, (key,))
             self._publisher.send(topic, key, value, extra)
             self.events += 1
+            self._records[topic] = self._records.get(topic, 0) + 1
             if value is not None:
                 self._bytes += len(value)
 
@@ -111,6 +115,7 @@ class Batch:
             self.watch(ordinary.topic, [key for key, _ in ordinary.rows])
         self._publisher.send_rows(ordinary.topic, ordinary.rows)
         self.events += len(ordinary.rows)
+        self._records[ordinary.topic] = self._records.get(ordinary.topic, 0) + len(ordinary.rows)
         self._bytes += ordinary.size
 
     def opens(self) -> None:
@@ -153,7 +158,8 @@ class Batch:
     def commit(self, assembler: Assembler) -> None:
         """Commit what was sent together with the position and the new shapes of the assembler, then confirm it."""
         # From its beginning: a commit that takes long has gathered enough already.
-        self._next_commit_s = self._clock.monotonic_s() + self._interval_s
+        began_s = self._clock.monotonic_s()
+        self._next_commit_s = began_s + self._interval_s
         commit_lsn, seq = position = assembler.position
         shapes = tuple(assembler.new_shapes)
         self.state = self.state.published(
@@ -175,7 +181,8 @@ class Batch:
         assembler.unread.clear()
         # The last complete transaction is left out, so that the next start gets it again and can compare it.
         self._confirmation.committed(Lsn(self.state.resume_lsn))
-        self._report(Committed(self.events, self.state))
+        self.committed_s = self._clock.monotonic_s()
+        self._report(Committed(self.events, self.state, self._records, self.committed_s - began_s))
         self.published_end = assembler.end_lsn
         self.events = self._bytes = 0
-        self.committed_s = self._clock.monotonic_s()
+        self._records = {}

@@ -1,8 +1,8 @@
 """Settings of the capture loop, and of the first copy before it."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from cdc.settings import Settings
 
@@ -67,7 +67,13 @@ class SnapshotSettings(Settings):
     rows_per_s: Annotated[int, Field(ge=0)] = Field(
         default=0, description="rows that are copied a second at most, by all workers together; 0: no limit"
     )
-    chunk_ms: Annotated[int, Field(ge=0, le=10_000)] = Field(
-        default=0,
-        description="copies in the stream take chunks for which it waits about so long; 0: it waits until they end",
+    chunk_ms: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=50, description="copies beside the stream take chunks for which it waits about so long"
     )
+
+    @field_validator("chunk_ms", mode="before")
+    @classmethod
+    def _chunks_cant_be_off(cls, chunk_ms: Any) -> Any:
+        if chunk_ms == 0:
+            raise ValueError("0 turned chunks off, and there is nothing else by now: take it out for the default of 50")
+        return chunk_ms

@@ -1,12 +1,13 @@
 """Makes clients of Kafka. One that can't be made is an error of ours, as what brokers refuse is."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 
 _Client = TypeVar("_Client")
 
@@ -17,6 +18,56 @@ _UNHEARD.propagate = False
 _UNHEARD.addHandler(logging.NullHandler())
 
 _BAD_SETTINGS: Final = (KafkaError._INVALID_ARG, KafkaError._NOT_IMPLEMENTED)
+
+_AT_THE_DOOR: Final = (KafkaError._SSL, KafkaError._AUTHENTICATION)
+_UNTRUSTED: Final = "certificate verify failed"
+_OF_TLS: Final = re.compile(r"SSL handshake failed|\balert\b")
+_DURATION: Final = re.compile(r" \(after \d+ms in state \w+\)")
+
+
+class Refusals:
+    """Why brokers let a client not in, or it doesn't go in. The client itself only says that nobody answers.
+
+    It is the client's ``error_cb``, which is called while the client is polled.
+    """
+
+    def __init__(self) -> None:
+        self._last: KafkaError | None = None
+
+    def __call__(self, error: KafkaError) -> None:
+        # A broker that wants another certificate of ours says so once it was reached.
+        if error.code() in _AT_THE_DOOR or _OF_TLS.search(error.str()):
+            self._last = error
+
+    def forget(self) -> None:
+        """What was heard before an answer doesn't explain that there is none later."""
+        self._last = None
+
+    def error(self) -> LockstepError | None:
+        """What was heard last, as an error of ours.
+
+        A broker whose certificate isn't trusted is no better when it is asked again. All else may be of a broker that
+        is starting or stopping.
+        """
+        if self._last is None:
+            return None
+        words = _DURATION.sub("", self._last.str())
+        if _UNTRUSTED in words:
+            address = words.partition(": ")[0]
+            return LockstepError(
+                f"the certificate of Kafka at {address} isn't trusted: it is from an authority that isn't known here,"
+                " of another name, or has expired",
+                hint="set kafka.ca_file to the authority's certificate, or have the broker's renewed with the name in"
+                " kafka.bootstrap_servers; then run `lockstep doctor`",
+            )
+        if self._last.code() == KafkaError._AUTHENTICATION:
+            hint = "check kafka.sasl_mechanism, kafka.username and the password; then run `lockstep doctor`"
+        else:
+            hint = (
+                "check kafka.security_protocol, and set kafka.certificate_file and kafka.key_file where brokers ask for"
+                " a certificate; then run `lockstep doctor`"
+            )
+        return Unavailable(f"Kafka lets nobody in: {words}", hint=hint, retry_after_s=1.0)
 
 
 def new_client(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any]) -> _Client:

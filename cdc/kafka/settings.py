@@ -1,9 +1,9 @@
 """Settings of the brokers and of the topics that are created there."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from cdc.secret import read_secret
 from cdc.settings import Settings
@@ -11,6 +11,44 @@ from cdc.settings import Settings
 SEVEN_DAYS_MS = 7 * 24 * 3600 * 1000
 
 KAFKA_PASSWORD_VARIABLE = "LOCKSTEP_KAFKA_PASSWORD"  # noqa: S105  the name of a variable, not a password
+
+
+_CONNECTION: Final = frozenset(
+    {
+        "broker.address.family",
+        "broker.address.ttl",
+        "client.dns.lookup",
+        "client.id",
+        "client.rack",
+        "connections.max.idle.ms",
+        "metadata.max.age.ms",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "socket.connection.setup.timeout.ms",
+        "socket.keepalive.enable",
+        "socket.nagle.disable",
+        "socket.receive.buffer.bytes",
+        "socket.send.buffer.bytes",
+        "ssl.cipher.suites",
+        "ssl.curves.list",
+        "ssl.sigalgs.list",
+    }
+)
+"""Settings of librdkafka's that say how brokers are reached, and nothing of what is read, written or trusted."""
+
+
+_JAVAS_TOO: Final = frozenset(
+    {
+        "client.dns.lookup",
+        "client.id",
+        "client.rack",
+        "connections.max.idle.ms",
+        "metadata.max.age.ms",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "socket.connection.setup.timeout.ms",
+    }
+)
 
 
 class TopicSettings(Settings):
@@ -43,7 +81,20 @@ class KafkaSettings(Settings):
     ca_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None
+    librdkafka: dict[str, str | int] = Field(
+        default={},
+        description="more settings of the client that belong to the connection: client.id, socket.keepalive.enable",
+    )
     topics: TopicSettings = TopicSettings()
+
+    @field_validator("librdkafka")
+    @classmethod
+    def _only_of_the_connection(cls, given: dict[str, str | int]) -> dict[str, str | int]:
+        """What a client reads, writes and trusts is ours to set: the promise rests on it."""
+        refused = sorted(name for name in given if name not in _CONNECTION)
+        if refused:
+            raise ValueError(f"can't be set here: {', '.join(refused)}; what can: {', '.join(sorted(_CONNECTION))}")
+        return given
 
     @model_validator(mode="after")
     def _security_is_used(self) -> Self:
@@ -54,6 +105,10 @@ class KafkaSettings(Settings):
         if given:
             raise ValueError(f"security_protocol {self.security_protocol!r} doesn't use {', '.join(given)}")
         return self
+
+    def java_client(self) -> dict[str, str | int]:
+        """Those of ``librdkafka`` that Java's client has as well, under the same names and with the same values."""
+        return {name: value for name, value in self.librdkafka.items() if name in _JAVAS_TOO}
 
     def password(self) -> SecretStr | None:
         """The password, if there is one. Raises ConfigurationError when its file can't be read."""
@@ -78,4 +133,4 @@ class KafkaSettings(Settings):
             "ssl.certificate.location": str(self.certificate_file) if self.certificate_file else None,
             "ssl.key.location": str(self.key_file) if self.key_file else None,
         }
-        return settings | {name: value for name, value in optional.items() if value is not None}
+        return settings | self.librdkafka | {name: value for name, value in optional.items() if value is not None}

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
-from cdc.kafka.client import new_client
+from cdc.kafka.client import Refusals, new_client
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
@@ -194,21 +194,19 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
 class TopicAdmin:
     """An admin client with the few requests that Lockstep makes. Raises as ``new_client``.
 
-    All methods raise Unavailable without an answer.
+    All methods raise Unavailable without an answer, and LockstepError when the brokers' certificate isn't trusted.
     """
 
     def __init__(self, client: Mapping[str, str | int]) -> None:
         self._client = {**client, **_CLIENT}
-        self._admin = new_client(AdminClient, self._client)
+        self._refusals = Refusals()
+        self._admin = self._new_admin()
         self._is_connected = False
 
     def partition_counts(self) -> dict[str, int]:
         """Topic -> number of its partitions. One that a broker has an error for is absent. Raises Unavailable."""
-        try:
-            metadata = self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S)
-        except KafkaException as error:
-            raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
-        return {name: len(topic.partitions) for name, topic in metadata.topics.items() if topic.error is None}
+        topics = self._metadata().topics
+        return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
 
     def missing(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
         existing = self.partition_counts()
@@ -248,10 +246,7 @@ class TopicAdmin:
         return len(self._broker_ids())
 
     def _broker_ids(self) -> list[int]:
-        try:
-            return list(self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).brokers)
-        except KafkaException as error:
-            raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
+        return list(self._metadata().brokers)
 
     def configs(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
         """The settings of each of these topics, defaults included."""
@@ -310,8 +305,9 @@ class TopicAdmin:
     def _late(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
         """Those of these topics that some broker doesn't list yet. Raises Unavailable when one doesn't answer."""
         late = []
+        brokers = self._metadata().brokers.values()
         try:
-            for broker in self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S).brokers.values():
+            for broker in brokers:
                 host = str(broker.host)
                 address = f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
                 of_one = {"bootstrap.servers": address, "enable.sparse.connections": True}
@@ -461,11 +457,35 @@ class TopicAdmin:
 
         It may be refused for ever, or wait for a broker that is dead.
         """
-        self._admin = new_client(AdminClient, self._client)
+        self._admin = self._new_admin()
         self._is_connected = False
 
-    @staticmethod
-    def _result(future: Any, while_waiting: Callable[[], None] | None = None) -> Any:
+    def _new_admin(self) -> AdminClient:
+        return new_client(AdminClient, {**self._client, "error_cb": self._refusals})
+
+    def _metadata(self) -> ClusterMetadata:
+        """Topics and brokers. Raises as ``_unanswered``."""
+        try:
+            return self._admin.list_topics(timeout=_FIRST_ATTEMPT_S)
+        except KafkaException as error:
+            if self._refused() is not None or error.args[0].code() not in _UNANSWERED:
+                raise self._unanswered(error) from error
+        try:
+            return self._admin.list_topics(timeout=_REQUEST_TIMEOUT_S - _FIRST_ATTEMPT_S)
+        except KafkaException as error:
+            raise self._unanswered(error) from error
+
+    def _refused(self) -> LockstepError | None:
+        self._admin.poll(0)
+        return self._refusals.error()
+
+    def _unanswered(self, error: KafkaException) -> LockstepError:
+        """The error for a request without an answer: what was heard at the door since the last one, if anything was."""
+        refused = self._refused()
+        self._refusals.forget()
+        return refused or Unavailable(f"Kafka doesn't answer: {reason(error)}")
+
+    def _result(self, future: Any, while_waiting: Callable[[], None] | None = None) -> Any:
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         while True:
             try:
@@ -476,4 +496,4 @@ class TopicAdmin:
                 if while_waiting is not None:
                     while_waiting()
             except KafkaException as error:
-                raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
+                raise self._unanswered(error) from error

@@ -54,7 +54,22 @@ LOCK_TIMEOUT_MS: Final = 2000
 LOCK_TIMEOUT: Final = f"set lock_timeout = {LOCK_TIMEOUT_MS}"
 """For connections whose questions would wait for a table's lock while nobody reads the stream."""
 
+_UNTRUSTED: Final = ("certificate verify failed", "does not match host name")
+"""What libpq says of a server's certificate. Nothing was sent to the server then."""
+
+_OURS_REFUSED: Final = (
+    "requires a valid client certificate",
+    "alert certificate required",
+    "alert unknown ca",
+    "alert bad certificate",
+    "alert certificate expired",
+    "alert certificate revoked",
+)
+"""What is said of the certificate that we show, or don't."""
+
 _REFUSED_FOR_GOOD = (
+    *_OURS_REFUSED,
+    *_UNTRUSTED,
     "password authentication failed",
     "no password",
     "pg_hba.conf",
@@ -64,8 +79,6 @@ _REFUSED_FOR_GOOD = (
     "unsupported startup parameter",
     "unrecognized configuration parameter",
     "invalid value for parameter",
-    "certificate verify failed",
-    "does not match host name",
     "does not support SSL",
 )
 
@@ -138,6 +151,18 @@ def connection_error(error: psycopg.Error) -> LockstepError:
     refused_for_good = any(words in text for words in _REFUSED_FOR_GOOD)
     if state.startswith(_TRANSIENT_CLASSES) or (not state and not refused_for_good):
         return Unavailable(f"PostgreSQL is not available: {text}", retry_after_s=1.0)
+    if not state and any(words in text for words in _UNTRUSTED):
+        return LockstepError(
+            f"PostgreSQL's certificate isn't trusted: {text}",
+            hint="its authority isn't known here, or it is of another name, or has expired: let sslrootcert= in"
+            " source.dsn name the authority's certificate, or have the server's renewed; then run `lockstep doctor`",
+        )
+    if not state and any(words in text for words in _OURS_REFUSED):
+        return LockstepError(
+            f"PostgreSQL refuses the certificate that is shown, or that none is: {text}",
+            hint="let sslcert= and sslkey= in source.dsn name a certificate that the server's authority has signed;"
+            " then run `lockstep doctor`",
+        )
     return LockstepError(
         f"PostgreSQL refused: {text}", hint="`lockstep doctor` shows what is missing and the SQL for it"
     )

@@ -7,13 +7,15 @@ The newest dead letter of a row counts. Closing it closes the older ones.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
 from cdc.model.event import Position
 from cdc.model.tag import Tag
-from jobs.executor.result import RejectedEvent
+
+if TYPE_CHECKING:  # commands that only read dead letters don't load Arrow
+    from jobs.executor.result import RejectedEvent
 
 FORMAT: Final = 1
 """The version of the record's form. A record of another version is reported, with the way out, and stays."""
@@ -66,7 +68,7 @@ def dead_letter_key(sink: str, generation: int, topic: str, key: bytes, tag: str
     return orjson.dumps([sink, generation, topic, orjson.Fragment(key), tag])
 
 
-def dead_letter_value(sink: str, generation: int, event: RejectedEvent, *, rejected_at_ms: int) -> bytes:
+def dead_letter_value(sink: str, generation: int, event: "RejectedEvent", *, rejected_at_ms: int) -> bytes:
     """The record's value: the facts, and the event itself. Compaction may take that from its own topic."""
     return orjson.dumps(
         {

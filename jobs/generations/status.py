@@ -8,7 +8,7 @@ has to start one. The newer one lets it be, and the one after that removes it.
 """
 
 from collections.abc import Collection, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -43,13 +43,15 @@ class JobState(StrEnum):
 class JobStatus:
     """What is known of a generation's job. ``since_ms`` is since when, by its own clock; None where nobody knows.
 
-    ``reason`` and ``hint`` are those of the error of one that has stopped.
+    ``reason`` and ``hint`` are those of the error of one that has stopped. ``last_sign_ms`` is the time of the last
+    sign of life of one that runs, by its own clock.
     """
 
     state: JobState
     since_ms: int | None = None
     reason: str | None = None
     hint: str | None = None
+    last_sign_ms: int | None = field(default=None, compare=False)
 
     @property
     def needs_somebody(self) -> bool:
@@ -104,7 +106,11 @@ def job_statuses(
     running = fresh | running_of(records, doubtful, clock)
     still.update({number: beat for number, beat in alive.items() if number not in running})
     return {
-        number: JobStatus(JobState.RUNNING) if number in running else _ended(records, number, beat)
+        number: (
+            JobStatus(JobState.RUNNING, last_sign_ms=None if beat is None else beat.at_ms)
+            if number in running
+            else _ended(records, number, beat)
+        )
         for number, beat in beats.items()
     }
 

@@ -131,6 +131,7 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
         # Backlogs come in large fetches.
         "kafka.max.poll.records": "5000",
     }
+    options |= {f"kafka.{name}": str(value) for name, value in kafka.java_client().items()}
     if kafka.security_protocol.startswith("sasl"):
         options |= _sasl_options(kafka)
     if kafka.security_protocol.endswith("ssl"):

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from cdc.capture.batch import Committed
+from cdc.model.log_message import LogMessage
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.stream.slot_guard import HeldWal
@@ -62,7 +63,8 @@ class _CopyBars:
         if self._live:
             self._progress.update(task, completed=progress.rows, total=total, rate=rate)
         elif progress.finished:
-            logger.info("copied table=%s rows=%d bytes=%d", progress.table, progress.rows, progress.bytes)
+            table = str(progress.table)
+            logger.info(LogMessage("copied", {"table": table, "rows": progress.rows, "bytes": progress.bytes}))
 
     def held(self, held: HeldWal) -> None:
         """Show it as long as there are bars."""
@@ -86,11 +88,9 @@ def observer(console: Console) -> Observer:
         now = time.monotonic()
         if now >= due:
             if events:
+                end_lsn = format_lsn(batch.state.end_lsn)
                 logger.info(
-                    "published events=%d kafka_transactions=%d end_lsn=%s",
-                    events,
-                    transactions,
-                    format_lsn(batch.state.end_lsn),
+                    LogMessage("published", {"events": events, "kafka_transactions": transactions, "end_lsn": end_lsn})
                 )
             events = transactions = 0
             due = now + _SUMMARY_EVERY_S

@@ -69,6 +69,7 @@ class Observer:
     copied: Callable[[CopyProgress], None] = lambda _: None
     committed: Callable[[Committed], None] = lambda _: None
     held: Callable[[HeldWal], None] = lambda _: None
+    restarted: Callable[[], None] = lambda: None
 
 
 PublisherWrapper = Callable[[TransactionalPublisher], Any]
@@ -123,6 +124,7 @@ def capture(
                 raise error from raised
             in_parts = in_parts and not isinstance(error, NotInParts)
             wait_s = 0.5 if time.monotonic() - started > _RETRY_MAX_S else min(wait_s * 2, _RETRY_MAX_S)
+            observer.restarted()
             observer.say(f"{error.message}; starting over from the committed state in {wait_s:.1f} s")
             _sleep(wait_s, stopping)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli import operate, rejections, run, servers, setup
+from lockstep.cli import alerts, operate, rejections, run, servers, setup
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 
 PROGRAM = "lockstep"
@@ -86,26 +86,33 @@ def _rejections(context: typer.Context) -> None:
     _help_without_a_command(context)
 
 
+def _alerts(context: typer.Context) -> None:
+    """What is wrong, and who is told."""
+    _help_without_a_command(context)
+
+
 def _help_without_a_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         say(context.get_help())
         raise typer.Exit(EXIT_CONFIGURATION)
 
 
-def _group(callback: Callable[[typer.Context], None] | Callable[[typer.Context, bool], None]) -> typer.Typer:
+def _group(
+    callback: Callable[[typer.Context], None] | Callable[[typer.Context, bool], None], *, add_completion: bool = False
+) -> typer.Typer:
     return typer.Typer(
         cls=GroupedCommands,
         callback=callback,
         invoke_without_command=True,
         context_settings={"help_option_names": ["-h", "--help"]},
-        add_completion=False,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
 
 
 def _app() -> typer.Typer:
-    root = _group(_root)
+    root = _group(_root, add_completion=True)
     for title, commands in COMMANDS.items():
         for command in commands:
             root.command(rich_help_panel=title)(command)
@@ -122,6 +129,12 @@ def _app() -> typer.Typer:
     rejected.command()(rejections.retry)
     rejected.command()(rejections.discard)
     root.add_typer(rejected, name="rejections", rich_help_panel="Operate")
+    told = _group(_alerts)
+    told.command("list")(alerts.list_open)
+    told.command("test")(alerts.send_test)
+    told.command()(alerts.silence)
+    told.command()(alerts.watch)
+    root.add_typer(told, name="alerts", rich_help_panel="Operate")
     return root
 
 

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 import typer
 
 from cdc.model.visible import visible_lines
-from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
+from lockstep.cli.completion import table_names
+from lockstep.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    JsonOption,
+    SinkArgument,
+    SinksOption,
+    TablesOption,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -33,8 +42,8 @@ def lag(
 ) -> None:
     """Show how far each stage is behind.
 
-    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a sink has stopped or
-    can't be asked, or capture can't go on.
+    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a stage has stopped or
+    is stalled, or a server can't be asked, or capture can't go on.
     """
     from lockstep.config import load
     from lockstep.terminal import out
@@ -53,6 +62,7 @@ def lag(
         else:
             out.print(lag_table(report))
         stopped = any(job.needs_somebody for job in report.idle.values())
+        stopped = stopped or (report.worst is not None and report.worst.state.needs_somebody)
         raise typer.Exit(1 if report.unanswered or report.broken or stopped else 0)
 
 
@@ -92,7 +102,7 @@ def _watch(collect: Callable[[], Shown], table: Callable[[Shown], "Group"], *, a
 def wait(
     config: ConfigOption = DEFAULT_CONFIG,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait at most.")] = 60.0,
-    sink: Annotated[list[str] | None, typer.Option(help="Only this sink; may be repeated.")] = None,
+    sink: SinksOption = None,
 ) -> None:
     """Wait until the sinks have applied what is committed now.
 
@@ -104,6 +114,7 @@ def wait(
     from cdc.postgres.slot import emit_heartbeat
     from lockstep.config import load
     from monitor.collector import LagCollector
+    from monitor.lag import StageState
     from monitor.wait import wait_for_lsn
 
     if math.isnan(timeout):  # it is less than nothing, and nothing is less than it
@@ -121,15 +132,17 @@ def wait(
             raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
         if report is not None:
             idle = [job.sentence(label) for label, job in report.idle.items()]
+            stalled = [stage.sentence for stage in report.stages if stage.state is StageState.STALLED]
+            silent = [error.message for error in report.silent_servers.values()]
             raise LockstepError(
-                "\n".join([late, *report.held_by_copies, *filter(None, idle)]),
+                "\n".join([late, *silent, *report.held_by_copies, *filter(None, idle), *stalled]),
                 hint="`lockstep lag` shows how far each sink is",
             )
     print(format_lsn(lsn))  # noqa: T201  the result
 
 
 def tail(
-    table: Annotated[str, typer.Argument(help="schema.table")],
+    table: Annotated[str, typer.Argument(help="schema.table", autocompletion=table_names)],
     config: ConfigOption = DEFAULT_CONFIG,
     from_start: Annotated[
         bool, typer.Option("--from-start", help="Begin with the oldest event instead of the next.")
@@ -163,7 +176,7 @@ def _write_at_once(text: str) -> None:
 def verify(
     sink: SinkArgument,
     config: ConfigOption = DEFAULT_CONFIG,
-    table: Annotated[list[str] | None, typer.Option(help="Only this table; may be repeated.")] = None,
+    table: TablesOption = None,
     key: Annotated[
         list[str] | None, typer.Option("--keys", help="Only this key of one table, as JSON; may be repeated.")
     ] = None,
@@ -177,6 +190,7 @@ def verify(
     Shows keys, columns and tags of what differs, and no other values. Exit code 1 when something differs.
     """
     from lockstep.config import load
+    from lockstep.console import log_to_stderr
     from lockstep.verify.command import run_verify
     from lockstep.verify.options import VerifyOptions
 
@@ -188,6 +202,7 @@ def verify(
         against=against,
         generation=generation,
     )
+    log_to_stderr(config)
     raise typer.Exit(run_verify(load(config), options, as_json=as_json))
 
 
@@ -220,7 +235,7 @@ def rebuild(
 
     if in_place and switch_over:
         raise typer.BadParameter("--in-place and --switch exclude each other: in place, readers see it all the time")
-    log_to_stderr()
+    log_to_stderr(config)
     raise typer.Exit(
         run_rebuild(load(config), sink, switch_over=switch_over, in_place=in_place, trimmed=trimmed, as_json=as_json)
     )
@@ -298,7 +313,7 @@ def generations(
 
 
 def snapshot_table(
-    table: Annotated[list[str], typer.Argument(help="schema.table; several may be given.")],
+    table: Annotated[list[str], typer.Argument(help="schema.table; several may be given.", autocompletion=table_names)],
     config: ConfigOption = DEFAULT_CONFIG,
     where: Annotated[
         str | None,
@@ -353,7 +368,10 @@ def snapshot_status(
             out.print(copies_table(report))
 
 
-TablesArgument = Annotated[list[str] | None, typer.Argument(help="schema.table; default all that are being copied.")]
+TablesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="schema.table; default all that are being copied.", autocompletion=table_names),
+]
 
 
 def snapshot_pause(table: TablesArgument = None, config: ConfigOption = DEFAULT_CONFIG) -> None:

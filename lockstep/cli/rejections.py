@@ -8,10 +8,12 @@ from typing import Annotated
 import typer
 
 from cdc.model.visible import visible_lines
+from lockstep.cli.completion import sink_names, table_names
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
 
 TableOption = Annotated[
-    list[str] | None, typer.Option("--table", help="Only of this table, schema.table; may be repeated.")
+    list[str] | None,
+    typer.Option("--table", help="Only of this table, schema.table; may be repeated.", autocompletion=table_names),
 ]
 GenerationOption = Annotated[int | None, typer.Option("--generation", min=1, help="Only of this generation.")]
 KeyOption = Annotated[
@@ -27,7 +29,9 @@ AllOption = Annotated[bool, typer.Option("--all", help="All of the sink, or of t
 
 
 def list_open(
-    sink: Annotated[str | None, typer.Argument(metavar="[SINK]", help="Only of this sink.")] = None,
+    sink: Annotated[
+        str | None, typer.Argument(metavar="[SINK]", help="Only of this sink.", autocompletion=sink_names)
+    ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     table: TableOption = None,
     generation: GenerationOption = None,

@@ -2,10 +2,12 @@
 
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from lockstep.cli.completion import sink_names, table_names
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, print_json
 
 
@@ -15,7 +17,7 @@ def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.supervisor import run_group
 
-    log_to_stderr()
+    log_to_stderr(config)
     loaded = load(config)  # A wrong one is reported here, once, instead of by every process of the group.
     stopping = StopOnSignals(interrupts=False)
     raise typer.Exit(run_group(config, stopping, with_dashboard=loaded.dashboard.enabled))
@@ -32,15 +34,23 @@ def capture(
     Takes the initial snapshot first where there is none. Stops cleanly on SIGTERM and Ctrl-C.
     """
     from lockstep.capture.display import observer
+    from lockstep.capture.metrics import measured
     from lockstep.capture.run import capture as run_capture
     from lockstep.capture.standby import capture_in_turn
     from lockstep.config import load
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.terminal import err
+    from monitor.metrics.definitions import Part
+    from monitor.metrics.endpoint import open_meters
 
-    log_to_stderr()
+    log_to_stderr(config)
     run_or_wait = capture_in_turn if standby else run_capture
-    run_or_wait(load(config).as_pipeline(), stopping=StopOnSignals(), observer=observer(err))
+    loaded = load(config)
+    watching = observer(err)
+    with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
+        if opened is not None:
+            watching = measured(watching, opened, Path(loaded.capture.values_directory))
+        run_or_wait(loaded.as_pipeline(), stopping=StopOnSignals(), observer=watching)
 
 
 def dashboard(
@@ -60,13 +70,16 @@ def dashboard(
     if once:
         print_json(look_once(loaded).model_dump())
         return
-    log_to_stderr()
+    log_to_stderr(config)
     serve(loaded, config.absolute(), say=say)
 
 
 def recover(
     table: Annotated[
-        list[str] | None, typer.Option(help="Copy only this table again; may be repeated. Default: all with a key.")
+        list[str] | None,
+        typer.Option(
+            help="Copy only this table again; may be repeated. Default: all with a key.", autocompletion=table_names
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     config: ConfigOption = DEFAULT_CONFIG,
@@ -109,7 +122,8 @@ def recover(
 
 def apply(
     sink: Annotated[
-        list[str] | None, typer.Argument(help="Sinks to apply to; default all of the configuration.")
+        list[str] | None,
+        typer.Argument(help="Sinks to apply to; default all of the configuration.", autocompletion=sink_names),
     ] = None,
     once: Annotated[bool, typer.Option(help="Stop at the topics' end as of now.")] = False,
     from_lsn: Annotated[
@@ -142,9 +156,14 @@ def apply(
     time_ms = None if from_time is None else _milliseconds(from_time)
 
     from cdc.model.errors import ConfigurationError
+    from jobs.report import log_report
     from lockstep.apply import apply_sinks, read_from
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, log_to_stderr, say
+    from monitor.metrics.definitions import Part
+    from monitor.metrics.endpoint import open_meters
+    from monitor.metrics.settings import MetricsSettings
+    from monitor.metrics.sinks import measured
 
     def agreed(question: str) -> bool:
         if not yes and not sys.stdin.isatty():
@@ -153,11 +172,16 @@ def apply(
             )
         return yes or typer.confirm(question, err=True)
 
-    log_to_stderr()
+    log_to_stderr(config)
     loaded = load(config)
     if is_moved and not read_from(loaded, names[0], lsn=lsn, time_ms=time_ms, agreed=agreed, say=say):
         raise typer.Exit(EXIT_FAILED)
-    raise typer.Exit(apply_sinks(loaded, sinks=names, once=once))
+    # Whoever applies once ends before anybody looks, and may run beside a process that has the address.
+    settings = MetricsSettings() if once else loaded.metrics
+    with open_meters(settings, Part.APPLY, pipeline=loaded.pipeline.name) as opened:
+        report = log_report if opened is None else measured(log_report, opened.meters)
+        code = apply_sinks(loaded, sinks=names, once=once, report=report)
+    raise typer.Exit(code)
 
 
 def _lsn(text: str) -> int:

@@ -2,15 +2,26 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from lockstep.cli.completion import server_names
 from lockstep.cli.options import JsonOption, print_json
 from stack.directory import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from stack.stack import ServerStatus
+
+_SERVER_OF: Final = {
+    "source_dsn": "postgres",
+    "warehouse_dsn": "warehouse",
+    "warehouse_url": "warehouse",
+    "kafka_bootstrap": "kafka",
+    "opensearch_url": "opensearch",
+    "redis_url": "valkey",
+}
+"""An address that ``up`` prints -> the server that is there."""
 
 DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where the local servers keep data and logs.")]
 
@@ -39,19 +50,26 @@ def demo(
     raise typer.Exit(run_demo(seconds=seconds, as_json=as_json, keep=keep, directory=directory, rate=rate))
 
 
-def up(directory: DirectoryOption = DEFAULT_DIRECTORY) -> None:
+def up(
+    server: Annotated[
+        list[str] | None, typer.Argument(help="Only these servers; default all.", autocompletion=server_names)
+    ] = None,
+    directory: DirectoryOption = DEFAULT_DIRECTORY,
+) -> None:
     """Start the local servers.
 
-    PostgreSQL twice (source and warehouse), Kafka, OpenSearch and Valkey. Those that run already stay as they are.
+    They are postgres (the source), warehouse (another PostgreSQL), kafka, opensearch and valkey. Those that run already
+    stay as they are.
     """
     from dataclasses import asdict
 
     from lockstep.console import say
     from stack.stack import Stack
 
-    endpoints = Stack(directory).up(report=lambda name, what: say(f"{name}: {what}"))
+    endpoints = Stack(directory).up(server or None, report=lambda name, what: say(f"{name}: {what}"))
     for name, value in asdict(endpoints).items():
-        print(f"{name} = {value}")  # noqa: T201  the result
+        if not server or _SERVER_OF[name] in server:
+            print(f"{name} = {value}")  # noqa: T201  the result
 
 
 def down(directory: DirectoryOption = DEFAULT_DIRECTORY) -> None:

@@ -305,6 +305,22 @@ class VerifyRuns(Document):
     runs: tuple[VerifyRun, ...]
 
 
+class ToWaitFor(Document):
+    """``lsn`` is one from after the commit. Without ``sinks``, all are waited for."""
+
+    lsn: str = Field(max_length=20)
+    sinks: tuple[str, ...] = Field(default=(), max_length=100)
+    timeout_s: float = Field(default=10.0, ge=0, le=600, allow_inf_nan=False)
+
+
+class Waited(Document):
+    """``reached``: readers of all these sinks see it. ``late`` says why, by the name of each sink that they don't."""
+
+    reached: bool
+    lsn: str
+    late: dict[str, str]
+
+
 class OpenCondition(Document):
     """A condition that holds now."""
 

@@ -1,6 +1,6 @@
 """Looks at the pipeline once a second, for all readers together, and keeps the last hour of each sink's lag.
 
-Whatever is to see each lag report is given to ``Sampler`` as a watcher: alerts, metrics.
+Alerts see each lag report too: they are the watcher.
 """
 
 import collections
@@ -30,7 +30,8 @@ _POINT_EVERY_S: Final = 10.0
 _POINTS: Final = int(3600 / _POINT_EVERY_S)
 _ENTRIES: Final = 500
 
-Watcher = Callable[[LagReport], object]
+Watcher = Callable[[LagReport | LockstepError], object]
+"""Gets each report, or the error that came in its place."""
 Ends = Mapping[str, int]
 
 
@@ -52,32 +53,33 @@ class Log:
 class Sampler:
     """One thread that looks. ``state`` is its newest document, at once and at any time; None before the first look.
 
-    ``on_state`` is called in the thread with each. A watcher that fails is logged, and the others are called.
+    ``report`` is what it was made from; None where that look failed.
     """
 
-    def __init__(
-        self, config: Config, subject: Subject, log: Log, *, path: Path | None = None, watchers: Sequence[Watcher] = ()
-    ) -> None:
+    def __init__(self, config: Config, subject: Subject, log: Log, *, path: Path | None = None) -> None:
         """Nothing is looked at before ``start``. ``path`` is the file of the configuration, which may change."""
         self._config = config
         self._path = path
         self._written_ns = self._file_time_ns()
         self._subject = subject
         self._log = log
-        self._watchers = tuple(watchers)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self._points: dict[str, collections.deque[tuple[int, float | None]]] = {}
         self._pointed_s = 0.0
         self._looks: collections.deque[tuple[float, Ends, Mapping[str, int | None]]] = collections.deque(maxlen=_LOOKS)
         self._on_state: Callable[[PipelineState], object] = lambda _: None
+        self._watcher: Watcher = lambda _: None
+        self.report: LagReport | None = None
         self.state: PipelineState | None = None
         self.lag: dict[str, Any] = {}
         self.rates = Rates()
 
-    def start(self, on_state: Callable[[PipelineState], object] = lambda _: None) -> None:
-        """Begin to look."""
-        self._on_state = on_state
+    def start(
+        self, on_state: Callable[[PipelineState], object] = lambda _: None, watcher: Watcher = lambda _: None
+    ) -> None:
+        """Begin to look. Both are called after each look, in the thread. A watcher that fails is logged."""
+        self._on_state, self._watcher = on_state, watcher
         self._thread.start()
 
     def stop(self, *, wait_s: float = 0.3) -> None:
@@ -140,15 +142,18 @@ class Sampler:
     def _look(self, collector: LagCollector, cluster: TopicAdmin) -> None:
         trouble: str | None = None
         report: LagReport | None = None
+        seen: LagReport | LockstepError | None = None
         try:
-            report = collector.collect()
+            seen = report = collector.collect()
             self._measure(cluster, report)
         except LockstepError as error:
             trouble = error.message
+            seen = seen or error
         except Exception:
             # A bug of ours or of a client library must not end the page: it says so, and the next look tries again.
             logger.exception("the pipeline couldn't be looked at")
             trouble = "the dashboard failed to look at the pipeline, and its log says why"
+        self.report = report
         self.lag = {} if report is None else report.to_json()
         if report is None:
             self._looks.clear()
@@ -158,13 +163,12 @@ class Sampler:
         self.state = state
         self._keep_point(state)
         self._on_state(state)
-        if report is None:
+        if seen is None:
             return
-        for watcher in self._watchers:
-            try:
-                watcher(report)
-            except Exception:
-                logger.exception("a watcher of the lag report failed")
+        try:
+            self._watcher(seen)
+        except Exception:
+            logger.exception("what watches the pipeline has failed, and is called again at the next look")
 
     def _measure(self, cluster: TopicAdmin, report: LagReport) -> None:
         """Of topics by their ends; of a sink by how much less it is behind than they have grown."""

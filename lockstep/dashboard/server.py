@@ -18,11 +18,14 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
+from lockstep.alerts import Attendant, open_attendant
 from lockstep.config import Config
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
@@ -33,6 +36,9 @@ from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
 from lockstep.dashboard_settings import TOKEN_VARIABLE
+from monitor.metrics.endpoint import exposition
+from monitor.metrics.pipeline import gauges_of
+from monitor.waits import Waits
 
 logger = logging.getLogger("lockstep.dashboard")
 
@@ -54,6 +60,9 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
         (422, "A value isn't of the kind that is asked for."),
         (503, "A server doesn't answer."),
     )
+}
+_METRICS: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
 }
 _EVENTS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
@@ -137,15 +146,20 @@ def dashboard_app(config: Config, path: Path, access: Access, streams: EventStre
     sampler = Sampler(config, subject_of(config), log, path=path)
     questions = Questions(config, path, sampler)
     running = Actions(path, log, known=config)
+    waits = Waits(config.as_pipeline(), config.sinks)
+    closing = contextlib.ExitStack()
+    attendant = closing.enter_context(open_attendant(config, path))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         streams.open()
-        sampler.start(streams.publish)
+        sampler.start(streams.publish, attendant.look)
         yield
+        waits.close()
         sampler.stop()
         running.close()
         questions.close()
+        closing.close()
 
     app = FastAPI(
         title="Lockstep dashboard",
@@ -160,7 +174,8 @@ def dashboard_app(config: Config, path: Path, access: Access, streams: EventStre
     _tell_errors(app)
     _add_page(app)
     _add_looks(app, sampler, questions, streams)
-    _add_answers(app, config, questions, running, log)
+    _add_answers(app, config, questions, running, log, attendant)
+    _add_wait(app, waits)
     _add_tail(app, config, streams)
     _add_actions(app, questions, running)
     return Guard(app, access)
@@ -208,6 +223,15 @@ def _add_looks(app: FastAPI, sampler: Sampler, questions: Questions, streams: Ev
         health = health_of(sampler.state, now_ms())
         return _json(health, 200 if health.ready else 503)
 
+    @app.get("/metrics", response_class=Response, responses=_METRICS)
+    async def metrics() -> Response:
+        """The last look for Prometheus."""
+        state, report = sampler.state, sampler.report
+        if state is None or report is None:
+            raise Unavailable("the last look got no answer", hint="`/api/pipeline` says why")
+        text = exposition(gauges_of(report, now_s=state.sampled_ms / 1000))
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
     @app.get("/api/pipeline")
     async def pipeline() -> model.PipelineState:
         """All that the first screen shows."""
@@ -242,7 +266,21 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
     return model.Health(ready=True, message="The pipeline is looked at, and nothing has stopped.")
 
 
-def _add_answers(app: FastAPI, config: Config, questions: Questions, running: Actions, log: Log) -> None:
+def _add_wait(app: FastAPI, waits: Waits) -> None:
+    @app.post("/api/wait")
+    async def wait(body: model.ToWaitFor) -> model.Waited:
+        """Answers when readers of the sinks see everything that was committed up to the LSN, or after the time."""
+        try:
+            lsn = parse_lsn(body.lsn)
+        except ValueError:
+            raise ConfigurationError("lsn isn't one of PostgreSQL's", hint="it looks like 0/16B3748") from None
+        waited = await waits.wait_async(lsn, body.sinks, timeout_s=body.timeout_s)
+        return model.Waited.model_validate(waited.to_json())
+
+
+def _add_answers(
+    app: FastAPI, config: Config, questions: Questions, running: Actions, log: Log, attendant: Attendant
+) -> None:
     @app.get("/api/findings")
     def findings() -> model.Findings:
         """What `lockstep doctor` finds, of half a minute ago at most."""
@@ -289,8 +327,10 @@ def _add_answers(app: FastAPI, config: Config, questions: Questions, running: Ac
     async def alerts() -> model.Alerts:
         """What isn't well, and what happened since the server started."""
         open_now = tuple(
-            model.OpenCondition(condition=one.state, where=one.where, since_ms=one.since_ms, message=one.reason)
-            for one in questions.state().problems
+            model.OpenCondition(
+                condition=one.name, where=one.subject, since_ms=one.since_ms, message=f"{one.sentence} {one.step}"
+            )
+            for one in attendant.open
         )
         return model.Alerts(open=open_now, log=log.newest())
 

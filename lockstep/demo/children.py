@@ -14,13 +14,14 @@ from pathlib import Path
 from signal import SIGTERM
 
 from cdc.model.errors import LockstepError
+from lockstep.log import LOG_FORMAT_VARIABLE
 from stack import process as processes
 from stack.process import Launch, ProcessId, Tail
 
 _LOG_LINES = 25
 _POLL_S = 0.05
 
-# As lockstep.console.log_to_stderr formats a record: date, time, level. A record ends where the next one begins.
+# As lockstep.log formats a record: date, time, level. A record ends where the next one begins.
 _DATE = r"\d{4}-\d\d-\d\d "
 _ERROR = re.compile(rf"^{_DATE}\S+ ERROR .*(?:\n(?!{_DATE}).+)*", re.MULTILINE)
 
@@ -60,7 +61,7 @@ class Children:
         """Start ``python -m module``; one that ``may_end`` may finish. Raises LockstepError when it ends at once."""
         launch = Launch(
             command=[sys.executable, "-m", module, *arguments],
-            environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+            environment={**os.environ, "PYTHONUNBUFFERED": "1", LOG_FORMAT_VARIABLE: "console"},
             directory=Path.cwd(),
             log=self.log(name),
         )

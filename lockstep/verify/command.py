@@ -5,13 +5,15 @@ import logging
 import time
 from dataclasses import replace
 
+from cdc.model.errors import LockstepError
 from lockstep.config import Config
-from lockstep.console import EXIT_FAILED, StopOnSignals, log_to_stderr
+from lockstep.console import EXIT_FAILED, StopOnSignals
 from lockstep.generations import describe, settings_of_generation
 from lockstep.terminal import out
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.progress import Step
 from lockstep.verify.report import verify_table
+from lockstep.verify.result import is_of_everything, keep, keep_failure, only_one
 from lockstep.verify.verify import verify
 
 logger = logging.getLogger("lockstep.verify")
@@ -25,7 +27,6 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
     Raises as ``verify``, as ``with_built_settings``, and ConfigurationError for options that mean nothing.
     """
     options.check()
-    log_to_stderr()
     due = time.monotonic() + _LINE_EVERY_S
 
     def progress(step: Step) -> None:
@@ -34,13 +35,24 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
             due = time.monotonic() + _LINE_EVERY_S
             logger.info("%s: %s, %d", step.table, step.what, step.count)
 
-    report = verify(
-        config,
-        with_built_settings(config, options),
-        say=lambda sentence: logger.info("%s", sentence),
-        progress=progress,
-        stopping=StopOnSignals(),
-    )
+    stopping = StopOnSignals()
+    options = replace(options, load=replace(options.load, pause_ratio=config.verify.pause_ratio))
+    with only_one(config.alerts.directory, options.sink):
+        began_ms = time.time_ns() // 1_000_000
+        try:
+            report = verify(
+                config,
+                with_built_settings(config, options),
+                say=lambda sentence: logger.info("%s", sentence),
+                progress=progress,
+                stopping=stopping,
+            )
+        except LockstepError as error:
+            if is_of_everything(options) and not stopping():
+                keep_failure(config, options, error, began_ms=began_ms)
+            raise
+        if is_of_everything(options):
+            keep(config, report, began_ms=began_ms)
     if as_json:
         print(json.dumps(report.to_json(), indent=2))  # noqa: T201  the result
     else:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
-from sinks.access import certificate_refused
+from sinks.access import certificate_refused, untrusted
 from sinks.opensearch.answers import RETRY_AFTER_S, TOO_LONG, failure
 from sinks.opensearch.settings import OpenSearchSettings
 
@@ -126,12 +126,11 @@ def _translated(where: str) -> Iterator[None]:
     try:
         yield
     except SSLError as error:
-        raise certificate_refused("opensearch", error) or LockstepError(
-            "the certificate of opensearch isn't trusted",
-            hint="set tls.ca_file of this sink to its authority's certificate",
+        raise certificate_refused(f"opensearch at {where}", error) or untrusted(
+            f"opensearch at {where}", error
         ) from error
     except NoConnection as error:
-        raise certificate_refused("opensearch", error) or Unavailable(
+        raise certificate_refused(f"opensearch at {where}", error) or Unavailable(
             f"opensearch doesn't answer at {where}", retry_after_s=RETRY_AFTER_S
         ) from error
     except TransportError as error:

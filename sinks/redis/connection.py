@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cdc.model.errors import ConfigurationError, LockstepError
-from sinks.redis.errors import translated
+from sinks.redis.errors import is_cluster, translated
 from sinks.redis.keys import RedisKeys
 from sinks.redis.settings import RedisSettings
 from sinks.stored_format import check_stored_format
@@ -36,11 +36,12 @@ class RedisConnection:
             if self._client is None:
                 self._client = self._connect()
             if not self._format_is_checked:
+                check_mode(self._client, self._settings.server)
                 check_format(self._client, self._name, self._keys)
                 self._format_is_checked = True
             yield self._client
         except RedisError as error:
-            raise translated(error) from error
+            raise translated(error, f"redis at {self._settings.server}") from error
 
     def close(self) -> None:
         if self._client is not None:
@@ -86,6 +87,25 @@ class RedisConnection:
                 hint="remove it: login, tls and timeout_s of the sink say what is needed",
             ) from error
         return client
+
+
+def check_mode(client: Client, server: str) -> None:
+    """Raises LockstepError for a server that holds no rows of its own, or only a part of them."""
+    from redis.exceptions import ResponseError
+
+    try:
+        facts = client.info("server")
+    except ResponseError:  # INFO isn't everybody's; what a cluster refuses is told by its answers
+        return
+    mode = facts.get("redis_mode", facts.get("server_mode"))  # Valkey has a name of its own for it
+    if mode == "sentinel":
+        raise LockstepError(
+            f"redis at {server} is a Sentinel, which tells where the primary is and holds no rows",
+            hint="let url of this sink be the primary's address, or a name that moves with it; then run"
+            " `lockstep doctor`",
+        )
+    if mode == "cluster":
+        raise is_cluster()
 
 
 def check_format(client: Client, name: str, keys: RedisKeys) -> None:

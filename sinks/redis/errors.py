@@ -3,7 +3,7 @@
 from typing import Final
 
 from cdc.model.errors import LockstepError, Unavailable
-from sinks.access import certificate_refused
+from sinks.access import certificate_refused, untrusted
 
 # How a server in cluster mode says that a key of the script is on another one.
 _OTHER_NODE: Final = "non local key"
@@ -14,8 +14,8 @@ _CANT_SAVE: Final = "MISCONF"
 _RETRY_AFTER_S: Final = 0.5
 
 
-def translated(error: Exception) -> LockstepError:
-    """redis-py's error as ours.
+def translated(error: Exception, server: str = "redis") -> LockstepError:
+    """redis-py's error as ours. ``server`` says which one it is.
 
     The code that a reply begins with is in the class, or in the text where there is none.
     """
@@ -43,21 +43,18 @@ def translated(error: Exception) -> LockstepError:
         case (
             exceptions.AskError() | exceptions.ClusterDownError() | exceptions.ClusterCrossSlotError()
         ):  # MOVED is an AskError too
-            return _cluster()
+            return is_cluster()
         case exceptions.NoScriptError():
             return LockstepError("redis forgets scripts at once", hint="find out who runs SCRIPT FLUSH all the time")
         case exceptions.ConnectionError() | exceptions.TimeoutError():
             if "certificate verify failed" in str(error):
-                return LockstepError(
-                    "the certificate of redis isn't trusted",
-                    hint="set tls.ca_file of this sink to its authority's certificate",
-                )
-            ours = certificate_refused("redis", error)
+                return untrusted(server, error)
+            ours = certificate_refused(server, error)
             return ours or Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
         case exceptions.ReadOnlyError() | exceptions.TryAgainError():
             return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
     if _OTHER_NODE in words:
-        return _cluster()
+        return is_cluster()
     if words.startswith(_CANT_SAVE):
         return LockstepError(
             "redis can't save to its disk", hint="free space, or mend the server's persistence settings"
@@ -67,7 +64,8 @@ def translated(error: Exception) -> LockstepError:
     return LockstepError(f"redis refuses: {words}", hint="look at the server's log")
 
 
-def _cluster() -> LockstepError:
+def is_cluster() -> LockstepError:
+    """The error for a server that holds a part of the keys."""
     return LockstepError(
         "redis is a cluster, over which this sink can't write a batch",
         hint="give this sink the address of a single server (cluster-enabled no), or of a proxy",

@@ -97,6 +97,12 @@ class RedisSettings(TableSettings):
         """The keys of rows and sets."""
         return self._parsed()[0]
 
+    @property
+    def server(self) -> str:
+        """Where it is, without what logs in."""
+        parts = urlsplit(self.url.get_secret_value())
+        return unquote(parts.path) if parts.scheme == "unix" else same_server(parts, default_port=6379)
+
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         return self.layout.problems_with(tables)
 
@@ -108,12 +114,9 @@ class RedisSettings(TableSettings):
         text = self.url.get_secret_value()
         parts = urlsplit(text)
         database = dict(parse_qsl(parts.query)).get("db")
-        if parts.scheme == "unix":
-            server = unquote(parts.path)
-        else:
-            server = same_server(parts, default_port=6379)
+        if parts.scheme != "unix":
             database = database or parts.path.strip("/")
-        return {(server, (database or "").lstrip("0"), self.prefix or name)}
+        return {(self.server, (database or "").lstrip("0"), self.prefix or name)}
 
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly: they have expired, or nobody has asked for them yet."""

@@ -35,6 +35,7 @@ def open_warehouse(name: str, settings: WarehouseSettings, generation: int) -> O
         WarehouseSink(tables),
         WarehouseGenerations(tables),
         WarehouseCoordination(tables.connection, tables.bookkeeping),
+        tables.connection.blocked_by,
     )
 
 

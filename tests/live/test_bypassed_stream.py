@@ -168,12 +168,15 @@ def test_a_table_that_joins_later_is_copied(database: Database, capture: Capturi
 def test_a_copy_begins_though_some_transaction_always_writes(
     database: Database, capture: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A slot is made when those that write have ended. The stream stops for it a little longer each time."""
+    """A key that is deferrable needs a slot, which is made when those that write have ended. The stream stops for it a
+    little longer each time."""
     monkeypatch.setattr(in_stream, "_SLOT_PATIENCE_S", 0.05)
     database.execute("create table busy (id serial)", "create table a (id int primary key)")
     captured = capture("public.a", publication="table a")
     database.execute(
-        "create table b (id int primary key)", "insert into b values (1)", "alter publication p add table b"
+        "create table b (id int primary key deferrable)",
+        "insert into b values (1)",
+        "alter publication p add table b",
     )
     captured.settle()
     captured.stop()

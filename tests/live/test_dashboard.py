@@ -17,8 +17,11 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
+from cdc.model.errors import LockstepError
 from lockstep.cli.main import exit_code
+from lockstep.client.client import Client
 from lockstep.dashboard.model import FollowedKey, PipelineState, Tables
 from lockstep.dashboard_settings import TOKEN_VARIABLE
 from stack.stack import Endpoints
@@ -179,6 +182,39 @@ def test_a_row_is_followed_to_where_it_lacks(captured: Captured, dashboard: Dash
     code, document, _ = dashboard.ask("GET", f"/api/key?table=public.t&key={SECRET}")
     assert code == 400
     assert SECRET not in document["message"]
+
+
+def test_prometheus_finds_the_last_look(dashboard: Dashboard) -> None:
+    until(lambda: dashboard.status("GET", "/metrics") == 200)
+    _, text, headers = dashboard.ask("GET", "/metrics")
+    samples = {
+        (sample.name, sample.labels.get("stage")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["lockstep_slot_active", None] == 1
+    assert samples["lockstep_stage_behind_bytes", "WAL end"] == 0
+    assert headers["content-type"].startswith("text/plain")
+
+
+def test_a_wait_ends_at_its_time_and_says_who_is_late(dashboard: Dashboard) -> None:
+    code, waited, _ = dashboard.ask("POST", "/api/wait", {"lsn": "0/1", "sinks": ["cache"], "timeout_s": 0.2})
+    assert code == 200, waited
+    assert (waited["reached"], waited["lsn"], list(waited["late"])) == (False, "0/1", ["cache"])
+    for body, says in (({"lsn": "here"}, "0/16B3748"), ({"lsn": "0/1", "sinks": ["nothing"]}, "nothing")):
+        code, refusal, _ = dashboard.ask("POST", "/api/wait", body)
+        assert code == 400
+        assert says in refusal["message"]
+    with Client(f"http://127.0.0.1:{dashboard.port}") as client:
+        assert not client.wait("cache", "0/1", timeout_s=0.2)
+        with pytest.raises(LockstepError, match=r"status 400.*nothing"):
+            client.wait("nothing", "0/1")
+
+
+def test_what_isnt_well_is_an_alert_with_its_next_step(captured: Captured, dashboard: Dashboard) -> None:
+    captured.stop()
+    until(lambda: "capture" in json.dumps(dashboard.get("/api/alerts")["open"]), seconds=60)
+    assert all("`lockstep" in one["message"] for one in dashboard.get("/api/alerts")["open"])
 
 
 def test_tables_and_shapes(captured: Captured, dashboard: Dashboard) -> None:

@@ -38,7 +38,8 @@ def _in_kafka(lag: LagReport) -> Stage:
 
 
 def _reaches(collector: LagCollector, lsn: int) -> bool:
-    return (_in_kafka(collector.collect()).lsn or 0) >= lsn
+    # Who asks about jobs has a heartbeat written, and that is published.
+    return (_in_kafka(collector.collect(with_jobs=False)).lsn or 0) >= lsn
 
 
 def test_wal_of_others_puts_an_idle_capture_behind_no_more(captured: Captured) -> None:
@@ -50,7 +51,7 @@ def test_wal_of_others_puts_an_idle_capture_behind_no_more(captured: Captured) -
         assert published < written
         until(lambda: _reaches(collector, written))
         captured.stop()
-        stopped = _in_kafka(collector.collect())
+        stopped = _in_kafka(collector.collect(with_jobs=False))
         assert stopped.lsn is not None
         assert stopped.lsn < written, "of a capture that is gone counts what it has published"
         assert stopped.seconds_behind != 0
@@ -86,4 +87,4 @@ def test_what_a_capture_said_that_hangs_now_counts_for_nothing(
         opened[-1].is_silent = True
         monkeypatch.setattr("monitor.collector._SILENT_S", 0.5)
         until(lambda: not _reaches(collector, written))
-        assert _in_kafka(collector.collect()).seconds_behind != 0
+        assert _in_kafka(collector.collect(with_jobs=False)).seconds_behind != 0

@@ -129,6 +129,10 @@ class _HoldsBackWhileCopying:
 
 
 def test_a_copy_in_the_stream_ends_and_begins_again(source: Source, endpoints: Endpoints, tmp_path: Path) -> None:
+    """One for which the stream stops, as for a table whose key is deferrable."""
+    source.database.execute(
+        "alter table t drop constraint t_pkey, add primary key (id) deferrable", "alter table t replica identity full"
+    )
     guard, sections = "warn = '32MB', stop_copies = '64MB'", "[capture]\nbatch_rows = 1000\n"
     with _captured(source, endpoints, tmp_path, guard, sections=sections) as captured:
         captured.start()

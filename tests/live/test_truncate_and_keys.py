@@ -407,7 +407,6 @@ def test_many_changes_of_one_key_in_one_transaction(database: Database, endpoint
 _PRIMARY_AGAIN = "drop constraint t_pkey, add primary key (id)"
 
 
-@pytest.mark.parametrize("chunk_ms", [0, 50])
 @pytest.mark.parametrize(
     ("name", "change", "back", "says"),
     [
@@ -429,7 +428,6 @@ def test_no_table_is_copied_with_another_kind_of_key(
     change: str,
     back: str,
     says: str,
-    chunk_ms: int,
 ) -> None:
     """The stream tells of a changed key only with the next row of its table."""
     database.execute(
@@ -440,10 +438,7 @@ def test_no_table_is_copied_with_another_kind_of_key(
         "create publication narrow for table t (id), log",
     )
     source = "publication = 'narrow'\n[source.options.'public.log']\nappend_only = true"
-    sections = f"[snapshot]\nchunk_ms = {chunk_ms}"
-    with _captured(
-        database, endpoints, directory, "public.t", "public.log", source=source, sections=sections
-    ) as captured:
+    with _captured(database, endpoints, directory, "public.t", "public.log", source=source) as captured:
         captured.start()
         captured.settle()
         before = captured.events(name)

@@ -342,6 +342,21 @@ def test_servers_outlive_the_command_and_the_next_one_stops_them(directory: Path
     assert not any(is_alive(member) for member in family)
 
 
+@_own_servers
+def test_somebody_with_a_database_starts_only_what_they_lack(directory: Path) -> None:
+    def lockstep(*arguments: str) -> str:
+        command = [sys.executable, "-m", "lockstep", *arguments, "--directory", str(directory)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    printed = lockstep("up", "valkey")
+    try:
+        assert [line.split(" = ")[0] for line in printed.splitlines()] == ["redis_url"]
+        running = [server["name"] for server in json.loads(lockstep("status", "--json")) if server["pid"]]
+        assert running == ["valkey"]
+    finally:
+        lockstep("down")
+
+
 def test_a_server_that_died_unseen_is_started_again(mine: Stack, up: Endpoints) -> None:
     pid = pids(mine)["valkey"]
     assert pid is not None

@@ -108,6 +108,10 @@ class DuckDbConnection:
         """A file has one."""
         return ""
 
+    def blocked_by(self) -> str | None:
+        """One process at a time has a file, and no transaction waits."""
+        return None
+
     def has_relation(self, schema: str, relation: str) -> bool:
         return bool(
             self.execute(

@@ -112,6 +112,18 @@ class WarehouseConnection:
         )
         return str(self.execute(query).scalar())
 
+    def blocked_by(self) -> str | None:
+        # Sinks of one role in one database look the same here: whoever is told of a lock that isn't in his way moves.
+        query = (
+            "select b.pid || ' (' || coalesce(nullif(b.application_name, ''), 'no name') || ')' from pg_stat_activity a"
+            " cross join lateral unnest(pg_blocking_pids(a.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"
+            " where a.datname = current_database() and a.application_name = :application and a.wait_event_type = 'Lock'"
+            " and b.application_name <> :application limit 1"
+        )
+        with self.transaction():
+            blocker = self.execute(query, application=_APPLICATION).scalar()
+        return None if blocker is None else f"pid {blocker}"
+
     def copy(self, into: str, blocks: Iterator[bytes]) -> int:
         """Returns how many bytes the blocks have."""
         driver: Any = self.connected.connection.driver_connection
@@ -183,12 +195,31 @@ class WarehouseConnection:
             raise ours from error
 
 
+_APPLICATION: Final = "lockstep"
+
+
 def lines_of(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The lines of COPY's output without their newlines, wherever its blocks end."""
     rest = b""
     for block in blocks:
         *lines, rest = (rest + bytes(block)).split(b"\n")
         yield from lines
+
+
+def _refuse_pooler(connection: Any, cursor: Any) -> None:
+    """Raises ConfigurationError where the process that answers isn't the one that was connected to.
+
+    A pooler gives the next transaction to another connection of its own. The settings of the session, its temporary
+    tables and its locks are on the one before then, without a word.
+    """
+    cursor.execute("select pg_backend_pid()")
+    (answering,) = cursor.fetchone()
+    if answering != connection.info.backend_pid:
+        raise ConfigurationError(
+            f"a pooler is between this sink and the warehouse at {connection.info.host}:{connection.info.port}, and a"
+            " session's settings, temporary tables and locks don't pass it",
+            hint="let url of this sink be the address of PostgreSQL itself; then run `lockstep doctor`",
+        )
 
 
 def _engine(settings: WarehouseSettings) -> "Engine":
@@ -216,7 +247,7 @@ def _engine(settings: WarehouseSettings) -> "Engine":
         url = url.set(password=password)
     connect: dict[str, Any] = {
         "connect_timeout": settings.connect_timeout_s,
-        "application_name": "lockstep",
+        "application_name": _APPLICATION,
         # A machine that is gone without a word is noticed in a minute. A server that hangs is not: its machine still
         # answers.
         "keepalives_idle": 30,
@@ -244,6 +275,7 @@ def _engine(settings: WarehouseSettings) -> "Engine":
 
     def pin(connection: Any, _record: object) -> None:
         with connection.cursor() as cursor:
+            _refuse_pooler(connection, cursor)
             for name, value in session.items():
                 cursor.execute("select set_config(%s, %s, false)", (name, value))
             for statement in _SESSION:

@@ -4,7 +4,7 @@ import re
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError, Unavailable
-from sinks.access import certificate_refused
+from sinks.access import certificate_refused, untrusted
 
 UNIQUE_VIOLATION: Final = "23505"
 LOCK_NOT_AVAILABLE: Final = "55P03"
@@ -33,16 +33,18 @@ _HINTS: Final = {
 }
 # Without a connection there is no SQLSTATE, only the server's words.
 _REFUSED_AT_THE_DOOR: Final = {
+    "requires a valid client certificate": "set tls.certificate_file and tls.key_file of this sink to a"
+    " certificate that the warehouse's authority has signed",
     "authentication failed": "check user and password of this sink",
     "no password supplied": "set the password of this sink",
     "no pg_hba.conf entry": "allow this machine and user in the warehouse's pg_hba.conf, with TLS where it asks for it",
     "does not exist": "check database and user of this sink",
     "not permitted to log in": "alter the sink's user to LOGIN",
     "permission denied": "grant the user CONNECT on the database",
-    "certificate verify failed": "set tls.ca_file of this sink to the authority's certificate",
     "does not support SSL": "switch TLS on at the warehouse, or remove tls and sslmode from this sink",
     "could not translate host name": "check the address of this sink",
 }
+_UNTRUSTED: Final = ("certificate verify failed", "does not match host name")
 _COPY_COLUMN = re.compile(r", column (?P<name>[^:\n]+)")
 
 
@@ -86,11 +88,12 @@ def translated(error: BaseException) -> LockstepError:
         ours = certificate_refused("the warehouse", original)
         if ours is not None:
             return ours
+        if any(sign in words for sign in _UNTRUSTED):
+            return untrusted(f"the warehouse ({_first_line(original)})", original)
         for sign, hint in _REFUSED_AT_THE_DOOR.items():
             if sign in words:
                 return LockstepError(f"the warehouse refuses the connection: {words.strip()}", hint=hint)
-        first_line = words.strip().splitlines()[0] if words.strip() else type(original).__name__
-        return Unavailable(f"the warehouse doesn't answer: {first_line}", retry_after_s=_RETRY_AFTER_S)
+        return Unavailable(f"the warehouse doesn't answer: {_first_line(original)}", retry_after_s=_RETRY_AFTER_S)
     primary = getattr(getattr(original, "diag", None), "message_primary", None) or ""
     message = f"the warehouse refuses: {primary} ({state} {type(original).__name__})"
     if is_of_a_row(error):  # the text of these may hold values
@@ -99,6 +102,12 @@ def translated(error: BaseException) -> LockstepError:
         return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
     hint_of = next((hint for sign, hint in _HINTS.items() if state.startswith(sign)), None)
     return LockstepError(message, hint=hint_of)
+
+
+def _first_line(error: BaseException) -> str:
+    """What libpq says first: it names the server's address."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _original(error: BaseException) -> BaseException:

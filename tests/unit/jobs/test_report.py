@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from cdc.model.errors import LockstepError
+from cdc.model.log_message import LogMessage
 from jobs.report import (
     BatchGoesOn,
     KeepsMicroBatches,
@@ -45,6 +46,19 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
     )
     assert messages[8] == "sink keeps micro-batches sink=search generation=1 reason=this is a cluster"
     assert len(messages) == 9
+    applied = caplog.records[1].msg
+    assert isinstance(applied, LogMessage)
+    assert applied.facts == {
+        "sink": "search",
+        "generation": 2,
+        "batch": 7,
+        "rows": 10,
+        "applied": 8,
+        "stale": 1,
+        "rejected": 1,
+        "duration_ms": 90,
+        "watermark": "16/B374D848",
+    }
     assert [record.levelname for record in caplog.records] == [
         "INFO",
         "INFO",

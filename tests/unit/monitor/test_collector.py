@@ -88,9 +88,9 @@ def test_nobody_waits_for_signs_of_life_who_does_not_ask_about_jobs(monkeypatch:
     monkeypatch.setattr("jobs.generations.status.running_of", running_of)
     pipeline = cast("Any", SimpleNamespace(kafka=SimpleNamespace(client=dict)))
     with LagCollector(pipeline, {"cache": RedisSettings()}) as collector:
-        [(_, _, job)] = collector._ask("cache", with_jobs=False)
+        [(_, _, job, _)] = collector._ask("cache", with_jobs=False)
         assert (job, asked) == (None, [])
-        [(_, _, job)] = collector._ask("cache", with_jobs=True)
+        [(_, _, job, _)] = collector._ask("cache", with_jobs=True)
         assert job is not None
         assert (job.state, asked) == (JobState.SILENT, [[1]])
 

@@ -1,7 +1,7 @@
 """One report of a command that looks once."""
 
 from cdc.model.errors import Unavailable
-from monitor.lag import LagReport, Stage
+from monitor.lag import LagReport, Stage, StageState
 from monitor.settled import settled_report
 
 
@@ -43,3 +43,11 @@ def test_what_takes_a_person_is_told_at_once() -> None:
 
 def test_who_stays_behind_is_reported_so() -> None:
     assert settled_report(Looks(_lag(9.0))).stages[0].seconds_behind == 9.0
+
+
+def test_who_has_not_moved_is_looked_at_until_it_is_known_to_hang() -> None:
+    def lag(state: StageState) -> LagReport:
+        return LagReport((Stage("in Kafka", 8, 8, 9.0, None, state=state),), True, 0, {})
+
+    looks = Looks(lag(StageState.BEHIND), lag(StageState.BEHIND), lag(StageState.STALLED), lag(StageState.CURRENT))
+    assert settled_report(looks, sleep=lambda _: None).stages[0].state is StageState.STALLED

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.table import TableName
 from cdc.protocol.visibility import UnfinishedTransactions
-from snapshot import chunked
+from snapshot import chunk_session
 from snapshot.chunk_reader import Locked
 from snapshot.chunked import ChunkedCopies
 from snapshot.waits import Waits
@@ -37,7 +37,7 @@ def test_a_chunk_that_waits_for_a_lock_says_so_after_a_while(monkeypatch: pytest
     said: list[str] = []
     clock = Time()
     for name in ("emit_heartbeat", "current_snapshot"):
-        monkeypatch.setattr(chunked, name, lambda _: None)
+        monkeypatch.setattr(chunk_session, name, lambda _: None)
     monkeypatch.setattr(UnfinishedTransactions, "all_seen_by", lambda *_: True)
     pipeline: Any = SimpleNamespace(
         snapshot=SimpleNamespace(chunk_ms=50, rows_per_s=0),
@@ -60,8 +60,8 @@ def test_a_chunk_that_waits_for_a_lock_says_so_after_a_while(monkeypatch: pytest
         copied=lambda _: None,
         while_waiting=lambda: None,
     )
-    copies._reader = _LockedReader()  # type: ignore[assignment]
-    copies._waits = Waits(lambda: clock.now_s, said.append)
+    copies._session._reader = _LockedReader()  # type: ignore[assignment]
+    copies._waits = copies._session.waits = Waits(lambda: clock.now_s, said.append)
     for _ in range(8):
         assert copies.wants(stream.loop.state)
         assert copies.step(None) is not None

@@ -28,6 +28,7 @@ class _Cluster:
         self.clients += 1
         number = self.clients
         return SimpleNamespace(
+            poll=lambda _: 0,
             list_offsets=lambda specs, **_: self._offsets(specs, number),
             describe_topics=lambda topics, **_: self._describe_topics(number),
         )

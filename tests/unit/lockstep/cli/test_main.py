@@ -20,6 +20,7 @@ GROUPS = {
     "Run": ["run", "capture", "apply", "dashboard"],
     "Operate": [
         *("lag", "wait", "tail", "verify", "rebuild", "switch", "generations", "recover", "snapshot", "rejections"),
+        "alerts",
     ],
 }
 

@@ -1,0 +1,58 @@
+"""What one process does at each look at the pipeline: it tells what is wrong, and compares sinks when that is due."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from cdc.model.errors import LockstepError
+from lockstep.config import Config
+from lockstep.verify_schedule import VerifySchedule
+from monitor.alerts.facts import FactsCollector
+from monitor.alerts.watch import AlertWatch
+from monitor.conditions import Condition
+from monitor.lag import LagReport
+
+
+class Attendant:
+    """Is given each lag report. Of several processes of a machine one tells; the others only look."""
+
+    def __init__(self, alerts: AlertWatch, schedule: VerifySchedule) -> None:
+        self._alerts = alerts
+        self._schedule = schedule
+
+    @property
+    def open(self) -> tuple[Condition, ...]:
+        """What was wrong at the last look."""
+        return self._alerts.open
+
+    def look(self, report: LagReport | LockstepError) -> None:
+        """Take the next report, or the error that came in its place. Waits for nobody."""
+        now_ms = time.time_ns() // 1_000_000
+        self._alerts.look(report, now_ms=now_ms)
+        if isinstance(report, LagReport) and self._alerts.tells:
+            self._schedule.look(report, now_ms=now_ms)
+
+
+@contextlib.contextmanager
+def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
+    """Until the end of the block, which may take seconds. ``path`` is the configuration's file."""
+    schedule = VerifySchedule(config, path)
+    with (
+        contextlib.closing(schedule),
+        FactsCollector(
+            config.as_pipeline(), config.sinks, state_directories(config), with_standby=config.alerts.standby
+        ) as facts,
+        AlertWatch(config.pipeline.name, config.alerts, facts=facts.latest, verify=config.verify) as alerts,
+    ):
+        yield Attendant(alerts, schedule)
+
+
+def state_directories(config: Config) -> list[Path]:
+    """The directories that Lockstep writes to on this machine."""
+    directories = [Path(config.capture.values_directory), config.alerts.directory]
+    if config.capture.spool_transactions:
+        directories.append(Path(config.capture.spool_directory))
+    if "://" not in config.spark.checkpoint_directory:
+        directories.append(Path(config.spark.checkpoint_directory))
+    return directories

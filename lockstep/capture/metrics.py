@@ -1,0 +1,53 @@
+"""What capture counts: per Kafka transaction, never per row."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from cdc.capture.batch import Committed
+from lockstep.capture.run import Observer
+from monitor.metrics.endpoint import Opened
+from snapshot.copy import CopyProgress
+
+
+def measured(observer: Observer, opened: Opened, values: Path) -> Observer:
+    """The observer, which counts as well. ``values`` is the directory of the store of large values."""
+    meters = opened.meters
+    opened.ask("lockstep_capture_values_bytes", lambda: disk_of(values))
+    copied: dict[str, tuple[int, int]] = {}
+
+    def committed(batch: Committed) -> None:
+        for topic, records in batch.records.items():
+            meters.add("lockstep_capture_records_published_total", records, {"topic": topic})
+        meters.add("lockstep_capture_commits_total", 1)
+        meters.observe("lockstep_capture_commit_seconds", batch.commit_s)
+        meters.set("lockstep_capture_published_lsn", batch.state.end_lsn)
+        if batch.state.commit_time_ms:
+            meters.set("lockstep_capture_published_commit_timestamp_seconds", batch.state.commit_time_ms / 1000)
+        observer.committed(batch)
+
+    def copying(progress: CopyProgress) -> None:
+        table = str(progress.table)
+        rows, size = copied.get(table, (0, 0))
+        if progress.rows < rows:  # it began again
+            rows, size = 0, 0
+        meters.add("lockstep_capture_copied_rows_total", progress.rows - rows, {"table": table})
+        meters.add("lockstep_capture_copied_bytes_total", max(0, progress.bytes - size), {"table": table})
+        copied[table] = (0, 0) if progress.finished else (progress.rows, progress.bytes)
+        observer.copied(progress)
+
+    def restarted() -> None:
+        meters.add("lockstep_capture_restarts_total", 1)
+        observer.restarted()
+
+    return replace(observer, committed=committed, copied=copying, restarted=restarted)
+
+
+def disk_of(directory: Path) -> int:
+    """The disk that the files below a directory take, in bytes. What goes away meanwhile counts for nothing."""
+    taken = 0
+    for path in directory.rglob("*"):
+        try:
+            taken += path.stat().st_blocks * 512  # a file of the store is as large as it may get, and mostly a hole
+        except FileNotFoundError:
+            continue
+    return taken

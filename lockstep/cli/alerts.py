@@ -1,0 +1,149 @@
+"""Commands about alerts: what is open, whether the channels work, silences, and a process that only tells."""
+
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
+
+if TYPE_CHECKING:
+    from monitor.alerts.store import AlertStore
+
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LOOK_S: Final = 5.0
+
+
+def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show which alerts are open, which are silenced, and what is still to be delivered.
+
+    It shows what was told: `lockstep run` or `lockstep alerts watch` looks at the pipeline. Exit code 1 when one is
+    open.
+    """
+    from lockstep.console import EXIT_FAILED
+    from lockstep.terminal import out
+    from monitor.conditions import Severity
+
+    store, now_ms = _store(config), _now_ms()
+    state, silences = store.load(), store.silences(now_ms=now_ms)
+    waiting = {channel: len(messages) for channel, messages in state.queues.items() if messages}
+    if as_json:
+        print_json(
+            {
+                "open": [entry.to_json() for entry in state.book.values()],
+                "silenced_until_ms": silences,
+                "undelivered": waiting,
+            }
+        )
+    else:
+        for entry in sorted(state.book.values(), key=lambda entry: (-entry.condition.severity, entry.condition.key)):
+            condition = entry.condition
+            style = "red" if condition.severity is Severity.CRITICAL else "yellow"
+            out.print(f"{condition.name}/{condition.subject} since {_time(condition.since_ms)}", style=style)
+            out.print(f"    {condition.sentence}\n    {condition.step}", markup=False)
+        if not state.book:
+            out.print("no alert is open")
+        for name, until_ms in silences.items():
+            out.print(f"{name} is silenced until {_time(until_ms)}")
+        for channel, count in waiting.items():
+            out.print(f"{channel}: {count} messages are still to be delivered")
+    raise typer.Exit(EXIT_FAILED if state.book else 0)
+
+
+def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Send a test message over every channel that is set, once.
+
+    Exit code 1 when one didn't take it.
+    """
+    from cdc.model.errors import LockstepError
+    from lockstep.config import load
+    from lockstep.console import EXIT_FAILED, say
+    from monitor.alerts.book import Kind, Message
+    from monitor.alerts.channels import channels_of
+    from monitor.conditions import Condition, Severity
+
+    loaded, now_ms = load(config), _now_ms()
+    condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
+    message = Message(f"{loaded.pipeline.name}/test/{now_ms}", Kind.TEST, loaded.pipeline.name, now_ms, condition)
+    channels = channels_of(loaded.alerts)
+    if not channels:
+        say("alerts go to the log alone: [alerts] has no webhook, command or mail")
+    failed = False
+    for name, channel in channels.items():
+        try:
+            channel.send(message)
+        except LockstepError as error:
+            failed = True
+            say(f"{name}: {error}")
+        else:
+            say(f"{name}: delivered")
+    raise typer.Exit(EXIT_FAILED if failed else 0)
+
+
+def silence(
+    name: Annotated[
+        str, typer.Argument(help="A condition's name, or NAME/SUBJECT as `lockstep alerts list` shows it.")
+    ],
+    config: ConfigOption = DEFAULT_CONFIG,
+    duration: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d; 0m ends it.")] = "1h",
+) -> None:
+    """Keep alerts of a condition back for some time.
+
+    What is open when it ends is told then.
+    """
+    from lockstep.console import say
+    from monitor.conditions import NAMES
+
+    match = re.fullmatch(r"(\d{1,6})([smhd])", duration)
+    if match is None:
+        raise typer.BadParameter("must be a number and s, m, h or d: 30m, 2h", param_hint="'--for'")
+    if name.partition("/")[0] not in NAMES:
+        raise typer.BadParameter(f"no such condition: {name}; there are {', '.join(NAMES)}", param_hint="'NAME'")
+    now_ms = _now_ms()
+    until_ms = now_ms + int(match[1]) * _UNITS_S[match[2]] * 1000
+    _store(config).silence(name, until_ms, now_ms=now_ms)
+    say(f"{name} is silenced until {_time(until_ms)}" if until_ms > now_ms else f"{name} isn't silenced any more")
+
+
+def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Look at the pipeline every five seconds, tell what is wrong, and compare sinks when that is due.
+
+    For who runs capture and apply without `lockstep dashboard`, which does the same. Of several processes on one
+    machine one tells.
+    """
+    from cdc.model.errors import LockstepError
+    from lockstep.alerts import open_attendant
+    from lockstep.config import load
+    from lockstep.console import StopOnSignals, log_to_stderr
+    from monitor.collector import LagCollector
+    from monitor.lag import LagReport
+
+    log_to_stderr(config)
+    loaded, stopping = load(config), StopOnSignals()
+    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector, open_attendant(loaded, config) as attendant:
+        while not stopping():
+            report: LagReport | LockstepError
+            try:
+                report = collector.collect()
+            except LockstepError as error:
+                report = error
+            attendant.look(report)
+            stopping.wait(_LOOK_S)
+
+
+def _store(config: Path) -> "AlertStore":
+    from lockstep.config import load
+    from monitor.alerts.store import AlertStore
+
+    return AlertStore(load(config).alerts.directory)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _time(ms: int | None) -> str:
+    return "an unknown time" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

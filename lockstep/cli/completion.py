@@ -1,0 +1,46 @@
+"""What the shell offers for a word: sinks and tables as the configuration file has them, and the local servers.
+
+Reads nothing but that file, and says nothing: where it is missing or wrong, nothing is offered.
+"""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def sink_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The sinks of the configuration whose names begin so."""
+    sinks = _document(context).get("sinks")
+    return _beginning(sinks if isinstance(sinks, dict) else (), incomplete)
+
+
+def table_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The captured tables whose names begin so."""
+    source = _document(context).get("source")
+    tables = source.get("tables") if isinstance(source, dict) else ()
+    return _beginning(tables if isinstance(tables, list) else (), incomplete)
+
+
+def server_names(incomplete: str) -> list[str]:
+    """The local servers whose names begin so."""
+    from stack.stack import NAMES
+
+    return _beginning(NAMES, incomplete)
+
+
+def _document(context: typer.Context) -> dict[str, Any]:
+    """The file that the line names so far, else the one that the command would read."""
+    path = context.params.get("config")
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _beginning(names: Iterable[object], incomplete: str) -> list[str]:
+    return [name for name in names if isinstance(name, str) and name.startswith(incomplete)]

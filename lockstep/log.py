@@ -1,0 +1,78 @@
+"""How the log is written: lines for people, or one JSON object a record. Both have the same facts."""
+
+import json
+import logging
+import os
+import tomllib
+import traceback
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.log_message import LogMessage
+from cdc.model.visible import visible, visible_lines
+
+LogFormat = Literal["console", "json"]
+"""Lines for people, or one object a record."""
+
+LOG_FORMAT_VARIABLE = "LOCKSTEP_LOG_FORMAT"
+"""The environment variable that wins over the file."""
+
+
+def log_format(path: Path | None) -> LogFormat:
+    """The format that the environment asks for, else the configuration file at this path, else ``console``.
+
+    Doesn't judge the file, since what is wrong with it has to be told in some format. Raises ConfigurationError for an
+    environment that asks for none of the formats.
+    """
+    asked = os.environ.get(LOG_FORMAT_VARIABLE)
+    if asked:
+        if asked not in get_args(LogFormat):
+            raise ConfigurationError(f"{LOG_FORMAT_VARIABLE} must be console or json, not {asked!r}")
+    elif path is not None:
+        try:
+            section = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("log")
+        except (OSError, ValueError, RecursionError):
+            section = None
+        asked = section.get("format") if isinstance(section, dict) else None
+    return "json" if asked == "json" else "console"
+
+
+def formatter(log_format: LogFormat) -> logging.Formatter:
+    """No text of others can pass for a record, in either format."""
+    from structlog.stdlib import ProcessorFormatter  # half of a small command's start, and few of them log
+
+    if log_format == "json":
+        return ProcessorFormatter(processors=[_json])
+    return ProcessorFormatter(processors=[_lines], fmt="%(asctime)s %(levelname)s %(message)s")
+
+
+def _lines(_logger: object, _method: str, said: MutableMapping[str, Any]) -> str:
+    """Only a record's first line begins at the margin."""
+    trace = _trace(said)
+    return visible_lines(said["event"] + (f"\n{trace}" if trace else "")).replace("\n", "\n    ")
+
+
+def _json(_logger: object, _method: str, said: MutableMapping[str, Any]) -> str:
+    """One line whatever the texts hold. What would steer a terminal is escaped as JSON does it."""
+    record: logging.LogRecord = said["_record"]
+    message = record.msg if isinstance(record.msg, LogMessage) else LogMessage(said["event"])
+    moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    shown: Mapping[str, object] = {
+        "time": moment,
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "event": message.event,
+        **message.facts,
+    }
+    trace = _trace(said)
+    optional = {"explanation": message.explanation, "exception": trace}
+    shown = {**shown, **{name: text for name, text in optional.items() if text}}
+    return visible(json.dumps(shown, ensure_ascii=False, default=str))
+
+
+def _trace(said: MutableMapping[str, Any]) -> str:
+    error = said.get("exc_info")
+    return "".join(traceback.format_exception(*error)).rstrip() if error else ""

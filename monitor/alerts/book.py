@@ -1,0 +1,137 @@
+"""Who was told of what: a message when a condition opens, when it becomes critical, and when it is over. Pure.
+
+A condition that may pass by itself has to hold for ``open_after_s`` first, and every condition has to be gone for
+``clear_after_s`` before it is over. So one that comes and goes is told once. Where nobody can tell whether a condition
+holds, it stays as it was.
+
+A silence keeps messages back that would open something. What still holds when it ends is told then. What was told
+before is cleared in a silence as well: whoever was woken may sleep again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from monitor.conditions import Condition, Findings, Severity
+
+Key = tuple[str, str]
+
+
+class Kind(StrEnum):
+    """What a message says of a condition."""
+
+    OPENED = "opened"
+    WORSE = "worse"
+    CLEARED = "cleared"
+    TEST = "test"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What somebody is told. ``id`` is the same for all messages about one time that a condition was open."""
+
+    id: str
+    kind: Kind
+    pipeline: str
+    at_ms: int
+    condition: Condition
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "kind": self.kind.value,
+            "pipeline": self.pipeline,
+            "at_ms": self.at_ms,
+            **self.condition.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Message":
+        return cls(fields["id"], Kind(fields["kind"]), fields["pipeline"], fields["at_ms"], condition_from_json(fields))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A condition that holds, or was told and may be over. ``told`` is how bad it was said to be; None: not yet.
+
+    ``seen_ms`` is when it was first seen, ``gone_ms`` since when it isn't any more.
+    """
+
+    condition: Condition
+    seen_ms: int
+    told: Severity | None = None
+    gone_ms: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        told = None if self.told is None else self.told.name.lower()
+        return {**self.condition.to_json(), "seen_ms": self.seen_ms, "told": told}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Entry":
+        told = None if fields["told"] is None else Severity[fields["told"].upper()]
+        return cls(condition_from_json(fields), fields["seen_ms"], told)
+
+
+def condition_from_json(fields: Mapping[str, Any]) -> Condition:
+    return Condition(
+        fields["name"],
+        fields["subject"],
+        Severity[fields["severity"].upper()],
+        fields["sentence"],
+        fields["step"],
+        fields["since_ms"],
+    )
+
+
+def is_silenced(condition: Condition, silences: Mapping[str, int], now_ms: int) -> bool:
+    """``silences``: a condition's name, or name and subject joined by ``/`` -> until when."""
+    until_ms = max(silences.get(condition.name, 0), silences.get("/".join(condition.key), 0))
+    return now_ms < until_ms
+
+
+def take(
+    book: Mapping[Key, Entry],
+    findings: Findings,
+    *,
+    silences: Mapping[str, int],
+    open_after_s: float,
+    clear_after_s: float,
+    pipeline: str,
+    now_ms: int,
+) -> tuple[dict[Key, Entry], list[Message]]:
+    """The book after a look that found this, and what is to be told now."""
+    following: dict[Key, Entry] = {}
+    messages: list[Message] = []
+
+    def tell(kind: Kind, entry: Entry) -> None:
+        name, subject = entry.condition.key
+        message_id = f"{pipeline}/{name}/{subject}/{entry.seen_ms}"
+        messages.append(Message(message_id, kind, pipeline, now_ms, entry.condition))
+
+    found = {condition.key: condition for condition in findings.open}
+    for key, condition in found.items():
+        before = book.get(key)
+        entry = Entry(condition, now_ms) if before is None else replace(before, condition=condition, gone_ms=None)
+        if condition.since_ms is None:
+            entry = replace(entry, condition=replace(condition, since_ms=entry.seen_ms))
+        holds = not condition.passes or now_ms - entry.seen_ms >= open_after_s * 1000
+        if holds and not is_silenced(condition, silences, now_ms):
+            if entry.told is None:
+                tell(Kind.OPENED, entry)
+            elif condition.severity > entry.told:
+                tell(Kind.WORSE, entry)
+            entry = replace(entry, told=max(condition.severity, entry.told or condition.severity))
+        following[key] = entry
+    for key, entry in book.items():
+        if key in found:
+            continue
+        if findings.is_unknown(*key):
+            following[key] = replace(entry, gone_ms=None)
+        elif entry.told is not None:
+            gone_ms = now_ms if entry.gone_ms is None else entry.gone_ms
+            if now_ms - gone_ms >= clear_after_s * 1000:
+                tell(Kind.CLEARED, entry)
+            else:
+                following[key] = replace(entry, gone_ms=gone_ms)
+    return following, messages

@@ -1,0 +1,76 @@
+"""When certificates expire: those in files, and those that servers show. Only the end of their validity is read."""
+
+import re
+import socket
+import ssl
+from base64 import b64decode
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+_PEM: Final = re.compile(rb"-----BEGIN CERTIFICATE-----(.+?)-----END CERTIFICATE-----", re.DOTALL)
+_SEQUENCE: Final = 0x30
+_UTC_TIME: Final = 0x17
+_VERSION: Final = 0xA0
+_POSTGRES_WANTS_TLS: Final = bytes((0, 0, 0, 8, 4, 210, 22, 47))
+_TIMEOUT_S: Final = 5.0
+
+
+def file_expires_ms(path: Path) -> int | None:
+    """When the first certificate of a PEM file to expire does, in milliseconds since 1970; None where there is none.
+
+    Raises OSError, and ValueError for a certificate that can't be read.
+    """
+    return min(map(expires_ms, (b64decode(body) for body in _PEM.findall(path.read_bytes()))), default=None)
+
+
+def server_expires_ms(host: str, port: int, *, is_postgres: bool = False) -> int | None:
+    """When the certificate that a server shows expires; None where it speaks no TLS. Nothing is checked or sent.
+
+    Raises OSError when it can't be reached, and ValueError for a certificate that can't be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # it is only asked for its date; whoever sends something checks it
+    with socket.create_connection((host, port), timeout=_TIMEOUT_S) as connection:
+        if is_postgres:
+            connection.sendall(_POSTGRES_WANTS_TLS)
+            if connection.recv(1) != b"S":
+                return None
+        with context.wrap_socket(connection, server_hostname=host) as encrypted:
+            certificate = encrypted.getpeercert(binary_form=True)
+    return None if certificate is None else expires_ms(certificate)
+
+
+def expires_ms(certificate: bytes) -> int:
+    """The end of a DER certificate's validity, in milliseconds since 1970. Raises ValueError for other bytes."""
+    try:
+        ((_, outer),) = list(_elements(certificate))
+        _, to_sign = next(_elements(outer))
+        fields = [field for field in _elements(to_sign) if field[0] != _VERSION]
+        tag, validity = fields[3]  # after serial number, signature algorithm and issuer
+        (_, (kind, until)) = list(_elements(validity))
+        if tag != _SEQUENCE:
+            raise ValueError("no validity")  # noqa: TRY301
+        text = until.decode("ascii")
+        if kind == _UTC_TIME:
+            text = ("19" if int(text[:2]) >= 50 else "20") + text
+        moment = datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+    except (ValueError, IndexError, StopIteration) as error:
+        raise ValueError(f"not a certificate: {type(error).__name__}") from None
+    return int(moment.timestamp() * 1000)
+
+
+def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Tag and content of each element in a row. Raises IndexError or ValueError where the bytes end too soon."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & 0x80:
+            size = length & 0x7F
+            length, at = int.from_bytes(der[at : at + size], "big"), at + size
+        if at + length > len(der):
+            raise ValueError("cut off")
+        yield tag, der[at : at + length]
+        at += length

@@ -1,0 +1,187 @@
+"""Ways to tell somebody: a webhook, a command, mail. Each sends one message, or raises why it didn't.
+
+No error holds a header, a password or the address of a webhook, which may be a secret itself.
+"""
+
+import contextlib
+import http.client
+import os
+import signal
+import smtplib
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Final, Protocol
+from urllib.parse import urlsplit
+
+import orjson
+
+from cdc.model.errors import ConfigurationError, Unavailable
+from monitor.alerts.book import Kind, Message
+from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
+
+_TIMEOUT_S: Final = 10.0
+_COMMAND_TIMEOUT_S: Final = 30.0
+
+
+class Channel(Protocol):
+    """A way to tell somebody."""
+
+    def send(self, message: Message) -> None:
+        """Return once it is delivered. Raises Unavailable when it isn't, ConfigurationError when a setting is wrong."""
+
+
+def channels_of(settings: AlertSettings) -> dict[str, Channel]:
+    """The channels that are set, by their names. The log isn't one of them: it takes every message at once."""
+    channels: dict[str, Channel] = {}
+    if settings.webhook is not None:
+        channels["webhook"] = Webhook(settings.webhook)
+    if settings.command:
+        channels["command"] = Command(settings.command)
+    if settings.mail is not None:
+        channels["mail"] = Mail(settings.mail)
+    return channels
+
+
+class Webhook:
+    """POSTs a message as JSON. Any answer below 300 is a receipt; a redirect isn't followed."""
+
+    def __init__(self, settings: WebhookSettings) -> None:
+        self._settings = settings
+
+    def send(self, message: Message) -> None:
+        address = self._settings.address()
+        if address is None:
+            raise ConfigurationError(
+                "alerts.webhook has no address",
+                hint="set url, url_file or $LOCKSTEP_ALERTS_WEBHOOK_URL",
+            )
+        headers = {"Content-Type": "application/json", "User-Agent": "lockstep", **self._headers()}
+        parts = urlsplit(address.get_secret_value())
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        status = 0
+        try:
+            with contextlib.closing(self._connection(parts.scheme, parts.hostname or "", parts.port)) as connection:
+                connection.request("POST", path, orjson.dumps(message.to_json()), headers)
+                status = connection.getresponse().status
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            # The error's own words may hold a header that couldn't be sent.
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            raise Unavailable(f"the webhook at {parts.hostname} can't be reached: {reason}") from None
+        if status >= 300:
+            raise Unavailable(f"the webhook at {parts.hostname} answered with status {status}")
+
+    def _headers(self) -> Mapping[str, str]:
+        missing = [variable for variable in self._settings.headers.values() if variable not in os.environ]
+        if missing:
+            raise ConfigurationError(f"alerts.webhook.headers names {missing[0]}, which the environment lacks")
+        return {header: os.environ[variable] for header, variable in self._settings.headers.items()}
+
+    def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+        if scheme == "https":
+            context = _tls(self._settings.ca_file)
+            return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+
+
+class Command:
+    """Runs a program, without a shell: JSON on its standard input, and the same facts as ``LOCKSTEP_ALERT_*``.
+
+    Our other variables, which hold passwords, aren't handed on. What it prints isn't kept.
+    """
+
+    def __init__(self, command: tuple[str, ...]) -> None:
+        self._command = command
+
+    def send(self, message: Message) -> None:
+        facts = {
+            f"LOCKSTEP_ALERT_{name.upper()}": "" if value is None else str(value)
+            for name, value in message.to_json().items()
+        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
+        try:
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=inherited | facts,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unavailable(f"{self._command[0]} can't be started: {error.strerror}") from error
+        with process:
+            try:
+                process.communicate(orjson.dumps(message.to_json()), timeout=_COMMAND_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise Unavailable(f"{self._command[0]} didn't end within {_COMMAND_TIMEOUT_S:.0f} s") from None
+        if process.returncode:
+            raise Unavailable(f"{self._command[0]} ended with exit code {process.returncode}")
+
+
+class Mail:
+    """Hands a message to an SMTP server."""
+
+    def __init__(self, settings: MailSettings) -> None:
+        self._settings = settings
+
+    def send(self, message: Message) -> None:
+        settings = self._settings
+        password = settings.password()
+        if settings.user is not None and password is None:
+            raise ConfigurationError(
+                "alerts.mail.user has no password",
+                hint="set alerts.mail.password_file or $LOCKSTEP_ALERTS_MAIL_PASSWORD",
+            )
+        where = f"the mail server {settings.host}:{settings.port}"
+        try:
+            with self._server() as server:
+                if settings.user is not None and password is not None:
+                    server.login(settings.user, password.get_secret_value())
+                server.send_message(_mail(message, settings))
+        except smtplib.SMTPResponseException as error:
+            raise Unavailable(f"{where} refused it with code {error.smtp_code}") from None
+        except smtplib.SMTPRecipientsRefused:
+            raise Unavailable(f"{where} takes mail for none of alerts.mail.to") from None
+        except (OSError, smtplib.SMTPException) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            raise Unavailable(f"{where} can't be reached: {reason}") from None
+
+    @contextlib.contextmanager
+    def _server(self) -> Iterator[smtplib.SMTP]:
+        settings = self._settings
+        opening: Callable[..., smtplib.SMTP] = smtplib.SMTP
+        if settings.tls == "tls":
+            with smtplib.SMTP_SSL(
+                settings.host, settings.port, timeout=_TIMEOUT_S, context=_tls(settings.ca_file)
+            ) as server:
+                yield server
+            return
+        with opening(settings.host, settings.port, timeout=_TIMEOUT_S) as server:
+            if settings.tls == "starttls":
+                server.starttls(context=_tls(settings.ca_file))
+            yield server
+
+
+def _tls(ca_file: Path | None) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+
+
+_WORDS: Final = {Kind.OPENED: "open", Kind.WORSE: "now critical", Kind.CLEARED: "over", Kind.TEST: "test"}
+
+
+def _mail(message: Message, settings: MailSettings) -> EmailMessage:
+    condition = message.condition
+    mail = EmailMessage()
+    mail["From"] = settings.sender
+    mail["To"] = ", ".join(settings.to)
+    subject = f"[lockstep {message.pipeline}] {_WORDS[message.kind]}: {condition.name} {condition.subject}"
+    mail["Subject"] = " ".join(subject.split())
+    mail["X-Lockstep-Alert"] = " ".join(message.id.split())
+    state = "This is over." if message.kind is Kind.CLEARED else f"What to do: {condition.step}"
+    mail.set_content(f"{condition.sentence}\n\n{state}\n")
+    return mail

@@ -1,0 +1,133 @@
+"""What alerts keep on disk: who was told of what, what is still to be delivered, and silences.
+
+One process tells: it holds the lock of the directory for as long as it lives, and the system frees it in any end.
+``state.json`` is its alone. ``silences.json`` is written by the command, and read at each look.
+"""
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from monitor.alerts.book import Entry, Key, Message
+
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """``queues`` has what each channel is still to deliver, oldest first, by the channel's name."""
+
+    book: Mapping[Key, Entry] = field(default_factory=dict)
+    queues: Mapping[str, Sequence[Message]] = field(default_factory=dict)
+
+
+class AlertStore:
+    """The directory of a pipeline's alerts. Every method raises LockstepError for a file that can't be used."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock: int | None = None
+
+    def take_lock(self) -> bool:
+        """Become the one that tells; False while another process is. Lasts until ``close``."""
+        if self._lock is None:
+            try:
+                self._directory.mkdir(parents=True, exist_ok=True)
+                lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise self._unusable(error) from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                return False
+            self._lock = lock
+        return True
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def load(self) -> State:
+        """What was saved last."""
+        document = self._read("state.json")
+        entries = [Entry.from_json(entry) for entry in document.get("open", [])]
+        queues = {
+            channel: [Message.from_json(message) for message in messages]
+            for channel, messages in document.get("queues", {}).items()
+        }
+        return State({entry.condition.key: entry for entry in entries}, queues)
+
+    def save(self, state: State) -> None:
+        """Keep this. It is on disk when it returns."""
+        self._write(
+            "state.json",
+            {
+                "open": [entry.to_json() for entry in state.book.values()],
+                "queues": {
+                    channel: [message.to_json() for message in messages] for channel, messages in state.queues.items()
+                },
+            },
+        )
+
+    def silences(self, *, now_ms: int) -> dict[str, int]:
+        """What is silenced now -> until when, in milliseconds since 1970."""
+        until = self._read("silences.json").get("until_ms", {})
+        return {name: until_ms for name, until_ms in until.items() if until_ms > now_ms}
+
+    def silence(self, name: str, until_ms: int, *, now_ms: int) -> None:
+        """Silence a condition, or a name and subject joined by ``/``, until then. A time that is over ends it."""
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+        silences = self.silences(now_ms=now_ms) | {name: until_ms}
+        self._write("silences.json", {"until_ms": {key: until for key, until in silences.items() if until > now_ms}})
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            document = orjson.loads((self._directory / name).read_bytes())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise self._unusable(error) from error
+        except orjson.JSONDecodeError as error:
+            raise LockstepError(
+                f"{self._directory / name} isn't JSON", hint="move it away: alerts that are open are told once more"
+            ) from error
+        if document["format"] != _FORMAT:
+            raise LockstepError(
+                f"{self._directory / name} is of another version of Lockstep", hint="use that one, or move it away"
+            )
+        return dict(document)
+
+    def _write(self, name: str, document: Mapping[str, Any]) -> None:
+        try:
+            handle, temporary = tempfile.mkstemp(dir=self._directory, prefix=f".{name}.")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(orjson.dumps({"format": _FORMAT, **document}))
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(temporary).replace(self._directory / name)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    Path(temporary).unlink()
+                raise
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: OSError) -> LockstepError:
+        return LockstepError(
+            f"the directory {self._directory} can't be used: {error.strerror}",
+            hint="check the path of alerts.directory, its permissions and its disk",
+        )

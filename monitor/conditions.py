@@ -1,0 +1,365 @@
+"""What is wrong now, as conditions that each have a name, a subject and a next step. Pure: facts in, conditions out.
+
+A condition has the same name and subject for as long as it is open, so that it is told once. Its sentence may change.
+No sentence holds a row's value.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+from cdc.model.errors import LockstepError
+from monitor.alerts.settings import AlertSettings
+from monitor.lag import LagReport
+from monitor.verification import OVERDUE_TIMES, VerifyOutcome, VerifySettings
+
+_CRITICAL_SLOT_MINUTES: Final = 15.0
+_CRITICAL_CERTIFICATE_DAYS: Final = 3.0
+_CRITICAL_FREE_SHARE: Final = 0.4
+"""Of the share of a disk at which its condition opens."""
+_DAY_MS: Final = 24 * 3600 * 1000
+
+CAPTURE: Final = "capture"
+SERVERS: Final = "source-or-kafka"
+
+NAMES: Final = (
+    "slot-filling",
+    "slot-growing",
+    "slot-lost",
+    "capture-broken",
+    "gap",
+    "capture-stopped",
+    "no-standby",
+    "unreachable",
+    "lag",
+    "stalled",
+    "job-stopped",
+    "sink-unreachable",
+    "rejections-open",
+    "dead-letters-unreadable",
+    "rebuild-needed",
+    "verify-differs",
+    "verify-failed",
+    "verify-overdue",
+    "certificate-expires",
+    "disk-filling",
+)
+"""Every condition that there is."""
+
+
+class Severity(IntEnum):
+    """``WARNING``: within days. ``CRITICAL``: now, since readers see old rows or changes are about to be lost."""
+
+    WARNING = 1
+    CRITICAL = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One thing that is wrong. ``since_ms`` is since when, where that is known. ``step`` says what to do.
+
+    ``passes``: it may be over by itself in a moment, so it has to hold for a while before it counts.
+    """
+
+    name: str
+    subject: str
+    severity: Severity
+    sentence: str
+    step: str
+    since_ms: int | None = None
+    passes: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.subject
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "subject": self.subject,
+            "severity": self.severity.name.lower(),
+            "sentence": self.sentence,
+            "step": self.step,
+            "since_ms": self.since_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What no lag report says; each part is None, or lacks an entry, where nobody could tell.
+
+    ``certificates``: whose -> the end of its validity in milliseconds since 1970. ``disks``: directory -> (free, all)
+    bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
+    due.
+    """
+
+    certificates: Mapping[str, int] = field(default_factory=dict)
+    disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    has_standby: bool | None = None
+    since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is open, and of what nobody can tell now: those conditions stay as they were.
+
+    ``unknown_subjects`` are of any condition. Nothing is known but of ``known_names`` where that isn't None.
+    """
+
+    open: tuple[Condition, ...]
+    unknown_subjects: frozenset[str] = frozenset()
+    known_names: frozenset[str] | None = None
+
+    def is_unknown(self, name: str, subject: str) -> bool:
+        return subject in self.unknown_subjects or (self.known_names is not None and name not in self.known_names)
+
+
+_NEVER_VERIFIED: Final = VerifySettings()
+
+
+def find_conditions(
+    report: LagReport | LockstepError,
+    facts: Facts,
+    settings: AlertSettings,
+    *,
+    now_ms: int,
+    verify: VerifySettings = _NEVER_VERIFIED,
+) -> Findings:
+    """What is wrong. ``report`` is the error where the source or Kafka couldn't be asked."""
+    of_facts = [*_certificates(facts, settings, now_ms), *_disks(facts, settings)]
+    if isinstance(report, LockstepError):
+        known = frozenset({"unreachable", "certificate-expires", "disk-filling"})
+        return Findings((_unreachable(report.message), *of_facts), known_names=known)
+    found = [
+        *_slot(report, settings),
+        *_capture(report, facts, settings),
+        *_sinks(report, settings),
+        *_stalled(report),
+        *_verified(report, facts, verify, now_ms),
+        *of_facts,
+    ]
+    unknown = {
+        stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.name in report.unanswered
+    }
+    unknown |= {stage.name for stage in report.stages if getattr(stage, "state", None) == "unknown"}
+    silent: Mapping[str, LockstepError] = getattr(report, "silent_servers", {})
+    if silent:
+        found.append(_unreachable("; ".join(error.message for error in silent.values())))
+        unknown.add(CAPTURE)
+    return Findings(tuple(found), frozenset(unknown))
+
+
+def _unreachable(reason: str) -> Condition:
+    return Condition(
+        "unreachable",
+        SERVERS,
+        Severity.CRITICAL,
+        f"the pipeline can't be looked at: {reason}",
+        "`lockstep doctor` looks at every server",
+        passes=True,
+    )
+
+
+def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
+    is_lost = report.wal_status in (None, "lost")
+    for sentence in report.broken:
+        yield Condition(
+            "slot-lost" if is_lost else "capture-broken",
+            CAPTURE,
+            Severity.CRITICAL,
+            sentence,
+            "`lockstep doctor` says what to do, and `lockstep recover` goes on from there",
+        )
+        break
+    if report.gap is not None and report.gap.is_open:
+        yield Condition("gap", CAPTURE, Severity.CRITICAL, f"gap: {report.gap}", "`lockstep recover` closes it")
+    if is_lost:
+        return
+    minutes = report.minutes_until_full
+    is_unreserved = report.wal_status == "unreserved"
+    if report.safe_wal_bytes is not None and (
+        is_unreserved or (minutes is not None and minutes < settings.slot_minutes)
+    ):
+        is_critical = is_unreserved or (minutes is not None and minutes < _CRITICAL_SLOT_MINUTES)
+        in_minutes = "" if minutes is None else f", in about {minutes:.0f} minutes at the rate of now"
+        yield Condition(
+            "slot-filling",
+            CAPTURE,
+            Severity.CRITICAL if is_critical else Severity.WARNING,
+            f"the slot is lost after {max(0, report.safe_wal_bytes):,} more bytes of WAL{in_minutes}",
+            "let capture run, or raise max_slot_wal_keep_size; `lockstep lag` shows which stage holds it up",
+            passes=not is_unreserved,
+        )
+    if report.retained_bytes is not None and report.retained_bytes > settings.retained_wal_bytes:
+        yield Condition(
+            "slot-growing",
+            CAPTURE,
+            Severity.WARNING,
+            f"the slot holds back {report.retained_bytes:,} bytes of WAL on the source's disk",
+            "let capture run; `lockstep lag` shows which stage holds it up",
+            passes=True,
+        )
+
+
+def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
+    # Nobody reads the slot during the first copy, and nothing is published by then.
+    has_streamed = any(stage.name == "in Kafka" and stage.lsn is not None for stage in report.stages)
+    if report.slot_active is False and has_streamed and not report.broken and not report.held_by_copies:
+        yield Condition(
+            "capture-stopped",
+            CAPTURE,
+            Severity.CRITICAL,
+            "nobody reads the slot: changes wait in the source's WAL",
+            "`lockstep run` or `lockstep capture` starts it",
+            passes=True,
+        )
+    if settings.standby and facts.has_standby is False:
+        yield Condition(
+            "no-standby",
+            CAPTURE,
+            Severity.WARNING,
+            "no capture stands by: nobody takes over where the one that runs ends",
+            "start `lockstep capture --standby` on another machine",
+            passes=True,
+        )
+    if report.unreadable_dead_letters:
+        yield Condition(
+            "dead-letters-unreadable",
+            CAPTURE,
+            Severity.WARNING,
+            f"{report.unreadable_dead_letters:,} records of the dead-letter topic can't be read",
+            "`lockstep rejections list` says why",
+        )
+
+
+def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
+    for stage in report.stages:
+        sink, behind_s = stage.sink, stage.seconds_behind
+        if sink is not None and sink.is_live and behind_s is not None and behind_s > settings.lag_s:
+            yield Condition(
+                "lag",
+                sink.label,
+                Severity.WARNING,
+                f"readers of {sink.label} may lack what was committed in the last {behind_s:.0f} s",
+                "`lockstep lag` shows which stage holds it up",
+                passes=True,
+            )
+    for name, error in report.unanswered.items():
+        yield Condition(
+            "sink-unreachable",
+            name,
+            Severity.CRITICAL,
+            f"{name} can't be asked: {error.message}",
+            "`lockstep doctor` looks at every server",
+            passes=True,
+        )
+    for label, job in report.idle.items():
+        if job.needs_somebody:
+            yield Condition(
+                "job-stopped",
+                label,
+                Severity.CRITICAL,
+                (job.sentence(label) or "").partition("\n")[0],
+                job.hint or "`lockstep run` or `lockstep apply` starts it again",
+                job.since_ms,
+                passes=True,  # after a restart the reason of the last end stays until the job is at work again
+            )
+    for label, count in report.open_rejections.items():
+        if count:
+            yield Condition(
+                "rejections-open",
+                label,
+                Severity.WARNING,
+                f"{label} refused {count:,} rows, which it lacks",
+                "`lockstep rejections list` says why, and `lockstep rejections retry` tries again",
+            )
+    for label, names in report.rebuild_needed.items():
+        yield Condition(
+            "rebuild-needed",
+            label,
+            Severity.WARNING,
+            f"{label} was built with other {', '.join(names)}",
+            f"`lockstep rebuild {label} --switch`",
+        )
+
+
+def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: int) -> Iterator[Condition]:
+    for label, verification in report.verified.items():
+        if verification.outcome is VerifyOutcome.DIFFERENT:
+            yield Condition(
+                "verify-differs",
+                label,
+                Severity.CRITICAL,
+                f"{label} differs from the source in {verification.differing:,} keys",
+                f"`lockstep verify {label}` shows them, and `lockstep verify {label} --repair` mends them",
+                verification.ended_ms,
+            )
+        elif verification.outcome is VerifyOutcome.FAILED:
+            yield Condition(
+                "verify-failed",
+                label,
+                Severity.WARNING,
+                f"{label} couldn't be compared with the source: {verification.error}",
+                f"`lockstep verify {label}` tries again",
+                verification.ended_ms,
+            )
+    if verify.every_ms is None or facts.since_ms is None:
+        return
+    for stage in report.stages:
+        sink = stage.sink
+        if sink is None or not sink.is_live or (verify.sinks and sink.name not in verify.sinks):
+            continue
+        last = report.verified.get(sink.label)
+        began_ms = max(facts.since_ms, 0 if last is None else last.began_ms)
+        if now_ms - began_ms > OVERDUE_TIMES * verify.every_ms:
+            yield Condition(
+                "verify-overdue",
+                sink.label,
+                Severity.WARNING,
+                f"{sink.label} hasn't been compared with the source for {OVERDUE_TIMES} times verify.every",
+                f"`lockstep verify {sink.label}` does it now; the log says why none was begun",
+            )
+
+
+def _stalled(report: LagReport) -> Iterator[Condition]:
+    """Stages that say of themselves that their input moves and they don't."""
+    for stage in report.stages:
+        if getattr(stage, "state", None) == "stalled":
+            reason, hint = getattr(stage, "reason", None), getattr(stage, "hint", None)
+            yield Condition(
+                "stalled",
+                stage.name,
+                Severity.CRITICAL,
+                f"{stage.name} is stalled" + ("" if reason is None else f": {reason}"),
+                hint or "`lockstep lag` shows its state",
+                getattr(stage, "since_ms", None),
+            )
+
+
+def _certificates(facts: Facts, settings: AlertSettings, now_ms: int) -> Iterator[Condition]:
+    for whose, until_ms in facts.certificates.items():
+        days = (until_ms - now_ms) / _DAY_MS
+        if days < settings.certificate_days:
+            yield Condition(
+                "certificate-expires",
+                whose,
+                Severity.CRITICAL if days < _CRITICAL_CERTIFICATE_DAYS else Severity.WARNING,
+                f"{whose}: the certificate " + ("has expired" if days < 0 else f"expires in {days:.0f} days"),
+                "renew it; processes that run need a restart where they have read it from a file",
+            )
+
+
+def _disks(facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
+    for directory, (free, size) in facts.disks.items():
+        percent = 100 * free / size if size else 100.0
+        if percent < settings.disk_free_percent:
+            is_critical = percent < settings.disk_free_percent * _CRITICAL_FREE_SHARE
+            yield Condition(
+                "disk-filling",
+                directory,
+                Severity.CRITICAL if is_critical else Severity.WARNING,
+                f"the disk of {directory} has {free:,} bytes left, {percent:.0f} %",
+                "make room there, or move the directory to a larger disk",
+                passes=True,
+            )

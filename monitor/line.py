@@ -1,0 +1,124 @@
+"""Whether the LSNs that sinks have stored can be compared with those of the source as it is now."""
+
+from typing import Any, Final
+
+import psycopg
+
+from cdc.kafka.control_topics import ProgressReader, read_state
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.lsn import parse_lsn
+from cdc.pipeline import Pipeline
+from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.slot import emit_heartbeat, system_identifier
+from cdc.protocol.control_records import CaptureState, ProgressRecord
+from monitor.lag import SourceFacts, report
+
+APPLICATION: Final = "lockstep wait"
+
+
+class Line:
+    """The source and what capture has published of it, over connections that stay open. For one thread at a time."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._connection: psycopg.Connection[Any] | None = None
+        self._identity: tuple[str | None, str] = None, ""
+        self._progress: ProgressReader | None = None
+        self._newest: ProgressRecord | None = None
+        self._state: tuple[int | None, CaptureState | None] = None, None
+
+    def heartbeat(self) -> int:
+        """Have the source commit something, and return an LSN after it. Raises LockstepError, or Unavailable."""
+        self.check()
+        try:
+            return emit_heartbeat(self._connected())
+        except psycopg.Error as error:
+            raise connection_error(error) from error
+
+    def check(self) -> int:
+        """The epoch that LSNs are of now. Raises LockstepError when the source isn't the one that is captured, or
+        capture can't ever go on, Unavailable when the source or Kafka doesn't answer.
+        """
+        newest = self._newest_progress()
+        if newest is None:
+            raise Unavailable("capture hasn't published anything yet")
+        # After Kafka: the WAL of the same server can't end before what was published by then.
+        wal_end, is_active, wal_status = self._ask_source()
+        facts = SourceFacts(
+            wal_end=wal_end,
+            received_lsn=None,
+            published_lsn=newest.lsn or None,
+            published_commit_time_ms=None,
+            slot_active=is_active,
+            retained_bytes=None,
+            wal_status=wal_status,
+            elsewhere=self._elsewhere(newest.epoch),
+        )
+        broken = report(facts, (), now_ms=0).broken
+        if broken:
+            raise LockstepError(broken[0], hint="`lockstep doctor` says what to do")
+        return newest.epoch
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._progress is not None:
+            self._progress.close()
+
+    def __enter__(self) -> "Line":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask_source(self) -> tuple[int, bool, str | None]:
+        """Where the WAL ends, whether the slot is read, and its state in PostgreSQL's words."""
+        try:
+            row = (
+                self._connected()
+                .execute(
+                    "select pg_current_wal_insert_lsn()::text, s.active,"
+                    " case when s.slot_name is not null then coalesce(s.wal_status, 'reserved') end"
+                    " from (select 1) one left join pg_replication_slots s on s.slot_name = %s",
+                    (self._pipeline.slot,),
+                )
+                .fetchone()
+            )
+        except psycopg.Error as error:
+            raise connection_error(error) from error
+        assert row is not None
+        return parse_lsn(row[0]), bool(row[1]), row[2]
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._pipeline.source, application=APPLICATION)
+            self._identity = system_identifier(self._connection), self._connection.info.dbname
+        return self._connection
+
+    def _newest_progress(self) -> ProgressRecord | None:
+        client = self._pipeline.kafka.client()
+        if self._progress is None:
+            topics = tuple(self._pipeline.topics().values())
+            if not set(topics) <= TopicAdmin(client).partition_counts().keys():
+                return None
+            self._progress = ProgressReader(client, self._pipeline.name, topics)
+        for record in self._progress.new_records():
+            self._newest = record
+        return self._newest
+
+    def _elsewhere(self, epoch: int) -> tuple[str, ...]:
+        """How the source isn't the one that this epoch is of, a phrase each."""
+        self._connected()
+        if self._state[0] != epoch:
+            state = read_state(self._pipeline.kafka.client(), self._pipeline.name, self._pipeline.slot)
+            self._state = (None if state is None or state.epoch != epoch else epoch), state
+        state = self._state[1]
+        if state is None:
+            return ()
+        system_id, database = self._identity
+        compared = (
+            ("system identifier", state.system_id, system_id or state.system_id),
+            ("database", state.database, database),
+        )
+        return tuple(f"{what} was {was}, is {now}" for what, was, now in compared if was != now)

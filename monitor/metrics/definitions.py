@@ -1,0 +1,99 @@
+"""The one definition of each metric: Prometheus, OpenTelemetry, the docs and the dashboard read this table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Kind(StrEnum):
+    """What is done with it: a ``COUNTER`` only grows, a ``GAUGE`` is set, a ``HISTOGRAM`` gets durations."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Part(StrEnum):
+    """The process that has it."""
+
+    CAPTURE = "capture"
+    APPLY = "apply"
+    DASHBOARD = "dashboard"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """``name`` is the one that Prometheus shows. ``unit`` is OpenTelemetry's; "" where it is a position or a fact."""
+
+    name: str
+    kind: Kind
+    part: Part
+    unit: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+SECONDS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+"""Upper bounds of a histogram's buckets, in seconds."""
+
+_SINK: Final = ("sink", "generation")
+_STAGE: Final = ("stage", *_SINK)
+
+
+def _capture(name: str, kind: Kind, unit: str, meaning: str, *labels: str) -> Definition:
+    return Definition(f"lockstep_capture_{name}", kind, Part.CAPTURE, unit, meaning, labels)
+
+
+def _apply(name: str, kind: Kind, unit: str, meaning: str, labels: Sequence[str] = _SINK) -> Definition:
+    return Definition(f"lockstep_sink_{name}", kind, Part.APPLY, unit, meaning, tuple(labels))
+
+
+def _dashboard(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -> Definition:
+    return Definition(f"lockstep_{name}", Kind.GAUGE, Part.DASHBOARD, unit, meaning, tuple(labels))
+
+
+_ALL: Final = (
+    _capture("records_published_total", Kind.COUNTER, "1", "Records that Kafka has committed, by topic.", "topic"),
+    _capture("commits_total", Kind.COUNTER, "1", "Kafka transactions that were committed."),
+    _capture("commit_seconds", Kind.HISTOGRAM, "s", "How long the commit of a Kafka transaction took."),
+    _capture("published_lsn", Kind.GAUGE, "", "Up to where everything is in Kafka, as a number."),
+    _capture(
+        "published_commit_timestamp_seconds",
+        Kind.GAUGE,
+        "s",
+        "Commit time of the newest transaction that is in Kafka.",
+    ),
+    _capture("restarts_total", Kind.COUNTER, "1", "Times that capture began again, since a server wasn't available."),
+    _capture("copied_rows_total", Kind.COUNTER, "1", "Rows that copies of tables have published.", "table"),
+    _capture("copied_bytes_total", Kind.COUNTER, "By", "Bytes of COPY that copies of tables have read.", "table"),
+    _capture("values_bytes", Kind.GAUGE, "By", "Disk that the store of large values takes."),
+    _apply("rows_read_total", Kind.COUNTER, "1", "Records of the log that batches had."),
+    _apply("rows_applied_total", Kind.COUNTER, "1", "Rows that the sink took."),
+    _apply("rows_stale_total", Kind.COUNTER, "1", "Rows that the sink has in the same or a newer version."),
+    _apply("rows_rejected_total", Kind.COUNTER, "1", "Rows that the sink refused for good."),
+    _apply("batch_seconds", Kind.HISTOGRAM, "s", "How long a batch took, until its progress was stored."),
+    _apply("watermark_lsn", Kind.GAUGE, "", "Up to where everything is applied, as a number."),
+    _apply("watermark_timestamp_seconds", Kind.GAUGE, "s", "Commit time of the watermark."),
+    _apply("running", Kind.GAUGE, "", "1 while the job runs, 0 after it has ended."),
+    _apply("failures_total", Kind.COUNTER, "1", "Jobs that have stopped and need somebody.", ("sink",)),
+    _apply("waits_total", Kind.COUNTER, "1", "Times that a server didn't answer and was tried again.", ("sink",)),
+    _dashboard("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
+    _dashboard("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
+    _dashboard("stage_behind_events", "1", "Records that the sink hasn't read.", _STAGE),
+    _dashboard("stage_state", "", "1 for the state that the stage is in, 0 for the others.", (*_STAGE, "state")),
+    _dashboard("slot_active", "", "1 while somebody reads the slot."),
+    _dashboard("slot_retained_bytes", "By", "WAL that the slot makes the server keep."),
+    _dashboard("slot_safe_bytes", "By", "WAL that can be written before the slot may be lost."),
+    _dashboard("slot_full_seconds", "s", "Time until the slot is lost, at the present rate and if nobody reads it."),
+    _dashboard("wal_bytes_per_second", "By/s", "WAL that the source writes."),
+    _dashboard("open_rejections", "1", "Rejected rows that nothing has replaced.", _SINK),
+    _dashboard("rebuild_needed", "", "1 where today's settings differ from those it was built with.", _SINK),
+    _dashboard("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
+    _dashboard("paused_copies", "1", "Copies of tables that somebody has paused."),
+    _dashboard("broken", "", "1 where capture can't ever go on."),
+    _dashboard("look_timestamp_seconds", "s", "When the pipeline was last looked at."),
+)
+
+DEFINITIONS: Final[Mapping[str, Definition]] = {definition.name: definition for definition in _ALL}
+"""By name, in the order of the documentation."""

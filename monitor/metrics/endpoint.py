@@ -1,0 +1,97 @@
+"""Where the metrics of one process go: to whoever scrapes it, and to an OpenTelemetry collector."""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from cdc.model.errors import ConfigurationError
+from monitor.metrics.definitions import Part
+from monitor.metrics.meters import AllMeters, Gauges, Meters, PrometheusMeters
+from monitor.metrics.settings import MetricsSettings, split_address
+
+logger = logging.getLogger("lockstep.metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """Meters that somebody may look at, and how a gauge is asked for when somebody does."""
+
+    meters: Meters
+    ask: Callable[[str, Callable[[], float]], None]
+
+
+@contextlib.contextmanager
+def open_meters(settings: MetricsSettings, part: Part, *, pipeline: str) -> Iterator[Opened | None]:
+    """The meters of this process until it ends; None where nobody asks for metrics.
+
+    Raises ConfigurationError when the address is taken, and when packages for OpenTelemetry are missing.
+    """
+    address = settings.capture if part is Part.CAPTURE else settings.apply
+    if address is None and settings.otlp_endpoint is None:
+        yield None
+        return
+    with contextlib.ExitStack() as closing:
+        prometheus = PrometheusMeters(part)
+        meters: Meters = prometheus
+        if settings.otlp_endpoint is not None:
+            meters = AllMeters(prometheus, closing.enter_context(_otlp(settings, part, pipeline)))
+        if address is not None:
+            closing.enter_context(_served(prometheus.registry, address, part))
+        yield Opened(meters, prometheus.ask)
+
+
+@contextlib.contextmanager
+def _served(registry: CollectorRegistry, address: str, part: Part) -> Iterator[None]:
+    host, port = split_address(address)
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigurationError(
+            f"metrics.{part.value}: nobody can listen on {address}: {error.strerror}",
+            hint="give each pipeline and each process an address of its own, or leave the setting out",
+        ) from error
+    logger.info("metrics are served at http://%s:%d/metrics", host, server.server_port)
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _otlp(settings: MetricsSettings, part: Part, pipeline: str) -> Iterator[Meters]:
+    try:
+        from monitor.metrics.otlp import OtlpMeters
+    except ImportError as error:
+        raise ConfigurationError(
+            "metrics.otlp_endpoint needs packages that aren't installed",
+            hint="`pip install 'lockstep[otel]'` installs them",
+        ) from error
+    meters = OtlpMeters(settings, part, pipeline)
+    try:
+        yield meters
+    finally:
+        meters.close()
+
+
+class _Latest(Collector):
+    """The gauges of one look."""
+
+    def __init__(self, gauges: Gauges) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterator[Metric]:
+        return iter(self._gauges)
+
+
+def exposition(gauges: Gauges) -> bytes:
+    """The gauges in Prometheus' text format, for the server that has looked."""
+    registry = CollectorRegistry()
+    registry.register(_Latest(gauges))
+    return generate_latest(registry)

@@ -1,0 +1,106 @@
+"""The meters of one process: values go in by name, Prometheus and OpenTelemetry get them by the same definitions."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from monitor.metrics.definitions import DEFINITIONS, SECONDS, Definition, Kind, Part
+
+Labels = Mapping[str, str]
+_NONE: Final[Labels] = {}
+
+
+class Meters(Protocol):
+    """Takes values. The name and its labels are those of a definition of this part."""
+
+    def add(self, name: str, amount: float, labels: Labels = _NONE) -> None:
+        """Let a counter grow."""
+        ...
+
+    def set(self, name: str, value: float, labels: Labels = _NONE) -> None:
+        """Set a gauge."""
+        ...
+
+    def observe(self, name: str, value: float, labels: Labels = _NONE) -> None:
+        """Give a histogram one more value."""
+        ...
+
+
+class PrometheusMeters:
+    """Meters of a part, in a registry that an endpoint shows, beside processor time, memory and open files."""
+
+    def __init__(self, part: Part) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._meters: dict[str, Any] = {
+            definition.name: _meter(definition, self.registry)
+            for definition in DEFINITIONS.values()
+            if definition.part is part
+        }
+
+    def add(self, name: str, amount: float, labels: Labels = _NONE) -> None:
+        self._of(name, labels).inc(amount)
+
+    def set(self, name: str, value: float, labels: Labels = _NONE) -> None:
+        self._of(name, labels).set(value)
+
+    def observe(self, name: str, value: float, labels: Labels = _NONE) -> None:
+        self._of(name, labels).observe(value)
+
+    def ask(self, name: str, value: Callable[[], float]) -> None:
+        """Set a gauge whenever somebody looks."""
+        self._meters[name].set_function(value)
+
+    def _of(self, name: str, labels: Labels) -> Any:
+        meter = self._meters[name]
+        return meter.labels(**labels) if labels else meter
+
+
+class AllMeters:
+    """Gives each value to several."""
+
+    def __init__(self, *meters: Meters) -> None:
+        self._meters = meters
+
+    def add(self, name: str, amount: float, labels: Labels = _NONE) -> None:
+        for meters in self._meters:
+            meters.add(name, amount, labels)
+
+    def set(self, name: str, value: float, labels: Labels = _NONE) -> None:
+        for meters in self._meters:
+            meters.set(name, value, labels)
+
+    def observe(self, name: str, value: float, labels: Labels = _NONE) -> None:
+        for meters in self._meters:
+            meters.observe(name, value, labels)
+
+
+class Gauges:
+    """Gauges that are whole at each look: what isn't said again is gone, as a sink that was taken out."""
+
+    def __init__(self, part: Part) -> None:
+        self._families = {
+            definition.name: GaugeMetricFamily(definition.name, definition.help, labels=definition.labels)
+            for definition in DEFINITIONS.values()
+            if definition.part is part
+        }
+
+    def set(self, name: str, value: float | None, *labels: str) -> None:
+        """Set a gauge. A value that nobody knows isn't shown: it must not pass for 0."""
+        if value is not None:
+            self._families[name].add_metric(labels, value)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._families.values())
+
+
+def _meter(definition: Definition, registry: CollectorRegistry) -> Any:
+    match definition.kind:
+        case Kind.COUNTER:
+            return Counter(definition.name, definition.help, definition.labels, registry=registry)
+        case Kind.GAUGE:
+            return Gauge(definition.name, definition.help, definition.labels, registry=registry)
+        case Kind.HISTOGRAM:
+            return Histogram(definition.name, definition.help, definition.labels, buckets=SECONDS, registry=registry)

@@ -1,0 +1,40 @@
+"""The lag report as metrics: gauges that are whole at each look. Pure."""
+
+from monitor.lag import LagReport, Stage, StageState
+from monitor.metrics.definitions import Part
+from monitor.metrics.meters import Gauges
+
+
+def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
+    """The metrics of a report that was made at ``now_s``, in seconds since 1970."""
+    gauges = Gauges(Part.DASHBOARD)
+    for stage in report.stages:
+        labels = _labels(stage)
+        gauges.set("lockstep_stage_behind_bytes", stage.bytes_behind, *labels)
+        gauges.set("lockstep_stage_behind_seconds", stage.seconds_behind, *labels)
+        gauges.set("lockstep_stage_behind_events", stage.events_behind, *labels)
+        for state in StageState:
+            gauges.set("lockstep_stage_state", float(stage.state is state), *labels, state.value)
+        sink = stage.sink
+        if sink is not None and not stage.name.startswith(("read:", "visible:")):
+            generation = str(sink.generation)
+            if sink.label in report.open_rejections:
+                gauges.set("lockstep_open_rejections", report.open_rejections[sink.label], sink.name, generation)
+            gauges.set("lockstep_rebuild_needed", float(sink.label in report.rebuild_needed), sink.name, generation)
+    for name in dict.fromkeys(stage.sink.name for stage in report.stages if stage.sink is not None):
+        gauges.set("lockstep_sink_answers", float(name not in report.unanswered), name)
+    minutes = report.minutes_until_full
+    gauges.set("lockstep_slot_active", None if report.slot_active is None else float(report.slot_active))
+    gauges.set("lockstep_slot_retained_bytes", report.retained_bytes)
+    gauges.set("lockstep_slot_safe_bytes", report.safe_wal_bytes)
+    gauges.set("lockstep_slot_full_seconds", None if minutes is None else minutes * 60)
+    gauges.set("lockstep_wal_bytes_per_second", report.wal_rate)
+    gauges.set("lockstep_paused_copies", len(report.paused_copies) + report.first_copy_paused)
+    gauges.set("lockstep_broken", float(bool(report.broken)))
+    gauges.set("lockstep_look_timestamp_seconds", now_s)
+    return gauges
+
+
+def _labels(stage: Stage) -> tuple[str, str, str]:
+    name = stage.name.partition(":")[0]
+    return (name, "", "") if stage.sink is None else (name, stage.sink.name, str(stage.sink.generation))

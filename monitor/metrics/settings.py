@@ -1,0 +1,48 @@
+"""Where metrics can be had."""
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from cdc.settings import Settings
+
+
+class MetricsSettings(Settings):
+    """Each process has an address of its own. Metrics hold names of tables and sinks, and no values of rows."""
+
+    capture: str | None = Field(
+        default=None, description="address on which Prometheus finds capture's metrics; none by default"
+    )
+    apply: str | None = Field(
+        default=None, description="address on which Prometheus finds the jobs' metrics; none by default"
+    )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="OpenTelemetry collector that gets the same metrics by HTTP, with its path (/v1/metrics); needs the"
+        " extra `otel`",
+    )
+    otlp_interval_s: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=15, description="time between two deliveries to it"
+    )
+
+    @field_validator("capture", "apply")
+    @classmethod
+    def _address(cls, address: str | None) -> str | None:
+        if address is not None:
+            split_address(address)
+        return address
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _url(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError("must be an address like http://collector:4318/v1/metrics")
+        return url
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port. Raises ValueError for what isn't an address."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65_535:
+        raise ValueError(f"must be host:port, as 127.0.0.1:9464; not {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)

@@ -1,0 +1,57 @@
+"""What the jobs of the sinks count: per batch, never per row."""
+
+from jobs.report import (
+    Report,
+    Reporter,
+    SinkFailed,
+    SinkStarted,
+    SinkStopped,
+    SinkWaiting,
+    StatusReport,
+    WatermarkRaised,
+)
+from monitor.metrics.meters import Meters
+
+
+def measured(report: Reporter, meters: Meters) -> Reporter:
+    """The reporter, which counts as well."""
+    running: set[tuple[str, int]] = set()
+
+    def ended(sink: str, generation: int | None) -> None:
+        for name, number in [at for at in running if at[0] == sink and generation in (None, at[1])]:
+            running.discard((name, number))
+            meters.set("lockstep_sink_running", 0, _labels(name, number))
+
+    def counted(event: Report) -> None:
+        match event:
+            case SinkStarted():
+                running.add((event.sink, event.generation))
+                meters.set("lockstep_sink_running", 1, _labels(event.sink, event.generation))
+            case StatusReport():
+                labels = _labels(event.sink, event.generation)
+                meters.add("lockstep_sink_rows_read_total", event.rows, labels)
+                meters.add("lockstep_sink_rows_applied_total", event.applied, labels)
+                meters.add("lockstep_sink_rows_stale_total", event.stale, labels)
+                meters.add("lockstep_sink_rows_rejected_total", event.rejected, labels)
+                meters.observe("lockstep_sink_batch_seconds", event.duration_ms / 1000, labels)
+                meters.set("lockstep_sink_watermark_lsn", event.watermark_lsn, labels)
+            case WatermarkRaised():
+                labels = _labels(event.sink, event.generation)
+                meters.set("lockstep_sink_watermark_lsn", event.watermark_lsn, labels)
+                meters.set("lockstep_sink_watermark_timestamp_seconds", event.commit_time_ms / 1000, labels)
+            case SinkWaiting():
+                meters.add("lockstep_sink_waits_total", 1, {"sink": event.sink})
+            case SinkFailed():
+                meters.add("lockstep_sink_failures_total", 1, {"sink": event.sink})
+                ended(event.sink, event.generation)
+            case SinkStopped():
+                ended(event.sink, event.generation)
+            case _:
+                pass  # not a figure
+        report(event)
+
+    return counted
+
+
+def _labels(sink: str, generation: int) -> dict[str, str]:
+    return {"sink": sink, "generation": str(generation)}

@@ -1,0 +1,269 @@
+"""Which stages move and which hang: looks in, states out. Pure, clocks are arguments.
+
+A stage hangs that lacks something of the stage before it and doesn't move for ``STALLED_S``. Behind one that hangs,
+the others have all that there is to have. So the one that hangs is named, and no other.
+
+A large batch moves only at its end. It has a time by its rows, but not where a job gives no sign of life, or waits for
+a lock.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from jobs.generations.status import JobState, JobStatus
+from monitor.lag import IN_KAFKA, RECEIVED, WAL_END, LagReport, SinkFacts, SourceFacts, Stage, StageState
+
+STALLED_S: Final = 5.0
+"""A stage that lacks something and doesn't move for so long hangs."""
+
+_CURRENT_S: Final = 2.0
+"""Who has all that was committed longer ago than this is current: something is always on its way."""
+
+_ROWS_PER_S: Final = 5000
+_ROWS_MAX: Final = 300_000
+"""A batch of many rows may take as long as they take at this rate, and as those of a very large batch at most."""
+
+_START: Final = "`lockstep run` or `lockstep capture` starts it"
+_CAPTURE_AGAIN: Final = "look into its log, end its process, and start `lockstep run` again: it goes on where it was"
+_JOB_AGAIN: Final = "look into its log, end its process, and start `lockstep run` again: it goes on where it was"
+_LOOK_AT_SERVERS: Final = "`lockstep doctor` looks at every server and says what to do"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One look. ``at_s`` is on a clock that only goes on, ``now_ms`` the time of day.
+
+    ``signs`` has by a stage's name what changes whenever it moves. ``slot`` is the slot's name. ``copying``: a table of
+    the pipeline waits for its copy. ``left_out`` has the labels of generations that leave out a part of the log on
+    purpose. ``blocked`` says by label who holds the lock that the job waits for.
+    """
+
+    at_s: float
+    now_ms: int
+    source: SourceFacts
+    signs: Mapping[str, Hashable]
+    slot: str = ""
+    copying: bool = False
+    left_out: Set[str] = frozenset()
+    blocked: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """``moved_s``: when the sign was last seen to change, or the stage to lack nothing.
+
+    ``blocker`` has held a lock since then that the stage waited for. Who gives up and tries again waits only at times.
+    """
+
+    sign: Hashable
+    moved_s: float
+    moved_ms: int
+    blocker: str | None = None
+    life: int | None = None
+    life_s: float = 0.0
+
+
+class Stalls:
+    """What was seen of each stage, by name."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+        self._states: dict[str, tuple[StageState, int]] = {}
+
+    def judge(self, report: LagReport, look: Look) -> LagReport:
+        """The report with the state of each stage, now that this was seen too."""
+        stages: list[Stage] = []
+        for stage in report.stages:
+            if stage.sink is not None:
+                judged = self._sink(stage, look, report)
+            elif stage.name == RECEIVED:
+                judged = self._received(stage, look, report)
+            elif stage.name == IN_KAFKA:
+                judged = self._in_kafka(stage, look, report, received=stages[-1])
+            else:
+                judged = replace(stage, state=StageState.CURRENT)
+            stages.append(self._since(judged, look))
+        return replace(report, stages=tuple(stages))
+
+    def _received(self, stage: Stage, look: Look, report: LagReport) -> Stage:
+        if report.broken:
+            return _as(stage, StageState.STOPPED, reason=report.broken[0], hint="`lockstep doctor` says what to do")
+        if not report.slot_active:
+            self._still(stage, look, lacks=False)
+            if report.first_copy_paused:
+                return _as(
+                    stage,
+                    StageState.PAUSED,
+                    reason="the first copy is paused, and the stream begins after it",
+                    hint="`lockstep snapshot resume` has it go on",
+                )
+            if look.source.copied_from_lsn is not None:
+                return _as(stage, StageState.BUILDING, reason="the first copy runs, and the stream begins after it")
+            if stage.lsn is None:
+                return _as(stage, StageState.ABSENT, reason="capture has never published anything", hint=_START)
+            return _as(stage, StageState.ABSENT, reason=f"no capture reads slot {look.slot}", hint=_START)
+        is_at_work = look.source.walsender == ""
+        still_s = self._still(
+            stage, look, lacks=bool(stage.bytes_behind) and not is_at_work, blocker=look.source.blocked_by
+        )
+        if still_s < STALLED_S:
+            return _moving(stage)
+        blocker = self._seen[stage.name].blocker
+        if blocker is not None:
+            reason = f"capture waits for a lock at the source that is held by {blocker}"
+            return _as(stage, StageState.STALLED, reason=reason, hint="end that transaction: capture goes on by itself")
+        reason = f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s: its process hangs"
+        return _as(stage, StageState.STALLED, reason=reason, hint=_CAPTURE_AGAIN)
+
+    def _in_kafka(self, stage: Stage, look: Look, report: LagReport, *, received: Stage) -> Stage:
+        is_held_up = received.state not in (StageState.CURRENT, StageState.BEHIND)
+        lacks = None not in (stage.lsn, received.lsn) and (stage.lsn or 0) < (received.lsn or 0)
+        still_s = self._still(stage, look, lacks=lacks and not is_held_up)
+        if stage.lsn is None or (is_held_up and not lacks):
+            state = StageState.BUILDING if received.state is StageState.BUILDING else StageState.CURRENT
+            return _as(stage, state if report.slot_active or stage.lsn is not None else received.state)
+        if still_s < STALLED_S:
+            return _moving(stage)
+        reason = f"capture has received more, and committed nothing to Kafka for {still_s:.0f} s"
+        return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AT_SERVERS)
+
+    def _sink(self, stage: Stage, look: Look, report: LagReport) -> Stage:
+        sink = stage.sink
+        assert sink is not None
+        if sink.name in report.unanswered:
+            error = report.unanswered[sink.name]
+            return _as(stage, StageState.UNKNOWN, reason=error.message, hint=error.hint or _LOOK_AT_SERVERS)
+        job = sink.job
+        if job is not None and job.state is not JobState.RUNNING:
+            self._still(stage, look, lacks=False)
+            return _ended(stage, job)
+        in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
+        silent_s = self._silent_s(stage, look, job)
+        has_rows_left = bool(stage.events_behind) and sink.label not in look.left_out
+        # A watermark alone may wait for a copy, or for rows from before that get a new column.
+        lacks = has_rows_left or (
+            silent_s >= STALLED_S and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
+        )
+        still_s = self._still(stage, look, lacks=lacks, blocker=look.blocked.get(sink.label))
+        blocker = self._seen[stage.name].blocker
+        rows = min(stage.events_behind or 0, _ROWS_MAX)
+        patience_s = STALLED_S + (0 if blocker or silent_s >= STALLED_S else rows / _ROWS_PER_S)
+        if still_s >= patience_s:
+            reason, hint = _why(still_s, silent_s, blocker)
+            return _as(stage, StageState.STALLED, reason=reason, hint=hint)
+        if report.paused_copies or report.first_copy_paused:
+            if not has_rows_left:
+                return _as(stage, StageState.PAUSED, reason=report.held_by_copies[0])
+        elif look.copying:
+            return _as(stage, StageState.BUILDING, reason="a table of the pipeline is being copied")
+        if stage.lsn is None and not has_rows_left:
+            return _as(stage, StageState.BUILDING, reason="nothing is known to be complete yet")
+        return _moving(stage)
+
+    def _still(self, stage: Stage, look: Look, *, lacks: bool, blocker: str | None = None) -> float:
+        """For how many seconds the stage has lacked something and not moved."""
+        sign = look.signs.get(stage.name, stage.lsn)
+        seen = self._seen.get(stage.name)
+        if seen is None:
+            seen = self._seen[stage.name] = _Seen(sign, look.at_s, look.now_ms)
+        if seen.sign != sign or not lacks:
+            seen.sign, seen.moved_s, seen.moved_ms, seen.blocker = sign, look.at_s, look.now_ms, None
+        seen.blocker = blocker or seen.blocker
+        return look.at_s - seen.moved_s
+
+    def _silent_s(self, stage: Stage, look: Look, job: JobStatus | None) -> float:
+        """Since how many seconds the job's last sign of life is the same one. Its clock may be another than ours."""
+        if job is None or job.last_sign_ms is None:
+            return 0.0
+        self._seen.setdefault(stage.name, _Seen(look.signs.get(stage.name, stage.lsn), look.at_s, look.now_ms))
+        seen = self._seen[stage.name]
+        if seen.life != job.last_sign_ms:
+            seen.life, seen.life_s = job.last_sign_ms, look.at_s
+        return look.at_s - seen.life_s
+
+    def _since(self, stage: Stage, look: Look) -> Stage:
+        """The stage with since when it is in its state."""
+        if stage.state is StageState.CURRENT:
+            self._states.pop(stage.name, None)
+            return stage
+        known = self._states.get(stage.name)
+        if known is None or known[0] is not stage.state:
+            since_ms = look.now_ms
+            if stage.state is StageState.STALLED and stage.name in self._seen:
+                since_ms = self._seen[stage.name].moved_ms
+            known = self._states[stage.name] = stage.state, since_ms
+        return stage if stage.since_ms is not None else replace(stage, since_ms=known[1])
+
+
+def unreachable(
+    last: LagReport | None, sinks: Iterable[str], server: str, error_text: str, *, now_ms: int
+) -> tuple[Stage, ...]:
+    """The stages where ``source`` or ``kafka`` couldn't be asked: those before it as they were last, if ever. Pure.
+
+    Every one of ``sinks`` has its stage, also where nobody has ever answered.
+    """
+    first = 0 if server == "source" else 2
+    stages = () if last is None else last.stages
+    if not stages:
+        facts = [SinkFacts(name, 1, True, 0, 0, None, 0) for name in sinks]
+        stages = (
+            *(Stage(name, None, None, None, None) for name in (WAL_END, RECEIVED, IN_KAFKA)),
+            *(Stage(f"applied: {sink.label}", None, None, None, None, sink) for sink in facts),
+        )
+    blamed = stages[first]
+    since_ms = blamed.since_ms if blamed.state is StageState.UNKNOWN and blamed.since_ms else now_ms
+    unknown = [
+        Stage(
+            stage.name,
+            None,
+            None,
+            None,
+            None,
+            stage.sink,
+            StageState.UNKNOWN,
+            since_ms,
+            reason=error_text,
+            hint=_LOOK_AT_SERVERS,
+        )
+        for stage in stages[first:]
+    ]
+    return (*stages[:first], *unknown)
+
+
+def _as(stage: Stage, state: StageState, *, reason: str | None = None, hint: str | None = None) -> Stage:
+    return replace(stage, state=state, since_ms=None, reason=reason, hint=hint)
+
+
+def _moving(stage: Stage) -> Stage:
+    is_current = stage.seconds_behind is not None and stage.seconds_behind <= _CURRENT_S
+    is_complete = stage.events_behind in (None, 0) and stage.bytes_behind == 0
+    return _as(stage, StageState.CURRENT if is_current or is_complete else StageState.BEHIND)
+
+
+def _ended(stage: Stage, job: JobStatus) -> Stage:
+    start = "`lockstep run` or `lockstep apply` starts it"
+    match job.state:
+        case JobState.STOPPED:
+            hint = start if job.hint is None else f"{job.hint}; then {start} again"
+            return replace(stage, state=StageState.STOPPED, since_ms=job.since_ms, reason=job.reason, hint=hint)
+        case JobState.SILENT:
+            reason, state = "its job ended without a word", StageState.SILENT
+        case _:
+            reason, state = "no job applies to it", StageState.ABSENT
+    return replace(stage, state=state, since_ms=job.since_ms, reason=reason, hint=start)
+
+
+def _why(still_s: float, silent_s: float, blocker: str | None) -> tuple[str, str]:
+    if blocker is not None:
+        return (
+            f"its job waits for a lock in the store that is held by {blocker}",
+            "end that transaction: the job goes on by itself",
+        )
+    if silent_s >= STALLED_S:
+        return f"its job has given no sign of life for {silent_s:.0f} s: its process hangs, or was killed", _JOB_AGAIN
+    return (
+        f"its job lives, and has applied nothing of what is in Kafka for {still_s:.0f} s: the store or a Python worker"
+        " hangs",
+        "`lockstep doctor` looks at every server; the log of `lockstep apply` says what its batch waits for",
+    )

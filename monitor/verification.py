@@ -1,0 +1,164 @@
+"""What comparisons of a sink with the source have found, and when the next one is due.
+
+``g<n>.verified`` is a coordination record of the destination: the last comparison of all of a generation's tables, and
+up to where the generation was last found equal. It goes with the generation.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, time
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+import orjson
+from pydantic import Field, field_validator
+
+from cdc.model.lsn import format_lsn
+from cdc.settings import Settings
+from sinks.contract import CoordinationRecords
+
+_FORMAT: Final = 1
+_UNITS_MS: Final = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_WINDOW: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+OVERDUE_TIMES: Final = 2
+"""A comparison is overdue after so many times the time between two."""
+
+
+class VerifySettings(Settings):
+    """When sinks are compared with the source, and how hard that reads the source."""
+
+    every: str | None = Field(
+        default=None, pattern=r"^[1-9]\d{0,4}[mhd]$", description='time between two comparisons of a sink: "6h"'
+    )
+    between: str | None = Field(
+        default=None, description='when one may begin, in UTC: "22:00-06:00"; without it at any time'
+    )
+    sinks: tuple[str, ...] = Field(default=(), description="which sinks; without it all")
+    pause_ratio: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=1.0, description="pause after each read of the source, in times what the read took"
+    )
+
+    @field_validator("between")
+    @classmethod
+    def _window(cls, between: str | None) -> str | None:
+        if between is not None and _WINDOW.fullmatch(between) is None:
+            raise ValueError("looks like 22:00-06:00, in UTC")
+        return between
+
+    @property
+    def every_ms(self) -> int | None:
+        return None if self.every is None else int(self.every[:-1]) * _UNITS_MS[self.every[-1]]
+
+    def may_begin(self, now_ms: int) -> bool:
+        """Whether a comparison may begin at this time of the day."""
+        match = None if self.between is None else _WINDOW.fullmatch(self.between)
+        if match is None:
+            return True
+        first, last = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
+        now = datetime.fromtimestamp(now_ms / 1000, UTC).time()
+        return first <= now < last if first < last else now >= first or now < last
+
+
+class VerifyOutcome(StrEnum):
+    """``EQUAL``: every table. ``INCOMPLETE``: nothing differs, and something couldn't be compared.
+
+    ``FAILED``: the comparison ended by an error.
+    """
+
+    EQUAL = "equal"
+    DIFFERENT = "different"
+    INCOMPLETE = "incomplete"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The last comparison. ``differing`` counts keys. ``error`` is why it failed.
+
+    When it was last equal, the generation had all that was committed up to ``through_lsn``, as it was at the source.
+    That was at ``through_ms``; 0 where it never was equal. Times are milliseconds since 1970.
+    """
+
+    began_ms: int
+    ended_ms: int
+    outcome: VerifyOutcome
+    differing: int = 0
+    error: str | None = None
+    through_lsn: int = 0
+    through_ms: int = 0
+
+    def after(self, before: "Verification | None") -> "Verification":
+        """The record to keep, where ``before`` was kept until now."""
+        if before is None or self.through_lsn:
+            return self
+        return replace(self, through_lsn=before.through_lsn, through_ms=before.through_ms)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "began_ms": self.began_ms,
+            "ended_ms": self.ended_ms,
+            "outcome": self.outcome.value,
+            "differing": self.differing,
+            "error": self.error,
+            "verified_through": format_lsn(self.through_lsn) if self.through_lsn else None,
+            "verified_through_ms": self.through_ms or None,
+        }
+
+    def sentence(self, label: str) -> str:
+        """One line about it."""
+        match self.outcome:
+            case VerifyOutcome.EQUAL:
+                what = "equal to the source"
+            case VerifyOutcome.DIFFERENT:
+                what = f"{self.differing:,} keys differ from the source: `lockstep verify {label}` shows them"
+            case VerifyOutcome.INCOMPLETE:
+                what = f"not compared completely: `lockstep verify {label}` says why"
+            case VerifyOutcome.FAILED:
+                what = f"the comparison failed: {self.error}"
+        through = f", verified through {format_lsn(self.through_lsn)} of {_time(self.through_ms)}"
+        return f"{label}: {what}, as of {_time(self.ended_ms)}" + (through if self.through_lsn else "")
+
+
+def load_verification(records: CoordinationRecords, generation: int) -> Verification | None:
+    """The record, or None. Raises what the destination raises."""
+    text = records.load(_name(generation))
+    fields = None if text is None else orjson.loads(text)
+    if fields is None or fields["format"] != _FORMAT:  # another version's: the next comparison replaces it
+        return None
+    return Verification(
+        fields["began_ms"],
+        fields["ended_ms"],
+        VerifyOutcome(fields["outcome"]),
+        fields["differing"],
+        fields["error"],
+        fields["through_lsn"],
+        fields["through_ms"],
+    )
+
+
+def save_verification(records: CoordinationRecords, generation: int, verification: Verification) -> None:
+    """Keep it. Where it wasn't equal, it stays known up to where an earlier one was.
+
+    Raises what the destination raises.
+    """
+    kept = verification.after(load_verification(records, generation))
+    fields = {
+        "format": _FORMAT,
+        "began_ms": kept.began_ms,
+        "ended_ms": kept.ended_ms,
+        "outcome": kept.outcome.value,
+        "differing": kept.differing,
+        "error": kept.error,
+        "through_lsn": kept.through_lsn,
+        "through_ms": kept.through_ms,
+    }
+    records.save(_name(generation), orjson.dumps(fields).decode())
+
+
+def _name(generation: int) -> str:
+    return f"g{generation}.verified"
+
+
+def _time(ms: int) -> str:
+    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

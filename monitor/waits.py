@@ -1,0 +1,396 @@
+"""Waits until readers of the sinks see everything up to an LSN: many waiters, one look.
+
+While somebody waits for a sink, one thread asks that sink's store how far it is, again and again, for all of them. The
+store is asked directly, so a wait ends as soon as the store says so, whatever the other sinks and Kafka do.
+
+Nobody is let go early. Before the first of the waiters whom a look would let go is, the source and Kafka are asked
+whether the sink's LSNs are still of the source's line. Then readers are let find what was applied, and the generation
+must be the live one still.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, Self
+
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.lsn import format_lsn
+from cdc.pipeline import Pipeline
+from monitor.line import Line
+from sinks.contract import OpenedSink
+from sinks.registry import SinkSettings, open_sink
+
+_LOOK_MIN_S: Final = 0.015
+_LOOK_MAX_S: Final = 0.5
+_LOOK_SHARE: Final = 20
+"""A look for somebody who has waited for so many times as long is soon enough."""
+
+_HEARTBEATS_S: Final = 0.05
+"""Heartbeats are this far apart at least: each is a commit at the source."""
+
+_LINE_S: Final = 2.0
+"""How often the source is asked again while somebody waits for long."""
+
+_IDLE_S: Final = 30.0
+"""A connection that nobody needs any more stays open for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """What became of a wait for ``lsn``. ``late`` says why, by the name of each sink that hadn't got there in time."""
+
+    lsn: int
+    late: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_reached(self) -> bool:
+        """Readers of all these sinks see everything that was committed up to ``lsn``."""
+        return not self.late
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that the server answers with."""
+        return {"reached": self.is_reached, "lsn": format_lsn(self.lsn), "late": dict(self.late)}
+
+
+class SourceLine(Protocol):
+    """Whoever knows whether LSNs of the sinks can be compared with those of the source."""
+
+    def heartbeat(self) -> int:
+        """Have the source commit something, and return an LSN after it. Raises as ``check``."""
+
+    def check(self) -> int:
+        """The epoch that LSNs are of now. Raises LockstepError when the source isn't the one that is captured, or
+        capture can't ever go on, Unavailable when the source or Kafka doesn't answer.
+        """
+
+    def close(self) -> None: ...
+
+
+class Waits:
+    """Waits for the sinks of a pipeline, from any number of threads and tasks. Nothing is open while nobody waits."""
+
+    def __init__(
+        self, pipeline: Pipeline, sinks: Mapping[str, SinkSettings], *, line: Callable[[], SourceLine] | None = None
+    ) -> None:
+        """``sinks`` are the settings of those that can be waited for, by their names."""
+        self._settings = sinks
+        self._line = _SharedLine(line or (lambda: Line(pipeline)))
+        self._lock = threading.Lock()
+        self._lookers: dict[str, _Looker] = {}
+        self._is_closed = False
+
+    def wait(self, lsn: int, sinks: Collection[str] = (), *, timeout_s: float) -> Waited:
+        """Wait until readers of these sinks, or of all where none is named, see everything committed up to ``lsn``.
+
+        ``lsn`` must be of the source, from after the commit (``pg_current_wal_insert_lsn()``).
+
+        Raises ConfigurationError for a sink that isn't there. Raises LockstepError where waiting can't help: the LSN
+        lies beyond the source's WAL, capture can't go on, a sink refuses to be asked.
+        """
+        waiter = self._begin(lsn, sinks, lambda: None)
+        try:
+            waiter.done.wait(timeout_s)
+        finally:
+            self._end(waiter)
+        return self._outcome(waiter)
+
+    async def wait_async(self, lsn: int, sinks: Collection[str] = (), *, timeout_s: float) -> Waited:
+        """The same for asyncio: no thread is held while it waits. Raises as ``wait``."""
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(told.set)
+
+        waiter = self._begin(lsn, sinks, tell)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(told.wait(), timeout_s)
+        finally:
+            self._end(waiter)
+        return self._outcome(waiter)
+
+    def close(self) -> None:
+        """End the threads and connections. Whoever waits is late."""
+        with self._lock:
+            self._is_closed = True
+            lookers = list(self._lookers.values())
+        for looker in lookers:
+            looker.close()
+        self._line.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, lsn: int, sinks: Collection[str], tell: Callable[[], None]) -> "_Waiter":
+        unknown = [name for name in sinks if name not in self._settings]
+        if unknown or not self._settings:
+            raise ConfigurationError(
+                f"no such sink: {', '.join(unknown)}" if unknown else "the configuration has no sinks",
+                hint=f"sinks of this configuration: {', '.join(self._settings) or 'none'}",
+            )
+        waiter = _Waiter(lsn, set(sinks or self._settings), tell)
+        with self._lock:
+            if self._is_closed:
+                raise LockstepError("nobody can be waited for any more: this process is stopping")
+            for name in waiter.sinks:
+                if name not in self._lookers:
+                    self._lookers[name] = _Looker(name, self._settings[name], self._line)
+            lookers = [self._lookers[name] for name in waiter.sinks]
+        self._line.add(waiter)
+        for looker in lookers:
+            looker.add(waiter)
+        return waiter
+
+    def _end(self, waiter: "_Waiter") -> None:
+        self._line.remove(waiter)
+        for name in waiter.sinks:
+            self._lookers[name].remove(waiter)
+
+    def _outcome(self, waiter: "_Waiter") -> Waited:
+        with waiter.lock:
+            if waiter.error is not None:
+                raise waiter.error
+            missing = waiter.sinks - waiter.reached
+        silent = self._line.trouble
+        return Waited(waiter.lsn, {name: silent or self._lookers[name].where for name in sorted(missing)})
+
+
+class _Waiter:
+    """Somebody who waits. It is done once all sinks have got there, or something says that they never will."""
+
+    def __init__(self, lsn: int, sinks: set[str], tell: Callable[[], None]) -> None:
+        self.lsn = lsn
+        self.sinks = frozenset(sinks)
+        self.reached: set[str] = set()
+        self.error: Exception | None = None
+        self.began_s = time.monotonic()
+        self.lock = threading.Lock()
+        self.done = threading.Event()
+        self._tell = tell
+
+    def reach(self, sink: str) -> None:
+        """Its readers see everything."""
+        with self.lock:
+            self.reached.add(sink)
+            is_done = self.reached >= self.sinks
+        if is_done:
+            self._finish()
+
+    def fail(self, error: Exception) -> None:
+        """Waiting can't help."""
+        with self.lock:
+            if self.error is None and not self.reached >= self.sinks:
+                self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.done.set()
+        self._tell()
+
+
+class _Worker:
+    """A thread that is there while somebody waits, and for a little longer."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiters: set[_Waiter] = set()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def add(self, waiter: _Waiter) -> None:
+        """Serve a waiter until it is removed."""
+        with self._changed:
+            self._waiters.add(waiter)
+            self._changed.notify_all()
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def remove(self, waiter: _Waiter) -> None:
+        with self._changed:
+            self._waiters.discard(waiter)
+
+    def close(self) -> None:
+        """End the thread. One that hangs in its server's answer ends with the process."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(10.0)
+
+    def _work(self) -> None:
+        while (waiters := self._waiting()) is not None:
+            try:
+                pause_s = self._look(waiters)
+            except LockstepError as error:
+                pause_s = _LOOK_MAX_S
+                if not isinstance(error, Unavailable):
+                    for waiter in waiters:
+                        waiter.fail(error)
+            except Exception as bug:
+                pause_s = _LOOK_MAX_S
+                for waiter in waiters:
+                    waiter.fail(bug)
+            with self._changed:
+                if self._waiters <= set(waiters) and not self._is_closed:  # whoever has come since needs a look now
+                    self._changed.wait(pause_s)
+
+    def _waiting(self) -> list[_Waiter] | None:
+        """Those who wait; None once there has been nobody for a while, and what was open is closed."""
+        with self._changed:
+            if not self._waiters and not self._is_closed:
+                self._changed.wait(_IDLE_S)
+            if self._waiters and not self._is_closed:
+                return list(self._waiters)
+            self._thread = None  # whoever comes now starts another one
+            close = self._detach()
+        close()
+        return None
+
+    def _look(self, waiters: Collection[_Waiter]) -> float:
+        """Look once for these, and return after how many seconds the next look is soon enough. Raises LockstepError."""
+        raise NotImplementedError
+
+    def _detach(self) -> Callable[[], None]:
+        """Forget what is open, and return how it is closed."""
+        raise NotImplementedError
+
+
+class _SharedLine(_Worker):
+    """The source's line for all lookers. For each waiter it has the source commit something, at least once.
+
+    Else a sink would learn that it has everything only with the next change, which may take long.
+    """
+
+    def __init__(self, opening: Callable[[], SourceLine]) -> None:
+        super().__init__("wait-source")
+        self.trouble: str | None = None
+        self._opening = opening
+        self._asking = threading.Lock()
+        self._line: SourceLine | None = None
+        self._carried: set[_Waiter] = set()
+
+    def check(self) -> int:
+        """The epoch that LSNs are of now. Raises as ``SourceLine.check``."""
+        return self._ask(lambda line: line.check())
+
+    def _look(self, waiters: Collection[_Waiter]) -> float:
+        self._carried &= set(waiters)
+        new = [waiter for waiter in waiters if waiter not in self._carried]
+        if not new:
+            self.check()  # raises for whom waiting can't help
+            return _LINE_S
+        lsn = self._ask(lambda line: line.heartbeat())
+        self._carried.update(new)
+        for waiter in new:
+            if waiter.lsn > lsn:
+                waiter.fail(
+                    LockstepError(
+                        f"{format_lsn(waiter.lsn)} lies beyond the end of the source's WAL, {format_lsn(lsn)}",
+                        hint="ask the server that Lockstep captures for its LSN, after the commit",
+                    )
+                )
+        time.sleep(_HEARTBEATS_S)
+        return _LINE_S
+
+    def _ask(self, question: Callable[[SourceLine], int]) -> int:
+        with self._asking:
+            try:
+                if self._line is None:
+                    self._line = self._opening()
+                answer = question(self._line)
+            except Unavailable as error:
+                self.trouble = error.message
+                raise
+            self.trouble = None
+            return answer
+
+    def _detach(self) -> Callable[[], None]:
+        return self._close_line
+
+    def _close_line(self) -> None:
+        with self._asking:
+            line, self._line = self._line, None
+            if line is not None:
+                line.close()
+
+
+class _Looker(_Worker):
+    """Asks one sink's store for all who wait for it."""
+
+    def __init__(self, name: str, settings: SinkSettings, line: _SharedLine) -> None:
+        super().__init__(f"wait-{name}")
+        self.where = "it hasn't been asked yet"
+        self._sink = name
+        self._settings = settings
+        self._line = line
+        self._opened: tuple[int, OpenedSink] | None = None
+
+    def _look(self, waiters: Collection[_Waiter]) -> float:
+        waiters = [waiter for waiter in waiters if self._sink not in waiter.reached]
+        try:
+            self._let_go(waiters)
+        except LockstepError as error:
+            self.where = f"it can't be asked: {error.message}"
+            raise
+        now_s = time.monotonic()
+        ages_s = [now_s - waiter.began_s for waiter in waiters if self._sink not in waiter.reached]
+        return max(_LOOK_MIN_S, min([_LOOK_MAX_S, *(age_s / _LOOK_SHARE for age_s in ages_s)]))
+
+    def _let_go(self, waiters: Collection[_Waiter]) -> None:
+        """Look how far the store is, and let those go whose LSN it has reached."""
+        opened = self._open()
+        progress = opened.generations.load_progress()
+        if progress is None or not progress.watermark_lsn:
+            self.where = "it hasn't applied everything up to any LSN yet"
+            self._still_live()
+            return
+        self.where = f"it has applied everything up to {format_lsn(progress.watermark_lsn)}"
+        reached = [waiter for waiter in waiters if waiter.lsn <= progress.watermark_lsn]
+        if not reached or not self._still_live():
+            return
+        if self._line.check() != progress.epoch:
+            self.where = "it hasn't applied anything yet of what was committed since capture was recovered"
+            return
+        opened.generations.refresh()
+        # A switch waits until the new generation has what the old one has. So readers may see either by now.
+        for waiter in reached:
+            waiter.reach(self._sink)
+
+    def _open(self) -> OpenedSink:
+        """The live generation, opened. Raises Unavailable where there is none."""
+        if self._opened is None:
+            opened = open_sink(self._sink, self._settings, 1)
+            with contextlib.ExitStack() as undoing:
+                undoing.callback(opened.sink.close)
+                live = opened.generations.live()
+                if live == 1:
+                    undoing.pop_all()
+            if live is None:
+                raise Unavailable("readers see no generation of it yet")
+            self._opened = live, opened if live == 1 else open_sink(self._sink, self._settings, live)
+        return self._opened[1]
+
+    def _still_live(self) -> bool:
+        """Whether readers see the generation that is open; else another one is opened at the next look."""
+        assert self._opened is not None
+        number, opened = self._opened
+        if opened.generations.live() == number:
+            return True
+        self._opened = None
+        opened.sink.close()
+        return False
+
+    def _detach(self) -> Callable[[], None]:
+        opened, self._opened = self._opened, None
+        return (lambda: None) if opened is None else opened[1].sink.close

@@ -1,0 +1,237 @@
+"""What the chunks of one session share: where they are read, and how they get into the stream.
+
+A chunk is read between two transactions of the stream, under a snapshot of its own, and without a slot. What that sees
+has its commit records before H, the WAL's end after the snapshot was taken. Then the stream goes on up to H. The rows
+are published there, tagged (H, 0). Why the order of the log is the order of the tags, and no row is older than its tag:
+
+* Everything published before the rows commits before H, and everything after them at H or later.
+* A row that a transaction before H changes which the snapshot doesn't see is left out. The event is a full row, or a
+  delete, and newer than what the snapshot shows.
+* A row that the stream changes later is older than that, and one that it changed before the chunk was read is seen as
+  it became, if its transaction is visible. That is not so for a while after a commit, which is in the WAL before. So
+  the xids of published transactions are kept until a snapshot sees them. Before that, no chunk is read.
+* Nobody alters or empties the table between the snapshot and its reading: it is locked. Whoever did that before is
+  visible. Partitions are locked later, when they are read. Where one was moved to another file in between, no key is
+  taken for gone, and a copy that has read it begins again at the next look at the table.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import psycopg
+
+from cdc.capture.assembler import Event
+from cdc.capture.loop import Pause
+from cdc.capture.published_table import PublishedTable
+from cdc.model.lsn import Lsn
+from cdc.model.table import Table, TableName
+from cdc.pipeline import Pipeline
+from cdc.postgres.slot import current_snapshot, emit_heartbeat
+from cdc.protocol.control_records import CaptureState, TableCopy
+from cdc.protocol.membership import Membership
+from cdc.protocol.pgoutput import Field, Fields
+from cdc.protocol.walsender import Frame
+from cdc.stream.live_stream import LiveStream
+from snapshot.chunk_reader import ChunkReader, Gone, KeyOrder, Point
+from snapshot.chunks import PendingChunk
+from snapshot.row_events import RowEvents
+from snapshot.table_reader import FoundKey
+from snapshot.waits import Waits
+
+KEYS_AT_ONCE: Final = 500
+"""How many chosen keys one query reads, and one Kafka transaction takes at most."""
+
+_UNSEEN_PATIENCE_S: Final = (0.05, 0.25)
+"""How long the stream stands still for commits to become visible, at first and at most. Then it goes on for longer."""
+
+_LOOK_S: Final = 0.002
+"""How often is looked whether they have."""
+
+_UNSEEN: Final = "transactions that are committed aren't visible to others so far: see synchronous_standby_names"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A table as it is at a point of the source. ``order`` is None where no index gives the order of its key."""
+
+    point: Point
+    shape: Table
+    membership: Membership
+    order: KeyOrder | None
+
+
+class ChunkSession:
+    """The connection that reads them, what they wait for, and the stream that they are published in."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sql: psycopg.Connection[Any],
+        stream: LiveStream,
+        *,
+        say: Callable[[str], None],
+        while_waiting: Callable[[], None],
+    ) -> None:
+        self.pipeline = pipeline
+        self.stream = stream
+        self.loop = stream.loop
+        self.assembler = stream.assembler
+        self.say = say
+        self.waits = Waits(time.monotonic, say)
+        self.keys_at_once = KEYS_AT_ONCE
+        self._sql = sql
+        self._while_waiting = while_waiting
+        self._reader: ChunkReader | None = None
+        self._unseen_patience_s = _UNSEEN_PATIENCE_S[0]
+        self._asked_at: object = None
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    def is_lost(self) -> bool:
+        """Whether the connection was lost, and what it has asked is gone with it."""
+        return self._reader is not None and self._reader.is_closed
+
+    def heartbeat(self) -> None:
+        """Write something, so that the WAL's end is behind all that was published."""
+        emit_heartbeat(self._sql)
+
+    def take_fewer_keys(self) -> None:
+        """The rows of so many at once were too large."""
+        self.keys_at_once = max(1, self.keys_at_once // 8)
+
+    def take_more_keys(self) -> None:
+        """A chunk of so many was published."""
+        self.keys_at_once = min(2 * self.keys_at_once, KEYS_AT_ONCE)
+
+    def reading(self) -> ChunkReader:
+        """The connection that reads. Raises as ``connect`` where there has to be a new one."""
+        if self._reader is None or self._reader.is_closed:
+            self._reader = ChunkReader(self.pipeline.source, self._while_waiting)
+        return self._reader
+
+    def look(self, name: TableName) -> Look | None:
+        with self.looking(name) as look:
+            return look
+
+    @contextlib.contextmanager
+    def looking(self, name: TableName) -> Iterator[Look | None]:
+        """The table at a point of the source; None where it isn't published under this name."""
+        pipeline, reader = self.pipeline, self.reading()
+        try:
+            with reader.at_point(name) as point:
+                shape = reader.tables([name], pipeline.publication, pipeline.source.keys).get(name)
+                membership = reader.memberships(pipeline.publication, [name]).get(name)
+                if shape is None or membership is None:
+                    yield None
+                else:
+                    yield Look(point, shape, membership, reader.key_order(shape))
+        except Gone:
+            yield None
+
+    def sees_all(self, name: TableName) -> bool:
+        """Whether all later snapshots see everything that is published; else the table is put off."""
+        if self._asked_at is None:
+            self._ask_who_may_be_committing()
+        unfinished = self.stream.unfinished
+        if unfinished.of_before:
+            self._leave_out_those_that_run(unfinished.of_before)
+        deadline = time.monotonic() + self._unseen_patience_s
+        while not unfinished.all_seen_by(current_snapshot(self._sql)):
+            if time.monotonic() > deadline:
+                self.waits.later(name, 4 * self._unseen_patience_s, _UNSEEN)
+                self._unseen_patience_s = min(2 * self._unseen_patience_s, _UNSEEN_PATIENCE_S[1])
+                return False
+            time.sleep(_LOOK_S)
+        self._unseen_patience_s = _UNSEEN_PATIENCE_S[0]
+        return True
+
+    def _ask_who_may_be_committing(self) -> None:
+        """An earlier process may have published transactions that aren't visible yet. They are among those that run."""
+        emit_heartbeat(self._sql)
+        self._asked_at, running = self.reading().running_now()
+        self._leave_out_those_that_run(running)
+
+    def _leave_out_those_that_run(self, xids: frozenset[int]) -> None:
+        running = self.reading().not_committing(self._asked_at)
+        self.stream.unfinished.may_be_of_before([xid for xid in xids if xid & 0xFFFFFFFF not in running])
+
+    def publish_up_to(self, lsn: Lsn, frame: Frame | None, chunk: PendingChunk | None = None) -> Pause | None:
+        """Publish what commits before ``lsn``, and leave out of the chunk what that knows better."""
+        emit_heartbeat(self._sql)  # so that something after it comes, also when nobody writes
+        if chunk is None:
+            return self.loop.run(first=frame, until=lsn)
+        pending = chunk
+
+        def changed(topic: str, keys: Sequence[bytes]) -> None:
+            pending.changed(topic, keys, xid=self.stream.unfinished.newest)
+
+        with self.loop.watching(changed):
+            return self.loop.run(first=frame, until=lsn)
+
+    def rows_of(self, published: PublishedTable, found: Sequence[FoundKey]) -> list[Fields]:
+        """The rows of the keys that have one."""
+        table = published.table
+        positions = published.encoder.key_positions
+        wanted = [tuple(_text(key.fields[position]) for position in positions) for key in found if key.has_row]
+        return self.reading().rows_in_bounds(table, wanted) if wanted else []
+
+    def send_answer(self, published: PublishedTable, answer: "Answer", chunk: PendingChunk) -> None:
+        """Publish what has become of the answer when the stream has passed its point."""
+        # Before Kafka has the new rows: whoever dies in between must not complete a later update from the old ones.
+        for key in chunk.events:
+            self.assembler.forget(published, key)
+        self.stream.toast.store.commit(self.assembler.position)
+        events: list[Event] = []
+        for key, value in chunk.events.items():
+            if value is not None:
+                self.assembler.remember(published, key, answer.fields[key])
+                events.append((published.topic, key, value, None))
+            else:
+                events.append((published.topic, key, answer.deleted, None))
+                events.append((published.topic, key, None, answer.tombstone_tag))
+        self.loop.send(events)
+
+    def adopt(self, name: TableName, copy: TableCopy | None, lsn: int = 0) -> None:
+        """The state with what is published now, of rows as of ``lsn``: a source must have that."""
+        state = self.loop.state
+        if copy is not None:
+            state = state.with_copy(name, copy)
+        self.loop.adopt(replace(state, handoff=max(state.handoff, lsn)))
+
+
+class Answer:
+    """The events of rows that were looked up by key; those of ``keys`` that have none are gone."""
+
+    def __init__(
+        self, published: PublishedTable, lsn: int, state: CaptureState, rows: Sequence[Fields], keys: Sequence[bytes]
+    ) -> None:
+        encode = row_events(published, lsn, state)
+        self.fields: dict[bytes, Fields] = {}
+        self.events: dict[bytes, bytes | None] = dict.fromkeys(keys)
+        for fields in rows:
+            key, value = encode.of_fields(fields)
+            self.fields[key] = fields
+            self.events[key] = value
+        self.deleted = encode.of_delete()
+        self.tombstone_tag = encode.tombstone_tag
+
+
+def row_events(published: PublishedTable, lsn: int, state: CaptureState) -> RowEvents:
+    """The encoder of rows as of this position."""
+    return RowEvents(
+        published.encoder,
+        published.kernel,
+        epoch=state.epoch,
+        consistent_point=lsn,
+        commit_time_ms=state.commit_time_ms,
+    )
+
+
+def _text(value: Field) -> str:
+    assert isinstance(value, bytes)  # a key's: it was read as one
+    return value.decode()

@@ -1,0 +1,202 @@
+"""Which stage ``lag`` names, and why, while a process or a server hangs: one pipeline, one trouble after the other."""
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from monitor.collector import LagCollector
+from monitor.lag import LagReport, Stage, StageState
+from stack.stack import Endpoints
+from tests.databases import until
+from tests.pipeline import Pipeline, Process
+from tests.services import Services
+
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone, pytest.mark.busy]
+
+_QUICK = {"spark": "retry_s = 1.0", "search": "timeout_s = 4.0", "cache": "timeout_s = 1.5"}
+_PATIENCE_S = 60.0
+_LOOK_S = 0.5
+_QUIET_LOOKS = 20
+"""At half a second each: longer than it takes to say that a stage hangs."""
+
+
+class Running:
+    """A pipeline with three sinks, whose processes and servers may be held up, and who looks at it."""
+
+    def __init__(self, stack: Services, directory: Path) -> None:
+        self.stack = stack
+        self.pipeline = Pipeline(stack.endpoints(), directory, f"stall_{uuid.uuid4().hex[:8]}", sinks=True, more=_QUICK)
+        self.capture = self.pipeline.start_capture()
+        self.job = self.pipeline.start_apply()
+        self.pause = threading.Event()
+        self._rows = 0
+        self.lag = LagCollector(self.pipeline.config.as_pipeline(), self.pipeline.config.sinks)
+
+    def write(self, rows: int = 1) -> None:
+        first, self._rows = self._rows, self._rows + rows
+        with self.pipeline.sql() as connection:
+            connection.execute(
+                f"insert into {self.pipeline.name}.account (id) select * from generate_series(%s::bigint, %s::bigint)",
+                (first + 1, self._rows),
+            )
+
+    def look(self) -> LagReport:
+        self.pause.wait(_LOOK_S)  # looks that come at once would cost the servers what they are asked about
+        return self.lag.collect()
+
+    def until_worst(self, is_it: Callable[[Stage], bool]) -> Stage:
+        """The stage that needs somebody most, once it is this one."""
+        seen: list[Stage | None] = []
+
+        def found() -> Stage | None:
+            seen.append(self.look().worst)
+            return seen[-1] if seen[-1] is not None and is_it(seen[-1]) else None
+
+        try:
+            stage: Stage = until(found, seconds=_PATIENCE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {[stage and stage.sentence for stage in seen]}") from None
+        return stage
+
+    def until_well(self) -> LagReport:
+        """Until everybody has everything again."""
+
+        def found() -> LagReport | None:
+            lag = self.look()
+            is_well = all(stage.state is StageState.CURRENT for stage in lag.stages)
+            return lag if is_well and not lag.unanswered else None
+
+        lag: LagReport = until(found, seconds=_PATIENCE_S)
+        return lag
+
+    def close(self) -> None:
+        self.lag.close()
+        self.pipeline.close()
+
+
+@pytest.fixture(scope="module")
+def running(stack: Services, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with closing(Running(stack, tmp_path_factory.mktemp("stalls"))) as made:
+        made.pipeline.wait_streaming(made.capture)
+        made.write()
+        made.pipeline.wait_applied(made.job)
+        made.until_well()
+        yield made
+
+
+@contextmanager
+def held(process: Process) -> Iterator[None]:
+    """The whole group of a process stands still."""
+    os.killpg(process.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGCONT)
+
+
+@contextmanager
+def frozen(stack: Services, server: str) -> Iterator[None]:
+    stack.freeze(server)
+    try:
+        yield
+    finally:
+        stack.thaw(server)
+
+
+def test_on_an_idle_pipeline_nothing_hangs_and_nobody_is_behind(running: Running) -> None:
+    for _ in range(_QUIET_LOOKS):
+        lag = running.look()
+        assert lag.worst is None, lag.worst
+        assert all((stage.seconds_behind or 0) < 5 for stage in lag.stages)
+    running.until_well()
+
+
+def test_a_capture_that_hangs_is_named_also_on_an_idle_source(running: Running) -> None:
+    with held(running.capture):
+        stage = running.until_worst(lambda stage: stage.state is StageState.STALLED)
+        assert stage.name == "received"
+        assert "its process hangs" in (stage.reason or "")
+        assert stage.seconds_behind
+    running.until_well()
+
+
+def test_a_job_that_hangs_is_named_also_on_an_idle_source(running: Running) -> None:
+    os.kill(running.job.pid, signal.SIGSTOP)  # the driver alone
+    try:
+        stage = running.until_worst(lambda stage: "no sign of life" in (stage.reason or ""))
+    finally:
+        os.kill(running.job.pid, signal.SIGCONT)
+    assert stage.name.startswith("applied: ")
+    assert stage.state is StageState.STALLED
+    running.until_well()
+
+
+def test_a_table_that_is_locked_in_the_warehouse_is_named_with_who_locks_it(
+    running: Running, endpoints: Endpoints
+) -> None:
+    name = running.pipeline.name
+    with psycopg.connect(endpoints.warehouse_dsn, application_name="dbt") as other:
+        held_tables = other.execute(
+            "select quote_ident(schemaname) || '.' || quote_ident(tablename) from pg_tables"
+            " where schemaname like %s and tablename like '%%account%%'",
+            (f"%{name}%",),
+        ).fetchall()
+        assert held_tables
+        for (table,) in held_tables:
+            other.execute(f"lock table {table} in access exclusive mode")  # type: ignore[arg-type]  # a test's own
+        running.write()
+        blocker = f"held by pid {other.info.backend_pid} (dbt)"
+        # The batch may come to its lock late, and hangs then for no other reason.
+        stage = running.until_worst(lambda stage: blocker in (stage.reason or ""))
+        assert (stage.name, stage.state) == (f"applied: {name}_warehouse", StageState.STALLED)
+    running.until_well()
+
+
+@pytest.mark.parametrize(("server", "sink"), [("valkey", "cache"), ("opensearch", "search")])
+def test_a_store_that_hangs_is_named_with_its_address(running: Running, server: str, sink: str) -> None:
+    with frozen(running.stack, server):
+        stage = running.until_worst(lambda stage: stage.name == f"applied: {running.pipeline.name}_{sink}")
+        assert stage.state in (StageState.UNKNOWN, StageState.STALLED)
+        assert "127.0.0.1" in (stage.reason or "")
+    running.until_well()
+
+
+def test_a_kafka_that_hangs_is_named_with_its_address(running: Running, endpoints: Endpoints) -> None:
+    with frozen(running.stack, "kafka"):
+        stage = running.until_worst(lambda stage: stage.name == "in Kafka")
+        assert stage.state is StageState.UNKNOWN
+        assert endpoints.kafka_bootstrap in (stage.reason or "")
+    running.until_well()
+
+
+def test_a_source_that_hangs_is_named_with_its_address(running: Running) -> None:
+    with frozen(running.stack, "postgres"):
+        stage = running.until_worst(lambda stage: stage.name == "WAL end")
+        assert stage.state is StageState.UNKNOWN
+        assert "the source at 127.0.0.1" in (stage.reason or "")
+    running.until_well()
+
+
+def test_a_large_transaction_is_no_stall(running: Running) -> None:
+    with running.pipeline.sql() as connection, connection.transaction():
+        connection.execute(
+            f"insert into {running.pipeline.name}.entry (account_id, line) select 0, * from generate_series(1, 100000)"
+        )
+        for _ in range(_QUIET_LOOKS // 2):
+            assert running.look().worst is None
+    seen: list[Stage | None] = []
+
+    def is_applied() -> bool:
+        lag = running.look()
+        seen.append(lag.worst)
+        return all(stage.state is StageState.CURRENT for stage in lag.stages)
+
+    until(is_applied, seconds=_PATIENCE_S)
+    assert [stage for stage in seen if stage is not None] == []

@@ -1,0 +1,93 @@
+"""What is told of conditions that come, stay, get worse, flap and go."""
+
+from dataclasses import replace
+
+from monitor.alerts.book import Entry, Key, Kind, take
+from monitor.conditions import Condition, Findings, Severity
+
+_STOPPED = Condition("job-stopped", "cache", Severity.CRITICAL, "stopped", "start it")
+_LAG = Condition("lag", "cache", Severity.WARNING, "behind", "look", passes=True)
+
+
+class _Telling:
+    """A book over time: 10 s until something that may pass counts, 20 s until it is over."""
+
+    def __init__(self) -> None:
+        self.book: dict[Key, Entry] = {}
+        self.silences: dict[str, int] = {}
+        self.ids: set[str] = set()
+
+    def look(self, at_s: float, *conditions: Condition, unknown: frozenset[str] = frozenset()) -> list[Kind]:
+        self.book, messages = take(
+            self.book,
+            Findings(conditions, unknown),
+            silences=self.silences,
+            open_after_s=10,
+            clear_after_s=20,
+            pipeline="shop",
+            now_ms=int(at_s * 1000),
+        )
+        self.ids |= {message.id for message in messages}
+        return [message.kind for message in messages]
+
+
+def test_a_condition_is_told_once_and_once_when_it_is_over() -> None:
+    telling = _Telling()
+    assert telling.look(1, _STOPPED) == [Kind.OPENED]
+    assert [telling.look(at, _STOPPED) for at in range(2, 50)] == [[]] * 48
+    assert [telling.look(at) for at in (50, 69.9)] == [[], []]
+    assert telling.look(70) == [Kind.CLEARED]
+    assert telling.look(71) == []
+    assert len(telling.ids) == 1
+    assert telling.look(80, _STOPPED) == [Kind.OPENED]
+    assert len(telling.ids) == 2
+
+
+def test_what_may_pass_has_to_hold_first() -> None:
+    telling = _Telling()
+    assert [telling.look(at, _LAG) for at in (0, 9)] == [[], []]
+    assert telling.look(9.5) == []
+    assert [telling.look(at, _LAG) for at in (10, 19)] == [[], []], "it was over in between"
+    assert telling.look(20, _LAG) == [Kind.OPENED]
+
+
+def test_a_condition_that_flaps_is_told_once() -> None:
+    telling = _Telling()
+    told = [telling.look(at, *([_STOPPED] if at % 15 < 5 else [])) for at in range(600)]
+    assert [kind for kinds in told for kind in kinds] == [Kind.OPENED]
+
+
+def test_worse_is_told_once_though_it_goes_up_and_down() -> None:
+    telling = _Telling()
+    worse = replace(_LAG, severity=Severity.CRITICAL, passes=False)
+    mild = replace(_LAG, passes=False)
+    told = [telling.look(at, condition) for at, condition in enumerate([mild, worse, mild, worse, mild])]
+    assert told == [[Kind.OPENED], [Kind.WORSE], [], [], []]
+
+
+def test_what_nobody_can_tell_stays_as_it_was() -> None:
+    telling = _Telling()
+    telling.look(0, _STOPPED)
+    telling.look(10)
+    assert [telling.look(at, unknown=frozenset({"cache"})) for at in (15, 500)] == [[], []]
+    assert telling.look(501) == [], "it is gone only from now on"
+    assert telling.look(521) == [Kind.CLEARED]
+
+
+def test_a_silence_keeps_back_what_opens_and_not_what_is_over() -> None:
+    telling = _Telling()
+    telling.silences = {"job-stopped/cache": 100_000}
+    other = replace(_STOPPED, subject="search")
+    assert telling.look(0, _STOPPED, other) == [Kind.OPENED], "the other subject's"
+    assert telling.look(99.9, _STOPPED, other) == []
+    assert telling.look(100, _STOPPED, other) == [Kind.OPENED]
+    telling.silences = {"job-stopped": 1000_000}
+    telling.look(101)
+    assert telling.look(121) == [Kind.CLEARED, Kind.CLEARED]
+
+
+def test_what_came_and_went_in_a_silence_is_never_told() -> None:
+    telling = _Telling()
+    telling.silences = {"job-stopped": 50_000}
+    assert [telling.look(at, _STOPPED) for at in (0, 10)] == [[], []]
+    assert [telling.look(at) for at in (20, 60, 90)] == [[], [], []]

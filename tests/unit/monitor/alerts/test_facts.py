@@ -1,0 +1,85 @@
+"""Whose certificates are looked at, which disks, and what becomes of those that can't be."""
+
+from pathlib import Path
+
+import trustme
+
+from lockstep.config import Config, load
+from monitor.alerts.facts import certificates_of, disks_of, expiries, has_capture_standby
+
+_TOML = """
+[pipeline]
+name = "shop"
+[source]
+dsn = "host=db1,db2 port=5433 dbname=d sslrootcert=system sslcert=client.pem"
+tables = ["public.t"]
+[kafka]
+bootstrap_servers = "k1:9093,[::1]:9094"
+security_protocol = "ssl"
+ca_file = "kafka.pem"
+[sinks.search]
+type = "opensearch"
+urls = ["https://s1"]
+tls = { ca_file = "search.pem" }
+[sinks.plain]
+type = "opensearch"
+prefix = "plain"
+urls = ["http://s2:9200"]
+[sinks.cache]
+type = "redis"
+url = "rediss://c:6380/0"
+"""
+
+
+def _load(directory: Path, text: str = _TOML) -> Config:
+    path = directory / "lockstep.toml"
+    path.write_text(text)
+    return load(path)
+
+
+def test_every_certificate_of_the_settings_is_looked_at_where_it_is(tmp_path: Path) -> None:
+    config = _load(tmp_path)
+    certificates = certificates_of(config.as_pipeline(), config.sinks)
+    files = {str(tmp_path / name) for name in ("client.pem", "kafka.pem", "search.pem")}
+    servers = {
+        "source db1:5433",
+        "source db2:5433",
+        "kafka k1:9093",
+        "kafka [::1]:9094",
+        "search s1:443",
+        "cache c:6380",
+    }
+    assert certificates.keys() == files | servers
+
+
+def test_one_that_can_not_be_read_keeps_no_other(tmp_path: Path) -> None:
+    config = _load(tmp_path)
+    trustme.CA().issue_cert("c").cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
+    (tmp_path / "kafka.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    of_files = {
+        whose: ask
+        for whose, ask in certificates_of(config.as_pipeline(), config.sinks).items()
+        if whose.endswith("pem")
+    }
+    assert expiries(of_files).keys() == {str(tmp_path / "client.pem")}
+
+
+def test_a_source_without_tls_or_over_a_socket_has_none_to_look_at(tmp_path: Path) -> None:
+    for dsn in ("host=h sslmode=disable", "host=/run/postgresql", "dbname=d"):
+        config = _load(
+            tmp_path,
+            f"[pipeline]\nname='p'\n[source]\ndsn='{dsn}'\ntables=['public.t']\n[kafka]\nbootstrap_servers='k:9092'\n",
+        )
+        assert certificates_of(config.as_pipeline(), config.sinks) == {}
+
+
+def test_a_disk_is_measured_once_also_for_a_directory_that_is_not_there_yet(tmp_path: Path) -> None:
+    disks = disks_of([tmp_path / "not" / "yet", tmp_path])
+    ((directory, (free, size)),) = disks.items()
+    assert directory == str(tmp_path / "not" / "yet")
+    assert 0 < free <= size
+
+
+def test_a_source_that_does_not_answer_says_nothing_of_a_standby(tmp_path: Path) -> None:
+    config = _load(tmp_path, _TOML.replace("host=db1,db2 port=5433", "host=127.0.0.1 port=1"))
+    assert has_capture_standby(config.as_pipeline()) is None

@@ -1,0 +1,363 @@
+"""Alerts are delivered once, over each channel, whatever ends in between. The receivers here are real servers."""
+
+import contextlib
+import http.server
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from base64 import b64decode
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from cdc.model.errors import ConfigurationError, Unavailable
+from monitor.alerts.book import Kind, Message
+from monitor.alerts.channels import Command, Mail, Webhook
+from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
+from monitor.alerts.store import AlertStore
+from monitor.alerts.watch import AlertWatch
+from monitor.conditions import Condition, Severity
+from monitor.lag import LagReport
+from tests.databases import until
+
+_BROKEN = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
+_WELL = LagReport((), True, 0, {}, wal_status="reserved")
+_MESSAGE = Message(
+    "shop/lag/cache/1", Kind.OPENED, "shop", 2, Condition("lag", "cache", Severity.WARNING, "late", "look", 1)
+)
+
+
+class Receiver:
+    """An HTTP server that keeps what it is sent, and answers with ``status``."""
+
+    def __init__(self, port: int = 0) -> None:
+        receiver = self
+        self.documents: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.status = 204
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if receiver.status < 300:
+                    receiver.documents.append(json.loads(body))
+                    receiver.headers.append(dict(self.headers))
+                self.send_response(receiver.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        return [(document["kind"], document["name"]) for document in self.documents]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver
+
+
+def _settings(directory: Path, port: int, **changes: Any) -> AlertSettings:
+    webhook = WebhookSettings(url=f"http://127.0.0.1:{port}/hook?a=b")
+    return AlertSettings(directory=directory / "alerts", webhook=webhook, **changes)
+
+
+def _watch(settings: AlertSettings) -> AlertWatch:
+    return AlertWatch("shop", settings, retry_s=0.01)
+
+
+def test_it_is_told_once_and_when_it_is_over_and_a_restart_tells_nothing_again(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    settings = _settings(tmp_path, receiver.port)
+    with _watch(settings) as watch:
+        for at in range(5):
+            watch.look(_BROKEN, now_ms=at * 1000)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+    with _watch(settings) as watch:
+        watch.look(_BROKEN, now_ms=10_000)
+        watch.look(_WELL, now_ms=20_000)
+        watch.look(_WELL, now_ms=80_000)
+        until(lambda: receiver.told[1:] == [("cleared", "slot-lost")])
+    assert receiver.documents[0]["id"] == receiver.documents[1]["id"]
+    assert AlertStore(settings.directory).load().book == {}
+
+
+_PROCESS = """
+import sys, time
+from pathlib import Path
+from monitor.alerts.settings import AlertSettings, WebhookSettings
+from monitor.alerts.watch import AlertWatch
+from monitor.lag import LagReport
+settings = AlertSettings(directory=Path(sys.argv[1]), webhook=WebhookSettings(url=sys.argv[2]))
+watch = AlertWatch("shop", settings, retry_s=0.01)
+report = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
+while True:
+    watch.look(report, now_ms=time.time_ns() // 1_000_000)
+    print("looked", flush=True)
+    time.sleep(0.01)
+"""
+
+
+@contextlib.contextmanager
+def _process(settings: AlertSettings) -> Iterator[subprocess.Popen[bytes]]:
+    assert settings.webhook is not None
+    arguments = [sys.executable, "-c", _PROCESS, str(settings.directory), str(settings.webhook.url)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _looks(process: subprocess.Popen[bytes], times: int) -> None:
+    assert process.stdout is not None
+    for _ in range(times):
+        assert process.stdout.readline() == b"looked\n"
+
+
+def _undelivered(settings: AlertSettings) -> list[Message]:
+    return list(AlertStore(settings.directory).load().queues.get("webhook", ()))
+
+
+def test_kill_9_loses_no_alert_and_repeats_none_that_was_delivered(receiver: Receiver, tmp_path: Path) -> None:
+    settings = _settings(tmp_path, receiver.port)
+    receiver.status = 503
+    with _process(settings) as process:
+        _looks(process, 3)
+        assert len(_undelivered(settings)) == 1
+        os.kill(process.pid, signal.SIGKILL)
+    assert receiver.documents == []
+    receiver.status = 200
+    with _process(settings) as process:
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+        until(lambda: not _undelivered(settings))
+        os.kill(process.pid, signal.SIGKILL)
+    with _process(settings) as process:
+        _looks(process, 20)
+    assert receiver.told == [("opened", "slot-lost")]
+
+
+def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Receiver, tmp_path: Path) -> None:
+    settings = _settings(tmp_path, receiver.port)
+    with _watch(settings) as second:
+        with _process(settings) as process:
+            _looks(process, 1)
+            until(lambda: receiver.told == [("opened", "slot-lost")])
+            until(lambda: not _undelivered(settings))
+            second.look(_BROKEN, now_ms=1)
+            assert second.open
+            os.kill(process.pid, signal.SIGKILL)
+        second.look(_BROKEN, now_ms=2)
+        second.look(_WELL, now_ms=3)
+        second.look(_WELL, now_ms=60_003)
+        until(lambda: receiver.told == [("opened", "slot-lost"), ("cleared", "slot-lost")])
+
+
+def test_an_endpoint_that_is_down_holds_up_nothing_and_gets_everything_in_order(
+    receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = tmp_path / "told"
+    settings = _settings(
+        tmp_path,
+        receiver.port,
+        command=(sys.executable, "-c", f"open({str(other)!r}, 'a').write('x')"),
+        clear_after_s=0,
+    )
+    port = receiver.port
+    receiver.close()
+    with _watch(settings) as watch:
+        for at in range(3):
+            watch.look(_BROKEN, now_ms=at * 1000)
+            watch.look(_WELL, now_ms=at * 1000 + 500)
+        until(lambda: other.exists() and other.read_text() == "x" * 6)
+        assert len(_undelivered(settings)) == 6
+        back = Receiver(port)
+        try:
+            until(lambda: back.told == [("opened", "slot-lost"), ("cleared", "slot-lost")] * 3)
+        finally:
+            back.close()
+    complaints = [record for record in caplog.records if "isn't delivered" in record.message]
+    assert len(complaints) == 1, "once for each time that it is down"
+
+
+def test_an_unusable_directory_keeps_nobody_from_being_told(receiver: Receiver, tmp_path: Path) -> None:
+    (tmp_path / "alerts").write_text("a file")
+    with _watch(_settings(tmp_path, receiver.port)) as watch:
+        watch.look(_BROKEN, now_ms=1)
+        watch.look(_BROKEN, now_ms=2)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+
+
+def test_a_silence_of_the_command_counts_from_the_next_look(receiver: Receiver, tmp_path: Path) -> None:
+    settings = _settings(tmp_path, receiver.port)
+    AlertStore(settings.directory).silence("slot-lost", 50_000, now_ms=0)
+    with _watch(settings) as watch:
+        watch.look(_BROKEN, now_ms=1)
+        watch.look(_BROKEN, now_ms=49_999)
+        assert _undelivered(settings) == []
+        AlertStore(settings.directory).silence("slot-lost", 0, now_ms=1)
+        watch.look(_BROKEN, now_ms=3)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+
+
+# -- channels
+
+
+def test_a_webhook_gets_its_token_and_no_error_or_log_has_it(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HOOK", "Bearer tell-nobody")
+    address = f"http://127.0.0.1:{receiver.port}/services/also-secret"
+    monkeypatch.setenv("LOCKSTEP_ALERTS_WEBHOOK_URL", address)
+    webhook = Webhook(WebhookSettings(headers={"Authorization": "HOOK"}))
+    webhook.send(_MESSAGE)
+    assert receiver.headers[0]["Authorization"] == "Bearer tell-nobody"
+    assert receiver.documents[0] == _MESSAGE.to_json()
+    receiver.status = 500
+    with pytest.raises(Unavailable, match="status 500") as refused:
+        webhook.send(_MESSAGE)
+    monkeypatch.setenv("HOOK", "tell-nobody\n")
+    with pytest.raises(Unavailable) as unsent:
+        webhook.send(_MESSAGE)
+    said = f"{refused.value}{unsent.value}{caplog.text}"
+    assert "tell-nobody" not in said
+    assert "also-secret" not in said
+    monkeypatch.delenv("HOOK")
+    with pytest.raises(ConfigurationError, match="HOOK"):
+        webhook.send(_MESSAGE)
+
+
+def test_a_command_gets_the_facts_without_a_shell_and_without_our_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_KAFKA_PASSWORD", "tell-nobody")
+    told = tmp_path / "told.json"
+    program = (
+        "import json, os, sys; json.dump([sys.argv[2], json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
+    )
+    Command((sys.executable, "-c", program, str(told), "$(id); `id`")).send(_MESSAGE)
+    argument, document, environment = json.loads(told.read_text())
+    assert (argument, document) == ("$(id); `id`", _MESSAGE.to_json())
+    assert environment["LOCKSTEP_ALERT_NAME"] == "lag"
+    assert "LOCKSTEP_KAFKA_PASSWORD" not in environment
+
+
+def test_a_command_that_fails_is_no_delivery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unavailable, match="exit code 3"):
+        Command((sys.executable, "-c", "raise SystemExit(3)")).send(_MESSAGE)
+    with pytest.raises(Unavailable, match="can't be started"):
+        Command((str(tmp_path / "missing"),)).send(_MESSAGE)
+    monkeypatch.setattr("monitor.alerts.channels._COMMAND_TIMEOUT_S", 0.2)
+    with pytest.raises(Unavailable, match="didn't end"):
+        Command(("sleep", "60")).send(_MESSAGE)
+
+
+class MailServer:
+    """An SMTP server of a few commands, with STARTTLS and AUTH PLAIN, for one connection at a time."""
+
+    def __init__(self, certificate: trustme.LeafCert) -> None:
+        self.mails: list[str] = []
+        self.logins: list[tuple[str, bool]] = []
+        self.takes_login = True
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate.configure_cert(self._context)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError):
+                self._talk(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        is_encrypted = False
+        lines = connection.makefile("rb")
+        connection.sendall(b"220 ready\r\n")
+        while line := lines.readline():
+            words = line.decode().split()
+            match words[0].upper():
+                case "EHLO":
+                    connection.sendall(b"250-here\r\n250-STARTTLS\r\n250 AUTH PLAIN\r\n")
+                case "STARTTLS":
+                    connection.sendall(b"220 go\r\n")
+                    lines.close()
+                    connection = self._context.wrap_socket(connection, server_side=True)
+                    lines, is_encrypted = connection.makefile("rb"), True
+                case "AUTH":
+                    self.logins.append((b64decode(words[2]).decode(), is_encrypted))
+                    connection.sendall(b"235 in\r\n" if self.takes_login else b"535 no\r\n")
+                case "DATA":
+                    connection.sendall(b"354 go\r\n")
+                    self.mails.append(b"".join(iter(lines.readline, b".\r\n")).decode())
+                    connection.sendall(b"250 kept\r\n")
+                case "QUIT":
+                    connection.sendall(b"221 bye\r\n")
+                    break
+                case _:
+                    connection.sendall(b"250 ok\r\n")
+        lines.close()
+        connection.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+def test_mail_is_sent_encrypted_with_a_login_and_to_nobody_else(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    (tmp_path / "password").write_text("tell-nobody\n")
+    with contextlib.closing(MailServer(authority.issue_cert("localhost"))) as server:
+        settings = MailSettings(
+            host="localhost",
+            port=server.port,
+            ca_file=tmp_path / "ca.pem",
+            user="lockstep",
+            password_file=tmp_path / "password",
+            sender="lockstep@example.com",
+            to=("on-call@example.com",),
+        )
+        Mail(settings).send(_MESSAGE)
+        assert server.logins == [("\0lockstep\0tell-nobody", True)]
+        (mail,) = server.mails
+        assert "Subject: [lockstep shop] open: lag cache" in mail
+        assert "What to do: look" in mail
+        server.takes_login = False
+        with pytest.raises(Unavailable, match="code 535") as refused:
+            Mail(settings).send(_MESSAGE)
+        assert "tell-nobody" not in str(refused.value)
+        with pytest.raises(Unavailable, match="can't be reached"):  # the system's authorities don't know this one
+            Mail(settings.model_copy(update={"ca_file": None})).send(_MESSAGE)
+        assert len(server.logins) == 2, "no password goes to a server that wasn't checked"
+
+
+def test_a_password_is_never_sent_in_the_clear() -> None:
+    with pytest.raises(ValueError, match="in the clear"):
+        MailSettings(host="h", tls="none", user="u", sender="a@b", to=("c@d",))

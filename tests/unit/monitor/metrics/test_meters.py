@@ -1,0 +1,207 @@
+"""What goes into the meters comes out of the endpoint, and of OpenTelemetry, by the same names."""
+
+import http.server
+import queue
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.table import TableName
+from jobs.report import Report, SinkFailed, SinkStarted, SinkStopped, SinkWaiting, StatusReport, WatermarkRaised
+from lockstep.capture import metrics as of_capture
+from lockstep.capture.run import Observer
+from monitor.lag import SinkFacts, SourceFacts, report
+from monitor.metrics import sinks as of_sinks
+from monitor.metrics.definitions import DEFINITIONS, Part
+from monitor.metrics.endpoint import Opened, exposition, open_meters
+from monitor.metrics.meters import PrometheusMeters
+from monitor.metrics.pipeline import gauges_of
+from monitor.metrics.settings import MetricsSettings
+from snapshot.copy import CopyProgress
+from stack.ports import pick
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def _samples(text: str) -> Samples:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _scraped(address: str) -> Samples:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        return _samples(answer.read().decode())
+
+
+@pytest.fixture
+def address() -> str:
+    return f"127.0.0.1:{pick(None, taken=())}"
+
+
+def test_the_jobs_reports_become_figures(address: str) -> None:
+    settings = MetricsSettings(apply=address)
+    told: list[Report] = []
+    with open_meters(settings, Part.APPLY, pipeline="shop") as opened:
+        assert opened is not None
+        counted = of_sinks.measured(told.append, opened.meters)
+        reports = [
+            SinkStarted("search", 2, "there"),
+            StatusReport("search", 2, 7, 10, 8, 1, 1, 1, 1500, 1_700_000_000_000, 4096),
+            StatusReport("search", 2, 8, 5, 5, 0, 0, 1, 20, 1_700_000_000_000, 8192),
+            WatermarkRaised("search", 2, 9000, 1_700_000_001_500),
+            SinkWaiting("search", "away", 1.0),
+        ]
+        for one in reports:
+            counted(one)
+        of = (("generation", "2"), ("sink", "search"))
+        found = _scraped(address)
+        assert found["lockstep_sink_rows_read_total", of] == 15
+        assert found["lockstep_sink_rows_applied_total", of] == 13
+        assert found["lockstep_sink_rows_stale_total", of] == 1
+        assert found["lockstep_sink_rows_rejected_total", of] == 1
+        assert found["lockstep_sink_batch_seconds_count", of] == 2
+        assert found["lockstep_sink_batch_seconds_sum", of] == pytest.approx(1.52)
+        assert found["lockstep_sink_watermark_lsn", of] == 9000
+        assert found["lockstep_sink_watermark_timestamp_seconds", of] == 1_700_000_001.5
+        assert found["lockstep_sink_running", of] == 1
+        assert found["lockstep_sink_waits_total", (("sink", "search"),)] == 1
+        counted(SinkFailed("search", None, LockstepError("full")))
+        assert _scraped(address)["lockstep_sink_running", of] == 0
+        assert _scraped(address)["lockstep_sink_failures_total", (("sink", "search"),)] == 1
+        counted(SinkStarted("search", 2, "there"))
+        counted(SinkStopped("search", 2))
+        assert _scraped(address)["lockstep_sink_running", of] == 0
+        assert told[: len(reports)] == reports
+    with pytest.raises(OSError, match="refused"):
+        _scraped(address)
+
+
+def _copied(rows: int, size: int, *, finished: bool = False) -> CopyProgress:
+    return CopyProgress(TableName("public", "orders"), rows, 100, size, finished)
+
+
+def test_copies_count_what_was_copied_again_too(tmp_path_factory: pytest.TempPathFactory) -> None:
+    meters = PrometheusMeters(Part.CAPTURE)
+    directory = tmp_path_factory.mktemp("values")
+    (directory / "large").write_bytes(b"x" * 10_000)
+    again: list[str] = []
+    observer = of_capture.measured(
+        Observer(restarted=lambda: again.append("said")), Opened(meters, meters.ask), directory
+    )
+    for progress in (_copied(10, 100), _copied(30, 300), _copied(5, 50), _copied(40, 400, finished=True)):
+        observer.copied(progress)
+    observer.copied(_copied(7, 70))  # the next copy of the same table
+    observer.restarted()
+    table = {"table": "public.orders"}
+    assert meters.registry.get_sample_value("lockstep_capture_copied_rows_total", table) == 30 + 40 + 7
+    assert meters.registry.get_sample_value("lockstep_capture_copied_bytes_total", table) == 300 + 400 + 70
+    assert meters.registry.get_sample_value("lockstep_capture_restarts_total") == 1
+    assert meters.registry.get_sample_value("lockstep_capture_values_bytes") == pytest.approx(10_000, abs=4096)
+    assert again == ["said"]
+
+
+def test_a_look_at_the_pipeline_has_what_is_known_and_nothing_else() -> None:
+    source = SourceFacts(1000, 900, 800, 1_700_000_000_000, True, 500, safe_wal_bytes=None)
+    facts = [
+        SinkFacts("search", 1, True, 600, 1_700_000_000_000, 7, 3),
+        SinkFacts("cache", 1, True, 0, 0, None, 0),
+    ]
+    found = _samples(exposition(gauges_of(report(source, facts, now_ms=1_700_000_002_000), now_s=5.0)).decode())
+    search = (("generation", "1"), ("sink", "search"), ("stage", "applied"))
+    cache = (("generation", "1"), ("sink", "cache"), ("stage", "applied"))
+    assert found["lockstep_stage_behind_bytes", search] == 400
+    assert found["lockstep_stage_behind_seconds", search] == 2.0
+    assert found["lockstep_stage_behind_events", search] == 7
+    assert ("lockstep_stage_behind_bytes", cache) not in found
+    states = {
+        dict(labels)["state"]: value
+        for (name, labels), value in found.items()
+        if name == "lockstep_stage_state" and set(search) <= set(labels)
+    }
+    assert sum(states.values()) == 1
+    assert found["lockstep_slot_retained_bytes", ()] == 500
+    assert ("lockstep_slot_safe_bytes", ()) not in found
+    assert found["lockstep_look_timestamp_seconds", ()] == 5.0
+    assert {name for name, _ in found} <= DEFINITIONS.keys()
+
+
+def test_nobody_asks_so_nothing_is_counted() -> None:
+    with open_meters(MetricsSettings(), Part.CAPTURE, pipeline="shop") as opened:
+        assert opened is None
+
+
+def test_an_address_that_is_taken_is_said(address: str) -> None:
+    settings = MetricsSettings(capture=address)
+    with (
+        open_meters(settings, Part.CAPTURE, pipeline="shop"),
+        pytest.raises(ConfigurationError, match=rf"metrics\.capture: nobody can listen on {address}"),
+        open_meters(settings, Part.CAPTURE, pipeline="other"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("wrong", ["9464", ":9464", "localhost", "127.0.0.1:port", "127.0.0.1:70000"])
+def test_what_is_no_address_is_refused(wrong: str) -> None:
+    with pytest.raises(ValueError, match="must be host:port"):
+        MetricsSettings(capture=wrong)
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, "queue.Queue[ExportMetricsServiceRequest]"]]:
+    """An OpenTelemetry collector's address, and what it gets."""
+    got: queue.Queue[ExportMetricsServiceRequest] = queue.Queue()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.put(ExportMetricsServiceRequest.FromString(body))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/metrics", got
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_collector_gets_the_same(collector: tuple[str, "queue.Queue[ExportMetricsServiceRequest]"]) -> None:
+    url, got = collector
+    with open_meters(MetricsSettings(otlp_endpoint=url), Part.APPLY, pipeline="shop") as opened:
+        assert opened is not None
+        counted = of_sinks.measured(lambda _: None, opened.meters)
+        counted(StatusReport("search", 2, 7, 10, 8, 1, 1, 1, 1500, 1_700_000_000_000, 4096))
+    request = got.get(timeout=10)
+    (resource,) = request.resource_metrics
+    assert {"service.name": "lockstep", "lockstep.pipeline": "shop"}.items() <= {
+        attribute.key: attribute.value.string_value for attribute in resource.resource.attributes
+    }.items()
+    metrics = {metric.name: metric for scope in resource.scope_metrics for metric in scope.metrics}
+    assert metrics.keys() <= DEFINITIONS.keys()
+    (point,) = metrics["lockstep_sink_rows_applied_total"].sum.data_points
+    assert point.as_int == 8
+    assert metrics["lockstep_sink_rows_applied_total"].sum.is_monotonic
+    assert {label.key: label.value.string_value for label in point.attributes} == {"sink": "search", "generation": "2"}
+    (histogram,) = metrics["lockstep_sink_batch_seconds"].histogram.data_points
+    assert (histogram.count, histogram.sum) == (1, 1.5)
+    assert metrics["lockstep_sink_batch_seconds"].unit == "s"
+
+
+def test_a_collector_that_is_down_holds_nobody_up() -> None:
+    settings = MetricsSettings(otlp_endpoint=f"http://127.0.0.1:{pick(None, taken=())}/v1/metrics", otlp_interval_s=1)
+    with open_meters(settings, Part.CAPTURE, pipeline="shop") as opened:
+        assert opened is not None
+        opened.meters.add("lockstep_capture_restarts_total", 1)

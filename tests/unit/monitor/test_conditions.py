@@ -1,0 +1,146 @@
+"""Which conditions a report opens, and of which nobody can tell."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cdc.model.errors import LockstepError, Unavailable
+from cdc.protocol.control_records import Gap
+from jobs.generations.status import JobState, JobStatus
+from monitor.alerts.settings import AlertSettings
+from monitor.conditions import NAMES, Facts, Severity, find_conditions
+from monitor.lag import LagReport, SinkFacts, Stage
+
+_DAY_MS = 24 * 3600 * 1000
+_NOW_MS = 1_800_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _StateOfStage(Stage):
+    state: str = "stalled"
+    since_ms: int | None = 5
+    reason: str | None = "the store hangs"
+    hint: str | None = "look at it"
+
+
+def _sink(name: str = "cache", *, is_live: bool = True, job: JobStatus | None = None) -> SinkFacts:
+    return SinkFacts(name, 1, is_live, 10, 0, 0, 0, job)
+
+
+def _applied(sink: SinkFacts, *, behind_s: float | None = 0.0) -> Stage:
+    return Stage(f"applied: {sink.label}", 10, 0, behind_s, 0, sink)
+
+
+def _report(*stages: Stage, **changes: Any) -> LagReport:
+    return LagReport(
+        **{
+            "stages": stages,
+            "slot_active": True,
+            "retained_bytes": 0,
+            "rejected": {},
+            "wal_status": "reserved",
+            **changes,
+        }
+    )
+
+
+_NO_FACTS = Facts()
+
+
+def _found(report: LagReport | LockstepError, facts: Facts = _NO_FACTS, **settings: Any) -> dict[str, Severity]:
+    findings = find_conditions(report, facts, AlertSettings(**settings), now_ms=_NOW_MS)
+    assert {condition.name for condition in findings.open} <= set(NAMES)
+    return {"/".join(condition.key): condition.severity for condition in findings.open}
+
+
+_OPEN_GAP = Gap(1, 0, 2, "why")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"safe_wal_bytes": 10, "minutes_until_full": 59.0}, ("slot-filling/capture", Severity.WARNING)),
+        ({"safe_wal_bytes": 10, "minutes_until_full": 14.0}, ("slot-filling/capture", Severity.CRITICAL)),
+        ({"safe_wal_bytes": 10, "wal_status": "unreserved"}, ("slot-filling/capture", Severity.CRITICAL)),
+        ({"safe_wal_bytes": 10, "minutes_until_full": 61.0}, None),
+        ({"retained_bytes": 10 * 1024**3 + 1}, ("slot-growing/capture", Severity.WARNING)),
+        ({"wal_status": "lost", "broken": ("lost",)}, ("slot-lost/capture", Severity.CRITICAL)),
+        ({"wal_status": None}, None),
+        ({"broken": ("another server", "more")}, ("capture-broken/capture", Severity.CRITICAL)),
+        ({"slot_active": False}, ("capture-stopped/capture", Severity.CRITICAL)),
+        ({"slot_active": False, "first_copy_paused": True}, None),
+        ({"open_rejections": {"cache": 3, "search": 0}}, ("rejections-open/cache", Severity.WARNING)),
+        ({"rebuild_needed": {"cache": ("mask",)}}, ("rebuild-needed/cache", Severity.WARNING)),
+        ({"unanswered": {"cache": Unavailable("down")}}, ("sink-unreachable/cache", Severity.CRITICAL)),
+        ({"unreadable_dead_letters": 1}, ("dead-letters-unreadable/capture", Severity.WARNING)),
+    ],
+)
+def test_what_a_report_opens(changes: dict[str, Any], expected: tuple[str, Severity] | None) -> None:
+    published = Stage("in Kafka", 10, 0, 0.0, None)
+    assert _found(_report(published, _applied(_sink()), **changes)) == dict([expected] if expected else [])
+
+
+def test_nobody_reads_the_slot_during_the_first_copy() -> None:
+    copying = _report(Stage("in Kafka", None, None, None, None), slot_active=False)
+    assert _found(copying) == {}
+
+
+def test_an_open_gap_is_a_condition_and_a_closed_one_is_not() -> None:
+    assert "gap/capture" in _found(_report(gap=_OPEN_GAP))
+    assert _found(_report(gap=Gap(1, 5, 2, "why"))) == {}
+
+
+def test_readers_behind_count_for_the_generation_that_they_see() -> None:
+    assert _found(_report(_applied(_sink(), behind_s=301))) == {"lag/cache": Severity.WARNING}
+    assert _found(_report(_applied(_sink(), behind_s=299))) == {}
+    assert _found(_report(_applied(_sink(is_live=False), behind_s=301))) == {}
+    assert _found(_report(_applied(_sink(), behind_s=11)), lag_s=10) == {"lag/cache": Severity.WARNING}
+
+
+def test_a_job_that_was_told_to_stop_is_no_alert() -> None:
+    for state, opens in ((JobState.STOPPED, True), (JobState.SILENT, True), (JobState.ABSENT, False)):
+        sink = _sink(job=JobStatus(state, 7, "the index is gone", "make it"))
+        assert ("job-stopped/cache" in _found(_report(_applied(sink)))) is opens
+
+
+def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> None:
+    stage = _StateOfStage("in Kafka", 1, 5, 3.0, None)
+    (condition,) = find_conditions(_report(stage), Facts(), AlertSettings(), now_ms=_NOW_MS).open
+    assert (condition.key, condition.since_ms, condition.step) == (("stalled", "in Kafka"), 5, "look at it")
+    assert condition.sentence == "in Kafka is stalled: the store hangs"
+
+
+@pytest.mark.parametrize(
+    ("days", "severity"), [(22, None), (20, Severity.WARNING), (2, Severity.CRITICAL), (-1, Severity.CRITICAL)]
+)
+def test_certificates_warn_three_weeks_ahead(days: float, severity: Severity | None) -> None:
+    facts = Facts(certificates={"kafka k:9093": int(_NOW_MS + days * _DAY_MS)})
+    assert _found(_report(), facts).get("certificate-expires/kafka k:9093") == severity
+
+
+@pytest.mark.parametrize(("free", "severity"), [(6, None), (4, Severity.WARNING), (1, Severity.CRITICAL)])
+def test_disks_warn_before_they_are_full(free: int, severity: Severity | None) -> None:
+    assert _found(_report(), Facts(disks={"/d": (free, 100)})).get("disk-filling//d") == severity
+
+
+def test_a_standby_is_missed_only_where_one_is_meant_to_be() -> None:
+    assert _found(_report(), Facts(has_standby=False)) == {}
+    assert _found(_report(), Facts(has_standby=None), standby=True) == {}
+    assert _found(_report(), Facts(has_standby=False), standby=True) == {"no-standby/capture": Severity.WARNING}
+
+
+def test_nothing_is_over_because_nobody_can_look() -> None:
+    blind = find_conditions(Unavailable("no source"), Facts(), AlertSettings(), now_ms=_NOW_MS)
+    assert [condition.key for condition in blind.open] == [("unreachable", "source-or-kafka")]
+    assert blind.is_unknown("lag", "cache")
+    assert not blind.is_unknown("disk-filling", "/d")
+    silent = find_conditions(
+        _report(_applied(_sink()), _applied(_sink("search")), unanswered={"cache": Unavailable("down")}),
+        Facts(),
+        AlertSettings(),
+        now_ms=_NOW_MS,
+    )
+    assert silent.is_unknown("lag", "cache")
+    assert not silent.is_unknown("lag", "search")

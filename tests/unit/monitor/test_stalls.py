@@ -1,0 +1,240 @@
+"""Which stage is said to hang: looks in, states out."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.generations.status import JobState, JobStatus
+from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
+from monitor.stalls import STALLED_S, Look, Stalls, unreachable
+
+_NOW_MS = 1_700_000_000_000
+_SLOT = "lockstep_shop"
+_LONG_S = 2 * STALLED_S
+
+
+def _source(**changes: object) -> SourceFacts:
+    facts: dict[str, object] = {
+        "wal_end": 1000,
+        "received_lsn": 1000,
+        "published_lsn": 1000,
+        "published_commit_time_ms": _NOW_MS - 60_000,
+        "slot_active": True,
+        "retained_bytes": 0,
+        "walsender": "WalSenderMain",
+    }
+    return SourceFacts(**(facts | changes))  # type: ignore[arg-type]
+
+
+def _sink(**changes: object) -> SinkFacts:
+    facts: dict[str, object] = {
+        "name": "cache",
+        "generation": 1,
+        "is_live": True,
+        "watermark_lsn": 1000,
+        "commit_time_ms": _NOW_MS - 60_000,
+        "records_behind": 0,
+        "rejected": 0,
+        "job": JobStatus(JobState.RUNNING),
+    }
+    return SinkFacts(**(facts | changes))  # type: ignore[arg-type]
+
+
+class Watching:
+    """Looks at a pipeline once a second."""
+
+    def __init__(self) -> None:
+        self._stalls = Stalls()
+        self._at_s = 0
+
+    def look(self, source: SourceFacts, *sinks: SinkFacts, seconds: float = 1.0, **known: object) -> LagReport:
+        self._at_s += round(seconds)
+        now_ms = _NOW_MS + 1000 * self._at_s
+        lag = report(source, sinks, now_ms=now_ms)
+        signs: dict[str, Hashable] = {}
+        look = Look(self._at_s, now_ms, source, signs, _SLOT)
+        return self._stalls.judge(lag, replace(look, **known))  # type: ignore[arg-type]
+
+    def watch(self, source: SourceFacts, *sinks: SinkFacts, seconds: float = _LONG_S, **known: object) -> LagReport:
+        """The same facts again and again."""
+        *_, last = (self.look(source, *sinks, **known) for _ in range(round(seconds)))
+        return last
+
+
+def _states(lag: LagReport) -> list[StageState]:
+    return [stage.state for stage in lag.stages]
+
+
+def _worst(lag: LagReport) -> Stage:
+    assert lag.worst is not None
+    return lag.worst
+
+
+def test_an_idle_pipeline_is_current_for_ever() -> None:
+    lag = Watching().watch(_source(), _sink(), seconds=100)
+    assert _states(lag) == [StageState.CURRENT] * 4
+    assert lag.worst is None
+
+
+def test_of_a_capture_that_hangs_capture_is_named_and_no_sink() -> None:
+    watching = Watching()
+    watching.look(_source(), _sink())
+    lag = watching.watch(_source(wal_end=2000), _sink())
+    worst = _worst(lag)
+    assert (worst.name, worst.state, worst.since_ms) == ("received", StageState.STALLED, _NOW_MS + 1000)
+    assert "its process hangs" in (worst.reason or "")
+    assert "lockstep run" in (worst.hint or "")
+    assert [stage.name for stage in lag.stages if stage.state is StageState.STALLED] == ["received"]
+
+
+def test_a_lock_that_capture_waits_for_is_named() -> None:
+    lag = Watching().watch(_source(wal_end=2000, blocked_by="pid 7 (psql)"))
+    assert "held by pid 7 (psql)" in (_worst(lag).reason or "")
+
+
+def test_while_the_server_decodes_a_large_transaction_nobody_hangs() -> None:
+    lag = Watching().watch(_source(wal_end=2000, walsender=""), _sink())
+    assert lag.worst is None
+    assert _states(lag)[1] is StageState.BEHIND
+
+
+def test_capture_moves_while_its_topics_grow() -> None:
+    watching = Watching()
+    for end in range(20):
+        lag = watching.look(_source(wal_end=2000), signs={"received": end, "in Kafka": end})
+        assert lag.worst is None
+
+
+def test_who_commits_nothing_of_what_is_received_hangs_before_kafka() -> None:
+    watching = Watching()
+    for received in range(2000, 2020):
+        lag = watching.look(_source(wal_end=3000, received_lsn=received))
+    assert _worst(lag).name == "in Kafka"
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_first_copy_is_no_stall(paused: bool) -> None:
+    source = _source(slot_active=False, received_lsn=None, published_lsn=None, copied_from_lsn=500)
+    source = replace(source, wal_end=2000)
+    watching = Watching()
+    for _ in range(20):
+        lag = replace(report(source, [], now_ms=_NOW_MS), first_copy_paused=paused)
+        lag = watching._stalls.judge(lag, Look(watching._at_s, _NOW_MS, source, {}, _SLOT))
+        watching._at_s += 1
+    expected = StageState.PAUSED if paused else StageState.BUILDING
+    assert (lag.stages[1].state, lag.stages[2].state) == (expected, StageState.BUILDING if not paused else expected)
+
+
+def test_a_capture_that_nobody_has_started_is_absent() -> None:
+    worst = _worst(Watching().watch(_source(slot_active=False, wal_end=2000)))
+    assert (worst.name, worst.state) == ("received", StageState.ABSENT)
+    assert worst.reason == f"no capture reads slot {_SLOT}"
+
+
+def test_what_can_never_go_on_has_stopped() -> None:
+    worst = _worst(Watching().look(_source(wal_status=None)))
+    assert (worst.name, worst.state) == ("received", StageState.STOPPED)
+    assert "the slot is gone" in (worst.reason or "")
+
+
+def _behind(**changes: object) -> SinkFacts:
+    return _sink(**{"records_behind": 3, "watermark_lsn": 900, **changes})
+
+
+def test_a_sink_that_applies_nothing_hangs_and_the_others_do_not() -> None:
+    lag = Watching().watch(_source(), _behind(), _sink(name="search"))
+    worst = _worst(lag)
+    assert (worst.name, worst.state) == ("applied: cache", StageState.STALLED)
+    assert "its job lives" in (worst.reason or "")
+    assert _states(lag)[4] is StageState.CURRENT
+
+
+def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> None:
+    many = _behind(records_behind=100_000)
+    assert Watching().watch(_source(), many).worst is None, "so many rows take longer"
+    worst = _worst(Watching().watch(_source(), many, blocked={"cache": "pid 9 (dbt)"}))
+    assert "a lock in the store that is held by pid 9 (dbt)" in (worst.reason or "")
+
+
+def test_a_lock_is_named_also_between_two_tries_and_no_more_once_the_sink_moves() -> None:
+    watching = Watching()
+    watching.look(_source(), _behind())
+    watching.look(_source(), _behind(), blocked={"cache": "pid 9 (dbt)"})
+    assert "pid 9 (dbt)" in (_worst(watching.watch(_source(), _behind())).reason or "")
+    moved = _behind(watermark_lsn=950)
+    assert "pid 9" not in (_worst(watching.watch(_source(), moved, seconds=2 * _LONG_S)).reason or "")
+
+
+def test_a_job_without_a_sign_of_life_hangs_also_where_only_its_watermark_lags() -> None:
+    def facts(sign_ms: int) -> SinkFacts:
+        job = JobStatus(JobState.RUNNING, last_sign_ms=sign_ms)
+        return _sink(watermark_lsn=900, job=job)
+
+    worst = _worst(Watching().watch(_source(), facts(1), seconds=3 * STALLED_S))
+    assert (worst.name, worst.state) == ("applied: cache", StageState.STALLED)
+    assert "no sign of life" in (worst.reason or "")
+    watching = Watching()
+    for sign_ms in range(20):  # as while rows from before get a new column
+        assert watching.look(_source(), facts(sign_ms)).worst is None
+
+
+@pytest.mark.parametrize(
+    ("job", "state"),
+    [
+        (JobStatus(JobState.STOPPED, 5, "refused", "do this"), StageState.STOPPED),
+        (JobStatus(JobState.SILENT, 5), StageState.SILENT),
+        (JobStatus(JobState.ABSENT, 5), StageState.ABSENT),
+    ],
+)
+def test_a_sink_without_a_job_is_in_the_state_of_its_job(job: JobStatus, state: StageState) -> None:
+    worst = _worst(Watching().watch(_source(), _behind(job=job)))
+    assert (worst.name, worst.state, worst.since_ms) == ("applied: cache", state, 5)
+    assert "`lockstep apply` starts it" in (worst.hint or "")
+    if state is not StageState.STOPPED:
+        assert Watching().watch(_source(), _behind(job=job, is_live=False)).worst is None
+
+
+def test_a_sink_that_waits_for_a_copy_or_leaves_out_a_part_is_no_stall() -> None:
+    waiting = _sink(watermark_lsn=900)
+    assert _states(Watching().watch(_source(), waiting, copying=True))[3] is StageState.BUILDING
+    assert Watching().watch(_source(), _behind(), left_out={"cache"}).worst is None
+
+
+@pytest.mark.parametrize(("server", "name"), [("source", "WAL end"), ("kafka", "in Kafka")])
+def test_a_server_that_does_not_answer_is_to_blame_from_its_first_stage_on(server: str, name: str) -> None:
+    last = Watching().look(_source(), _sink())
+    lag = replace(last, stages=unreachable(last, [], server, "no answer", now_ms=_NOW_MS))
+    worst = _worst(lag)
+    assert (worst.name, worst.state, worst.reason, worst.since_ms) == (name, StageState.UNKNOWN, "no answer", _NOW_MS)
+    again = unreachable(lag, [], server, "no answer for 9 s", now_ms=_NOW_MS + 9)
+    assert [stage.since_ms for stage in again if stage.name == name] == [_NOW_MS], "since the first time"
+    never = LagReport(unreachable(None, ["cache"], server, "no answer", now_ms=_NOW_MS), None, None, {})
+    assert _worst(never).name == name
+    assert never.stages[3].name == "applied: cache", "no sink may pass for one that isn't there"
+
+
+def _histories() -> st.SearchStrategy[list[tuple[int, int]]]:
+    """Steps of WAL that is written, and of what capture takes of it, each second."""
+    return st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60)
+
+
+def _positions(steps: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    end = taken = 1
+    for written, moves in steps:
+        end += written
+        taken = min(end, taken + moves)
+        yield end, taken
+
+
+@given(_histories())
+def test_it_hangs_exactly_where_it_lacked_something_all_the_time_and_stood_still(steps: list[tuple[int, int]]) -> None:
+    watching, still_s, before = Watching(), 0, None
+    for end, taken in _positions(steps):
+        source = _source(wal_end=end, received_lsn=taken, published_lsn=taken)
+        lag = watching.look(source)
+        still_s = 0 if before is None or taken in (end,) or taken != before else still_s + 1
+        before = taken
+        assert (lag.stages[1].state is StageState.STALLED) == (still_s >= STALLED_S)

@@ -1,0 +1,101 @@
+"""What is kept of comparisons, and what becomes an alert."""
+
+from typing import Any
+
+import pytest
+
+from monitor.alerts.settings import AlertSettings
+from monitor.conditions import Facts, find_conditions
+from monitor.lag import LagReport, SinkFacts, Stage
+from monitor.verification import (
+    Verification,
+    VerifyOutcome,
+    VerifySettings,
+    load_verification,
+    save_verification,
+)
+
+_HOUR_MS = 3_600_000
+
+
+class _Records:
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    def load(self, name: str) -> str | None:
+        return self.texts.get(name)
+
+    def save(self, name: str, text: str | None) -> None:
+        assert text is not None
+        self.texts[name] = text
+
+    def create(self, name: str, text: str) -> bool:
+        raise NotImplementedError
+
+
+def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
+    records = _Records()
+    assert load_verification(records, 2) is None
+    save_verification(records, 2, Verification(1, 2, VerifyOutcome.EQUAL, through_lsn=10, through_ms=1))
+    save_verification(records, 2, Verification(3, 4, VerifyOutcome.DIFFERENT, 7))
+    save_verification(records, 2, Verification(5, 6, VerifyOutcome.FAILED, error="no route"))
+    kept = load_verification(records, 2)
+    assert kept == Verification(5, 6, VerifyOutcome.FAILED, error="no route", through_lsn=10, through_ms=1)
+    assert kept.to_json()["verified_through"] == "0/A"
+    assert "no route" in kept.sentence("cache")
+    assert "verified through 0/A" in kept.sentence("cache")
+    assert load_verification(records, 1) is None, "another generation's"
+    save_verification(records, 2, Verification(7, 8, VerifyOutcome.EQUAL, through_lsn=11, through_ms=7))
+    assert load_verification(records, 2) == Verification(7, 8, VerifyOutcome.EQUAL, through_lsn=11, through_ms=7)
+
+
+def _found(verified: dict[str, Verification], *, now_h: float = 0, **verify: Any) -> set[tuple[str, str]]:
+    stage = Stage("applied: cache", 10, 0, 0.0, 0, SinkFacts("cache", 1, True, 10, 0, 0, 0))
+    report = LagReport((stage,), True, 0, {}, wal_status="reserved", verified=verified)
+    findings = find_conditions(
+        report,
+        Facts(since_ms=0),
+        AlertSettings(),
+        now_ms=int(now_h * _HOUR_MS),
+        verify=VerifySettings(**verify),
+    )
+    return {condition.key for condition in findings.open}
+
+
+def test_what_a_comparison_found_is_an_alert() -> None:
+    assert _found({"cache": Verification(0, 1, VerifyOutcome.EQUAL)}) == set()
+    assert _found({"cache": Verification(0, 1, VerifyOutcome.INCOMPLETE)}) == set()
+    assert _found({"cache": Verification(0, 1, VerifyOutcome.DIFFERENT, 3)}) == {("verify-differs", "cache")}
+    assert _found({"cache": Verification(0, 1, VerifyOutcome.FAILED)}) == {("verify-failed", "cache")}
+
+
+def test_a_comparison_is_overdue_after_twice_its_time() -> None:
+    last = {"cache": Verification(int(5 * _HOUR_MS), 1, VerifyOutcome.EQUAL)}
+    overdue = {("verify-overdue", "cache")}
+    assert _found({}, now_h=11.9, every="6h") == set()
+    assert _found({}, now_h=12.1, every="6h") == overdue
+    assert _found(last, now_h=16.9, every="6h") == set()
+    assert _found(last, now_h=17.1, every="6h") == overdue
+    assert _found({}, now_h=100) == set()
+    assert _found({}, now_h=100, every="6h", sinks=("search",)) == set()
+
+
+@pytest.mark.parametrize(
+    ("between", "inside", "outside"),
+    [("22:00-06:00", ("22:00", "00:00", "05:59"), ("06:00", "21:59")), ("09:30-10:00", ("09:30",), ("10:00", "09:29"))],
+)
+def test_a_window_may_go_over_midnight(between: str, inside: tuple[str, ...], outside: tuple[str, ...]) -> None:
+    settings = VerifySettings(between=between)
+
+    def at(text: str) -> int:
+        hours, minutes = text.split(":")
+        return int(hours) * _HOUR_MS + int(minutes) * 60_000
+
+    assert all(settings.may_begin(at(text)) for text in inside)
+    assert not any(settings.may_begin(at(text)) for text in outside)
+
+
+@pytest.mark.parametrize("wrong", [{"every": "0h"}, {"every": "6"}, {"between": "24:00-01:00"}, {"between": "night"}])
+def test_times_that_mean_nothing_are_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"every|between"):
+        VerifySettings(**wrong)

@@ -1,0 +1,212 @@
+"""Who is let go when: never before the store has it, the source's line holds, and readers can find it."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from cdc.model.errors import LockstepError, Unavailable
+from monitor.waits import Waits
+from sinks.contract import Progress
+from tests.databases import until
+
+
+@dataclass
+class _Line:
+    """A source whose WAL ends at 1000."""
+
+    epoch: int = 1
+    error: LockstepError | None = None
+    heartbeats: int = 0
+
+    def heartbeat(self) -> int:
+        self.check()
+        self.heartbeats += 1
+        return 1000
+
+    def check(self) -> int:
+        if self.error is not None:
+            raise self.error
+        return self.epoch
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class _Store:
+    """The generations of a sink, all in one; ``done`` says in which order it was asked."""
+
+    number: int = 1
+    live_now: int | None = 1
+    watermark: int = 0
+    epoch: int = 1
+    error: LockstepError | None = None
+    looks: int = 0
+    refreshed_at: list[int] = field(default_factory=list)
+
+    def live(self) -> int | None:
+        return self.live_now
+
+    def load_progress(self) -> Progress | None:
+        self.looks += 1
+        if self.error is not None:
+            raise self.error
+        return Progress({}, self.watermark, 0, 0, {}, epoch=self.epoch)
+
+    def refresh(self) -> None:
+        self.refreshed_at.append(self.watermark)
+
+
+@dataclass
+class _World:
+    line: _Line
+    stores: dict[str, _Store]
+    waits: Waits
+    opened: list[int]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
+    line, stores, opened = _Line(), {"cache": _Store(), "search": _Store()}, list[int]()
+
+    @dataclass
+    class Opened:
+        generations: _Store
+        sink: Any
+
+    class Sink:
+        def close(self) -> None: ...
+
+    def open_sink(name: str, _: object, number: int) -> Opened:
+        opened.append(number)
+        return Opened(stores[name], Sink())
+
+    monkeypatch.setattr("monitor.waits.open_sink", open_sink)
+    waits = Waits(None, dict.fromkeys(stores), line=lambda: line)
+    with waits:
+        yield _World(line, stores, waits, opened)
+
+
+def _waiting(world: _World, lsn: int, *sinks: str) -> tuple[threading.Thread, list[Any]]:
+    """Somebody who waits in a thread, and what came of it."""
+    results: list[Any] = []
+
+    def wait() -> None:
+        try:
+            results.append(world.waits.wait(lsn, sinks, timeout_s=30))
+        except LockstepError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread, results
+
+
+def _looked_again(store: _Store) -> None:
+    """Whatever the next two whole looks find has been decided."""
+    looks = store.looks
+    until(lambda: store.looks >= looks + 3)
+
+
+def test_nobody_is_let_go_before_the_store_has_it_and_readers_find_it(world: _World) -> None:
+    store = world.stores["cache"]
+    store.watermark = 9
+    thread, results = _waiting(world, 10, "cache")
+    _looked_again(store)
+    assert results == []
+    assert store.refreshed_at == []
+    store.watermark = 10
+    thread.join(30)
+    assert results[0].is_reached
+    assert store.refreshed_at == [10]
+
+
+def test_all_sinks_are_waited_for_where_none_is_named(world: _World) -> None:
+    world.stores["cache"].watermark = 10
+    thread, results = _waiting(world, 10)
+    _looked_again(world.stores["search"])
+    assert results == []
+    world.stores["search"].watermark = 11
+    thread.join(30)
+    assert results[0].to_json() == {"reached": True, "lsn": "0/A", "late": {}}
+
+
+def test_a_watermark_of_another_epoch_lets_nobody_go(world: _World) -> None:
+    store = world.stores["cache"]
+    store.watermark, world.line.epoch = 500, 2
+    thread, results = _waiting(world, 10, "cache")
+    _looked_again(store)
+    assert results == []
+    store.watermark, store.epoch = 10, 2
+    thread.join(30)
+    assert results[0].is_reached
+
+
+def test_a_source_that_was_put_back_lets_nobody_go(world: _World) -> None:
+    world.stores["cache"].watermark = 500
+    world.line.error = LockstepError("it was put back")
+    thread, results = _waiting(world, 10, "cache")
+    thread.join(30)
+    assert str(results[0]) == "it was put back"
+
+
+def test_a_switch_in_between_is_waited_for_on_the_new_generation(world: _World) -> None:
+    store = world.stores["cache"]
+    thread, results = _waiting(world, 10, "cache")
+    _looked_again(store)
+    store.live_now, store.watermark = 2, 10
+    thread.join(30)
+    assert results[0].is_reached
+    assert world.opened[-1] == 2
+
+
+def test_an_lsn_of_another_server_is_refused(world: _World) -> None:
+    thread, results = _waiting(world, 1001, "cache")
+    thread.join(30)
+    assert "beyond the end of the source's WAL" in str(results[0])
+
+
+def test_a_store_that_is_down_is_waited_for_and_named_when_time_is_up(world: _World) -> None:
+    store = world.stores["cache"]
+    store.error = Unavailable("no route")
+    assert world.waits.wait(10, ["cache"], timeout_s=0.05).late == {"cache": "it can't be asked: no route"}
+    thread, results = _waiting(world, 10, "cache")
+    _looked_again(store)
+    store.error, store.watermark = None, 10
+    thread.join(30)
+    assert results[0].is_reached
+
+
+def test_a_store_that_refuses_ends_the_wait_for_it_and_no_other(world: _World) -> None:
+    world.stores["cache"].error = LockstepError("no permission")
+    world.stores["search"].watermark = 10
+    refused, of_cache = _waiting(world, 10, "cache")
+    fine, of_search = _waiting(world, 10, "search")
+    refused.join(30)
+    fine.join(30)
+    assert "no permission" in str(of_cache[0])
+    assert of_search[0].is_reached
+
+
+def test_a_source_that_is_down_lets_nobody_go_and_is_named(world: _World) -> None:
+    world.stores["cache"].watermark = 10
+    world.line.error = Unavailable("the source doesn't answer")
+    assert world.waits.wait(10, ["cache"], timeout_s=0.2).late == {"cache": "the source doesn't answer"}
+
+
+def test_two_hundred_tasks_are_let_go_by_the_looks_of_one(world: _World) -> None:
+    store = world.stores["cache"]
+    store.watermark = 9
+
+    async def wait_all() -> list[bool]:
+        tasks = [asyncio.create_task(world.waits.wait_async(10, ["cache"], timeout_s=30)) for _ in range(200)]
+        await asyncio.sleep(0)
+        store.watermark = 10
+        return [(await task).is_reached for task in tasks]
+
+    assert asyncio.run(wait_all()) == [True] * 200
+    assert len(store.refreshed_at) < 20
+    assert world.line.heartbeats < 20
