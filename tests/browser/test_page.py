@@ -89,6 +89,13 @@ def test_what_is_not_well_has_its_reason_and_its_next_step(browser: Browser, api
         expect(shown.page.locator(".headline")).to_contain_text("cache: stopped")
 
 
+def test_two_problems_of_one_sink_are_both_shown_whatever_came_before(browser: Browser, api: FakeApi) -> None:
+    with opened(browser, api.address) as shown:
+        for state, problems in ((example.twice, 2), (example.stopped, 1), (example.twice, 2), (example.state, 0)):
+            api.show(state)
+            expect(shown.page.locator(".problem")).to_have_count(problems)
+
+
 def test_a_lost_slot_is_the_headline(browser: Browser, api: FakeApi) -> None:
     api.show(example.slot_lost)
     with opened(browser, api.address) as shown:

@@ -145,11 +145,12 @@ export function withoutUnknown(columns, rows, ...numbers) {
   return [columns.filter(isKept), rows.map((row) => ({ ...row, cells: row.cells.filter(isKept) }))];
 }
 
-export function problem({ where, state, since_ms: sinceMs, reason, next_step: nextStep }, now) {
+/** What isn't well. `word` is said in place of the state's own. */
+export function problem({ where, state, word, since_ms: sinceMs, reason, next_step: nextStep }, now) {
   return h(
     "li",
-    { class: `problem ${severity(state)}`, key: where },
-    stateOf(state),
+    { class: `problem ${severity(state)}`, key: `${where} ${word ?? state}` },
+    stateOf(state, word ?? state),
     h(
       "div",
       null,
