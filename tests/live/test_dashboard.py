@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -423,11 +424,12 @@ def test_the_api_is_as_it_is_described(dashboard: Dashboard) -> None:
             return  # it asks doctor
         case = data.draw(operation.as_strategy())
         case.headers = {**(case.headers or {}), "Cookie": dashboard.cookie}
-        answer = case.call(base_url=f"http://127.0.0.1:{dashboard.port}")
+        answer = case.call(base_url=f"http://127.0.0.1:{dashboard.port}", session=session)
         if answer.status_code != 503:
             case.validate_response(answer, checks=checks)
 
-    fuzz()
+    with requests.Session() as session:
+        fuzz()
 
 
 def test_its_memory_does_not_grow_with_readers(dashboard: Dashboard) -> None:
