@@ -12,6 +12,7 @@ import orjson
 
 from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from jobs.dead_letters.limit import kind_of
@@ -77,8 +78,8 @@ class Questions:
         """Every captured table."""
         stages = {table["table"]: table["stage"] for table in self._copies().to_json()["tables"]}
         partitions = self._partitions()
-        has_shapes = any(name.endswith("__schema") for name in partitions)
-        records = self._shapes() if has_shapes else []
+        # Before capture has run for the first time there are none.
+        records = self._shapes() if control_topic(self._config.pipeline.name, SCHEMA) in partitions else []
         return documents.tables(self._config.topics(), self._sampler.rates, stages, partitions, records)
 
     def schemas(self, text: str) -> Schemas:

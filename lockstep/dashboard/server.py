@@ -469,15 +469,17 @@ def _refusal(code: int, message: str, headers: dict[str, str] | None = None) -> 
 
 
 class _Server(uvicorn.Server):
-    """Ends its streams when it is told to stop: it would wait for them else."""
+    """Ends its streams when it is told to stop, which it would wait for else. Ends with 0, as all our commands do."""
 
     def __init__(self, settings: uvicorn.Config, streams: EventStreams) -> None:
         super().__init__(settings)
         self._streams = streams
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Not what uvicorn does: it would send itself the signal again at its end.
         self._streams.close()
-        super().handle_exit(sig, frame)
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def access_of(config: Config, token: str | None) -> Access:

@@ -32,7 +32,6 @@ WAYS = {"light": (WIDE, "light"), "dark": (WIDE, "dark"), "phone": (PHONE, "ligh
 def show_screen(page: Page, screen: str) -> None:
     """Go to a screen, and wait until it has what it asked for."""
     page.evaluate("screen => { location.hash = screen }", screen)
-    page.wait_for_function("screen => document.querySelector(`.screens a[href='#/figures']`) !== null", arg=screen)
     expect(page.locator("main h1")).to_be_visible()
     expect(page.locator("main").get_by_text("Asking for")).to_have_count(0)
 
@@ -88,6 +87,13 @@ def test_what_is_not_well_has_its_reason_and_its_next_step(browser: Browser, api
         expect(problem.locator("code")).to_have_text("lockstep rebuild cache")
         expect(problem.locator(".state")).to_have_text("stopped")
         expect(shown.page.locator(".headline")).to_contain_text("cache: stopped")
+
+
+def test_two_problems_of_one_sink_are_both_shown_whatever_came_before(browser: Browser, api: FakeApi) -> None:
+    with opened(browser, api.address) as shown:
+        for state, problems in ((example.twice, 2), (example.stopped, 1), (example.twice, 2), (example.state, 0)):
+            api.show(state)
+            expect(shown.page.locator(".problem")).to_have_count(problems)
 
 
 def test_a_lost_slot_is_the_headline(browser: Browser, api: FakeApi) -> None:

@@ -7,13 +7,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -250,20 +252,32 @@ def test_an_action_does_what_it_says_and_leaves_a_line(captured: Captured, dashb
     assert dashboard.status("POST", "/api/actions/switch", {"sink": "--back"}) == 400
 
 
-def _frames(dashboard: Dashboard, count: int, headers: dict[str, str] | None = None) -> list[tuple[int, PipelineState]]:
+@contextmanager
+def _stream(
+    dashboard: Dashboard, path: str, headers: dict[str, str] | None = None
+) -> Iterator[http.client.HTTPResponse]:
     connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
-    connection.request("GET", "/api/events", headers={"Cookie": dashboard.cookie, **(headers or {})})
+    connection.request("GET", path, headers={"Cookie": dashboard.cookie, **(headers or {})})
     answer = connection.getresponse()
+    try:
+        assert answer.status == 200
+        yield answer
+    finally:
+        answer.close()
+        connection.close()
+
+
+def _frames(dashboard: Dashboard, count: int, headers: dict[str, str] | None = None) -> list[tuple[int, PipelineState]]:
     frames: list[tuple[int, PipelineState]] = []
     number = 0
-    while len(frames) < count:
-        line = answer.readline().decode()
-        assert line, "the stream ended"
-        if line.startswith("id: "):
-            number = int(line.removeprefix("id: "))
-        elif line.startswith("data: "):
-            frames.append((number, PipelineState.model_validate_json(line.removeprefix("data: "))))
-    connection.close()
+    with _stream(dashboard, "/api/events", headers) as answer:
+        while len(frames) < count:
+            line = answer.readline().decode()
+            assert line, "the stream ended"
+            if line.startswith("id: "):
+                number = int(line.removeprefix("id: "))
+            elif line.startswith("data: "):
+                frames.append((number, PipelineState.model_validate_json(line.removeprefix("data: "))))
     return frames
 
 
@@ -277,44 +291,39 @@ def test_a_stream_begins_with_the_newest_state_and_goes_on(dashboard: Dashboard)
 def test_a_stop_ends_open_streams_at_once_and_a_new_server_goes_on(
     captured: Captured, dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
-    connection.request("GET", "/api/events")
-    answer = connection.getresponse()
-    assert answer.readline()
-    tail = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
-    tail.request("GET", "/api/tail")
-    tailing = tail.getresponse()
-    assert tailing.readline()
-    dashboard.process.send_signal(signal.SIGTERM)
-    assert dashboard.process.wait(30) == 0, "nobody has to end the streams"
-    while answer.readline():
-        pass
+    with _stream(dashboard, "/api/events") as events, _stream(dashboard, "/api/tail") as tail:
+        assert events.readline()
+        assert tail.readline()
+        dashboard.process.send_signal(signal.SIGTERM)
+        assert dashboard.process.wait(30) == 0, "nobody has to end the streams"
     again = Dashboard(captured.path, tmp_path)
     until(lambda: _has_looked(again))
     again.stop()
 
 
 def test_events_are_followed_without_their_rows(captured: Captured, dashboard: Dashboard) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
-    connection.request("GET", "/api/tail?table=public.t&op=u")
-    answer = connection.getresponse()
-    assert answer.status == 200
-    number, data = 0, ""
-    deadline = time.monotonic() + 60
-    connection.sock and connection.sock.settimeout(2)
-    while not data.startswith("data: ") and time.monotonic() < deadline:
-        number += 1
-        captured.database.execute(f"update t set word = '{SECRET}{number}' where id = 1")
+    seen = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not seen.wait(0.1):
+            number += 1
+            captured.database.execute(f"update t set word = '{SECRET}{number}' where id = 1")
+
+    writer = threading.Thread(target=write)
+    data = ""
+    with _stream(dashboard, "/api/tail?table=public.t&op=u") as answer:
+        writer.start()
         try:
-            data = answer.readline().decode()
-        except TimeoutError:
-            break
-    while data and not data.startswith("data: "):
-        data = answer.readline().decode()
+            while not data.startswith("data: "):
+                data = answer.readline().decode()
+                assert data, "the stream ended"
+        finally:
+            seen.set()
+            writer.join()
     event = json.loads(data.removeprefix("data: "))
     assert (event["table"], event["op"], event["key"]) == ("public.t", "u", '{"id":1}')
     assert SECRET not in data
-    connection.close()
 
 
 def test_nothing_that_has_run_is_no_failure(captured: Captured, tmp_path: Path) -> None:
@@ -415,22 +424,19 @@ def test_the_api_is_as_it_is_described(dashboard: Dashboard) -> None:
             return  # it asks doctor
         case = data.draw(operation.as_strategy())
         case.headers = {**(case.headers or {}), "Cookie": dashboard.cookie}
-        answer = case.call(base_url=f"http://127.0.0.1:{dashboard.port}")
+        answer = case.call(base_url=f"http://127.0.0.1:{dashboard.port}", session=session)
         if answer.status_code != 503:
             case.validate_response(answer, checks=checks)
 
-    fuzz()
+    with requests.Session() as session:
+        fuzz()
 
 
 def test_its_memory_does_not_grow_with_readers(dashboard: Dashboard) -> None:
     until(lambda: _has_looked(dashboard))
-    connections = []
-    for _ in range(10):
-        connection = http.client.HTTPConnection("127.0.0.1", dashboard.port, timeout=60)
-        connection.request("GET", "/api/events")
-        connections.append((connection, connection.getresponse()))
-    before = psutil.Process(dashboard.process.pid).memory_info().rss
-    _frames(dashboard, 5)
-    assert psutil.Process(dashboard.process.pid).memory_info().rss - before < 8 * 2**20
-    for connection, _ in connections:
-        connection.close()
+    with ExitStack() as streams:
+        for _ in range(10):
+            streams.enter_context(_stream(dashboard, "/api/events"))
+        before = psutil.Process(dashboard.process.pid).memory_info().rss
+        _frames(dashboard, 5)
+        assert psutil.Process(dashboard.process.pid).memory_info().rss - before < 8 * 2**20

@@ -1,7 +1,7 @@
 // Asking the server. An answer that isn't what was asked for is an error with a sentence.
 
 const TOKEN = "lockstep-token";
-const ANSWER_MS = 30_000;
+const ANSWER_MS = 120_000; // doctor asks every server, and may wait for each
 
 export class Refused extends Error {
   constructor(message, status) {
@@ -40,7 +40,7 @@ async function ask(path, request) {
   try {
     response = await fetch(path, { ...request, signal: AbortSignal.timeout(ANSWER_MS), cache: "no-store" });
   } catch (error) {
-    const why = error.name === "TimeoutError" ? "hasn't answered for 30 s" : "doesn't answer";
+    const why = error.name === "TimeoutError" ? "hasn't answered for two minutes" : "doesn't answer";
     throw new Refused(`The dashboard's server ${why}.`, 0);
   }
   const document = await response.json().catch(() => null);

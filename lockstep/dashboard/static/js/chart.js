@@ -3,6 +3,7 @@
 import { seconds } from "./format.js";
 
 const HEIGHT = 220;
+const HOUR_S = 3600;
 let loading = null;
 
 function colour(name) {
@@ -25,7 +26,7 @@ export async function drawLag(place, points) {
     {
       width: Math.max(200, place.clientWidth),
       height: HEIGHT,
-      scales: { y: { range: (_, low, high) => [0, Math.max(1, high ?? 1) * 1.15] } },
+      scales: { x: { range: (_, first, last) => [(last ?? 0) - HOUR_S, last ?? HOUR_S] }, y: { range: (_, low, high) => [0, Math.max(1, high ?? 1) * 1.15] } },
       series: [
         { label: "at", value: (_, at) => (at ? new Date(at * 1000).toLocaleTimeString() : "–") },
         {

@@ -23,6 +23,7 @@ export function patch(parent, ...descriptions) {
   for (const description of wanted) {
     const key = description.properties?.key;
     let node = key === undefined ? next : (byKey.get(String(key)) ?? null);
+    if (key !== undefined) byKey.delete(String(key)); // a key that comes twice still describes two elements
     if (node && !isSame(node, description)) node = null;
     if (node === null || node === undefined) {
       parent.insertBefore(create(description, parent), next);

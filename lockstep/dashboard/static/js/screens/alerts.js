@@ -10,7 +10,9 @@ export default {
   load: { path: () => "api/alerts", every: 3000 },
   render({ state, document, error }) {
     if (!document) return [title("Alerts and log"), panel(null, error ?? waiting("the log"))];
-    const open = document.open.map((one) => ({ where: one.where, state: "warning", since_ms: one.since_ms, reason: one.message }));
+    const open = document.open.map(({ where, condition, since_ms, message }) => {
+      return { where, state: "warning", word: condition, since_ms, reason: message };
+    });
     return [
       title("Alerts and log"),
       panel(

@@ -13,6 +13,11 @@ function worstSink(sinks) {
   return [...live].sort((a, b) => isStill(b) - isStill(a) || behind(b) - behind(a))[0];
 }
 
+/** How far it is behind; its state where nobody knows that. */
+function worstFigure(sink) {
+  return sink.seconds_behind === null ? sink.state : format.seconds(sink.seconds_behind);
+}
+
 function roomLeft(source) {
   if (source.retained_bytes === null) return "there is no slot yet";
   return source.safe_wal_bytes === null ? "the server sets no limit" : `${format.bytes(source.safe_wal_bytes)} left`;
@@ -33,7 +38,7 @@ function figures(state) {
   return headline([
     [
       "Worst sink",
-      worst ? format.seconds(worst.seconds_behind) : format.UNKNOWN,
+      worst ? worstFigure(worst) : format.UNKNOWN,
       worst ? `${worst.name}: ${worst.state}` : "no sink has run yet",
     ],
     [

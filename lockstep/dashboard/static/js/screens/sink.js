@@ -4,7 +4,7 @@ import { drawLag } from "../chart.js";
 import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, lsn, panel, problem, stateOf, table, title, waiting } from "../parts.js";
+import { button, facts, lsn, panel, problem, stateOf, table, title, waiting, withoutUnknown } from "../parts.js";
 
 function ask(action, sink, details) {
   confirmAction({ ...details, path: `api/actions/${action}`, body: { sink } });
@@ -43,7 +43,7 @@ function generations(list) {
     key: one.generation,
     cells: [`g${one.generation}`, stateOf(one.state), one.live ? "see it" : "don't", format.count(one.rows), lsn(one.lsn)],
   }));
-  return table("Generations", columns, rows, "No generation was built yet.");
+  return table("Generations", ...withoutUnknown(columns, rows, 3), "No generation was built yet.");
 }
 
 function batches(list) {

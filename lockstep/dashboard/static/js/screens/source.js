@@ -4,22 +4,35 @@ import { h } from "../dom.js";
 import * as format from "../format.js";
 import { facts, lsn, panel, sentence, sql, stateOf, title, waiting } from "../parts.js";
 
-const ORDER = ["error", "warning", "info", "ok"];
+const STRIPES = { error: "bad", warning: "warn" };
 
-function findings(found) {
-  const sorted = [...found].sort((a, b) => ORDER.indexOf(a.severity) - ORDER.indexOf(b.severity));
+function finding(one) {
   return h(
-    "ul",
-    { class: "problems" },
-    sorted.map((one) =>
-      h(
-        "li",
-        { class: `problem ${one.severity === "error" ? "bad" : one.severity === "warning" ? "warn" : ""}` },
-        stateOf(one.severity),
-        h("div", null, h("p", null, one.subject && h("strong", null, `${one.subject}: `), sentence(one.message)), one.sql && sql(one.sql)),
-      ),
-    ),
+    "li",
+    { class: `problem ${STRIPES[one.severity]}` },
+    stateOf(one.severity),
+    h("div", null, h("p", null, h("strong", null, `${one.subject}: `), sentence(one.message)), one.sql && sql(one.sql)),
   );
+}
+
+/** Errors first, then warnings; what is fine can be unfolded. */
+function findings(found) {
+  const of = (severity) => found.filter((one) => one.severity === severity);
+  const fine = found.filter((one) => !(one.severity in STRIPES));
+  return [
+    h("ul", { class: "problems" }, [...of("error"), ...of("warning")].map(finding)),
+    fine.length > 0 &&
+      h(
+        "details",
+        null,
+        h("summary", null, `${format.plural(fine.length, "check")} found nothing to do`),
+        h(
+          "ul",
+          { class: "checks" },
+          fine.map((one) => h("li", null, h("strong", null, `${one.subject}: `), sentence(one.message))),
+        ),
+      ),
+  ];
 }
 
 export default {

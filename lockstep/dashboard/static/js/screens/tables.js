@@ -3,7 +3,7 @@
 import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { button, panel, stateOf, table, title, waiting } from "../parts.js";
+import { button, panel, stateOf, table, title, waiting, withoutUnknown } from "../parts.js";
 
 const AT_ONCE = 50;
 let filter = "";
@@ -85,7 +85,7 @@ function list({ state, document, error, redraw }) {
       ),
       h("p", { class: "quiet small", role: "status" }, `${format.plural(matching.length, "table")}, ${format.count(rows.length)} shown`),
     ),
-    table("Tables", COLUMNS, rows, filter ? "No table has that in its name." : "No table is captured yet."),
+    table("Tables", ...withoutUnknown(COLUMNS, rows, 3, 4), filter ? "No table has that in its name." : "No table is captured yet."),
     matching.length > shown &&
       h(
         "p",
