@@ -205,9 +205,13 @@ def _message(report: Report) -> tuple[int, LogMessage]:
                 "the sink's server hangs, or is slow",
             )
         case SinkFailed():
-            generation = "all" if report.generation is None else report.generation
             return logging.ERROR, LogMessage(
-                "sink failed", {"sink": report.sink, "generation": generation, "error": str(report.error)}
+                "sink failed",
+                {
+                    "sink": report.sink,
+                    "generation": "all" if report.generation is None else report.generation,
+                    "error": str(report.error),
+                },
             )
         case SinkStopped():
             return logging.INFO, LogMessage("sink stopped", {"sink": report.sink, "generation": report.generation})
