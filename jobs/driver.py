@@ -48,7 +48,7 @@ from jobs.report import (
     log_report,
 )
 from jobs.settings import SparkSettings
-from jobs.spark.session import open_session
+from jobs.spark.session import SparkEnded, has_jvm_ended, open_session, stop_session
 from jobs.spark.warm_up import warm_up
 from sinks.contract import CoordinationRecords, OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
@@ -135,7 +135,7 @@ def run_sinks(
 
     ``tables`` and ``append_only`` are those of ``Source``. ``opened`` is a session to run in.
     Returns the exit code: 0, 1 when a sink failed, or TAKEN_OVER. ``report`` has the errors; the other sinks went on.
-    Raises ConfigurationError before anything is started, and LockstepError when Spark doesn't start.
+    Raises ConfigurationError before anything is started, LockstepError when Spark doesn't start, and SparkEnded.
     """
     source = Source(pipeline, kafka, tables, spark, append_only)
     for name, settings in sinks.items():
@@ -159,7 +159,7 @@ def session(
 
     ``opened`` is used as it is and stays open; what ``open_session`` reads of the settings doesn't count then.
     ``bulk``: see ``open_session``. ``follows``: jobs go on with what comes to the log. Raises LockstepError when Spark
-    doesn't start, and as ``chosen_sink_kernel``.
+    doesn't start, SparkEnded when its JVM ends within the block, and as ``chosen_sink_kernel``.
     """
     if opened is not None:
         with _stopped_by_signals(stop):
@@ -179,8 +179,12 @@ def session(
         # After the session: PySpark installs a handler of its own for SIGINT.
         with _stopped_by_signals(stop):
             yield started
+    except Exception as error:
+        if isinstance(error, SparkEnded) or not has_jvm_ended(started, error):
+            raise
+        raise SparkEnded from error
     finally:
-        started.stop()
+        stop_session(started)
 
 
 def _more_tasks(source: Source, sinks: Collection[SinkSettings]) -> int:
@@ -250,6 +254,7 @@ class JobThread:
         self.failure: LockstepError | None = None
         self.newer: NewerJob | None = None
         self._stop = threading.Event()
+        self._spark = spark
         self._job = SinkJob(plan, spark, stop=self._stop, report=self._tell)
         self._report = report
         self._thread = threading.Thread(target=self._work, name=f"sink-{plan.name}-g{plan.generation}")
@@ -296,11 +301,13 @@ class JobThread:
     def _work(self) -> None:
         try:
             self._job.run()
-        except LockstepError as error:
+        except (Fenced, ConfigurationError) as error:
             self.failure = error
+        except LockstepError as error:
+            self.failure = SparkEnded() if has_jvm_ended(self._spark, error) else error
         except Exception as error:
             # A bug of ours must not take the other sinks with it.
-            self.failure = Failure.of(error).error()
+            self.failure = SparkEnded() if has_jvm_ended(self._spark, error) else Failure.of(error).error()
         if self.failure is None:
             self._report(SinkStopped(self.plan.name, self.plan.generation))
         else:
@@ -310,7 +317,8 @@ class JobThread:
             elif self.plan.go_live and not self.plan.once:  # else it is over with the command that it belongs to
                 self._note(partial(save_takeover, now_ms=now_ms))
                 self.newer = NewerJob()
-            self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
+            if not isinstance(self.failure, SparkEnded):  # which is every sink's: the driver tells it once
+                self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
 
 
 @dataclass(slots=True)
@@ -354,10 +362,13 @@ class _Group:
         self._members = [_Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
 
     def run(self) -> int:
-        """Run until all is done or a stop is asked for; the exit code. A sink's error is reported, and not raised."""
+        """Run until all is done or a stop is asked for; the exit code. A sink's error is reported, and not raised.
+
+        Raises SparkEnded: nothing can go on then.
+        """
         look_at = 0.0
         try:
-            while not self._stop.is_set():
+            while not self._stop.is_set() and not has_jvm_ended(self._spark):
                 if time.monotonic() >= look_at:
                     for member in self._members:
                         self._look(member)
@@ -375,6 +386,8 @@ class _Group:
                     job.forget_takeover()
             for member in self._members:
                 member.opened.sink.close()
+        if has_jvm_ended(self._spark):
+            raise SparkEnded
         failures = [member.failure for member in self._members] + [job.failure for job in jobs]
         if any(isinstance(failure, Fenced) for failure in failures):
             return TAKEN_OVER

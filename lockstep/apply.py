@@ -1,29 +1,24 @@
 """``lockstep apply``: runs the jobs of some or all sinks, and moves where a sink starts to read."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Self
 
-import psycopg
 from pyspark.sql import SparkSession
 
-from cdc.kafka.control_topics import read_progress, read_state
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
-from cdc.postgres.connection import connect, connection_error
-from cdc.postgres.slot import wal_end
-from cdc.protocol.control_records import ProgressRecord
 from jobs.driver import run_sinks
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner, list_generations
 from jobs.offsets import Offsets
-from jobs.query.start_position import begin_at_start_position, offsets_after_lsn
+from jobs.query.start_position import begin_at_start_position
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
+from monitor.log_start import offsets_after, offsets_since
 from sinks.contract import TopicPartition
 from sinks.registry import SinkSettings, open_sink
 
@@ -112,41 +107,11 @@ def _ready_generation(config: Config, name: str) -> Generation:
 
 def _start(config: Config, settings: SinkSettings, *, lsn: int | None, time_ms: int | None) -> Offsets:
     """The offset of each partition of the sink's tables to read from. Raises ConfigurationError as ``read_from``."""
-    tables = config.sink_tables(settings)
-    cluster = TopicAdmin(config.kafka.client())
-    partitions = partitions_of([config.topics()[table] for table in tables], cluster.partition_counts())
-    if lsn is None:
-        assert time_ms is not None
-        return cluster.offsets_at(partitions, time_ms)
-    newest = 0
-    state = read_state(config.kafka.client(), config.pipeline.name, config.slot)
-    epoch = 0 if state is None else state.epoch
-
-    def published() -> Iterator[ProgressRecord]:
-        nonlocal newest
-        for record in read_progress(config.kafka.client(), config.pipeline.name):
-            # An LSN is one of the server that is captured now. All that was published before it comes before it.
-            newest = record.lsn
-            yield record if record.epoch == epoch else replace(record, lsn=0)
-
-    start = offsets_after_lsn(published(), lsn, partitions)
-    # The source is asked only about what isn't published yet: where sinks are applied to, it needn't be in reach.
-    if lsn > newest:
-        _refuse_future(config, lsn)
-    return start
-
-
-def _refuse_future(config: Config, lsn: int) -> None:
-    with connect(config.source, application="lockstep apply") as connection:
-        try:
-            end = wal_end(connection)
-        except psycopg.Error as error:
-            raise connection_error(error) from error
-    if lsn > end:
-        raise ConfigurationError(
-            f"{format_lsn(lsn)} is beyond the end of the WAL, {format_lsn(end)}",
-            hint="--from-lsn is where something was committed; without it the sink goes on where it is",
-        )
+    topics = [config.topics()[table] for table in config.sink_tables(settings)]
+    if lsn is not None:
+        return offsets_after(config.as_pipeline(), topics, lsn).offsets
+    assert time_ms is not None
+    return offsets_since(config.as_pipeline(), topics, time_ms)
 
 
 def apply_sinks(

@@ -1,7 +1,10 @@
 """``lockstep tail``: a table's events as they come, readable."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
 import orjson
@@ -12,9 +15,11 @@ from cdc.kafka.consumer import close_consumer
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
+from cdc.model.tag import Tag
 from cdc.model.visible import visible
 from cdc.pipeline import Pipeline
-from cdc.protocol.envelope import TAG_HEADER
+from cdc.protocol.envelope import EVENT_START, TAG_END, TAG_HEADER, TAG_START
+from monitor.log_start import AfterLsn, offsets_after, offsets_since
 
 _OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete", "t": "truncate"}
 
@@ -22,19 +27,74 @@ _QUIET_S: Final = 5.0
 """A consumer that gets nothing for so long is replaced."""
 
 
+@dataclass(frozen=True, slots=True)
+class FromNext:
+    """With the next event."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromStart:
+    """With the oldest event that the topic has."""
+
+
+@dataclass(frozen=True, slots=True)
+class FromLsn:
+    """With what was committed after this LSN of the server that is captured now."""
+
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromTime:
+    """With what was published at this time, in milliseconds since 1970, or later."""
+
+    time_ms: int
+
+
+Start = FromNext | FromStart | FromLsn | FromTime
+
+
+class WantedKey:
+    """One key of a table, whatever the order and the spaces in its JSON."""
+
+    def __init__(self, text: str) -> None:
+        """Raises ConfigurationError for what isn't a key."""
+        key = _exact_json(text)
+        if not isinstance(key, dict) or not key:
+            raise ConfigurationError(f"--key: {text!r} is not a JSON object", hint='for example {"id":42}')
+        self._key = key
+        self.columns = sorted(key)
+        self._has_told = False
+
+    def matches(self, key: object) -> bool:
+        return isinstance(key, bytes) and _exact_json(key) == self._key
+
+    def other_columns(self, key: object) -> list[str] | None:
+        """The columns of a key that has others than the wanted one. Told once."""
+        if self._has_told or not isinstance(key, bytes):
+            return None
+        other = _exact_json(key)
+        if not isinstance(other, dict) or sorted(other) == self.columns:
+            return None
+        self._has_told = True
+        return sorted(other)
+
+
 def follow(
     pipeline: Pipeline,
     table: str,
     *,
-    from_start: bool,
+    start: Start,
+    key: str | None = None,
     count: int | None,
     as_json: bool,
     stopping: Callable[[], bool],
     write: Callable[[str], object],
     say: Callable[[str], object],
 ) -> None:
-    """Write every committed event of the table until ``stopping`` or ``count``. Raises LockstepError.
+    """Write every committed event of the table from ``start`` on until ``stopping`` or ``count``.
 
+    ``key`` is the JSON of one key: only its events then, and of other records nothing. Raises LockstepError.
     Of a message that isn't an event of ours the position is said, or written as JSON.
     """
     try:
@@ -45,14 +105,32 @@ def follow(
     if topic is None:
         captured = ", ".join(str(name) for name in pipeline.source.table_names)
         raise ConfigurationError(f"{name} is not captured", hint=f"captured tables: {captured}")
+    wanted = None if key is None else WantedKey(key)
     cluster = TopicAdmin(pipeline.kafka.client())
     partitions = cluster.partition_counts().get(topic)
     if partitions is None:
         raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
     at = [(topic, partition) for partition in range(partitions)]
-    positions = dict.fromkeys(at, 0) if from_start else cluster.committed_ends(at)
+    # Progress is told once per batch of capture: the offsets for an LSN are those of a batch that has it.
+    after: AfterLsn | None = None
+    match start:
+        case FromLsn(lsn):
+            after = offsets_after(pipeline, [topic], lsn)
+            positions = after.offsets
+        case FromTime(time_ms):
+            positions = offsets_since(pipeline, [topic], time_ms)
+        case FromStart():
+            positions = dict.fromkeys(at, 0)
+        case FromNext():
+            positions = cluster.committed_ends(at)
     shown = 0
     for message in new_messages(pipeline.kafka.client(), positions, stopping=stopping):
+        if wanted is not None and not wanted.matches(message.key()):
+            if (other := wanted.other_columns(message.key())) is not None:
+                say(f"keys of {name} have the columns {', '.join(other)}; --key has {', '.join(wanted.columns)}")
+            continue
+        if after is not None and is_before(message, after):
+            continue
         line = _line(message, as_json=as_json)
         if line is not None:
             write(line + "\n")
@@ -108,6 +186,23 @@ def _until_quiet(
         close_consumer(consumer)
 
 
+def is_before(message: Message, after: AfterLsn) -> bool:
+    """Whether an event or a tombstone of ours was committed before the LSN.
+
+    A commit's own LSN is where its record begins. What begins where another one ends was committed after that.
+    """
+    value = message.value()
+    if value is None:
+        text = dict(message.headers() or []).get(TAG_HEADER)
+    else:
+        text = value[TAG_START:TAG_END] if isinstance(value, bytes) and value.startswith(EVENT_START) else None
+    try:
+        tag = Tag.parse(text.decode()) if isinstance(text, bytes) else None
+    except ValueError:
+        return False
+    return tag is not None and (tag.epoch, tag.commit_lsn) < (after.epoch, after.lsn)
+
+
 def _line(message: Message, *, as_json: bool) -> str | None:
     """An event or a tombstone as one line; None for what isn't one of ours."""
     key, value = message.key(), message.value()
@@ -135,6 +230,14 @@ def _event_line(key: bytes, value: Any, *, as_json: bool) -> str | None:
             row = "" if after is None else orjson.dumps(after).decode()
             return f"{visible(tag)} {_OPERATIONS[op]:9} {visible(key.decode())} {row}".rstrip()
     return None
+
+
+def _exact_json(text: str | bytes) -> Any:
+    """What JSON says, numbers of any length included; None for what isn't JSON."""
+    try:
+        return json.loads(text, parse_float=Decimal)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _json(text: str | bytes) -> Any:

@@ -8,12 +8,14 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
@@ -23,6 +25,9 @@ from jobs.spark.shipped_code import ROOT, check_archive
 
 STOP_TIMEOUT_MS = 10_000
 """A query that is told to stop has this long; its batch is then read again at the next start."""
+
+_LAST_WORDS_S = 5.0
+"""So long after a connection broke the process at its other end may still be seen to run."""
 
 _SETTINGS: Mapping[str, str] = {
     # The default writes checkpoint files through FileContext, which starts a process per file: 72 -> 23 ms per batch.
@@ -140,7 +145,7 @@ def open_session(
     more_options: Sequence[str] = (),
     more_tasks: int = 0,
 ) -> SparkSession:
-    """Start Spark. One session per process; stop it with ``session.stop()``.
+    """Start Spark. One session per process; stop it with ``stop_session``.
 
     ``bulk`` is for long logs rather than short batches. ``libraries`` are modules that workers will need.
     ``more_options`` are the JVM's. A local master runs ``more_tasks`` at once than it says.
@@ -158,6 +163,8 @@ def open_session(
     # And PySpark what it can't analyse, with the trace, before it raises that.
     for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
+    # Of a call to a JVM that has gone, the bridge tells the root logger instead of its own.
+    logging.getLogger().addFilter(is_not_of_bridge)
     with tempfile.TemporaryDirectory(prefix="lockstep-spark-") as directory:
         log_settings = Path(directory) / "log4j2.properties"
         log_settings.write_text(_log_settings(), encoding="utf-8")
@@ -171,12 +178,69 @@ def open_session(
             builder = builder.config(_SOCKETS, str(own_directory()))
         try:
             with _output_to(settings.log_file):
-                return builder.getOrCreate()
+                session = builder.getOrCreate()
         except Exception as error:  # PySpark has no common class for a JVM that doesn't start
             raise LockstepError(
                 f"Spark didn't start: {type(error).__name__}",
                 hint=f"check the Java (17 or newer; JAVA_HOME) and the master {settings.master!r}",
             ) from error
+    # PySpark's listener for accumulators, which nothing here has, would print a traceback when the JVM hangs up.
+    accumulators = getattr(session.sparkContext, "_accumulatorServer", None)
+    if accumulators is not None:
+        accumulators.handle_error = lambda _request, _address: None
+    return session
+
+
+class SparkEnded(LockstepError):
+    """The JVM has gone, and nothing can be done with the session any more."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark's JVM has ended (killed, or out of memory), so this process ends; nothing was skipped, and the next"
+            " start reads the last batches again",
+            hint="`lockstep run` and systemd start it again by themselves; otherwise start the command again",
+        )
+
+
+def has_jvm_ended(session: SparkSession, error: BaseException | None = None) -> bool:
+    """Whether the JVM that this process has started for the session has ended.
+
+    ``error`` is what a call of the session raised. Where it says that the connection broke, the answer may take some
+    seconds: a process ends after its connections.
+    """
+    # A session by Spark Connect has no gateway, and one of tests no context.
+    process = getattr(getattr(getattr(session, "sparkContext", None), "_gateway", None), "proc", None)
+    if not isinstance(process, subprocess.Popen):
+        return False
+    if process.poll() is None and error is not None and _is_broken_connection(error):
+        try:
+            process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            return False
+    return process.poll() is not None
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    """Whether an error, or what it came from, is one of the bridge itself."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, ConnectionError) or (
+            isinstance(chain, Py4JError) and not isinstance(chain, Py4JJavaError)
+        ):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop Spark. Where its JVM has gone there is nothing to stop."""
+    if not has_jvm_ended(session):
+        session.stop()
+
+
+def is_not_of_bridge(record: logging.LogRecord) -> bool:
+    """A filter of the root logger: whoever calls the bridge gets an exception, and tells what that means."""
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def local_master(master: str, more_tasks: int) -> str:

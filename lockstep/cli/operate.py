@@ -15,10 +15,14 @@ from lockstep.cli.completion import table_names
 from lockstep.cli.options import (
     DEFAULT_CONFIG,
     ConfigOption,
+    FromLsnOption,
+    FromTimeOption,
     JsonOption,
     SinkArgument,
     SinksOption,
     TablesOption,
+    lsn_of,
+    milliseconds_of,
     print_json,
 )
 
@@ -147,18 +151,36 @@ def tail(
     from_start: Annotated[
         bool, typer.Option("--from-start", help="Begin with the oldest event instead of the next.")
     ] = False,
+    from_lsn: FromLsnOption = None,
+    from_time: FromTimeOption = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only the events of this key, as JSON.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many events.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a table's events as they come, row values included."""
+    """Show a table's events as they come, row values included.
+
+    Begins with the next event, or with the oldest one, those after an LSN, or those since a time.
+    """
+    if from_start + (from_lsn is not None) + (from_time is not None) > 1:
+        raise typer.BadParameter("--from-start, --from-lsn and --from-time exclude each other")
+    lsn = None if from_lsn is None else lsn_of(from_lsn)
+    time_ms = None if from_time is None else milliseconds_of(from_time)
+
     from lockstep.config import load
     from lockstep.console import StopOnSignals, say
-    from monitor.tail import follow
+    from monitor.tail import FromLsn, FromNext, FromStart, FromTime, Start, follow
+
+    start: Start = FromStart() if from_start else FromNext()
+    if lsn is not None:
+        start = FromLsn(lsn)
+    elif time_ms is not None:
+        start = FromTime(time_ms)
 
     follow(
         load(config).as_pipeline(),
         table,
-        from_start=from_start,
+        start=start,
+        key=key,
         count=count,
         as_json=as_json,
         stopping=StopOnSignals(),

@@ -1,6 +1,7 @@
 """Options and arguments that several commands share, and how each prints JSON."""
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,37 @@ TablesOption = Annotated[
     list[str] | None, typer.Option("--table", help="Only this table; may be repeated.", autocompletion=table_names)
 ]
 
+FromLsnOption = Annotated[
+    str | None, typer.Option("--from-lsn", help="Read from what was committed after this LSN (0/16B3748).")
+]
+FromTimeOption = Annotated[
+    datetime | None,
+    typer.Option(
+        "--from-time",
+        formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%z"],
+        help="Read from what was published at this time (UTC where no offset is given).",
+    ),
+]
+
 
 def print_json(document: Any) -> None:
     """Print one JSON document, indented, to standard output."""
     print(json.dumps(document, indent=2))  # noqa: T201  the result
+
+
+def lsn_of(text: str) -> int:
+    """Of ``--from-lsn``. Raises BadParameter for what isn't one."""
+    from cdc.model.lsn import parse_lsn
+
+    try:
+        return parse_lsn(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}; an LSN looks like 0/16B3748", param_hint="'--from-lsn'") from None
+
+
+def milliseconds_of(moment: datetime) -> int:
+    """Since 1970; a time without an offset is UTC. Raises BadParameter for one in the future."""
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    if moment > datetime.now(UTC):
+        raise typer.BadParameter("nothing can be published in the future yet", param_hint="'--from-time'")
+    return int(moment.timestamp() * 1000)

@@ -1,14 +1,21 @@
 """Commands that run the pipeline until they are stopped: ``run``, ``capture``, ``apply`` and ``dashboard``."""
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.completion import sink_names, table_names
-from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, print_json
+from lockstep.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigOption,
+    FromLsnOption,
+    FromTimeOption,
+    lsn_of,
+    milliseconds_of,
+    print_json,
+)
 
 
 def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
@@ -126,16 +133,8 @@ def apply(
         typer.Argument(help="Sinks to apply to; default all of the configuration.", autocompletion=sink_names),
     ] = None,
     once: Annotated[bool, typer.Option(help="Stop at the topics' end as of now.")] = False,
-    from_lsn: Annotated[
-        str | None, typer.Option(help="Read from what was committed after this LSN (0/16B3748); one sink only.")
-    ] = None,
-    from_time: Annotated[
-        datetime | None,
-        typer.Option(
-            formats=["%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S%z"],
-            help="Read from what was published at this time (UTC where no offset is given); one sink only.",
-        ),
-    ] = None,
+    from_lsn: FromLsnOption = None,
+    from_time: FromTimeOption = None,
     yes: Annotated[
         bool, typer.Option("--yes", help="Don't ask before --from-lsn or --from-time leaves events out.")
     ] = False,
@@ -152,8 +151,8 @@ def apply(
     is_moved = from_lsn is not None or from_time is not None
     if is_moved and len(names) != 1:
         raise typer.BadParameter("--from-lsn and --from-time need the name of one sink")
-    lsn = None if from_lsn is None else _lsn(from_lsn)
-    time_ms = None if from_time is None else _milliseconds(from_time)
+    lsn = None if from_lsn is None else lsn_of(from_lsn)
+    time_ms = None if from_time is None else milliseconds_of(from_time)
 
     from cdc.model.errors import ConfigurationError
     from jobs.report import log_report
@@ -182,20 +181,3 @@ def apply(
         report = log_report if opened is None else measured(log_report, opened.meters)
         code = apply_sinks(loaded, sinks=names, once=once, report=report)
     raise typer.Exit(code)
-
-
-def _lsn(text: str) -> int:
-    from cdc.model.lsn import parse_lsn
-
-    try:
-        return parse_lsn(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}; an LSN looks like 0/16B3748", param_hint="'--from-lsn'") from None
-
-
-def _milliseconds(moment: datetime) -> int:
-    """Since 1970; a time without an offset is UTC. Raises BadParameter for one in the future."""
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    if moment > datetime.now(UTC):
-        raise typer.BadParameter("nothing can be published in the future yet", param_hint="'--from-time'")
-    return int(moment.timestamp() * 1000)

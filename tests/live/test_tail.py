@@ -2,16 +2,20 @@
 
 import itertools
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import orjson
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 
 from cdc.capture.settings import CaptureSettings
+from cdc.kafka.consumer import close_consumer, open_consumer
+from cdc.model.errors import ConfigurationError
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
-from monitor.tail import follow
+from monitor.tail import FromLsn, FromNext, FromStart, FromTime, Start, follow
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.events import Delete, Log, Put, kafka_settings
@@ -71,7 +75,7 @@ def _followed(pipeline: Pipeline, *, as_json: bool) -> tuple[Sequence[str], Sequ
     follow(
         pipeline,
         str(T.name),
-        from_start=True,
+        start=FromStart(),
         count=3,
         as_json=as_json,
         stopping=lambda: False,
@@ -99,3 +103,108 @@ def test_what_others_write_is_an_object_of_its_own_in_json(pipeline: Pipeline) -
         {"key", "tombstone", "tag"},
     ]
     assert said == []
+
+
+@pytest.fixture
+def log(endpoints: Endpoints) -> Iterator[Log]:
+    opened = Log(kafka_settings(endpoints.kafka_bootstrap, partitions=3), f"tail{os.getpid()}_{next(_numbers)}", [T])
+    yield opened
+    opened.close()
+
+
+def _pipeline(log: Log) -> Pipeline:
+    return Pipeline(
+        log.pipeline, SourceSettings(dsn="host=nowhere", tables=(str(T.name),)), log.kafka, CaptureSettings()
+    )
+
+
+def _shown(log: Log, start: Start, *, key: str | None = None, count: int) -> list[dict[str, Any]]:
+    """The events that are followed from ``start``. Their rows' notes say which ones they are."""
+    written: list[str] = []
+    follow(
+        _pipeline(log),
+        str(T.name),
+        start=start,
+        key=key,
+        count=count,
+        as_json=True,
+        stopping=lambda: False,
+        write=written.append,
+        say=lambda _: None,
+    )
+    return [orjson.loads(line) for line in written]
+
+
+def _notes(events: list[dict[str, Any]]) -> list[tuple[int, str | None]]:
+    return [
+        (event["key"]["id"], None if "tombstone" in event else (event["value"]["after"] or {}).get("note"))
+        for event in events
+    ]
+
+
+def test_from_an_lsn_only_what_was_committed_after_it_is_shown(log: Log) -> None:
+    # One batch of capture has several transactions, so that the offsets alone are too early.
+    lsns = [log.commit([Put(T, {"id": number, "note": f"v{number}"})], progress=number == 5) for number in range(1, 6)]
+    after = _shown(log, FromLsn(lsns[2]), count=2)
+    assert sorted(_notes(after)) == [(4, "v4"), (5, "v5")]
+    # Where a commit begins, as its tag says: it is shown as well.
+    assert sorted(_notes(_shown(log, FromLsn(lsns[1]), count=3))) == [(3, "v3"), (4, "v4"), (5, "v5")]
+    assert len(_shown(log, FromLsn(0), count=5)) == 5
+
+
+def test_from_a_time_only_what_was_published_since_is_shown(log: Log) -> None:
+    log.commit([Put(T, {"id": 1, "note": "early"})])
+    # The broker's own times have milliseconds, and the next one is another one by then.
+    early = _published_ms(log)
+    wait_until(lambda: time.time_ns() // 1_000_000 > early, what="the clock has moved on")
+    log.commit([Put(T, {"id": 1, "note": "late"})])
+    assert _notes(_shown(log, FromTime(early + 1), count=1)) == [(1, "late")]
+    assert _notes(_shown(log, FromTime(early), count=2)) == [(1, "early"), (1, "late")]
+
+
+def _published_ms(log: Log) -> int:
+    consumer = open_consumer(log.kafka.client())
+    try:
+        consumer.assign([TopicPartition(log.topic(T), partition, 0) for partition in range(3)])
+        while True:
+            message = consumer.poll(1.0)
+            if message is not None and message.error() is None:
+                return message.timestamp()[1]
+    finally:
+        close_consumer(consumer)
+
+
+def test_only_the_events_of_a_key_are_shown_and_options_combine(log: Log) -> None:
+    log.commit([Put(T, {"id": number, "note": "first"}) for number in range(1, 20)])
+    between = log.commit([Put(T, {"id": 7, "note": "second"}), Put(T, {"id": 8, "note": "second"})])
+    log.commit([Delete(T, {"id": 7})])
+    assert _notes(_shown(log, FromStart(), key='{ "id" : 7 }', count=4)) == [
+        (7, "first"),
+        (7, "second"),
+        (7, None),
+        (7, None),
+    ]
+    assert _notes(_shown(log, FromLsn(between), key='{"id":7}', count=2)) == [(7, None), (7, None)]
+
+
+def test_a_key_of_other_columns_is_said_once(log: Log) -> None:
+    log.commit([Put(T, {"id": number, "note": "x"}) for number in range(1, 20)])
+    said: list[str] = []
+    follow(
+        _pipeline(log),
+        str(T.name),
+        start=FromStart(),
+        key='{"no":7}',
+        count=None,
+        as_json=True,
+        stopping=lambda: bool(said),
+        write=lambda _: pytest.fail("no key is like that"),
+        say=said.append,
+    )
+    assert said == [f"keys of {T.name} have the columns id; --key has no"]
+
+
+@pytest.mark.parametrize("text", ["7", "{", "{}", "[1]", ""])
+def test_what_is_no_key_is_refused(text: str, log: Log) -> None:
+    with pytest.raises(ConfigurationError, match="--key"):
+        _shown(log, FromNext(), key=text, count=1)

@@ -3,9 +3,11 @@
 import itertools
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -16,10 +18,12 @@ from cdc.model.table import TableName
 from jobs.driver import TAKEN_OVER, Source, _Group, long_batches, look_every_s, session, tables_of
 from jobs.generations.lease import GenerationLease, NewerJob
 from jobs.generations.record import Phase, Record, begin_generation, list_generations, save_record
-from jobs.generations.status import save_stop
+from jobs.generations.status import JobState, job_status, save_stop
+from jobs.query.job import SinkJob
 from jobs.query.sink_plan import PARTITIONS_MAX
 from jobs.report import Report, SinkWaiting
 from jobs.settings import SparkSettings
+from jobs.spark.session import SparkEnded
 from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
@@ -300,3 +304,39 @@ def test_a_job_that_was_ended_is_forgotten_with_its_generation(monkeypatch: pyte
 @pytest.mark.parametrize(("tables", "seconds"), [(1, 2), (400, 2), (1_000, 5), (5_000, 10)])
 def test_sinks_of_many_tables_are_asked_for_their_generations_less_often(tables: int, seconds: float) -> None:
     assert look_every_s(tables) == seconds
+
+
+def test_a_group_whose_jvm_has_ended_ends_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each sink's job the error is the same, and what it raises is of PySpark's own kinds."""
+    process = subprocess.Popen(["sleep", "600"])
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=SimpleNamespace(proc=process)))
+    reports: list[Report] = []
+
+    def work(_: SinkJob) -> None:
+        process.kill()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(SinkJob, "run", work)
+    stores = {name: MemoryStore() for name in ("search", "cache")}
+    group = _Group(
+        Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings()),
+        dict.fromkeys(stores, RedisSettings()),
+        cast(Any, spark),
+        once=False,
+        stop=threading.Event(),
+        report=reports.append,
+        open_sink=lambda name, _settings, _generation: open_memory(stores[name]),
+    )
+    try:
+        with pytest.raises(SparkEnded, match="nothing was skipped"):
+            group.run()
+    finally:
+        process.kill()
+        process.wait()
+    assert reports == []
+    # Whoever looks at a sink is told why nobody applies to it.
+    for store in stores.values():
+        status = job_status(MemoryRecords(store), 1, now_ms=0)
+        assert status.state is JobState.STOPPED
+        assert status.reason is not None
+        assert status.reason.startswith("Spark's JVM has ended")

@@ -1,16 +1,29 @@
 """Spark's settings, without starting it."""
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import py4j
 import pytest
 from pydantic import SecretStr
+from pyspark.sql import SparkSession
 
 from jobs.settings import SparkSettings
 from jobs.spark.class_archive import archive_file
-from jobs.spark.session import local_master, own_directory, spark_conf, worker_python
+from jobs.spark.session import (
+    has_jvm_ended,
+    is_not_of_bridge,
+    local_master,
+    own_directory,
+    spark_conf,
+    stop_session,
+    worker_python,
+)
 from jobs.spark.shipped_code import ROOT
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -152,3 +165,36 @@ def test_nobody_else_can_look_into_a_directory_of_ours() -> None:
     directory = own_directory()
     assert directory.stat().st_mode & 0o777 == 0o700
     assert own_directory() != directory
+
+
+class _Session:
+    """What is looked at of a session: the process of its JVM."""
+
+    def __init__(self, process: object) -> None:
+        self.sparkContext = SimpleNamespace(_gateway=SimpleNamespace(proc=process))
+
+
+def test_a_jvm_that_was_killed_has_ended_once_its_connection_broke() -> None:
+    process = subprocess.Popen(["sleep", "600"])
+    running = cast(SparkSession, _Session(process))
+    try:
+        assert not has_jvm_ended(running)
+        process.kill()
+        assert has_jvm_ended(running, ConnectionResetError())  # which comes before the process is seen to end
+        assert has_jvm_ended(running)
+        stop_session(running)  # does nothing: there is nothing to stop
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_session_without_a_process_of_its_own_goes_on() -> None:
+    assert not has_jvm_ended(cast(SparkSession, object()), ConnectionResetError())
+
+
+def test_what_the_bridge_tells_the_root_logger_is_left_out() -> None:
+    def record(path: str) -> logging.LogRecord:
+        return logging.LogRecord("root", logging.ERROR, path, 1, "Exception while sending command.", None, None)
+
+    assert not is_not_of_bridge(record(str(Path(py4j.__file__).parent / "java_gateway.py")))
+    assert is_not_of_bridge(record(__file__))

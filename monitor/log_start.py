@@ -1,0 +1,75 @@
+"""Where on the topics to begin for what was committed after an LSN, or published since a time."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+import psycopg
+
+from cdc.kafka.control_topics import read_progress, read_state
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.model.errors import ConfigurationError
+from cdc.model.lsn import format_lsn
+from cdc.pipeline import Pipeline
+from cdc.postgres.connection import connect, connection_error
+from cdc.postgres.slot import wal_end
+from cdc.protocol.control_records import ProgressRecord
+from jobs.offsets import Offsets
+from jobs.query.start_position import offsets_after_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class AfterLsn:
+    """What was committed after ``lsn`` of the server that is captured now, whose LSNs have this ``epoch``."""
+
+    lsn: int
+    epoch: int
+    offsets: Offsets
+    """At or before the first of it."""
+
+
+def offsets_since(pipeline: Pipeline, topics: Collection[str], time_ms: int) -> Offsets:
+    """The offset of each partition of these topics from which records were published at this time or later.
+
+    Raises Unavailable, also for a topic that the brokers don't list.
+    """
+    cluster = TopicAdmin(pipeline.kafka.client())
+    return cluster.offsets_at(partitions_of(topics, cluster.partition_counts()), time_ms)
+
+
+def offsets_after(pipeline: Pipeline, topics: Collection[str], lsn: int) -> AfterLsn:
+    """The offset of each partition of these topics from which everything comes that was committed after ``lsn``.
+
+    Little of what was before comes with it. Raises ConfigurationError for an LSN beyond the end of the WAL, and as
+    ``offsets_since``.
+    """
+    client = pipeline.kafka.client()
+    partitions = partitions_of(topics, TopicAdmin(client).partition_counts())
+    newest = 0
+    state = read_state(client, pipeline.name, pipeline.slot)
+    epoch = 0 if state is None else state.epoch
+
+    def published() -> Iterator[ProgressRecord]:
+        nonlocal newest
+        for record in read_progress(client, pipeline.name):
+            # An LSN is one of the server that is captured now. All that was published before it comes before it.
+            newest = record.lsn
+            yield record if record.epoch == epoch else replace(record, lsn=0)
+
+    start = AfterLsn(lsn, epoch, offsets_after_lsn(published(), lsn, partitions))
+    # The source is asked only about what isn't published yet: where sinks are applied to, it needn't be in reach.
+    if lsn > newest:
+        _refuse_future(pipeline, lsn)
+    return start
+
+
+def _refuse_future(pipeline: Pipeline, lsn: int) -> None:
+    with connect(pipeline.source, application="lockstep --from-lsn") as connection:
+        try:
+            end = wal_end(connection)
+        except psycopg.Error as error:
+            raise connection_error(error) from error
+    if lsn > end:
+        raise ConfigurationError(
+            f"{format_lsn(lsn)} is beyond the end of the WAL, {format_lsn(end)}",
+            hint="--from-lsn is where something was committed",
+        )
