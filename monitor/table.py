@@ -87,7 +87,9 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
 
 def _is_told_nowhere_else(stage: Stage) -> bool:
     """Of a job that has ended, and of a sink that can't be asked, there are sentences of their own."""
-    return stage.state is StageState.STALLED or (stage.state is StageState.UNKNOWN and stage.sink is None)
+    if stage.sink is None:
+        return stage.state in (StageState.STALLED, StageState.SILENT, StageState.UNKNOWN)
+    return stage.state is StageState.STALLED
 
 
 def _is_soon_full(lag: LagReport) -> bool:
