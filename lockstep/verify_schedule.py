@@ -41,6 +41,8 @@ class VerifySchedule:
             logger.info("comparison ended sink=%s exit_code=%d", sink, code)
             self._running = None
         every_ms = self._settings.every_ms
+        if report.silent_servers:  # it would fail, and count
+            return
         if every_ms is None or not self._settings.may_begin(now_ms):
             return
         due = {name: at_ms + every_ms for name, at_ms in self._last_ms(report).items() if at_ms + every_ms <= now_ms}

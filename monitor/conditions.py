@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import LagReport
+from monitor.lag import IN_KAFKA, RECEIVED, LagReport, StageState
 from monitor.verification import OVERDUE_TIMES, VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
@@ -126,11 +126,16 @@ def find_conditions(
     now_ms: int,
     verify: VerifySettings = _NEVER_VERIFIED,
 ) -> Findings:
-    """What is wrong. ``report`` is the error where the source or Kafka couldn't be asked."""
+    """What is wrong. ``report`` is the error where the source or Kafka has refused.
+
+    Of a report in which one of them is silent only that counts: the rest is as old as the last whole one.
+    """
     of_facts = [*_certificates(facts, settings, now_ms), *_disks(facts, settings)]
-    if isinstance(report, LockstepError):
+    silent = [report] if isinstance(report, LockstepError) else list(report.silent_servers.values())
+    if isinstance(report, LockstepError) or silent:
         known = frozenset({"unreachable", "certificate-expires", "disk-filling"})
-        return Findings((_unreachable(report.message), *of_facts), known_names=known)
+        unreachable = _unreachable("; ".join(error.message for error in silent))
+        return Findings((unreachable, *of_facts), known_names=known)
     found = [
         *_slot(report, settings),
         *_capture(report, facts, settings),
@@ -142,11 +147,7 @@ def find_conditions(
     unknown = {
         stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.name in report.unanswered
     }
-    unknown |= {stage.name for stage in report.stages if getattr(stage, "state", None) == "unknown"}
-    silent: Mapping[str, LockstepError] = getattr(report, "silent_servers", {})
-    if silent:
-        found.append(_unreachable("; ".join(error.message for error in silent.values())))
-        unknown.add(CAPTURE)
+    unknown |= {stage.name for stage in report.stages if stage.state is StageState.UNKNOWN}
     return Findings(tuple(found), frozenset(unknown))
 
 
@@ -203,9 +204,11 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 
 
 def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
-    # Nobody reads the slot during the first copy, and nothing is published by then.
-    has_streamed = any(stage.name == "in Kafka" and stage.lsn is not None for stage in report.stages)
-    if report.slot_active is False and has_streamed and not report.broken and not report.held_by_copies:
+    # Nobody reads the slot during the first copy, nor before anything was published.
+    has_streamed = any(stage.name == IN_KAFKA and stage.lsn is not None for stage in report.stages)
+    is_copied = all(stage.state is not StageState.BUILDING for stage in report.stages if stage.name == RECEIVED)
+    is_expected = has_streamed and is_copied and not report.held_by_copies
+    if report.slot_active is False and is_expected and not report.broken:
         yield Condition(
             "capture-stopped",
             CAPTURE,
@@ -325,15 +328,14 @@ def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: i
 def _stalled(report: LagReport) -> Iterator[Condition]:
     """Stages that say of themselves that their input moves and they don't."""
     for stage in report.stages:
-        if getattr(stage, "state", None) == "stalled":
-            reason, hint = getattr(stage, "reason", None), getattr(stage, "hint", None)
+        if stage.state is StageState.STALLED:
             yield Condition(
                 "stalled",
                 stage.name,
                 Severity.CRITICAL,
-                f"{stage.name} is stalled" + ("" if reason is None else f": {reason}"),
-                hint or "`lockstep lag` shows its state",
-                getattr(stage, "since_ms", None),
+                f"{stage.name} is stalled" + ("" if stage.reason is None else f": {stage.reason}"),
+                stage.hint or "`lockstep lag` shows its state",
+                stage.since_ms,
             )
 
 

@@ -90,6 +90,7 @@ class Stalls:
         if report.broken:
             return _as(stage, StageState.STOPPED, reason=report.broken[0], hint="`lockstep doctor` says what to do")
         if not report.slot_active:
+            hung_since_ms = self._hung_since_ms(stage)
             self._still(stage, look, lacks=False)
             if report.first_copy_paused:
                 return _as(
@@ -100,6 +101,13 @@ class Stalls:
                 )
             if look.source.copied_from_lsn is not None:
                 return _as(stage, StageState.BUILDING, reason="the first copy runs, and the stream begins after it")
+            if hung_since_ms is not None:
+                reason = (
+                    f"capture hung, and nobody reads slot {look.slot} since: PostgreSQL gave it up, or it was killed"
+                )
+                return replace(
+                    stage, state=StageState.SILENT, since_ms=hung_since_ms, reason=reason, hint=_CAPTURE_AGAIN
+                )
             if stage.lsn is None:
                 return _as(stage, StageState.ABSENT, reason="capture has never published anything", hint=_START)
             return _as(stage, StageState.ABSENT, reason=f"no capture reads slot {look.slot}", hint=_START)
@@ -115,6 +123,16 @@ class Stalls:
             return _as(stage, StageState.STALLED, reason=reason, hint="end that transaction: capture goes on by itself")
         reason = f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s: its process hangs"
         return _as(stage, StageState.STALLED, reason=reason, hint=_CAPTURE_AGAIN)
+
+    def _hung_since_ms(self, stage: Stage) -> int | None:
+        """Since when the stage hung at the last look, or had hung when it lost its connection; else None.
+
+        Who waits for a lock doesn't hang, and may have been told to stop.
+        """
+        state, since_ms = self._states.get(stage.name, (StageState.CURRENT, 0))
+        seen = self._seen.get(stage.name)
+        waits = seen is not None and seen.blocker is not None
+        return since_ms if state is StageState.SILENT or (state is StageState.STALLED and not waits) else None
 
     def _in_kafka(self, stage: Stage, look: Look, report: LagReport, *, received: Stage) -> Stage:
         is_held_up = received.state not in (StageState.CURRENT, StageState.BEHIND)
@@ -189,7 +207,7 @@ class Stalls:
             return stage
         known = self._states.get(stage.name)
         if known is None or known[0] is not stage.state:
-            since_ms = look.now_ms
+            since_ms = look.now_ms if stage.since_ms is None else stage.since_ms
             if stage.state is StageState.STALLED and stage.name in self._seen:
                 since_ms = self._seen[stage.name].moved_ms
             known = self._states[stage.name] = stage.state, since_ms

@@ -1,6 +1,7 @@
 """How the lag report looks on a terminal."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rich.console import Group
 from rich.table import Table
@@ -28,52 +29,67 @@ def lag_table(lag: LagReport) -> Group:
             "-" if stage.bytes_behind is None else readable_bytes(stage.bytes_behind),
             "-" if stage.lsn is None else format_lsn(stage.lsn),
         )
-    return Group(table, *(Text(line, style=style) for line, style in _remarks(lag)))
+    return Group(table, *(Text(remark.sentence, style=remark.style) for remark in remarks(lag)))
 
 
-def _remarks(lag: LagReport) -> Iterator[tuple[str, str]]:
-    """Sentences about what needs attention, each with its style."""
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A sentence about what needs attention. ``about`` is the same in each report, "" where a stage's state says it."""
+
+    sentence: str
+    style: str
+    about: str = ""
+
+
+def remarks(lag: LagReport) -> Iterator[Remark]:
+    """All of them, what matters most first."""
     worst = lag.worst
     if worst is not None and _is_told_nowhere_else(worst):
-        yield worst.sentence, "red"
+        yield Remark(worst.sentence, "red")
     for sentence in lag.broken:
-        yield f"{sentence}: `lockstep doctor` says what to do", "red"
+        yield Remark(f"{sentence}: `lockstep doctor` says what to do", "red")
     if lag.gap is not None and lag.gap.is_open:
-        yield f"gap: {lag.gap}", "red"
+        yield Remark(f"gap: {lag.gap}", "red", "gap")
     if lag.safe_wal_bytes is not None and (lag.wal_status in ("extended", "unreserved") or _is_soon_full(lag)):
         minutes = "" if lag.minutes_until_full is None else f", which takes {lag.minutes_until_full:.0f} minutes"
-        yield f"the slot is lost after {readable_bytes(max(0, lag.safe_wal_bytes))} more of WAL{minutes}", "red"
+        left = readable_bytes(max(0, lag.safe_wal_bytes))
+        yield Remark(f"the slot is lost after {left} more of WAL{minutes}", "red", "the slot's WAL")
     for sentence in lag.held_by_copies:
-        yield sentence, "yellow"
+        yield Remark(sentence, "yellow", sentence)
     for name, error in lag.unanswered.items():
-        yield f"{name} can't be asked: {error}", "red"
+        yield Remark(f"{name} can't be asked: {error}", "red")
     for label, job in lag.idle.items():
-        yield job.sentence(label) or "", "red" if job.needs_somebody else "yellow"
+        yield Remark(job.sentence(label) or "", "red" if job.needs_somebody else "yellow")
     for label, names in lag.rebuild_needed.items():
-        yield (
+        yield Remark(
             f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",
             "yellow",
+            f"{label}: rebuild needed",
         )
     for label, verification in lag.verified.items():
         is_fine = verification.outcome is VerifyOutcome.EQUAL
-        yield verification.sentence(label), "dim" if is_fine else "red"
+        yield Remark(verification.sentence(label), "dim" if is_fine else "red", f"{label}: comparison")
     if lag.unreadable_dead_letters:
-        yield (
+        yield Remark(
             f"{lag.unreadable_dead_letters:,} records of the dead-letter topic can't be read, and aren't counted:"
             " `lockstep rejections list` says why",
             "red",
+            "dead letters that can't be read",
         )
     for label, count in lag.open_rejections.items():
         ever = lag.rejected.get(label, 0)
         if count:
-            yield f"{label}: {count:,} rejections open, {ever:,} ever: `lockstep rejections list`", "red"
+            sentence = f"{label}: {count:,} rejections open, {ever:,} ever: `lockstep rejections list`"
+            yield Remark(sentence, "red", f"{label}: rejections open")
         elif ever:
-            yield f"{label}: no rejection open, {ever:,} ever", "dim"
+            yield Remark(f"{label}: no rejection open, {ever:,} ever", "dim")
 
 
 def _is_told_nowhere_else(stage: Stage) -> bool:
     """Of a job that has ended, and of a sink that can't be asked, there are sentences of their own."""
-    return stage.state is StageState.STALLED or (stage.state is StageState.UNKNOWN and stage.sink is None)
+    if stage.sink is None:
+        return stage.state in (StageState.STALLED, StageState.SILENT, StageState.UNKNOWN)
+    return stage.state is StageState.STALLED
 
 
 def _is_soon_full(lag: LagReport) -> bool:

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
@@ -46,6 +46,8 @@ def lag(
 ) -> None:
     """Show how far each stage is behind.
 
+    With --watch, what isn't a terminal gets a line for each change of state, and one each minute.
+
     The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a stage has stopped or
     is stalled, or a server can't be asked, or capture can't go on.
     """
@@ -54,11 +56,12 @@ def lag(
     from monitor.collector import LagCollector
     from monitor.settled import settled_report
     from monitor.table import lag_table
+    from monitor.watch_lines import WatchLines
 
     loaded = load(config)
     with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
         if watch:
-            _watch(collector.collect, lag_table, as_json=as_json)
+            _watch(collector.collect, lag_table, as_json=as_json, lines=WatchLines().lines)
             return
         report = settled_report(collector)
         if as_json:
@@ -70,8 +73,17 @@ def lag(
         raise typer.Exit(1 if report.unanswered or report.broken or stopped else 0)
 
 
-def _watch(collect: Callable[[], Shown], table: Callable[[Shown], "Group"], *, as_json: bool) -> None:
-    """Show a report every second until a signal: as JSON one document per line, and no screen where no terminal is."""
+def _watch(
+    collect: Callable[[], Shown],
+    table: Callable[[Shown], "Group"],
+    *,
+    as_json: bool,
+    lines: Callable[..., Iterable[str]] | None = None,
+) -> None:
+    """Show a report every second until a signal: as JSON one document per line, and no screen where no terminal is.
+
+    ``lines``, where given, says then what is new in a report, and no table is shown.
+    """
     from rich.live import Live
     from rich.text import Text
 
@@ -89,6 +101,9 @@ def _watch(collect: Callable[[], Shown], table: Callable[[Shown], "Group"], *, a
             else:
                 if as_json:
                     print(json.dumps(report.to_json()), flush=True)  # noqa: T201  the result
+                elif lines is not None:
+                    for line in lines(report, at_s=time.monotonic(), now_ms=time.time_ns() // 1_000_000):
+                        _write_at_once(f"{line}\n")
                 else:
                     out.print(table(report))
                     out.file.flush()

@@ -11,7 +11,7 @@ from typing import Any, Final
 import psycopg
 
 from cdc.kafka.control_topics import read_state
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.postgres.connection import connection_error
 from cdc.postgres.slot import emit_heartbeat
@@ -56,8 +56,8 @@ def wait_until_applied(
     last_known = "the servers don't answer"
     while True:
         check()
-        with contextlib.suppress(Unavailable):
-            lag = collector.collect()
+        lag = collector.collect()
+        if not lag.silent_servers:
             applied = applied_lsns(lag)
             if all(lsn is not None and lsn >= target for lsn in applied.values()):
                 return lag

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import psycopg
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError
 from cdc.postgres.connection import connection_error
 from lockstep.demo.examples import Example, examples, some_order
 from lockstep.demo.lag_facts import applied_lsns, is_published, lag_sentence
@@ -56,11 +56,10 @@ class Traffic:
     def look(self) -> None:
         """Ask the servers. Raises LockstepError when the snapshot isn't done after a long time."""
         now = time.monotonic()
-        try:
-            self._lag = self._collector.collect()
-            self._unanswered = ""
-        except Unavailable as error:
-            self._unanswered = error.message
+        lag = self._collector.collect()
+        self._unanswered = "; ".join(error.message for error in lag.silent_servers.values())
+        if not lag.silent_servers:
+            self._lag = lag
         if self._lag is not None:
             if self._snapshot_done is None and is_published(self._lag):
                 self._snapshot_done = now

@@ -23,12 +23,13 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
             gauges.set("lockstep_rebuild_needed", float(sink.label in report.rebuild_needed), sink.name, generation)
     for name in dict.fromkeys(stage.sink.name for stage in report.stages if stage.sink is not None):
         gauges.set("lockstep_sink_answers", float(name not in report.unanswered), name)
-    minutes = report.minutes_until_full
-    gauges.set("lockstep_slot_active", None if report.slot_active is None else float(report.slot_active))
-    gauges.set("lockstep_slot_retained_bytes", report.retained_bytes)
-    gauges.set("lockstep_slot_safe_bytes", report.safe_wal_bytes)
-    gauges.set("lockstep_slot_full_seconds", None if minutes is None else minutes * 60)
-    gauges.set("lockstep_wal_bytes_per_second", report.wal_rate)
+    if not report.silent_servers:  # what was known before isn't so any more
+        minutes = report.minutes_until_full
+        gauges.set("lockstep_slot_active", None if report.slot_active is None else float(report.slot_active))
+        gauges.set("lockstep_slot_retained_bytes", report.retained_bytes)
+        gauges.set("lockstep_slot_safe_bytes", report.safe_wal_bytes)
+        gauges.set("lockstep_slot_full_seconds", None if minutes is None else minutes * 60)
+        gauges.set("lockstep_wal_bytes_per_second", report.wal_rate)
     gauges.set("lockstep_paused_copies", len(report.paused_copies) + report.first_copy_paused)
     gauges.set("lockstep_broken", float(bool(report.broken)))
     gauges.set("lockstep_look_timestamp_seconds", now_s)

@@ -76,6 +76,14 @@ def test_nothing_is_compared_where_nobody_asks_for_it(tmp_path: Path, started: _
     assert started.sinks == []
 
 
+def test_nothing_is_compared_while_the_source_or_kafka_is_silent(tmp_path: Path, started: _Started) -> None:
+    schedule = _schedule(tmp_path, started)
+    schedule.look(_report({}, silent_servers={"source": Unavailable("no answer")}), now_ms=_at(7))
+    assert started.sinks == []
+    schedule.look(_report({}), now_ms=_at(7))
+    assert started.sinks == ["a"], "due ever since"
+
+
 def test_sinks_are_compared_one_after_the_other_and_again_when_due(tmp_path: Path, started: _Started) -> None:
     schedule = _schedule(tmp_path, started)
     schedule.look(_report({"b": 1}), now_ms=_at(7))

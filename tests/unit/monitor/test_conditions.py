@@ -1,6 +1,5 @@
 """Which conditions a report opens, and of which nobody can tell."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,18 +9,10 @@ from cdc.protocol.control_records import Gap
 from jobs.generations.status import JobState, JobStatus
 from monitor.alerts.settings import AlertSettings
 from monitor.conditions import NAMES, Facts, Severity, find_conditions
-from monitor.lag import LagReport, SinkFacts, Stage
+from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
 
 _DAY_MS = 24 * 3600 * 1000
 _NOW_MS = 1_800_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class _StateOfStage(Stage):
-    state: str = "stalled"
-    since_ms: int | None = 5
-    reason: str | None = "the store hangs"
-    hint: str | None = "look at it"
 
 
 def _sink(name: str = "cache", *, is_live: bool = True, job: JobStatus | None = None) -> SinkFacts:
@@ -106,7 +97,9 @@ def test_a_job_that_was_told_to_stop_is_no_alert() -> None:
 
 
 def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> None:
-    stage = _StateOfStage("in Kafka", 1, 5, 3.0, None)
+    stage = Stage(
+        "in Kafka", 1, 5, 3.0, None, state=StageState.STALLED, since_ms=5, reason="the store hangs", hint="look at it"
+    )
     (condition,) = find_conditions(_report(stage), Facts(), AlertSettings(), now_ms=_NOW_MS).open
     assert (condition.key, condition.since_ms, condition.step) == (("stalled", "in Kafka"), 5, "look at it")
     assert condition.sentence == "in Kafka is stalled: the store hangs"
@@ -144,3 +137,29 @@ def test_nothing_is_over_because_nobody_can_look() -> None:
     )
     assert silent.is_unknown("lag", "cache")
     assert not silent.is_unknown("lag", "search")
+
+
+def test_of_a_report_in_which_a_server_is_silent_only_that_counts() -> None:
+    """The rest of it is as old as the last whole one, or was never known at all."""
+    never = LagReport((), None, None, {}, silent_servers={"kafka": Unavailable("Kafka at k:9092 hasn't answered")})
+    old = _report(_applied(_sink(), behind_s=900.0), silent_servers=never.silent_servers)
+    for report in (never, old):
+        findings = find_conditions(report, Facts(disks={"/d": (1, 100)}), AlertSettings(), now_ms=_NOW_MS)
+        assert [condition.name for condition in findings.open] == ["unreachable", "disk-filling"]
+        assert "Kafka at k:9092 hasn't answered" in findings.open[0].sentence
+        for key in (("gap", "capture"), ("rejections-open", "cache"), ("stalled", "received"), ("lag", "cache")):
+            assert findings.is_unknown(*key), "what was told isn't over because nobody can look"
+        assert not findings.is_unknown("unreachable", "source-or-kafka")
+
+
+def test_a_stage_that_nobody_could_ask_stays_stalled() -> None:
+    stage = Stage("applied: cache", None, None, None, None, _sink(), StageState.UNKNOWN, reason="no answer")
+    findings = find_conditions(_report(stage), Facts(), AlertSettings(), now_ms=_NOW_MS)
+    assert findings.is_unknown("stalled", "applied: cache")
+
+
+def test_nobody_reads_the_slot_before_the_first_copy_is_done() -> None:
+    received = Stage(RECEIVED, None, None, None, None, state=StageState.BUILDING)
+    assert _found(_report(received, slot_active=False)) == {}
+    absent = Stage(RECEIVED, None, None, None, None, state=StageState.ABSENT)
+    assert _found(_report(absent, slot_active=False)) == {"capture-stopped/capture": Severity.CRITICAL}

@@ -90,6 +90,27 @@ def test_of_a_capture_that_hangs_capture_is_named_and_no_sink() -> None:
     assert [stage.name for stage in lag.stages if stage.state is StageState.STALLED] == ["received"]
 
 
+def test_a_capture_that_hung_and_lost_its_connection_needs_somebody_until_one_reads_again() -> None:
+    watching = Watching()
+    watching.look(_source(), _sink())
+    watching.watch(_source(wal_end=2000), _sink())
+    for wal_end in (2000, 3000):
+        worst = _worst(watching.watch(_source(wal_end=wal_end, slot_active=False, walsender=None), _sink()))
+        assert (worst.name, worst.state, worst.since_ms) == ("received", StageState.SILENT, _NOW_MS + 1000)
+        assert worst.state.needs_somebody
+        assert f"capture hung, and nobody reads slot {_SLOT} since" in (worst.reason or "")
+    again = watching.look(_source(wal_end=3000), _sink())
+    assert again.stages[1].state is StageState.BEHIND
+    stopped = _worst(watching.look(_source(wal_end=3000, slot_active=False, walsender=None), _sink()))
+    assert stopped.state is StageState.ABSENT, "it has moved since, and may have been told to stop"
+
+
+def test_a_capture_that_ends_while_it_waits_for_a_lock_may_have_been_told_to() -> None:
+    watching = Watching()
+    assert _worst(watching.watch(_source(wal_end=2000, blocked_by="pid 7 (psql)"))).state is StageState.STALLED
+    assert _worst(watching.watch(_source(wal_end=2000, slot_active=False))).state is StageState.ABSENT
+
+
 def test_a_lock_that_capture_waits_for_is_named() -> None:
     lag = Watching().watch(_source(wal_end=2000, blocked_by="pid 7 (psql)"))
     assert "held by pid 7 (psql)" in (_worst(lag).reason or "")

@@ -7,7 +7,7 @@ from rich.console import Console
 from cdc.model.errors import LockstepError
 from cdc.protocol.control_records import Gap
 from jobs.generations.status import JobState, JobStatus
-from monitor.lag import LagReport, SinkFacts, Stage
+from monitor.lag import LagReport, SinkFacts, Stage, StageState
 from monitor.table import lag_table
 
 
@@ -118,3 +118,8 @@ def test_of_a_generation_that_readers_do_not_see_only_an_error_is_told() -> None
     assert "cache" not in _shown(_idle(JobStatus(JobState.ABSENT), is_live=False))
     assert "no job has begun to apply to it" in _shown(_idle(JobStatus(JobState.ABSENT)))
     assert "cache" not in _shown(_idle(JobStatus(JobState.RUNNING)))
+
+
+def test_a_capture_that_ended_without_a_word_says_why() -> None:
+    stage = Stage("received", 5, 0, 0.0, None, state=StageState.SILENT, reason="it hung", hint="start it")
+    assert "received: silent: it hung\n    start it" in _shown(_lag(stage))
