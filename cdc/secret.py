@@ -1,15 +1,18 @@
-"""Secrets come from files or from the environment, never from the configuration, and print as ``***``."""
+"""Secrets come from files, commands or the environment, never from the configuration, and print as ``***``."""
 
 import errno
 import os
 import re
+import signal
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl
 
 from pydantic import SecretStr
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, Unavailable
 
 _SECRET_NAME: Final = re.compile(
     r"secret|password|token|private|connection_string|sas(_|$)|(^|[_-])sig(nature)?$|^http_auth$|scram_(client|server)_key"
@@ -63,3 +66,48 @@ def read_secret(*, variable: str, file: Path | None) -> SecretStr | None:
             ) from error
     value = os.environ.get(variable)
     return SecretStr(value) if value else None
+
+
+_COMMAND_S: Final = 10.0
+"""A command that prints a secret has this long. Whoever connects waits for it."""
+
+
+def secret_from_command(command: Sequence[str], *, setting: str) -> SecretStr:
+    """The only line that a command prints, which is run without a shell. What else it says is shown nowhere.
+
+    Raises ConfigurationError when there is no such program, and Unavailable when it fails, prints no line or several,
+    or takes longer than ten seconds: a service that gives out secrets may be back later.
+    """
+    hint = "run the command by hand, as the user that Lockstep runs as"
+    try:
+        # In a group of its own, so that what it has started ends with it.
+        process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:  # the latter for a NUL in it
+        reason = error.strerror if isinstance(error, OSError) else "an argument has the character NUL"
+        raise ConfigurationError(f"the command of {setting} can't be run: {reason}", hint=hint) from None
+    with process:
+        try:
+            printed, _ = process.communicate(timeout=_COMMAND_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise Unavailable(
+                    f"the command of {setting} took longer than {_COMMAND_S:.0f} s and was killed", hint=hint
+                ) from None
+            raise
+    if process.returncode != 0:
+        raise Unavailable(f"the command of {setting} failed with exit code {process.returncode}", hint=hint)
+    try:
+        secret = printed.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise Unavailable(f"the command of {setting} printed what is no text in UTF-8", hint=hint) from None
+    if not secret or not secret.isprintable():
+        what = "nothing" if not secret else "more than one line of text"
+        raise Unavailable(f"the command of {setting} printed {what}", hint=hint)
+    return SecretStr(secret)

@@ -300,7 +300,7 @@ def _with_sink_secrets(document: dict[str, Any]) -> dict[str, Any]:
         assert isinstance(sinks, dict)
         password = os.environ.get(sink_password_variable(name))
         login = section.get("login", {})
-        if password and isinstance(login, dict) and "password_file" not in login:
+        if password and isinstance(login, dict) and not {"password_file", "password_command"} & login.keys():
             sinks[name] = sinks[name] | {"login": login | {"password": password}}
         salt = os.environ.get(sink_salt_variable(name))
         if salt and "mask_salt_file" not in section:

@@ -37,6 +37,7 @@ name = $name
 # libpq connection string without a password: that comes from $$LOCKSTEP_SOURCE_PASSWORD, password_file or ~/.pgpass.
 dsn = $dsn
 # password_file = "/run/secrets/source"
+# Or a command that prints it, run without a shell at each connection: password_command = ["print-password", "source"]
 tables = [
 $tables
 ]
@@ -231,6 +232,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # connect_timeout_s = 10
 # lock_timeout_s = 5.0                     # then the batch is tried again later
 # idle_in_transaction_timeout_s = 60.0     # after which the server ends a writer that has died silently
+# Its login may have a command instead of the file: password_command = ["print-password", "warehouse"]
 # tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
 
 # [sinks.lake]

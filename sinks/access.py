@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, ConfigDict, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.secret import read_secret_file
+from cdc.secret import read_secret_file, secret_from_command
 
 # How OpenSSL says that the other side wants a certificate of ours, or another one; what it says of theirs is no alert.
 _OURS_REFUSED: Final = (
@@ -142,3 +142,22 @@ class Login(BaseModel):
                 f"password file {str(self.password_file)!r} can't be read: {error.strerror}",
                 hint="check its path and permissions",
             ) from error
+
+
+class RenewedLogin(Login):
+    """The same for a server of which each connection gets the password anew: a command may print it."""
+
+    password_command: tuple[str, ...] | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.password_command is not None and (self.password is not None or self.password_file is not None):
+            raise ValueError("password_command excludes password and password_file")
+        return self
+
+    def read_password(self) -> str | None:
+        """As ``Login``'s. Raises also as ``secret_from_command``."""
+        if self.password_command is None:
+            return super().read_password()
+        secret = secret_from_command(self.password_command, setting="login.password_command of this sink")
+        return secret.get_secret_value()

@@ -67,10 +67,12 @@ _OURS_REFUSED: Final = (
 )
 """What is said of the certificate that we show, or don't."""
 
+_WRONG_PASSWORD: Final = "password authentication failed"  # noqa: S105  no password, but what is said of one
+
 _REFUSED_FOR_GOOD = (
     *_OURS_REFUSED,
     *_UNTRUSTED,
-    "password authentication failed",
+    _WRONG_PASSWORD,
     "no password",
     "pg_hba.conf",
     "does not exist",
@@ -91,7 +93,7 @@ _WRONG_PARAMETER: Final = re.compile(
 def conninfo(source: SourceSettings, *, application: str) -> str:
     """libpq's connection string, password included: never print it. Our session settings win over the DSN's.
 
-    Raises ConfigurationError when the password's file can't be read.
+    Raises as ``SourceSettings.password``.
     """
     given = parse_dsn(source.dsn)
     pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items() if name != "client_encoding")
@@ -112,7 +114,7 @@ def connect(source: SourceSettings, *, application: str, replication: bool = Fal
     """An autocommit connection.
 
     Raises Unavailable when the server isn't reached, LockstepError when it refuses us, and ConfigurationError when the
-    connection string has a value that no server can be reached with.
+    connection string has a value that no server can be reached with. Raises also as ``SourceSettings.password``.
     """
     try:
         parameters = {"replication": "database"} if replication else {}
@@ -122,7 +124,15 @@ def connect(source: SourceSettings, *, application: str, replication: bool = Fal
     except psycopg.ProgrammingError as error:  # psycopg has read a value itself
         raise _wrong_parameter(str(error).strip()) from error
     except psycopg.OperationalError as error:
-        raise connection_error(error) from error
+        ours = connection_error(error)
+        if source.password_command is not None and _WRONG_PASSWORD in ours.message:
+            # Where passwords are changed, server and command change at different moments.
+            ours = Unavailable(
+                f"PostgreSQL refuses the password that source.password_command prints: {ours.message}",
+                hint=ours.hint,
+                retry_after_s=5.0,
+            )
+        raise ours from error
     since, statement = _NO_TRANSACTION_TIMEOUT
     if connection.info.server_version >= since:
         try:

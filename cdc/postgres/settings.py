@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_v
 
 from cdc.model.table import TableName
 from cdc.postgres.dsn import holds_secret, parse_dsn
-from cdc.secret import read_secret
+from cdc.secret import read_secret, secret_from_command
 from cdc.settings import Settings
 
 SOURCE_PASSWORD_VARIABLE = "LOCKSTEP_SOURCE_PASSWORD"  # noqa: S105  the name of a variable, not a password
@@ -94,6 +94,11 @@ class SourceSettings(Settings):
     password_file: Path | None = Field(
         default=None, description=f"file that holds the password; else ${SOURCE_PASSWORD_VARIABLE} or libpq's own ways"
     )
+    password_command: tuple[str, ...] | None = Field(
+        default=None,
+        min_length=1,
+        description="instead of password_file: program and arguments that print the password, run at each connection",
+    )
     tables: tuple[str, ...] = Field(min_length=1, description="schema.table of every captured table")
     options: dict[str, TableOptions] = Field(
         default={}, description="per table: [source.options.'schema.table'] key = [...] or append_only = true"
@@ -151,6 +156,12 @@ class SourceSettings(Settings):
         return tables
 
     @model_validator(mode="after")
+    def _one_password(self) -> Self:
+        if self.password_file is not None and self.password_command is not None:
+            raise ValueError("password_file and password_command exclude each other")
+        return self
+
+    @model_validator(mode="after")
     def _options_are_of_captured_tables(self) -> Self:
         captured = set(self.table_names)
         unknown = [text for text in self.options if TableName.parse(text) not in captured]
@@ -203,5 +214,10 @@ class SourceSettings(Settings):
         return tuple(TableName.parse(table) for table in self.tables)
 
     def password(self) -> SecretStr | None:
-        """The password, if there is one. Raises ConfigurationError when its file can't be read."""
+        """The password as it is now, if there is one.
+
+        Raises ConfigurationError when its file can't be read, and as ``secret_from_command``.
+        """
+        if self.password_command is not None:
+            return secret_from_command(self.password_command, setting="source.password_command")
         return read_secret(variable=SOURCE_PASSWORD_VARIABLE, file=self.password_file)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validat
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import Table, TableName
-from sinks.access import Login, Tls, same_host
+from sinks.access import RenewedLogin, Tls, same_host
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
 
@@ -91,7 +91,7 @@ class WarehouseSettings(TableSettings):
     names: Annotated[dict[str, str], AfterValidator(_are_names)] = Field(default_factory=dict)
     history: Annotated[bool | tuple[str, ...], AfterValidator(_are_tables)] = False
     schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
-    login: Login = Login()
+    login: RenewedLogin = RenewedLogin()
     tls: Tls | None = None
     connect_timeout_s: int = Field(10, gt=0)
     lock_timeout_s: float = Field(5.0, gt=0)

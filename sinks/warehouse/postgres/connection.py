@@ -190,6 +190,13 @@ class WarehouseConnection:
             yield
         except self.driver_errors() as error:
             ours = translated(error)
+            if self._settings.login.password_command is not None and "authentication failed" in ours.message:
+                # Where passwords are changed, server and command change at different moments.
+                ours = Unavailable(
+                    f"the password that login.password_command of this sink prints isn't taken: {ours.message}",
+                    hint=ours.hint,
+                    retry_after_s=5.0,
+                )
             if isinstance(ours, Unavailable):
                 self.disconnect()
             raise ours from error
@@ -242,9 +249,6 @@ def _engine(settings: WarehouseSettings) -> "Engine":
         url = url.set(drivername="postgresql+psycopg")
     if settings.login.user is not None:
         url = url.set(username=settings.login.user)
-    password = settings.login.read_password()
-    if password is not None:
-        url = url.set(password=password)
     connect: dict[str, Any] = {
         "connect_timeout": settings.connect_timeout_s,
         "application_name": _APPLICATION,
@@ -282,5 +286,11 @@ def _engine(settings: WarehouseSettings) -> "Engine":
                 cursor.execute(statement)
         connection.commit()
 
+    def log_in(_dialect: object, _record: object, _arguments: object, parameters: dict[str, Any]) -> None:
+        password = settings.login.read_password()
+        if password is not None:
+            parameters["password"] = password
+
+    event.listen(engine, "do_connect", log_in)
     event.listen(engine, "connect", pin)
     return engine

@@ -22,7 +22,7 @@ _HINTS: Final = {
     "28": "check user and password of this sink",
     "3D": "create the database, or mend the address of this sink",
     "3F": "the schema was removed; restart the job, or rebuild it: lockstep rebuild",
-    "42501": "grant the sink's user CREATE on the database, and all rights on the schemas that it made",
+    "42501": "grant the sink's user CREATE and TEMPORARY on the database, and all rights on the schemas that it made",
     "42703": "a column was removed or renamed by hand; rebuild it: lockstep rebuild",
     "42P01": "a table or view was removed; restart the job, or rebuild it: lockstep rebuild",
     "2BP01": "something of yours depends on the view; recreate it after the switch",

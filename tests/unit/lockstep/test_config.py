@@ -326,6 +326,31 @@ def test_the_source_password_is_read_from_its_file(write, tmp_path: Path) -> Non
     assert "geheim" not in repr(config)
 
 
+def test_a_command_prints_the_password_of_the_source_or_a_warehouse(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_SOURCE_PASSWORD", "another")
+    monkeypatch.setenv("LOCKSTEP_SINK_DWH_PASSWORD", "another")
+    text = VALID.replace("[kafka]", 'password_command = ["printf", "geheim"]\n[kafka]')
+    dwh = '[sinks.dwh]\ntype = "warehouse"\nurl = "postgresql+psycopg://h/d"\n'
+    config = load(write(f'{text}\n{dwh}login = {{ password_command = ["printf", "%s", "geheim"] }}\n'))
+    password = config.source.password()
+    assert password is not None
+    assert password.get_secret_value() == config.sinks["dwh"].login.read_password() == "geheim"
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ('password_command = "printf geheim"', "source.password_command: must be a list, in [ ]"),
+        ("password_command = []", "source.password_command"),
+        ('password_command = ["a"]\npassword_file = "b"', "password_file and password_command exclude each other"),
+    ],
+)
+def test_a_command_is_a_list_and_the_only_way_to_the_password(write, more: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(write(VALID.replace("[kafka]", f"{more}\n[kafka]")))
+    assert told in str(caught.value)
+
+
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="lockstep init"):
         load(tmp_path / "nowhere.toml")
