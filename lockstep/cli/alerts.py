@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cdc.model.visible import visible_lines
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
     open.
     """
     from lockstep.console import EXIT_FAILED
-    from lockstep.terminal import out
-    from monitor.conditions import Severity
 
     store, now_ms = _store(config), _now_ms()
     state, silences = store.load(), store.silences(now_ms=now_ms)
@@ -41,15 +40,16 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
     else:
         for entry in sorted(state.book.values(), key=lambda entry: (-entry.condition.severity, entry.condition.key)):
             condition = entry.condition
-            style = "red" if condition.severity is Severity.CRITICAL else "yellow"
-            out.print(f"{condition.name}/{condition.subject} since {_time(condition.since_ms)}", style=style)
-            out.print(f"    {condition.sentence}\n    {condition.step}", markup=False)
+            severity = condition.severity.name.lower()
+            _write(f"{condition.name}/{condition.subject}: {severity} since {_time(condition.since_ms)}")
+            _write(f"    {condition.sentence}")
+            _write(f"    {condition.step}")
         if not state.book:
-            out.print("no alert is open")
+            _write("no alert is open")
         for name, until_ms in silences.items():
-            out.print(f"{name} is silenced until {_time(until_ms)}")
+            _write(f"{name} is silenced until {_time(until_ms)}")
         for channel, count in waiting.items():
-            out.print(f"{channel}: {count} messages are still to be delivered")
+            _write(f"{channel}: {count} messages are still to be delivered")
     raise typer.Exit(EXIT_FAILED if state.book else 0)
 
 
@@ -132,6 +132,10 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
                 report = error
             attendant.look(report)
             stopping.wait(_LOOK_S)
+
+
+def _write(line: str) -> None:
+    print(visible_lines(line))  # noqa: T201  the result
 
 
 def _store(config: Path) -> "AlertStore":

@@ -40,7 +40,7 @@ def test_what_is_open_is_listed_and_the_exit_code_tells(config: Path, capsys: py
     _store(config).save(State({condition.key: entry}, {"webhook": [message]}))
     assert exit_code(["alerts", "list", "-c", str(config)]) == 1
     page = capsys.readouterr().out
-    assert "lag/cache since 2027-01-15 08:00:00 UTC" in page
+    assert "lag/cache: warning since 2027-01-15 08:00:00 UTC" in page
     assert "it is late" in page
     assert "webhook: 1 messages are still to be delivered" in page
     assert exit_code(["alerts", "list", "--json", "-c", str(config)]) == 1
