@@ -87,6 +87,14 @@ class LastBeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """The number of the greatest claim to a generation, 0 for none, and how many jobs have an entry, dead ones too."""
+
+    number: int
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Record:
     """The heartbeat record. ``claim`` is the greatest one, None where no job of this version has written it.
 
@@ -364,6 +372,12 @@ def newest_run(records: CoordinationRecords, generation: int) -> str | None:
     """Which job has the greatest claim to a generation; None where none has made one."""
     claim = _load(records, _heartbeat_name(generation)).claim
     return None if claim is None else claim.run
+
+
+def claimed(records: CoordinationRecords, generation: int) -> Claimed:
+    """Who says to apply to a generation. Raises what the destination raises."""
+    record = _load(records, _heartbeat_name(generation))
+    return Claimed(record.number, len(record.beats))
 
 
 def last_beat(records: CoordinationRecords, generation: int) -> LastBeat | None:

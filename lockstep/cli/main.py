@@ -28,6 +28,8 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         operate.lag,
         operate.wait,
         operate.tail,
+        operate.state,
+        operate.bundle,
         operate.verify,
         operate.rebuild,
         operate.switch,

@@ -210,6 +210,40 @@ def _write_at_once(text: str) -> None:
     sys.stdout.flush()
 
 
+def state(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show what capture and each job go on from.
+
+    That is what they keep in Kafka and in the sinks. Works where nothing runs, and shows no row's values. Exit code 1
+    when something couldn't be read.
+    """
+    from lockstep.config import load
+    from lockstep.state import read_pipeline_state
+
+    read = read_pipeline_state(load(config))
+    if as_json:
+        print_json(read.to_json())
+    else:
+        _write_at_once("".join(f"{line}\n" for line in read.lines()))
+    raise typer.Exit(0 if read.is_whole else 1)
+
+
+def bundle(
+    file: Annotated[Path, typer.Argument(metavar="FILE.tar.gz", help="The archive to write; it must not exist yet.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Write an archive for who helps.
+
+    Versions, settings, state, lag, doctor's findings and topics. It has no row's values and no secrets. Look into it
+    before you send it.
+    """
+    from lockstep.bundle import write_bundle
+    from lockstep.config import load
+    from lockstep.console import say
+
+    write_bundle(load(config), file, say=say)
+    say(f"wrote {file}")
+
+
 def verify(
     sink: SinkArgument,
     config: ConfigOption = DEFAULT_CONFIG,

@@ -9,7 +9,7 @@ import pytest
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import keys_can_swap
 from cdc.postgres.repair_messages import request_repair
-from monitor.tail import follow
+from monitor.tail import FromStart, follow
 from snapshot.request import request_copies
 from stack.stack import Endpoints
 from tests.captured import Captured
@@ -359,7 +359,7 @@ def test_an_append_only_table_keeps_every_event(database: Database, endpoints: E
         follow(
             captured.config.as_pipeline(),
             "public.log",
-            from_start=True,
+            start=FromStart(),
             count=len(events),
             as_json=False,
             stopping=lambda: False,

@@ -19,8 +19,8 @@ GROUPS = {
     "Set up": ["init", "doctor", "package"],
     "Run": ["run", "capture", "apply", "dashboard"],
     "Operate": [
-        *("lag", "wait", "tail", "verify", "rebuild", "switch", "generations", "recover", "snapshot", "rejections"),
-        "alerts",
+        *("lag", "wait", "tail", "state", "bundle", "verify", "rebuild", "switch", "generations", "recover"),
+        *("snapshot", "rejections", "alerts"),
     ],
 }
 

@@ -1,0 +1,99 @@
+"""What of a configuration comes into an archive, and that no secret does, wherever one is quoted."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from lockstep import bundle
+from lockstep.bundle import write_bundle
+from lockstep.config import Config, load
+
+SECRETS = {name: f"recognisable-{name}-7f3a" for name in ("source", "kafka", "search", "file", "salt")}
+SECRETS["hook"] = "https://hooks.example/recognisable-hook-7f3a"  # whoever has the address may post there
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv("LOCKSTEP_SOURCE_PASSWORD", SECRETS["source"])
+    monkeypatch.setenv("LOCKSTEP_KAFKA_PASSWORD", SECRETS["kafka"])
+    monkeypatch.setenv("LOCKSTEP_SINK_SEARCH_PASSWORD", SECRETS["search"])
+    monkeypatch.setenv("LOCKSTEP_SINK_CACHE_SALT", SECRETS["salt"])
+    (tmp_path / "password").write_text(SECRETS["file"] + "\n")
+    (tmp_path / "hook").write_text(SECRETS["hook"] + "\n")
+    (tmp_path / "lockstep.toml").write_text("""
+[pipeline]
+name = "shop"
+[source]
+dsn = "host=db.example dbname=shop user=lockstep"
+tables = ["public.orders"]
+[kafka]
+bootstrap_servers = "kafka.example:9092"
+security_protocol = "sasl_ssl"
+username = "lockstep"
+[alerts]
+webhook = { url_file = "hook" }
+[sinks.search]
+type = "opensearch"
+urls = ["https://search.example:9200"]
+login = { user = "reader" }
+[sinks.cache]
+type = "redis"
+url = "rediss://cache.example:6379/0"
+login = { password_file = "password" }
+mask = { "public.orders.owner" = "hash" }
+""")
+    return load(tmp_path / "lockstep.toml")
+
+
+def _parts(file: Path) -> dict[str, str]:
+    texts = {}
+    with tarfile.open(file) as archive:
+        for member in archive:
+            content = archive.extractfile(member)
+            assert content is not None
+            texts[member.name.removeprefix("lockstep-bundle/")] = content.read().decode()
+    return texts
+
+
+@pytest.fixture
+def file(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An archive of servers that quote every secret in what they answer."""
+
+    def refuse(*_: object) -> None:
+        raise LockstepError(f"refused: {' '.join(SECRETS.values())}")
+
+    for name in ("read_pipeline_state", "_lag", "examine", "_topics"):
+        monkeypatch.setattr(bundle, name, refuse)
+    written = tmp_path / "bundle.tar.gz"
+    write_bundle(config, written, say=lambda _: None)
+    return written
+
+
+def test_no_secret_comes_into_the_archive(file: Path) -> None:
+    texts = _parts(file)
+    for secret in SECRETS.values():
+        assert secret not in "".join(texts.values())
+    assert json.loads(texts["lag.json"])["error"].startswith("refused: *** ***")
+
+
+def test_settings_that_hold_no_secret_are_shown(file: Path) -> None:
+    shown = json.loads(_parts(file)["configuration.json"])
+    assert shown["source"]["dsn"] == "host=db.example dbname=shop user=lockstep"
+    assert shown["kafka"]["bootstrap_servers"] == "kafka.example:9092"
+    assert shown["sinks"]["cache"]["url"] == "rediss://cache.example:6379/0"
+    assert shown["sinks"]["search"]["login"] == {"user": "reader", "password": "***", "password_file": None}
+
+
+def test_the_archive_is_its_owners_and_replaces_none(file: Path, config: Config) -> None:
+    assert file.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileExistsError):
+        write_bundle(config, file, say=lambda _: None)
+
+
+def test_versions_name_the_packages(file: Path) -> None:
+    versions = json.loads(_parts(file)["versions.json"])
+    assert versions["lockstep"]
+    assert versions["packages"]["confluent-kafka"]
