@@ -1,0 +1,62 @@
+"""The web page of a pipeline whose jobs are at work.
+
+With ``LOCKSTEP_SCREENSHOTS=<directory>`` the screenshots of README and docs are left there.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+from pyspark.sql import SparkSession
+
+from stack.stack import Endpoints
+from tests.browser.chromium import opened
+from tests.browser.dashboard import Dashboard, captured_pipeline, do, seen
+from tests.databases import until
+from tests.pipeline import traffic
+
+pytestmark = [pytest.mark.live, pytest.mark.busy]
+
+IMAGE_BYTES_MAX = 150_000
+
+
+@pytest.fixture(scope="module")
+def dashboard(
+    endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
+) -> Iterator[Dashboard]:
+    """Of a pipeline whose rows have arrived in all of its sinks."""
+    dashboard = captured_pipeline(endpoints, tmp_path_factory.mktemp("page"), f"page{uuid.uuid4().hex[:6]}")
+    try:
+        dashboard.pipeline.wait_applied(dashboard.pipeline.apply(spark))
+        dashboard.start()
+        yield dashboard
+    finally:
+        dashboard.pipeline.close()
+
+
+def test_a_comparison_that_is_asked_for_on_the_page_is_made(browser: Browser, dashboard: Dashboard) -> None:
+    sink = f"{dashboard.pipeline.name}_cache"
+    with opened(browser, f"{dashboard.address}#/verify") as shown:
+        do(shown.page, f"Verify {sink}", "Verify")
+        expect(shown.page.get_by_role("row").filter(has_text=sink)).to_contain_text("equal", timeout=60_000)
+        assert shown.complaints == []
+
+
+def test_screenshots_of_a_pipeline_at_work_are_small(browser: Browser, dashboard: Dashboard, tmp_path: Path) -> None:
+    directory = Path(os.environ.get("LOCKSTEP_SCREENSHOTS", tmp_path))
+    directory.mkdir(parents=True, exist_ok=True)
+    sink = f"#/sink/{dashboard.pipeline.name}_search"
+    with traffic(dashboard.pipeline):
+        for name, screen, colours in (
+            ("dashboard", "#/", "light"),
+            ("dashboard-dark", "#/", "dark"),
+            ("dashboard-sink", sink, "light"),
+        ):
+            with opened(browser, f"{dashboard.address}{screen}", colours=colours) as shown:
+                until(lambda page=shown.page: seen(page)[0]["topics"]["events_per_s"])
+                image = directory / f"{name}.png"
+                shown.page.screenshot(path=image)
+                assert image.stat().st_size < IMAGE_BYTES_MAX
