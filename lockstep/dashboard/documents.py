@@ -103,8 +103,14 @@ def pipeline_state(
     )
 
 
+def _judged(stage: Known) -> str | None:
+    """The stage's state. None where no look has judged it: one that is unknown after a look has a reason."""
+    state: str | None = stage.get("state")
+    return None if state == "unknown" and stage.get("reason") is None else state
+
+
 def _capture(stage: Known, lag: Known, rates: Rates) -> CaptureState:
-    state, reason, step = stage.get("state"), stage.get("reason"), stage.get("hint")
+    state, reason, step = _judged(stage), stage.get("reason"), stage.get("hint")
     if lag.get("broken"):
         state, reason, step = "stopped", " ".join(lag["broken"]), _DOCTOR
     elif stage and lag.get("slot_active") is False and state in (None, "current", "behind"):
@@ -126,7 +132,7 @@ def _capture(stage: Known, lag: Known, rates: Rates) -> CaptureState:
 def _sink(stage: Known, lag: Known, subject: Subject, rates: Rates) -> SinkState:
     label = stage["stage"].removeprefix(APPLIED)
     job = stage.get("job") or {}
-    state = stage.get("state") or job.get("state") or "unknown"
+    state = _judged(stage) or job.get("state") or "unknown"
     reason, step = stage.get("reason") or job.get("reason"), stage.get("hint") or job.get("hint")
     if state == "running":
         state = "behind" if stage["events_behind"] else "current"
