@@ -103,7 +103,6 @@ class ChunkedCopies:
         session = ChunkSession(pipeline, sql, stream, say=say, while_waiting=while_waiting)
         self._session = session
         self._repairs = ChunkedRepairs(session, repairs)
-        self._requests = repairs
         self._pipeline = pipeline
         self._stream = stream
         self._loop = stream.loop
@@ -388,7 +387,10 @@ class ChunkedCopies:
         return _Step(Pause(loop.state, pause.frame), is_published=True)
 
     def _end(self, active: _Active, frame: Frame | None) -> Pause:
-        """Every row is on the topic, and every key that the source hasn't is deleted from it."""
+        """Every row is on the topic, and every key that the source hasn't is deleted from it.
+
+        Repairs of the table that wait come next: their keys may lie in chunks that were read before they came.
+        """
         name, loop = active.name, self._loop
         topic = self._assembler.tables[name].topic
         state = loop.state.with_whole(name)
@@ -397,7 +399,6 @@ class ChunkedCopies:
         self._assembler.copied(name)
         rows = state.copied[name]
         self._put_down()
-        self._requests.done(name)
         self._copied(CopyProgress(name, rows, rows, active.size, finished=True))
         self._say(f"{name} is copied: {rows} rows")
         return Pause(loop.state, frame)
