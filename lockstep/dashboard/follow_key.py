@@ -85,7 +85,7 @@ def follow_key(config: Config, name: TableName, text: str) -> FollowedKey:
         table=str(name),
         key=key.decode(),
         verdict=verdict,
-        is_right=all(state == "equal" for state in states),
+        is_right=bool(states) and all(state == "equal" for state in states),
         source=SourceRow(row=row, lsn=None if lsn is None else format_lsn(lsn)),
         events=tuple(reversed(events or ())),
         sinks=tuple(
@@ -120,6 +120,8 @@ def judge(has_row: bool, events: Sequence[KeyEvent] | None, held: Sequence[Held]
 
     ``has_row``: the source has one. ``events`` are the newest of the key, None where they couldn't be read in time.
     """
+    if not held:
+        return [], "No sink holds rows of this table so far: nobody has begun to apply to one that takes it."
     newest = events[-1] if events else None
     states = [_state(has_row, newest, one) for one in held]
     wrong = next(((one, state) for one, state in zip(held, states, strict=True) if state != "equal"), None)

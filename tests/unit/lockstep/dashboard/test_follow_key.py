@@ -44,3 +44,9 @@ def test_the_sentence_is_about_the_one_that_is_wrong() -> None:
     states, verdict = judge(True, [INSERT, UPDATE], [right, wrong])
     assert states == ["equal", "older"]
     assert verdict.startswith("`cache g2`")
+
+
+def test_where_no_sink_holds_anything_nothing_is_said_to_be_right() -> None:
+    states, verdict = judge(True, [INSERT], [])
+    assert states == []
+    assert verdict.startswith("No sink holds rows")
