@@ -25,7 +25,10 @@ _ROWS_MAX: Final = 300_000
 """A batch of many rows may take as long as they take at this rate, and as those of a very large batch at most."""
 
 _START: Final = "`lockstep run` or `lockstep capture` starts it"
-_CAPTURE_AGAIN: Final = "look into its log, end its process, and start `lockstep run` again: it goes on where it was"
+_CAPTURE_AGAIN: Final = (
+    "look into its log: where that has nothing new for minutes, end its process, and start `lockstep run` again;"
+    " it goes on where it was"
+)
 _JOB_AGAIN: Final = "look into its log, end its process, and start `lockstep run` again: it goes on where it was"
 _LOOK_AT_SERVERS: Final = "`lockstep doctor` looks at every server and says what to do"
 
@@ -100,7 +103,9 @@ class Stalls:
                     hint="`lockstep snapshot resume` has it go on",
                 )
             if look.source.copied_from_lsn is not None:
-                return _as(stage, StageState.BUILDING, reason="the first copy runs, and the stream begins after it")
+                return _as(
+                    stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
+                )
             if hung_since_ms is not None:
                 reason = (
                     f"capture hung, and nobody reads slot {look.slot} since: PostgreSQL gave it up, or it was killed"
@@ -121,7 +126,10 @@ class Stalls:
         if blocker is not None:
             reason = f"capture waits for a lock at the source that is held by {blocker}"
             return _as(stage, StageState.STALLED, reason=reason, hint="end that transaction: capture goes on by itself")
-        reason = f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s: its process hangs"
+        reason = (
+            f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s: its process hangs,"
+            " or reads a whole topic, as before some copies"
+        )
         return _as(stage, StageState.STALLED, reason=reason, hint=_CAPTURE_AGAIN)
 
     def _hung_since_ms(self, stage: Stage) -> int | None:
