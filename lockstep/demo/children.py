@@ -32,6 +32,7 @@ class _Child:
     process: ProcessId
     tail: Tail
     may_end: bool
+    watches: bool
 
 
 class Children:
@@ -57,8 +58,13 @@ class Children:
         self._file.unlink(missing_ok=True)
         return len(survivors)
 
-    def start(self, name: str, module: str, arguments: Sequence[str], *, may_end: bool = False) -> None:
-        """Start ``python -m module``; one that ``may_end`` may finish. Raises LockstepError when it ends at once."""
+    def start(
+        self, name: str, module: str, arguments: Sequence[str], *, may_end: bool = False, watches: bool = False
+    ) -> None:
+        """Start ``python -m module``; one that ``may_end`` may finish. Raises LockstepError when it ends at once.
+
+        Errors in the log of one that ``watches`` are of others, and may be over in a moment.
+        """
         launch = Launch(
             command=[sys.executable, "-m", module, *arguments],
             environment={**os.environ, "PYTHONUNBUFFERED": "1", LOG_FORMAT_VARIABLE: "console"},
@@ -69,7 +75,7 @@ class Children:
         process, tail = processes.spawn(launch)
         if process is None:
             raise _ended(name, tail)
-        self._running[name] = _Child(name, process, tail, may_end)
+        self._running[name] = _Child(name, process, tail, may_end, watches)
         self._write()
 
     def log(self, name: str) -> Path:
@@ -87,7 +93,7 @@ class Children:
                     continue
                 del self._running[child.name]
                 raise _ended(child.name, child.tail)
-            error = self._logged_error(child)
+            error = "" if child.watches else self._logged_error(child)
             if error:
                 raise LockstepError(f"{child.name} has failed:\n{error}", hint=f"the whole log: {child.tail.log}")
 

@@ -153,7 +153,7 @@ class _Demo:
         # Spark takes longest to start, and the jobs wait for the topics by themselves.
         self._start(_APPLY, "lockstep", ["apply", "--config", str(self._config_file)])
         self._start(_CAPTURE, "lockstep", ["capture", "--config", str(self._config_file)])
-        self._start(_DASHBOARD, "lockstep", ["dashboard", "--config", str(self._config_file)])
+        self._start(_DASHBOARD, "lockstep", ["dashboard", "--config", str(self._config_file)], watches=True)
         self._say(f"the writer writes {self._rate:g} transactions a second; taking the snapshot, starting Spark")
         err.print(
             links(_addresses(endpoints, config.dashboard.listen), directory=self._directory, config=self._config_file)
@@ -210,9 +210,9 @@ class _Demo:
         with contextlib.suppress(OSError):  # a terminal that was closed must not keep us from cleaning up
             say(f"{self.elapsed_s:6.1f} s  {what}")
 
-    def _start(self, name: str, module: str, arguments: Sequence[str]) -> None:
+    def _start(self, name: str, module: str, arguments: Sequence[str], *, watches: bool = False) -> None:
         with self._interrupts.deferred():
-            self._children.start(name, module, arguments)
+            self._children.start(name, module, arguments, watches=watches)
 
     def _prepare(self, endpoints: Endpoints) -> Config:
         """Empty servers, no checkpoints, and the configuration of this run."""
