@@ -150,7 +150,7 @@ class ChunkedRepairs:
             known = assembler.tables[name]
             if known.table.schema_id != look.shape.schema_id:
                 loop.adopt(loop.state.to_be_copied([name]))
-        return name in loop.state.copied  # a copy of the whole table answers the repair as well
+        return name in loop.state.copied  # else it is copied first, and the repair comes after that
 
     def _ignore(self, name: TableName, why: str) -> None:
         self._say(f"warning: a repair of {name} is ignored: {why}")
