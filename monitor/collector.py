@@ -22,7 +22,7 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
-from cdc.postgres.slot import emit_heartbeat, system_identifier
+from cdc.postgres.slot import emit_heartbeat, is_captured, system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.generations.lease import LastBeat
@@ -362,6 +362,7 @@ class LagCollector:
             self._pipeline.slot,
         )
         wal_end, active, received, retained, wal_status, safe_wal_size, walsender, blocked_by = row
+        captured = self._is_captured()
         (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
         return SourceFacts(
             last_end,
@@ -381,6 +382,7 @@ class LagCollector:
             ),
             walsender=walsender,
             blocked_by=blocked_by and f"pid {blocked_by}",
+            is_captured=captured,
         )
 
     def _complete_as_of_ms(self, complete_lsn: Lsn | None) -> int:
@@ -437,6 +439,13 @@ class LagCollector:
         look = time.monotonic(), wal_end
         self._looks.append(look)
         return look
+
+    def _is_captured(self) -> bool:
+        assert self._connection is not None  # it has answered
+        try:
+            return is_captured(self._connection, self._pipeline.slot)
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
 
     def _query(self, sql: str, *parameters: str) -> tuple[Any, ...]:
         try:

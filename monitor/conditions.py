@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import IN_KAFKA, RECEIVED, LagReport, StageState
+from monitor.lag import RECEIVED, LagReport, StageState
 from monitor.verification import OVERDUE_TIMES, VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
@@ -204,10 +204,9 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 
 
 def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
-    # Nobody reads the slot during the first copy, nor before anything was published.
-    has_streamed = any(stage.name == IN_KAFKA and stage.lsn is not None for stage in report.stages)
+    # Before there is a slot nothing is held back, and nobody reads it while capture is at work on the first copy.
     is_copied = all(stage.state is not StageState.BUILDING for stage in report.stages if stage.name == RECEIVED)
-    is_expected = has_streamed and is_copied and not report.held_by_copies
+    is_expected = report.wal_status is not None and is_copied and not report.held_by_copies
     if report.slot_active is False and is_expected and not report.broken:
         yield Condition(
             "capture-stopped",

@@ -109,6 +109,7 @@ class SourceFacts:
 
     ``walsender`` is what the server's process that sends the WAL to capture waits for, in PostgreSQL's words: "" while
     it works, None where there is none. ``blocked_by`` names who holds a lock that capture waits for.
+    ``is_captured``: a capture of the slot is at work, be it with its first copy or the stream.
 
     ``complete_lsn`` is what a living capture has said: all that commits before it is in Kafka. It was asked for before
     ``published_lsn``. What was committed before ``complete_ms`` lies before it.
@@ -132,6 +133,7 @@ class SourceFacts:
     copied_from_lsn: int | None = None
     walsender: str | None = None
     blocked_by: str | None = None
+    is_captured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class Stalls:
                     reason="the first copy is paused, and the stream begins after it",
                     hint="`lockstep snapshot resume` has it go on",
                 )
-            if look.source.copied_from_lsn is not None:
+            if look.source.copied_from_lsn is not None and look.source.is_captured:
                 return _as(
                     stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
                 )
@@ -113,6 +113,9 @@ class Stalls:
                 return replace(
                     stage, state=StageState.SILENT, since_ms=hung_since_ms, reason=reason, hint=_CAPTURE_AGAIN
                 )
+            if look.source.copied_from_lsn is not None:
+                reason = "the first copy isn't complete, and no capture is at work on it"
+                return _as(stage, StageState.ABSENT, reason=reason, hint=_START)
             if stage.lsn is None:
                 return _as(stage, StageState.ABSENT, reason="capture has never published anything", hint=_START)
             return _as(stage, StageState.ABSENT, reason=f"no capture reads slot {look.slot}", hint=_START)

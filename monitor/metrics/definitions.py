@@ -54,7 +54,7 @@ def _dashboard(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -
 
 
 _ALL: Final = (
-    _capture("records_published_total", Kind.COUNTER, "1", "Records that Kafka has committed, by topic.", "topic"),
+    _capture("records_published_total", Kind.COUNTER, "1", "Records of the stream that Kafka has committed.", "topic"),
     _capture("commits_total", Kind.COUNTER, "1", "Kafka transactions that were committed."),
     _capture("commit_seconds", Kind.HISTOGRAM, "s", "How long the commit of a Kafka transaction took."),
     _capture("published_lsn", Kind.GAUGE, "", "Up to where everything is in Kafka, as a number."),

@@ -139,7 +139,7 @@ def test_who_commits_nothing_of_what_is_received_hangs_before_kafka() -> None:
 @pytest.mark.parametrize("paused", [False, True])
 def test_a_first_copy_is_no_stall(paused: bool) -> None:
     source = _source(slot_active=False, received_lsn=None, published_lsn=None, copied_from_lsn=500)
-    source = replace(source, wal_end=2000)
+    source = replace(source, wal_end=2000, is_captured=True)
     watching = Watching()
     for _ in range(20):
         lag = replace(report(source, [], now_ms=_NOW_MS), first_copy_paused=paused)
@@ -147,6 +147,14 @@ def test_a_first_copy_is_no_stall(paused: bool) -> None:
         watching._at_s += 1
     expected = StageState.PAUSED if paused else StageState.BUILDING
     assert (lag.stages[1].state, lag.stages[2].state) == (expected, StageState.BUILDING if not paused else expected)
+
+
+def test_a_first_copy_that_nobody_makes_any_more_is_absent() -> None:
+    source = _source(slot_active=False, received_lsn=None, published_lsn=None, copied_from_lsn=500)
+    lag = Stalls().judge(report(source, [], now_ms=_NOW_MS), Look(0.0, _NOW_MS, source, {}, _SLOT))
+    assert lag.stages[1].state is StageState.ABSENT
+    assert "no capture is at work on it" in (lag.stages[1].reason or "")
+    assert "lockstep run" in (lag.stages[1].hint or "")
 
 
 def test_a_capture_that_nobody_has_started_is_absent() -> None:
