@@ -19,6 +19,9 @@ _SETTINGS = {
 }
 _EACH_CHANGE = {"debug_logical_replication_streaming": "immediate"}
 _EACH_CHANGE_SINCE = 16
+# Older servers keep the state of an origin, once used, in the room of replication slots.
+_ORIGINS = {"max_active_replication_origins": "100"}
+_ORIGINS_SINCE = 18
 _NO_SETTINGS: Mapping[str, str] = {}
 _READY_S = 60.0
 _GRACE_S = 20.0
@@ -32,7 +35,12 @@ def source_server(
 
     ``in_parts``: whoever asks for parts of large transactions gets each change as one, where the server can do that.
     """
-    settings = {**_SETTINGS, **(_EACH_CHANGE if in_parts and major >= _EACH_CHANGE_SINCE else {}), **settings}
+    settings = {
+        **_SETTINGS,
+        **(_EACH_CHANGE if in_parts and major >= _EACH_CHANGE_SINCE else {}),
+        **(_ORIGINS if major >= _ORIGINS_SINCE else {}),
+        **settings,
+    }
     server = Postgres(
         f"source{major}", database="app", settings=settings, passfiles=directory, durable=False, major=major
     )

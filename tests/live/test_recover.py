@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cdc.kafka.control_topics import read_progress, read_state
@@ -298,8 +299,10 @@ def test_ctrl_c_at_the_question_changes_nothing(captured: Captured) -> None:
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         told = b""
-        while b"begin?" not in told:
+        while b"begin? [y/N]: " not in told:
             told += os.read(terminal, 4096)
+        # Python forgets a signal that comes while it prepares to read from a terminal, until the next key.
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING)
         process.send_signal(signal.SIGINT)
         try:
             assert process.wait(60) == 130
