@@ -5,6 +5,7 @@ from typing import Final
 
 from pydantic import field_validator
 
+from cdc.model.errors import ConfigurationError
 from cdc.settings import Settings
 
 TOKEN_VARIABLE: Final = "LOCKSTEP_DASHBOARD_TOKEN"  # noqa: S105  the name of a variable, not a token
@@ -44,3 +45,11 @@ class DashboardSettings(Settings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def refuse_without_token(self, token: str | None) -> None:
+        """Raises ConfigurationError where others than this machine would be let in without a token."""
+        if not self.is_loopback and not token:
+            raise ConfigurationError(
+                f"dashboard.listen is {self.listen}, which other machines reach, and there is no token",
+                hint=f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1",
+            )

@@ -1,5 +1,6 @@
 """Commands that run the pipeline until they are stopped: ``run``, ``capture``, ``apply`` and ``dashboard``."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +20,19 @@ from lockstep.cli.options import (
 
 
 def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Run capture, all sinks and the web page, supervised."""
+    """Run capture, all sinks and the web page, supervised.
+
+    Where dashboard.enabled is false or its address is taken, `lockstep alerts watch` runs in its place.
+    """
     from lockstep.config import load
     from lockstep.console import StopOnSignals, log_to_stderr
+    from lockstep.dashboard_settings import TOKEN_VARIABLE
     from lockstep.supervisor import run_group
 
     log_to_stderr(config)
     loaded = load(config)  # A wrong one is reported here, once, instead of by every process of the group.
+    if loaded.dashboard.enabled:
+        loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
     raise typer.Exit(run_group(config, stopping, with_dashboard=loaded.dashboard.enabled))
 
